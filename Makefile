@@ -1,0 +1,47 @@
+# Every target sets up what it needs in .venv. `make help` lists them.
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# A wheel index for torch, e.g. https://download.pytorch.org/whl/cpu on a machine without a GPU.
+TORCH_INDEX ?=
+TORCH := torch>=2.10,<2.14
+
+.PHONY: help setup bench test test-slow check docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## install bertbench and its development tools into .venv (TORCH_INDEX=<url> picks torch's wheel index)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "bertbench needs Python 3.11 or newer, this is %s; set PYTHON=" % sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(BIN)/pip install --index-url $(TORCH_INDEX) '$(TORCH)')
+	$(BIN)/pip install -e '.[dev,gpu]'
+	@touch $@
+
+bench: setup ## measure this machine, end in a report (DATA=<folder of .txt> uses your text)
+	@PATH="$(abspath $(BIN)):$$PATH" bash bench/bench.sh $(if $(DATA),'$(DATA)')
+
+test: setup ## the fast tests, under 15 minutes on 2 cores
+	$(BIN)/python -m pytest
+
+test-slow: setup ## the tests with real tools, under 45 minutes on 2 cores
+	$(BIN)/python -m pytest tests/slow
+
+check: setup ## ruff, ruff format, mypy --strict, shellcheck, codespell
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	git ls-files -z '*.sh' .ci/run | xargs -0 $(BIN)/shellcheck
+	$(BIN)/codespell
+
+docs: setup ## write docs/reference from the code
+	$(BIN)/python -m bench.cli.reference
+
+clean: ## remove the virtual environment and caches; never removes runs/
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +

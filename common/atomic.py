@@ -1,0 +1,71 @@
+"""Writes that either happen whole or not at all: temporary file, fsync, rename."""
+
+import contextlib
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common.errors import StorageError
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of a write into a StorageError that names `path` and the way out."""
+    try:
+        yield
+    except OSError as error:
+        remedy = {
+            errno.ENOSPC: "the disk is full: free some space or choose another folder, then run the same command again",
+            errno.EDQUOT: "your disk quota is used up: free some space or choose another folder, then run again",
+            errno.EACCES: "no permission to write there: choose another folder or change its owner",
+            errno.EROFS: "the file system is read-only: choose another folder",
+            errno.ENOTDIR: "a part of that path is a file, not a folder: choose another folder",
+            errno.EEXIST: "a part of that path is a file, not a folder: choose another folder",
+        }.get(error.errno or 0)
+        if remedy is None:
+            raise
+        raise StorageError(f"cannot write {path}: {remedy}") from error
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; rename it to `path` on success, remove it on failure.
+
+    Raises:
+        StorageError: the folder cannot be written or the disk is full; `path` keeps its old content.
+    """
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 to `path`, whole or not at all. Raises StorageError."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON to `path`, whole or not at all. NaN is refused. Raises StorageError."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")

@@ -1,0 +1,97 @@
+"""Atomic writes, redaction, registries."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from common.atomic import atomic_path, write_json, write_text
+from common.errors import StorageError, UsageError
+from common.redact import REDACTED, redact_environment, redact_text
+from common.registry import load, lookup
+
+
+def test_a_failed_write_keeps_the_old_content_and_leaves_no_temporary_file(tmp_path: Path) -> None:
+    target = tmp_path / "file.txt"
+    write_text(target, "old")
+    with pytest.raises(RuntimeError), atomic_path(target) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_json_refuses_nan_before_touching_the_file(tmp_path: Path) -> None:
+    target = tmp_path / "file.json"
+    write_json(target, {"a": 1})
+    with pytest.raises(ValueError, match="Out of range"):
+        write_json(target, {"a": float("nan")})
+    assert json.loads(target.read_text()) == {"a": 1}
+
+
+def test_a_path_through_a_file_says_which_path_and_why(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="is a file, not a folder"):
+        write_text(tmp_path / "file" / "below", "x")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_a_storage_error_and_the_old_content_stays(tmp_path: Path) -> None:
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], capture_output=True)
+    if mount.returncode != 0:
+        pytest.skip("cannot mount a tmpfs here")
+    try:
+        write_text(tmp_path / "kept", "old")
+        with pytest.raises(StorageError, match="disk is full"):
+            write_text(tmp_path / "kept", "x" * 200_000)
+        assert (tmp_path / "kept").read_text() == "old"
+        assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_written_files_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "file", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "WANDB_API_KEY", "GITHUB_PAT", "AZURE_STORAGE_CONNECTION_STRING"],
+)
+def test_variables_named_like_secrets_are_redacted(name: str) -> None:
+    assert redact_environment({name: "value"}) == {name: REDACTED}
+
+
+def test_ordinary_variables_stay() -> None:
+    plain = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "GPU-1234"}
+    assert redact_environment(plain) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("https://user:hunter2@example.org/x", "hunter2"),
+        ("token hf_abcdefghijklmnop used", "hf_abcdefghijklmnop"),
+        ("run --api-key=abc123 --epochs 3", "abc123"),
+        ("AKIAABCDEFGHIJKLMNOP", "AKIAABCDEFGHIJKLMNOP"),
+    ],
+)
+def test_secrets_inside_text_are_redacted(text: str, secret: str) -> None:
+    redacted = redact_text(text)
+    assert secret not in redacted and REDACTED in redacted
+
+
+def test_an_unknown_name_lists_the_choices_and_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"unknown preset 'bas'.*base, large.*did you mean 'base'"):
+        lookup({"base": 1, "large": 2}, "bas", "preset")
+
+
+def test_load_imports_what_the_registry_names() -> None:
+    assert load({"path": "pathlib:Path"}, "path", "class") is Path
