@@ -1,0 +1,372 @@
+"""The run directory: the one definition of what `bench` writes and `analysis` reads. Standard library only.
+
+    runs/<name>/sweep.json
+    runs/<name>/trials/<trial id>/trial.json  env.json  result.json  log.txt  profile/
+                                  steps-<rank>.csv  rank-<rank>.json  telemetry-<node>.csv
+    runs/<name>/results.csv
+    runs/<name>/report/
+
+Every file is written whole by a rename, except steps-*.csv, telemetry-*.csv and log.txt, which grow while a trial
+runs; a last line cut short by a crash is dropped by the reader. A trial is finished when its result.json exists.
+"""
+
+import csv
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.atomic import atomic_path, write_json
+from common.errors import InputError, SchemaError, UsageError
+
+SCHEMA_VERSION = 1
+
+STATUSES = ("ok", "oom", "crashed", "timeout", "interrupted", "refused")
+KINDS = ("throughput", "profile", "train")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+
+# steps-<rank>.csv, one row per optimizer step of one rank. Times are this rank's; an empty field is "not measured".
+STEP_COLUMNS: dict[str, type] = {
+    "step": int,
+    "start_ns": int,  # Unix time, ns
+    "step_time_ms": float,
+    "data_wait_ms": float,
+    "forward_ms": float,
+    "backward_ms": float,
+    "communication_ms": float,  # exposed: from the last gradient bucket being ready to the end of backward
+    "optimizer_ms": float,
+    "samples": int,
+    "real_tokens": int,
+    "padded_tokens": int,
+    "predicted_positions": int,
+    "model_flops": float,
+    "loss": float,
+    "learning_rate": float,
+}
+
+# telemetry-<node>.csv: long form, one row per reading, so that any machine's sensors fit.
+# Quantities: cpu_percent, foreign_cpu_percent (used by other processes), memory_used_bytes, load_average,
+# gpu_utilization_percent, gpu_memory_used_bytes, power_watts, energy_joules (a counter), sm_clock_mhz,
+# memory_clock_mhz, temperature_celsius, throttle_reasons (NVML's bit mask).
+TELEMETRY_COLUMNS: dict[str, type] = {"time_ns": int, "device": str, "quantity": str, "value": float}
+
+# results.csv, one row per trial; the first columns are a contract, measurement columns follow in this order.
+RESULT_COLUMNS = (
+    "trial_id",
+    "status",
+    "task",
+    "implementation",
+    "strategy",
+    "preset",
+    "precision",
+    "seq_len",
+    "micro_batch_size",
+    "grad_accum_steps",
+    "world_size",
+    "samples_per_second",
+    "tokens_per_second",
+    "step_time_ms",
+    "step_time_ms_low",
+    "step_time_ms_high",
+    "mfu",
+    "peak_memory_bytes",
+    "round",
+    "device",
+    "kind",
+    "padded_tokens_per_second",
+    "padding_efficiency",
+    "step_time_ms_p5",
+    "step_time_ms_p95",
+    "step_time_ms_mean",
+    "step_time_ms_std",
+    "steps_measured",
+    "steps_warmup",
+    "data_wait_ms",
+    "forward_ms",
+    "backward_ms",
+    "communication_ms",
+    "optimizer_ms",
+    "model_flops_per_second",
+    "measured_peak_flops",
+    "rank_skew",
+    "energy_joules",
+    "joules_per_sample",
+    "cost_per_million_samples",
+    "reason",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One measured training run: everything that decides what it does. Hashable; equal trials have equal ids."""
+
+    kind: str = "throughput"
+    """throughput, profile or train."""
+    task: str = "pretrain"
+    """Name in bert.tasks."""
+    implementation: str = "bertbench"
+    """Whose code trains: a name in bench.implementations."""
+    strategy: str = "ddp"
+    """Parallelism: a name in bert.strategies."""
+    preset: str = "base"
+    """Model shape: a name in bert.config.PRESETS."""
+    precision: str = "bf16"
+    """fp32, tf32, bf16 or fp16."""
+    seq_len: int = 128
+    """Tokens per sequence, padding included."""
+    micro_batch_size: int = 8
+    """Sequences per rank and micro-step."""
+    grad_accum_steps: int = 1
+    """Micro-steps per optimizer step."""
+    world_size: int = 1
+    """Ranks over all nodes."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    data: str = "synthetic"
+    """'synthetic', 'synthetic:<distribution>' or an absolute folder of HDF5 shards."""
+    data_fingerprint: str = ""
+    """Names and sizes of the shards, hashed: other data is another trial."""
+    max_predictions: int = 20
+    """Predicted positions per sequence at most."""
+    vocab_size: int = 30522
+    """Word pieces of the vocabulary the data was made with."""
+    dropout: float = 0.1
+    """Dropout probability everywhere, attention included."""
+    seed: int = 42
+    """Seed of weights, data order and dropout."""
+    round: int = 0
+    """Repetition: competing trials are interleaved round by round."""
+    start_iteration: int | None = None
+    """First measured step; None finds the end of warm-up."""
+    stop_iteration: int | None = None
+    """One past the last measured step; None measures until `relative_half_width` or `max_seconds`."""
+    min_steps: int = 10
+    """Fewest measured steps when the window is found automatically."""
+    max_steps: int = 1000
+    """Most steps, warm-up included, when the window is found automatically."""
+    max_seconds: float = 30.0
+    """Time limit in s for warm-up and measuring when the window is found automatically."""
+    relative_half_width: float = 0.01
+    """Half the width of the 95 % interval of the median step time, relative to the median, that ends measuring."""
+    memory_limit_bytes: int | None = None
+    """Private memory per rank in bytes; more is out of memory. None sets no limit."""
+    threads_per_rank: int | None = None
+    """CPU threads of a rank; None shares the physical cores equally."""
+    profiler: str | None = None
+    """Name in bench.profilers, for kind profile."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run, with the mend."""
+        _require(self.kind in KINDS, f"kind={self.kind!r}: choose one of {', '.join(KINDS)}")
+        _require(self.precision in PRECISIONS, f"precision={self.precision!r}: choose one of {', '.join(PRECISIONS)}")
+        for name in ("seq_len", "micro_batch_size", "grad_accum_steps", "world_size", "min_steps", "max_steps"):
+            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        _require(self.max_seconds > 0, f"max_seconds={self.max_seconds} must be above 0")
+        _require(0.0 <= self.dropout < 1.0, f"dropout={self.dropout} must be in [0, 1)")
+        _require(
+            (self.start_iteration is None) == (self.stop_iteration is None),
+            "start_iteration and stop_iteration go together: give both or neither",
+        )
+        if self.start_iteration is not None and self.stop_iteration is not None:
+            _require(
+                0 <= self.start_iteration < self.stop_iteration,
+                f"the window [{self.start_iteration}, {self.stop_iteration}) is empty: "
+                "start must be at least 0 and below stop",
+            )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences per optimizer step: micro_batch_size x grad_accum_steps x world_size."""
+        return self.micro_batch_size * self.grad_accum_steps * self.world_size
+
+    @property
+    def trial_id(self) -> str:
+        """A readable, stable folder name; its last part is a hash of every field."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        words = (
+            f"{self.task}-{self.implementation}-{self.strategy}-{self.preset}-{self.precision}-s{self.seq_len}"
+            f"-b{self.micro_batch_size}-a{self.grad_accum_steps}-n{self.world_size}-r{self.round}"
+        )
+        kind = "" if self.kind == "throughput" else f"{self.kind}-"
+        return f"{kind}{words}-{digest}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every field, with the schema version and the id."""
+        return {"schema_version": SCHEMA_VERSION, "trial_id": self.trial_id, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Trial":
+        """Read what `to_json` wrote; unknown fields of the same schema version are ignored."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: item for name, item in value.items() if name in names})
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UsageError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDirectory:
+    """The files of one trial."""
+
+    path: Path
+
+    @property
+    def trial_json(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "trial.json"
+
+    @property
+    def env_json(self) -> Path:
+        """Hardware, topology, versions, measured peak."""
+        return self.path / "env.json"
+
+    @property
+    def result_json(self) -> Path:
+        """Status and metrics; its existence says the trial is finished."""
+        return self.path / "result.json"
+
+    @property
+    def log(self) -> Path:
+        """Output of all ranks."""
+        return self.path / "log.txt"
+
+    @property
+    def profile(self) -> Path:
+        """What the profiler wrote."""
+        return self.path / "profile"
+
+    def steps_csv(self, rank: int) -> Path:
+        """Step records of one rank."""
+        return self.path / f"steps-{rank}.csv"
+
+    def telemetry_csv(self, node: int) -> Path:
+        """Sensor readings of one node."""
+        return self.path / f"telemetry-{node}.csv"
+
+    def rank_json(self, rank: int) -> Path:
+        """What one rank measured once: peak_memory_bytes, measured_peak, seconds (by part), parameters."""
+        return self.path / f"rank-{rank}.json"
+
+    def failure_json(self, rank: int) -> Path:
+        """Why a rank stopped early, written by that rank."""
+        return self.path / f"failure-{rank}.json"
+
+    def read_trial(self) -> Trial:
+        """Return the trial. Raises SchemaError."""
+        return Trial.from_json(read_record(self.trial_json))
+
+    def read_result(self) -> dict[str, Any] | None:
+        """Return result.json, or None while the trial is not finished."""
+        return read_record(self.result_json) if self.result_json.exists() else None
+
+    def read_environment(self) -> dict[str, Any]:
+        """Return env.json, empty where the trial died before writing it."""
+        return read_record(self.env_json) if self.env_json.exists() else {}
+
+    def ranks(self) -> list[int]:
+        """Ranks that wrote step records, ascending."""
+        found = (re.fullmatch(r"steps-(\d+)\.csv", path.name) for path in self.path.glob("steps-*.csv"))
+        return sorted(int(match[1]) for match in found if match)
+
+    def read_steps(self, rank: int) -> list[dict[str, Any]]:
+        """Return one rank's step rows with typed values (None where empty); a last line cut short is dropped."""
+        return list(_typed_rows(self.steps_csv(rank), STEP_COLUMNS))
+
+    def read_ranks(self) -> dict[int, dict[str, Any]]:
+        """Return the rank records that exist, by rank."""
+        paths = {rank: self.rank_json(rank) for rank in self.ranks()}
+        return {rank: read_record(path) for rank, path in paths.items() if path.exists()}
+
+    def read_telemetry(self) -> list[dict[str, Any]]:
+        """Return the readings of all nodes as rows of TELEMETRY_COLUMNS plus `node`."""
+        rows: list[dict[str, Any]] = []
+        for path in sorted(self.path.glob("telemetry-*.csv")):
+            node = int(path.stem.rsplit("-", 1)[1])
+            rows.extend({**row, "node": node} for row in _typed_rows(path, TELEMETRY_COLUMNS))
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """A run: one folder that is complete without the machine it came from."""
+
+    path: Path
+
+    @property
+    def sweep_json(self) -> Path:
+        """What was asked for."""
+        return self.path / "sweep.json"
+
+    @property
+    def results_csv(self) -> Path:
+        """One row per trial."""
+        return self.path / "results.csv"
+
+    @property
+    def report(self) -> Path:
+        """Folder of the HTML page, figures and tables."""
+        return self.path / "report"
+
+    def trial(self, trial_id: str) -> TrialDirectory:
+        """The folder of one trial."""
+        return TrialDirectory(self.path / "trials" / trial_id)
+
+    def trials(self) -> list[TrialDirectory]:
+        """Folders of all trials that have a trial.json, by name."""
+        return [TrialDirectory(path.parent) for path in sorted(self.path.glob("trials/*/trial.json"))]
+
+    def require(self) -> "RunDirectory":
+        """Return self. Raises InputError when this is no run directory or holds no trial."""
+        if not self.path.is_dir():
+            raise InputError(f"{self.path} is not a folder: give a run directory such as runs/bench")
+        if not self.trials():
+            raise InputError(
+                f"{self.path} holds no trials: give a folder that `bertbench throughput` or `bertbench profile` wrote"
+            )
+        return self
+
+    def write_results(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write results.csv, whole or not at all. Raises StorageError."""
+        with atomic_path(self.results_csv) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, RESULT_COLUMNS, extrasaction="ignore", restval="")
+            writer.writeheader()
+            writer.writerows({key: "" if row.get(key) is None else row[key] for key in RESULT_COLUMNS} for row in rows)
+
+
+def write_record(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON record with the schema version. Raises StorageError."""
+    write_json(path, {"schema_version": SCHEMA_VERSION, **value})
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a JSON record. Raises SchemaError when it is damaged or of a newer schema."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SchemaError(f"cannot read {path}: {error}; remove that file and run again, or restore it") from error
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise SchemaError(f"{path} has no schema_version: it was not written by bertbench")
+    if version > SCHEMA_VERSION:
+        raise SchemaError(
+            f"{path} has schema_version {version}, this bertbench reads up to {SCHEMA_VERSION}: upgrade bertbench"
+        )
+    return dict(value)
+
+
+def _typed_rows(path: Path, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    whole = text[: text.rfind("\n") + 1]
+    for line_number, row in enumerate(csv.DictReader(whole.splitlines()), start=2):
+        try:
+            yield {name: kind(row[name]) if row.get(name) else None for name, kind in columns.items()}
+        except (TypeError, ValueError) as error:
+            raise SchemaError(f"{path} line {line_number} is not a step record: {error}") from error
