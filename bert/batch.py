@@ -1,0 +1,49 @@
+"""One micro-batch: its tensors and what it counts for."""
+
+from dataclasses import dataclass, fields
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """Quantities of one micro-batch (or the sum of several) that throughput and FLOPs are computed from."""
+
+    samples: int
+    """Sequences."""
+    real_tokens: int
+    """Tokens whose attention mask is 1."""
+    padded_tokens: int
+    """All tokens, padding included."""
+    predicted_positions: int
+    """Masked positions the MLM head computes logits for."""
+    squared_lengths: int
+    """Sum over sequences of (real length)^2, the attention term of the FLOP formula."""
+
+    def __add__(self, other: "BatchCounts") -> "BatchCounts":
+        return BatchCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tensors by name, all on one device, with their counts (known on the CPU, so reading them never synchronises).
+
+    Pretraining (B sequences of S tokens, M predicted positions in the whole batch):
+        input_ids [B, S] int64; attention_mask [B, S] int64, 1 = real; token_type_ids [B, S] int64;
+        masked_positions [M] int64, flat index row * S + column; masked_labels [M] int64;
+        next_sentence_labels [B] int64, 1 = the second segment is random.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    counts: BatchCounts
+
+    def to(self, device: torch.device) -> "Batch":
+        """Copy to `device`; from pinned memory the copy does not block."""
+        if device.type == "cpu":
+            return self
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors.items()}
+        return Batch(moved, self.counts)
+
+    def pin(self) -> "Batch":
+        """Copy to page-locked memory, which makes copies to a GPU asynchronous."""
+        return Batch({name: tensor.pin_memory() for name, tensor in self.tensors.items()}, self.counts)

@@ -1,0 +1,237 @@
+"""Weights under Hugging Face's names: BertForPreTraining, BertModel, DistilBertForMaskedLM, DistilBertModel.
+
+Theirs differ from ours in three ways: query, key and value are three matrices, the vocabulary is not padded, and the
+tied decoder is listed a second time.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bert.config import ModelConfig
+from bert.heads import MaskedWordHead
+from bert.model import BertEncoder
+from common.errors import InputError, UsageError
+
+_WORD = "embeddings.word_embeddings.weight"
+_DECODER_WEIGHT = "cls.predictions.decoder.weight"
+_DECODER_BIAS = "cls.predictions.decoder.bias"
+_PREDICTION_BIAS = "cls.predictions.bias"
+_QKV = ("query", "key", "value")
+
+# Ours -> theirs, up to the final .weight or .bias; "encoder." of ours and "bert." of theirs come in front.
+_EMBEDDINGS = {
+    "embeddings.word": "embeddings.word_embeddings",
+    "embeddings.position": "embeddings.position_embeddings",
+    "embeddings.token_type": "embeddings.token_type_embeddings",
+    "embeddings.norm": "embeddings.LayerNorm",
+}
+_LAYER = {
+    "attention.output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "intermediate": "intermediate.dense",
+    "output": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+_HEADS = {
+    "masked_words.dense": "cls.predictions.transform.dense",
+    "masked_words.norm": "cls.predictions.transform.LayerNorm",
+    "next_sentence": "cls.seq_relationship",
+}
+
+# DistilBERT's names and BERT's for the same weights. The order matters for the way back: attention before the rest.
+_DISTILBERT = (
+    ("transformer.layer.", "encoder.layer."),
+    (".attention.q_lin.", ".attention.self.query."),
+    (".attention.k_lin.", ".attention.self.key."),
+    (".attention.v_lin.", ".attention.self.value."),
+    (".attention.out_lin.", ".attention.output.dense."),
+    (".sa_layer_norm.", ".attention.output.LayerNorm."),
+    (".ffn.lin1.", ".intermediate.dense."),
+    (".ffn.lin2.", ".output.dense."),
+    (".output_layer_norm.", ".output.LayerNorm."),
+    ("vocab_transform.", "cls.predictions.transform.dense."),
+    ("vocab_layer_norm.", "cls.predictions.transform.LayerNorm."),
+    ("vocab_projector.", "cls.predictions.decoder."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What became of the names on both sides."""
+
+    loaded: tuple[str, ...]
+    """Our parameters that were set."""
+    missing: tuple[str, ...]
+    """Hugging Face names (without "bert.") of the model's parameters that the weights lack; those keep their values."""
+    unexpected: tuple[str, ...]
+    """Names of the weights, as given, that the model has no place for."""
+
+
+def load_hugging_face_state(
+    model: nn.Module, state_dict: Mapping[str, Tensor], *, allow_missing: bool = False
+) -> LoadReport:
+    """Copy Hugging Face weights into a BertEncoder, or into a model whose `encoder` is one.
+
+    Names may have the prefix "bert." or "distilbert." or none, and the old "gamma" and "beta" or NVIDIA's "dense_act".
+    The vocabulary may be padded as ours is or not at all. Heads and pooler that the weights lack keep their values and
+    are listed in the report.
+
+    Raises:
+        InputError: encoder weights are missing (unless `allow_missing`), a shape differs, or the decoder is not tied
+            to the word embedding. The model is then as it was.
+        UsageError: the model has no BertEncoder.
+    """
+    encoder, prefix = _encoder_of(model)
+    ours = dict(model.named_parameters())
+    given = {_canonical_name(name): name for name in state_dict if not _is_buffer(name)}
+    weights = {name: state_dict[original] for name, original in given.items()}
+    _settle_decoder(weights)
+    values: dict[str, Tensor] = {}
+    missing: list[str] = []
+    used: set[str] = {_DECODER_WEIGHT, _DECODER_BIAS} if _PREDICTION_BIAS in _all_names(ours, prefix) else set()
+    for name, theirs in _names(ours, prefix).items():
+        used.update(theirs)
+        absent = [part for part in theirs if part not in weights]
+        missing.extend(absent)
+        if not absent:
+            values[name] = _assemble(name, [weights[part] for part in theirs], ours[name], encoder.config)
+    lacking = [name for name in missing if name.startswith(("embeddings.", "encoder."))]
+    if lacking and not allow_missing:
+        raise InputError(
+            f"the weights lack {len(lacking)} parameters of the encoder ({_some(lacking)}); they hold "
+            f"{_some(sorted(state_dict)) or 'nothing'}: give the weights of a model of this shape, or allow missing"
+        )
+    with torch.no_grad():
+        for name, value in values.items():
+            ours[name].copy_(value)
+        for part in model.modules():
+            if isinstance(part, MaskedWordHead):
+                part.reset_padding()
+    unexpected = sorted(original for name, original in given.items() if name not in used)
+    return LoadReport(tuple(values), tuple(missing), tuple(unexpected))
+
+
+def to_hugging_face_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the weights under the names of BertForPreTraining, for a bare BertEncoder of BertModel.
+
+    A model without segment embeddings gets DistilBERT's names for what DistilBERT has. The vocabulary is not padded.
+
+    Raises:
+        UsageError: the model has no BertEncoder.
+    """
+    encoder, prefix = _encoder_of(model)
+    config = encoder.config
+    ours = dict(model.named_parameters())
+    weights: dict[str, Tensor] = {}
+    for name, theirs in _names(ours, prefix).items():
+        value = ours[name].detach()
+        if theirs[0] in (_WORD, _PREDICTION_BIAS):
+            value = value[: config.vocab_size]
+        weights.update(zip(theirs, (part.clone() for part in value.chunk(len(theirs))), strict=True))
+    if _PREDICTION_BIAS in weights:
+        weights[_DECODER_WEIGHT] = weights[_WORD]
+        weights[_DECODER_BIAS] = weights[_PREDICTION_BIAS]
+    if config.type_vocab_size == 0:
+        weights.pop(_PREDICTION_BIAS, None)
+    return {_published_name(name, config, bare=not prefix): value for name, value in weights.items()}
+
+
+def _encoder_of(model: nn.Module) -> tuple[BertEncoder, str]:
+    if isinstance(model, BertEncoder):
+        return model, ""
+    encoder = getattr(model, "encoder", None)
+    if isinstance(encoder, BertEncoder):
+        return encoder, "encoder."
+    raise UsageError(f"{type(model).__name__} is neither a BertEncoder nor a model whose `encoder` is one")
+
+
+def _names(ours: Mapping[str, object], prefix: str) -> dict[str, tuple[str, ...]]:
+    """Our parameters -> the Hugging Face parameters they are made of; heads unknown to pretraining are left out."""
+    pairs = ((name, _their_names(name, prefix)) for name in ours)
+    return {name: theirs for name, theirs in pairs if theirs}
+
+
+def _all_names(ours: Mapping[str, object], prefix: str) -> set[str]:
+    return {part for theirs in _names(ours, prefix).values() for part in theirs}
+
+
+def _their_names(name: str, prefix: str) -> tuple[str, ...]:
+    if name == "masked_words.bias":
+        return (_PREDICTION_BIAS,)
+    stem, _, kind = name.rpartition(".")
+    if stem in _HEADS:
+        return (f"{_HEADS[stem]}.{kind}",)
+    if not stem.startswith(prefix):
+        return ()
+    stem = stem.removeprefix(prefix)
+    if stem in _EMBEDDINGS:
+        return (f"{_EMBEDDINGS[stem]}.{kind}",)
+    if stem == "pooler":
+        return (f"pooler.dense.{kind}",)
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)", stem)
+    if match is None:
+        return ()
+    index, part = match.groups()
+    if part == "attention.qkv":
+        return tuple(f"encoder.layer.{index}.attention.self.{one}.{kind}" for one in _QKV)
+    return (f"encoder.layer.{index}.{_LAYER[part]}.{kind}",)
+
+
+def _canonical_name(name: str) -> str:
+    """Any of the accepted spellings -> BertModel's or, for heads, BertForPreTraining's."""
+    name = re.sub(r"^(bert|distilbert)\.", "", name)
+    name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)).replace(".dense_act.", ".dense.")
+    for distilled, original in _DISTILBERT:
+        if name.startswith(distilled) or (distilled.startswith(".") and distilled in name):
+            name = name.replace(distilled, original, 1)
+    return name
+
+
+def _published_name(name: str, config: ModelConfig, *, bare: bool) -> str:
+    """The way back, to the names of the model that has this shape."""
+    has_place = not name.startswith(("pooler.", "cls.seq_relationship."))
+    if config.type_vocab_size == 0 and has_place:
+        for distilled, original in _DISTILBERT:
+            if original in name:
+                name = name.replace(original, distilled, 1)
+        return name if bare or name.startswith("vocab_") else f"distilbert.{name}"
+    return name if bare or name.startswith("cls.") else f"bert.{name}"
+
+
+def _is_buffer(name: str) -> bool:
+    return name.endswith(("position_ids", "embeddings.token_type_ids"))
+
+
+def _settle_decoder(weights: dict[str, Tensor]) -> None:
+    """Fill in the prediction bias from its second name; refuse a decoder with weights of its own."""
+    if _PREDICTION_BIAS not in weights and _DECODER_BIAS in weights:
+        weights[_PREDICTION_BIAS] = weights[_DECODER_BIAS]
+    if _DECODER_WEIGHT in weights and _WORD in weights and not torch.equal(weights[_DECODER_WEIGHT], weights[_WORD]):
+        raise InputError(
+            f"{_DECODER_WEIGHT} differs from {_WORD}, and this model has one matrix for both: "
+            "give weights with a tied decoder, or leave the decoder out to use the word embedding"
+        )
+
+
+def _assemble(name: str, parts: list[Tensor], parameter: Tensor, config: ModelConfig) -> Tensor:
+    """Join the parts of one parameter and pad the vocabulary with zeros."""
+    value = torch.cat(parts) if len(parts) > 1 else parts[0]
+    of_vocabulary = name.endswith(("embeddings.word.weight", "masked_words.bias"))
+    if of_vocabulary and value.shape[:1] in ((config.vocab_size,), (config.padded_vocab_size,)):
+        padding = value.new_zeros(config.padded_vocab_size - config.vocab_size, *value.shape[1:])
+        value = torch.cat([value[: config.vocab_size], padding])
+    if value.shape != parameter.shape:
+        raise InputError(
+            f"the weights for {name} have shape {list(value.shape)}, the model needs {list(parameter.shape)}"
+            + (f" or {config.vocab_size} rows without padding" if of_vocabulary else "")
+            + ": use the preset or configuration these weights were made with"
+        )
+    return value
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

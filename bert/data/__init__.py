@@ -1,0 +1,1 @@
+"""Inputs: corpora, instances, HDF5 shards, synthetic batches."""

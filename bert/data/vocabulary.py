@@ -1,0 +1,175 @@
+"""Word pieces: a BERT `vocab.txt`, read or trained, and the tokenizer over it."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from common.atomic import write_text
+from common.errors import InputError, UsageError
+
+SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MOST_CHARACTERS = 1000
+"""Different characters a trained vocabulary keeps, the most frequent first (the limit of BERT's own trainer)."""
+SMALLEST_VOCABULARY = 64
+"""Fewest pieces that can be asked for."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Word pieces in the order of their ids."""
+
+    pieces: tuple[str, ...]
+    """Piece i has id i."""
+    lower_case: bool
+    """Text is lower-cased and accents are stripped before it is cut into pieces."""
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """Return the id of each piece."""
+        return {piece: number for number, piece in enumerate(self.pieces)}
+
+    @property
+    def pad_id(self) -> int:
+        """Return the id of [PAD]."""
+        return self.ids["[PAD]"]
+
+    @property
+    def cls_id(self) -> int:
+        """Return the id of [CLS]."""
+        return self.ids["[CLS]"]
+
+    @property
+    def sep_id(self) -> int:
+        """Return the id of [SEP]."""
+        return self.ids["[SEP]"]
+
+    @property
+    def mask_id(self) -> int:
+        """Return the id of [MASK]."""
+        return self.ids["[MASK]"]
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a hash of the pieces and the casing."""
+        content = "\n".join(self.pieces) + f"\n{self.lower_case}"
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer, models
+
+        return _with_bert_rules(Tokenizer(models.WordPiece(self.ids, unk_token="[UNK]")), self.lower_case)  # noqa: S106
+
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each sentence, without special pieces (a literal "[MASK]" in the text is plain text)."""
+        encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def save(self, path: Path) -> None:
+        """Write one piece per line. Raises StorageError."""
+        write_text(path, "".join(f"{piece}\n" for piece in self.pieces))
+
+
+def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
+    """Read a `vocab.txt`: one piece per line, the line number (from 0) is its id.
+
+    Raises:
+        InputError: the file cannot be read, is not UTF-8, repeats a piece, or lacks a special one.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"cannot read the vocabulary {path}: {error.strerror}; give a BERT vocab.txt") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"the vocabulary {path} is not UTF-8 text: give a BERT vocab.txt") from error
+    # Only "\n" ends a line: pieces such as U+2028 are line breaks to str.splitlines.
+    pieces = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    seen: dict[str, int] = {}
+    for number, piece in enumerate(pieces, start=1):
+        if not piece:
+            raise InputError(f"the vocabulary {path} has an empty line {number}: each line holds one piece")
+        if piece in seen:
+            raise InputError(
+                f"the vocabulary {path} has {piece!r} twice (lines {seen[piece]} and {number}): each piece needs one id"
+            )
+        seen[piece] = number
+    missing = [piece for piece in SPECIAL_PIECES if piece not in seen]
+    if missing:
+        raise InputError(
+            f"the vocabulary {path} lacks {' '.join(missing)}: BERT needs all of {' '.join(SPECIAL_PIECES)}; "
+            "give a BERT vocab.txt"
+        )
+    return Vocabulary(tuple(pieces), lower_case)
+
+
+def train_vocabulary(sentences: Sequence[str], size: int, lower_case: bool) -> Vocabulary:
+    """Train at most `size` word pieces on `sentences`; the same text gives the same pieces.
+
+    The library numbers continuation characters ("##a") in the order of a hash table, which differs from run to run and
+    decides between equally frequent merges. They are therefore given to it in sorted order, ahead of the training.
+
+    Raises:
+        UsageError: `size` is too small for the special pieces and the characters of the text.
+        InputError: there is no text.
+    """
+    from tokenizers import Tokenizer, models, trainers
+
+    if size < SMALLEST_VOCABULARY:
+        raise UsageError(f"a vocabulary of {size} pieces is too small: ask for {SMALLEST_VOCABULARY} or more")
+    tokenizer = _with_bert_rules(Tokenizer(models.WordPiece(unk_token="[UNK]")), lower_case)  # noqa: S106
+    alphabet, inner = _alphabet(tokenizer, sentences)
+    if not alphabet:
+        raise InputError(
+            "a vocabulary cannot be trained on an empty text: give a folder with text, or a vocabulary file"
+        )
+    fixed = [*SPECIAL_PIECES, *(f"##{character}" for character in inner)]
+    if size < len(fixed) + len(alphabet):
+        raise UsageError(
+            f"a vocabulary of {size} pieces is too small for this text, whose characters and special pieces alone "
+            f"need {len(fixed) + len(alphabet)}: ask for more"
+        )
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=fixed,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    ids: dict[str, int] = tokenizer.get_vocab()
+    return Vocabulary(tuple(sorted(ids, key=ids.__getitem__)), lower_case)
+
+
+def _with_bert_rules(tokenizer: Any, lower_case: bool) -> Any:
+    from tokenizers import normalizers, pre_tokenizers
+
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def _alphabet(tokenizer: Any, sentences: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the characters to keep, sorted, and those of them that can continue a word."""
+    counts: Counter[str] = Counter()
+    for sentence in sentences:
+        counts.update(sentence)
+    # Normalising each character alone gives the same alphabet as normalising the text, in far less time.
+    normal: Counter[str] = Counter()
+    for character, count in counts.items():
+        for part in tokenizer.normalizer.normalize_str(character):
+            if not part.isspace():
+                normal[part] += count
+    kept = sorted(sorted(normal, key=lambda part: (-normal[part], part))[:MOST_CHARACTERS])
+    # Punctuation and CJK characters are words of their own and never continue one.
+    inner = [part for part in kept if len(tokenizer.pre_tokenizer.pre_tokenize_str(_joined(tokenizer, part))) == 1]
+    return kept, inner
+
+
+def _joined(tokenizer: Any, character: str) -> str:
+    text: str = tokenizer.normalizer.normalize_str(f"a{character}")
+    return text

@@ -1,0 +1,46 @@
+"""Model FLOPs of a pretraining step: what the mathematics needs, whatever the implementation does.
+
+A product of [m, k] and [k, n] takes 2 m k n floating-point operations. Training makes three for each one of the forward
+pass (itself, the gradient of its input, the gradient of its weight), so a weight matrix costs 6 FLOPs per parameter and
+row it is applied to (Kaplan et al. 2020, arXiv 2001.08361, section 2.1; Chowdhery et al. 2022, arXiv 2204.02311,
+appendix B). Padding tokens, the vocabulary's padding rows and recomputation count nothing; nor do biases, LayerNorm,
+GELU, softmax, dropout, look-ups and the optimizer.
+"""
+
+from bert.batch import BatchCounts
+from bert.config import ModelConfig
+
+_FLOPS_PER_PARAMETER = 6
+
+
+def layer_matmul_parameters(config: ModelConfig) -> int:
+    """Parameters of one layer's weight matrices, which every real token passes: Q, K, V, output, two feed-forward."""
+    hidden = config.hidden_size
+    return 4 * hidden * hidden + 2 * hidden * config.intermediate_size
+
+
+def prediction_head_parameters(config: ModelConfig) -> int:
+    """Parameters of the masked-word head's matrices, which every predicted position passes: transform and decoder."""
+    return config.hidden_size * config.hidden_size + config.hidden_size * config.vocab_size
+
+
+def sentence_head_parameters(config: ModelConfig) -> int:
+    """Parameters of the pooler and the next-sentence classifier, which every sequence passes once."""
+    return config.hidden_size * config.hidden_size + 2 * config.hidden_size
+
+
+def model_flops(config: ModelConfig, counts: BatchCounts) -> float:
+    """FLOPs of one forward and backward pass of pretraining over a batch with these counts.
+
+    The sum of
+        6 x layers x layer_matmul_parameters x real tokens,
+        12 x layers x hidden x sum of squared lengths: scores Q K^T and weights x V take 2 n^2 H each for a sequence of
+            n tokens, times 3 for forward and backward,
+        6 x prediction_head_parameters x predicted positions,
+        6 x sentence_head_parameters x sequences.
+    """
+    per_token = config.num_layers * layer_matmul_parameters(config) * counts.real_tokens
+    per_prediction = prediction_head_parameters(config) * counts.predicted_positions
+    per_sequence = sentence_head_parameters(config) * counts.samples
+    attention = 12 * config.num_layers * config.hidden_size * counts.squared_lengths
+    return float(_FLOPS_PER_PARAMETER * (per_token + per_prediction + per_sequence) + attention)

@@ -1,0 +1,73 @@
+"""Data parallelism: PyTorch's DistributedDataParallel over NCCL (GPUs) or gloo (CPUs)."""
+
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from bert.observer import Observer
+from bert.strategies.single import SingleStrategy
+
+JOIN_TIMEOUT = timedelta(seconds=300)
+
+
+class DdpStrategy(SingleStrategy):
+    """One process per device; gradients are averaged in buckets while the backward pass goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wrapped: DistributedDataParallel | None = None
+        self._cpu_group: Any = None
+
+    def setup(self, device_type: str) -> None:
+        """Join the process group that torchrun's environment describes."""
+        super().setup(device_type)
+        if device_type == "cuda":
+            dist.init_process_group("nccl", timeout=JOIN_TIMEOUT, device_id=self.device)
+            # Small host-side values (step times) travel over gloo, so that agreeing on them never touches the GPU.
+            self._cpu_group = dist.new_group(backend="gloo")
+        else:
+            dist.init_process_group("gloo", timeout=JOIN_TIMEOUT)
+
+    def wrap(self, model: torch.nn.Module, observer: Observer) -> torch.nn.Module:
+        """Wrap the model; `observer.mark("gradients_ready")` tells when the last bucket's gradients are complete."""
+        device_ids = [self.device] if self.device.type == "cuda" else None
+        wrapped = DistributedDataParallel(model.to(self.device), device_ids=device_ids, gradient_as_bucket_view=True)
+
+        def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+            if bucket.is_last():
+                observer.mark("gradients_ready")
+            return allreduce_hook(state, bucket)
+
+        wrapped.register_comm_hook(None, average)
+        self._wrapped = wrapped
+        return wrapped
+
+    def accumulate(self, last: bool) -> AbstractContextManager[None]:
+        """Before the last micro-step gradients stay local: one all-reduce per optimizer step, not per micro-step."""
+        if last or self._wrapped is None:
+            return nullcontext()
+        context: AbstractContextManager[None] = self._wrapped.no_sync()
+        return context
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        if self.device.type == "cuda":
+            dist.barrier(device_ids=[self.local_rank])
+        else:
+            dist.barrier()
+
+    def maximum(self, values: torch.Tensor) -> torch.Tensor:
+        """Element-wise maximum over ranks of a CPU float64 vector."""
+        result = values.clone()
+        dist.all_reduce(result, op=dist.ReduceOp.MAX, group=self._cpu_group)
+        return result
+
+    def teardown(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
