@@ -1,0 +1,1 @@
+"""Metrics as docs/explanation/measurement.md defines them; every function takes data, none reads a file."""

@@ -1,0 +1,202 @@
+"""What is doubtful about a measurement, each with what to do about it. Needs numpy only.
+
+Named cautions, not warnings: `warnings` is a module of Python's own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.metrics import statistics
+from analysis.metrics.energy import inside, throttle_reasons
+from analysis.records import Trial
+
+Row = Mapping[str, Any]
+
+# Fewer measured steps than this make even the interval of the median doubtful.
+FEWEST_STEPS = 8
+# At most half of the steps can be found to be warm-up: near that, it may have gone on.
+_LONG_WARMUP = 0.4
+_NOISY_DEVIATION = 0.05
+_NOISY_TAIL = 1.25
+_FOREIGN_CPU_PERCENT = 10.0
+_DATA_WAIT_SHARE = 0.05
+_PEAK_DRIFT = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """One doubt."""
+
+    code: str
+    """Short stable name."""
+    message: str
+    """What was seen, with its number."""
+    remedy: str
+    """What to do."""
+
+
+def of_trial(
+    trial: Trial,
+    result: Mapping[str, Any],
+    rows: Sequence[Row],
+    environment: Mapping[str, Any],
+    telemetry: Sequence[Row] = (),
+) -> list[dict[str, str]]:
+    """Return the cautions of one trial as dictionaries {code, message, remedy}.
+
+    Args:
+        trial: what ran.
+        result: what throughput.summarize found so far.
+        rows: the measured steps, as ranks.combine makes them.
+        environment: env.json.
+        telemetry: rows of records.TELEMETRY_COLUMNS.
+    """
+    found = [
+        *_of_window(trial, result),
+        *_of_noise(rows, environment, telemetry),
+        *_of_throttling(rows, telemetry),
+        *_of_precision(trial, environment),
+        *_of_waiting(result),
+        *_of_peak(result),
+    ]
+    return [asdict(caution) for caution in found]
+
+
+def one_round(rounds: int) -> Caution:
+    """Return the caution of a run whose competing implementations were measured in fewer than three rounds."""
+    return Caution(
+        "one_round" if rounds == 1 else "few_rounds",
+        f"implementations were measured in {rounds} round{'' if rounds == 1 else 's'}: a process can be slow or fast "
+        "as a whole, so differences between implementations are shown but not decided",
+        "repeat with --rounds 3 or more; rounds are interleaved and added to the same run directory",
+    )
+
+
+def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
+    warmup, measured = int(result["steps_warmup"]), int(result["steps_measured"])
+    if trial.kind == "profile":  # its steps are there to be looked at, not to be timed
+        return
+    if result["warmup_source"] == "detected" and warmup and warmup >= _LONG_WARMUP * (warmup + measured):
+        yield Caution(
+            "warmup_long",
+            f"warm-up took at least {warmup} of {warmup + measured} steps: it may not have ended before the window",
+            "measure longer (--max-seconds, --max-steps) or give the window (--start, --stop)",
+        )
+    if measured < FEWEST_STEPS:
+        yield Caution(
+            "too_few_steps",
+            f"only {measured} steps were measured; at least {FEWEST_STEPS} are needed for an interval to be trusted",
+            "raise --max-seconds or --stop",
+        )
+    width = result.get("median_half_width")
+    if measured >= FEWEST_STEPS and width is not None and width > trial.relative_half_width:
+        yield Caution(
+            "interval_wide",
+            f"the median step time is known to +-{100 * width:.1f} %, "
+            f"not to the +-{100 * trial.relative_half_width:.1f} % asked for",
+            "raise --max-seconds (or --stop), or quieten the machine",
+        )
+
+
+def _of_noise(rows: Sequence[Row], environment: Mapping[str, Any], telemetry: Sequence[Row]) -> Iterator[Caution]:
+    if len(rows) >= FEWEST_STEPS:
+        times = np.array([row["step_time_ms"] for row in rows])
+        median = float(np.median(times))
+        deviation = statistics.robust_deviation(times) / median
+        tail = statistics.percentile(times, 95) / median
+        if deviation > _NOISY_DEVIATION or tail > _NOISY_TAIL:
+            yield Caution(
+                "noisy",
+                f"step times vary: robust deviation {100 * deviation:.0f} % of the median, "
+                f"95th percentile {tail:.2f} x the median",
+                "close other programs, fix clocks and power mode, measure longer; sequences of unequal length vary too",
+            )
+    foreign = _foreign_cpu(rows, telemetry)
+    if foreign is not None and foreign > _FOREIGN_CPU_PERCENT:
+        yield Caution(
+            "loaded",
+            f"other processes used {foreign:.0f} % of the CPUs while this trial was measured",
+            "stop them, or reserve the machine, and measure again",
+        )
+    load, cores = environment.get("load_average"), (environment.get("cpu") or {}).get("logical_cores")
+    if foreign is None and load and cores and load[0] > 0.5 * cores:
+        yield Caution(
+            "loaded",
+            f"the load average was {load[0]:.1f} on {cores} logical cores before this trial began",
+            "let other work end first (the trial before may still be counted in it), then measure again",
+        )
+
+
+def _foreign_cpu(rows: Sequence[Row], telemetry: Sequence[Row]) -> float | None:
+    if not rows or rows[0].get("start_ns") is None:
+        return None
+    values = inside(telemetry, "foreign_cpu_percent", rows[0]["start_ns"], rows[-1]["end_ns"])
+    return float(np.median(values)) if len(values) else None
+
+
+def _of_throttling(rows: Sequence[Row], telemetry: Sequence[Row]) -> Iterator[Caution]:
+    if not rows or rows[0].get("start_ns") is None:
+        return
+    names, capped = throttle_reasons(telemetry, rows[0]["start_ns"], rows[-1]["end_ns"])
+    if names:
+        yield Caution(
+            "throttled",
+            f"a GPU slowed itself down inside the window: {', '.join(names)}",
+            "improve cooling or power supply, let it cool down, or lower the clocks to ones it can hold; measure again",
+        )
+    if capped:
+        yield Caution(
+            "power_capped",
+            "a GPU was held back by its software power cap inside the window",
+            "usual for large matrix products at the default limit; compare only runs with the same power limit",
+        )
+
+
+def _of_precision(trial: Trial, environment: Mapping[str, Any]) -> Iterator[Caution]:
+    if trial.precision == "bf16" and environment.get("native_bf16") is False:
+        yield Caution(
+            "bf16_emulated",
+            f"this {'CPU' if trial.device == 'cpu' else 'GPU'} has no bf16 matrix instructions: "
+            "bf16 is emulated and slow",
+            "measure with --precisions fp32 here; bf16 figures of this machine say nothing about others",
+        )
+    if trial.precision == "tf32" and trial.device == "cpu":
+        yield Caution("tf32_on_cpu", "tf32 is a GPU format: on a CPU it is fp32", "measure with --precisions fp32 here")
+
+
+def _of_waiting(result: Mapping[str, Any]) -> Iterator[Caution]:
+    wait, step = result.get("data_wait_ms"), result.get("step_time_ms")
+    if wait and step and wait > _DATA_WAIT_SHARE * step:
+        yield Caution(
+            "data_wait",
+            f"{100 * wait / step:.0f} % of a step is spent waiting for data",
+            "put the shards on a faster disk or leave a core for the loader; --data synthetic shows the difference",
+        )
+    for row in result.get("per_rank", []):
+        if row["straggler"]:
+            yield Caution(
+                "straggler",
+                f"rank {row['rank']} needs {100 * row['skew']:.0f} % more time for its own work than the quickest, "
+                "and all others wait for it",
+                "look for other load, throttling or a slower device on that rank; give ranks equal devices and cores",
+            )
+
+
+def _of_peak(result: Mapping[str, Any]) -> Iterator[Caution]:
+    mfu, peak = result.get("mfu"), result.get("measured_peak") or {}
+    if mfu is not None and mfu > 1:
+        yield Caution(
+            "mfu_above_one",
+            f"MFU is {100 * mfu:.0f} % of the measured peak: the peak was measured too low, or the machine got faster",
+            "measure again on a quiet machine; do not quote this MFU",
+        )
+    if (peak.get("drift") or 0) > _PEAK_DRIFT:
+        yield Caution(
+            "peak_changed",
+            f"the measured peak before and after the trial differs by {100 * peak['drift']:.0f} %: "
+            "the machine changed speed meanwhile",
+            "look for other load or throttling; the better of the two is used, so MFU may be too low",
+        )

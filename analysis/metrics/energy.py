@@ -1,0 +1,134 @@
+"""Energy and throttling inside a window, from telemetry readings. Needs numpy only."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Reading = Mapping[str, Any]
+
+# nvml.h, nvmlClocksEventReason*: what slows a GPU down because it is too hot or short of power.
+_THROTTLES = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+_POWER_CAP = 0x04
+
+# Readings that cover less of a window than this say too little about the rest of it.
+_SMALLEST_COVERAGE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """Energy used inside a window, or why it is not known."""
+
+    joules: float | None
+    """Sum over devices in J; None when not known."""
+    devices: tuple[str, ...] = ()
+    """Names of the devices the sum is over."""
+    reason: str | None = None
+    """Why `joules` is None."""
+
+
+def series(telemetry: Sequence[Reading], quantity: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return (times in ns, values) of one quantity, in order of time, by device ("node/device" beyond node 0)."""
+    found: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for row in telemetry:
+        if row.get("quantity") == quantity and row.get("value") is not None and row.get("time_ns") is not None:
+            node = row.get("node") or 0
+            name = str(row.get("device") or "machine")
+            found[f"node {node}/{name}" if node else name].append((int(row["time_ns"]), float(row["value"])))
+    result = {}
+    for device, readings in found.items():
+        readings.sort()
+        result[device] = (np.array([t for t, _ in readings], dtype=np.int64), np.array([v for _, v in readings]))
+    return result
+
+
+def inside(telemetry: Sequence[Reading], quantity: str, begin_ns: int, end_ns: int) -> np.ndarray:
+    """Return all devices' values of one quantity read in [begin_ns, end_ns]."""
+    parts = [v[(t >= begin_ns) & (t <= end_ns)] for t, v in series(telemetry, quantity).values()]
+    return np.concatenate(parts) if parts else np.array([])
+
+
+def energy(
+    telemetry: Sequence[Reading],
+    begin_ns: int,
+    end_ns: int,
+    device: str = "",
+    unavailable: Mapping[str, Any] | None = None,
+) -> Energy:
+    """Return the energy of all devices that report one, from begin_ns to end_ns.
+
+    A device's energy counter is used where it has one (interpolated at both ends), otherwise its power, integrated by
+    the trapezoid rule. Readings have to cover 90 % of the window; the mean power of the covered part then stands for
+    the whole.
+
+    Args:
+        telemetry: rows of records.TELEMETRY_COLUMNS.
+        begin_ns: start of the window, Unix time in ns.
+        end_ns: end of the window, Unix time in ns.
+        device: cpu or cuda: what did the work has to be among the devices; a host's energy is not a GPU's.
+        unavailable: reasons by sensor ("gpu0 power_watts"), from env.json.
+    """
+    counters = series(telemetry, "energy_joules")
+    powers = series(telemetry, "power_watts")
+    devices = sorted({*counters, *powers})
+    worker = {"cuda": "gpu", "cpu": "cpu"}.get(device, "")
+    if not any(name.rsplit("/", 1)[-1].startswith(worker) for name in devices):
+        return Energy(None, reason=_why_unavailable(unavailable or {}, worker))
+    total = 0.0
+    for name in devices:
+        watts = _mean_watts_of_counter(*counters[name], begin_ns, end_ns) if name in counters else None
+        if watts is None and name in powers:
+            watts = _mean_watts_of_power(*powers[name], begin_ns, end_ns)
+        if watts is None:
+            return Energy(None, reason=f"the readings of {name} do not cover the window; measure for longer")
+        total += watts * (end_ns - begin_ns) / 1e9
+    return Energy(total, tuple(devices))
+
+
+def _why_unavailable(reasons: Mapping[str, Any], worker: str) -> str:
+    for sensor, reason in reasons.items():
+        if sensor.startswith(worker) and (" " not in sensor or "energy" in sensor or "power" in sensor):
+            return str(reason)
+    return "no energy or power sensor was read"
+
+
+def _covered(times: np.ndarray, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
+    if len(times) < 2 or end_ns <= begin_ns:
+        return None
+    begin, end = max(begin_ns, int(times[0])), min(end_ns, int(times[-1]))
+    return (begin, end) if end - begin >= _SMALLEST_COVERAGE * (end_ns - begin_ns) else None
+
+
+def _mean_watts_of_counter(times: np.ndarray, values: np.ndarray, begin_ns: int, end_ns: int) -> float | None:
+    covered = _covered(times, begin_ns, end_ns)
+    # A counter that falls was reset or has wrapped round: its difference means nothing.
+    if covered is None or np.any(np.diff(values) < 0):
+        return None
+    first, last = np.interp(covered, times, values)
+    return float(last - first) / ((covered[1] - covered[0]) / 1e9)
+
+
+def _mean_watts_of_power(times: np.ndarray, values: np.ndarray, begin_ns: int, end_ns: int) -> float | None:
+    covered = _covered(times, begin_ns, end_ns)
+    if covered is None:
+        return None
+    within = (times > covered[0]) & (times < covered[1])
+    at = np.concatenate(([covered[0]], times[within], [covered[1]]))
+    seconds = (at - covered[0]) / 1e9
+    watts = np.interp(at, times, values)
+    return float(np.sum((watts[1:] + watts[:-1]) / 2 * np.diff(seconds)) / seconds[-1])
+
+
+def throttle_reasons(telemetry: Sequence[Reading], begin_ns: int, end_ns: int) -> tuple[tuple[str, ...], bool]:
+    """Return the names of the throttles seen in the window, and whether the software power cap was active."""
+    mask = 0
+    for value in inside(telemetry, "throttle_reasons", begin_ns, end_ns):
+        mask |= int(value)
+    return tuple(name for bit, name in _THROTTLES.items() if mask & bit), bool(mask & _POWER_CAP)

@@ -1,0 +1,249 @@
+"""Comparing: implementations within a run, and two runs. Ratios of medians with intervals, and what they can decide."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from analysis.load import CONFIGURATION, Key, LoadedTrial, load_run
+from analysis.metrics.ratio import Ratio, by_key, circumstances, ratio_interval, run_spread, undecidable
+from analysis.records import RunDirectory
+from common.errors import UsageError
+
+__all__ = ["Comparison", "Ratio", "compare_runs", "implementation_ratios", "ratio_interval", "ratios_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs held against each other."""
+
+    rows: list[dict[str, Any]]
+    """One row per configuration found in both runs: see `compare_runs`."""
+    differences: list[str]
+    """What does not match: machines, libraries, configurations found in one run only."""
+    threshold: float
+    """Relative change of the step time above which a change counts."""
+    spread: float | None = field(default=None)
+    """Largest run-to-run difference of equal trials in both runs, relative; None where nothing was repeated."""
+
+    @property
+    def regressed(self) -> bool:
+        """Whether any row is a regression."""
+        return any(row["verdict"] == "regression" for row in self.rows)
+
+
+def implementation_ratios(run: RunDirectory, reference: str = "hf") -> list[dict[str, Any]]:
+    """Return `ratios_of` for the trials of a run directory. Raises InputError, SchemaError (see load_run)."""
+    return ratios_of(load_run(run), reference)
+
+
+def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict[str, Any]]:
+    """Return one row per configuration and implementation other than `reference` that has the reference beside it.
+
+    Two different numbers, both named: throughput_ratio = new / old samples per second, time_saved = 1 - new / old step
+    time. Columns: CONFIGURATION, reference, throughput_ratio, throughput_ratio_low, throughput_ratio_high, time_saved,
+    rounds, reference_rounds, decided (yes: they differ | no: no difference was found | cannot decide), reason.
+    Where one side failed the ratio is None and the reason says so.
+    """
+    spread = run_spread(trials)
+    good = by_key(trials, without=("implementation",))
+    every: dict[Key, list[LoadedTrial]] = defaultdict(list)
+    for trial in trials:
+        if trial.trial.kind == "throughput":
+            every[(*circumstances(trial), *trial.key(("implementation",)))].append(trial)
+    rows = []
+    for key, members in every.items():
+        names = sorted({member.trial.implementation for member in members})
+        if reference not in names:
+            continue
+        for name in names:
+            if name == reference:
+                continue
+            mine = [member for member in good.get(key, []) if member.trial.implementation == name]
+            other = [member for member in good.get(key, []) if member.trial.implementation == reference]
+            example = next(member for member in members if member.trial.implementation == name)
+            row = {field_name: getattr(example.trial, field_name) for field_name in CONFIGURATION}
+            row |= {"reference": reference, "rounds": len(mine), "reference_rounds": len(other)}
+            row |= _ratio_row(mine, other, members, name, reference, spread)
+            rows.append(row)
+    return rows
+
+
+def _ratio_row(
+    mine: Sequence[LoadedTrial],
+    other: Sequence[LoadedTrial],
+    members: Sequence[LoadedTrial],
+    name: str,
+    reference: str,
+    spread: float | None,
+) -> dict[str, Any]:
+    empty = dict.fromkeys(("throughput_ratio", "throughput_ratio_low", "throughput_ratio_high", "time_saved"))
+    for side, label in ((mine, name), (other, reference)):
+        if not side:
+            status = next(member.row["status"] for member in members if member.trial.implementation == label)
+            return {**empty, "decided": "cannot decide", "reason": f"{label} has no measurement: {status}"}
+    time = ratio_interval([x.window_times() for x in mine], [x.window_times() for x in other])
+    work = _samples(mine) / _samples(other)
+    ratio, low, high = time.value * work, time.low * work, time.high * work
+    row = {"throughput_ratio": ratio, "throughput_ratio_low": low, "throughput_ratio_high": high}
+    # Per sample, so that it stays true where the sides' steps differ in size.
+    row["time_saved"] = 1 - 1 / ratio
+    reason = undecidable(len(mine), len(other), max(ratio, 1 / ratio) - 1, spread)
+    if reason is not None:
+        return {**row, "decided": "cannot decide", "reason": reason}
+    differs = low > 1 or high < 1
+    why = "the 95 % interval excludes 1" if differs else "the 95 % interval contains 1"
+    return {**row, "decided": "yes" if differs else "no", "reason": why}
+
+
+def _samples(trials: Sequence[LoadedTrial]) -> float:
+    counts = [trial.row.get("samples_per_step") or trial.trial.global_batch_size for trial in trials]
+    return float(np.median(counts))
+
+
+def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = 0.05) -> Comparison:
+    """Hold run b (new) against run a (old), configuration by configuration.
+
+    Rows hold CONFIGURATION, step_time_ms_a, step_time_ms_b, time_ratio (b / a, above 1 is slower), time_ratio_low,
+    time_ratio_high, throughput_ratio (b / a), time_saved (1 - b / a), rounds_a, rounds_b, verdict, reason, differences
+    (settings that do not agree). A regression is a 95 % interval wholly above 1 + threshold, an improvement one wholly
+    below 1 - threshold, "no change" one wholly between; anything else, and too few processes, is "cannot decide". A
+    configuration that ran and now ends as oom, crashed or timeout is a regression.
+
+    Raises:
+        UsageError: the threshold is not in [0, 1).
+        InputError, SchemaError: see load_run.
+    """
+    if not 0 <= threshold < 1:
+        raise UsageError(f"threshold={threshold} must be in [0, 1): 0.05 means 5 %")
+    old, new = load_run(a), load_run(b)
+    spread = run_spread(old, new)
+    groups = [_groups(trials) for trials in (old, new)]
+    rows = []
+    for key in groups[0]:
+        if key in groups[1]:
+            rows.append(_compare_row(key, groups[0][key], groups[1][key], threshold, spread))
+    differences = _machine_differences(old, new)
+    for here, there, name in ((groups[0], groups[1], a.path), (groups[1], groups[0], b.path)):
+        differences += [f"only in {name}: {describe_key(key)}" for key in here if key not in there]
+    return Comparison(rows, differences, threshold, spread)
+
+
+def describe_key(key: Key) -> str:
+    """Return a configuration in words."""
+    values = dict(zip(CONFIGURATION, key, strict=True))
+    accumulation = "" if values["grad_accum_steps"] == 1 else f" x {values['grad_accum_steps']}"
+    return (
+        f"{values['task']} {values['implementation']} {values['preset']} {values['precision']} "
+        f"seq {values['seq_len']} batch {values['micro_batch_size']}{accumulation}, "
+        f"{values['world_size']} {values['device']} {values['strategy']}"
+    )
+
+
+def _groups(trials: Sequence[LoadedTrial]) -> dict[Key, list[LoadedTrial]]:
+    groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
+    for trial in trials:
+        if trial.trial.kind == "throughput":
+            groups[trial.key()].append(trial)
+    return groups
+
+
+def _compare_row(
+    key: Key, old: Sequence[LoadedTrial], new: Sequence[LoadedTrial], threshold: float, spread: float | None
+) -> dict[str, Any]:
+    row: dict[str, Any] = dict(zip(CONFIGURATION, key, strict=True))
+    before, after = [t for t in old if t.ok], [t for t in new if t.ok]
+    row |= {"rounds_a": len(before), "rounds_b": len(after), "differences": _setting_differences(old, new)}
+    names = ("step_time_ms_a", "step_time_ms_b", "time_ratio", "time_ratio_low", "time_ratio_high")
+    row |= dict.fromkeys((*names, "throughput_ratio", "time_saved"))
+    if not before or not after:
+        return {**row, **_verdict_of_statuses(before, after, old, new)}
+    ratio = ratio_interval([t.window_times() for t in before], [t.window_times() for t in after])
+    row["step_time_ms_a"] = float(np.median([t.row["step_time_ms"] for t in before]))
+    row["step_time_ms_b"] = float(np.median([t.row["step_time_ms"] for t in after]))
+    row |= {"time_ratio": ratio.value, "time_ratio_low": ratio.low, "time_ratio_high": ratio.high}
+    row |= {"throughput_ratio": _samples(after) / _samples(before) / ratio.value, "time_saved": 1 - ratio.value}
+    reason = undecidable(len(before), len(after), max(ratio.value, 1 / ratio.value) - 1, spread)
+    if reason is not None:
+        return {**row, "verdict": "cannot decide", "reason": reason}
+    return {**row, **_verdict(ratio, threshold)}
+
+
+def _verdict(ratio: Ratio, threshold: float) -> dict[str, str]:
+    band = f"{100 * threshold:g} %"
+    if ratio.low > 1 + threshold:
+        return {"verdict": "regression", "reason": f"slower by more than {band}"}
+    if ratio.high < 1 - threshold:
+        return {"verdict": "improvement", "reason": f"quicker by more than {band}"}
+    if 1 - threshold <= ratio.low and ratio.high <= 1 + threshold:
+        return {"verdict": "no change", "reason": f"within {band}"}
+    return {"verdict": "cannot decide", "reason": f"the interval reaches across {band}: more rounds narrow it"}
+
+
+def _verdict_of_statuses(
+    before: Sequence[LoadedTrial], after: Sequence[LoadedTrial], old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]
+) -> dict[str, str]:
+    was, now = old[0].row["status"], new[0].row["status"]
+    if before and now in ("oom", "crashed", "timeout"):
+        return {"verdict": "regression", "reason": f"it ran, and now ends as {now}"}
+    if after and was in ("oom", "crashed", "timeout"):
+        return {"verdict": "improvement", "reason": f"it ended as {was}, and now runs"}
+    return {"verdict": "cannot decide", "reason": f"no measurement on both sides: {was}, now {now}"}
+
+
+# Fields that make two trials different measurements but are no part of a configuration's name.
+_SETTINGS = (
+    "data",
+    "data_fingerprint",
+    "max_predictions",
+    "vocab_size",
+    "dropout",
+    "start_iteration",
+    "stop_iteration",
+    "memory_limit_bytes",
+    "threads_per_rank",
+)
+
+
+def _setting_differences(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> list[str]:
+    found = []
+    for name in _SETTINGS:
+        sides = [sorted({str(getattr(trial.trial, name)) for trial in side}) for side in (old, new)]
+        # Where a run lies says nothing; the fingerprint says whether the data are the same.
+        fingerprints = {trial.trial.data_fingerprint for trial in (*old, *new)}
+        if sides[0] != sides[1] and not (name == "data" and len(fingerprints) == 1 and "" not in fingerprints):
+            found.append(f"{name}: {', '.join(sides[0])} -> {', '.join(sides[1])}")
+    return found
+
+
+def _machine_differences(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> list[str]:
+    def facts(trials: Sequence[LoadedTrial]) -> dict[str, str]:
+        found: dict[str, set[str]] = defaultdict(set)
+        for trial in trials:
+            environment = trial.environment
+            flat: dict[str, Any] = {name: environment.get(name) for name in ("device_name", "driver", "memory_bytes")}
+            flat["cpu"] = (environment.get("cpu") or {}).get("model")
+            flat["cores"] = (environment.get("cpu") or {}).get("physical_cores")
+            flat["gpus"] = len(environment.get("gpus") or []) or None
+            flat |= {f"library {name}": version for name, version in (environment.get("libraries") or {}).items()}
+            for name, value in flat.items():
+                if value is not None:
+                    found[name].add(str(value))
+        return {name: ", ".join(sorted(values)) for name, values in found.items()}
+
+    a, b = facts(old), facts(new)
+    names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
+    return [f"{name}: {a.get(name, 'not recorded')} -> {b.get(name, 'not recorded')}" for name in names]
+
+
+def as_mapping(comparison: Comparison) -> Mapping[str, Any]:
+    """Return a comparison as plain values, for JSON."""
+    return {
+        "threshold": comparison.threshold,
+        "spread": comparison.spread,
+        "regressed": comparison.regressed,
+        "rows": comparison.rows,
+        "differences": comparison.differences,
+    }

@@ -1,0 +1,252 @@
+"""What one trial's records say: throughput, step time, utilisation, memory, energy and cost. Needs numpy only.
+
+Throughput is counts per step / median step time: the mean number of samples (or tokens, FLOPs) of a step inside the
+window, over all ranks, divided by the median over the window of the slowest rank's step time. A pause of the machine
+moves the mean of the times but not their median; docs/explanation/measurement.md derives every number.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.metrics import cautions, statistics
+from analysis.metrics.energy import energy
+from analysis.metrics.ranks import PHASES, combine, median_of, per_rank
+from analysis.records import Trial
+from common.errors import UsageError
+
+Row = Mapping[str, Any]
+
+# Columns of records.RESULT_COLUMNS that `summarize` fills.
+MEASURED_COLUMNS = (
+    "samples_per_second",
+    "tokens_per_second",
+    "step_time_ms",
+    "step_time_ms_low",
+    "step_time_ms_high",
+    "mfu",
+    "peak_memory_bytes",
+    "padded_tokens_per_second",
+    "padding_efficiency",
+    "step_time_ms_p5",
+    "step_time_ms_p95",
+    "step_time_ms_mean",
+    "step_time_ms_std",
+    "steps_measured",
+    "steps_warmup",
+    *PHASES,
+    "model_flops_per_second",
+    "measured_peak_flops",
+    "rank_skew",
+    "energy_joules",
+    "joules_per_sample",
+    "cost_per_million_samples",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which steps count."""
+
+    rows: list[dict[str, Any]]
+    """Steps inside the window, as `ranks.combine` makes them."""
+    start: int | None
+    """Number of the first measured step; None when there is none."""
+    stop: int | None
+    """One past the number of the last measured step."""
+    warmup: int
+    """Steps before the window."""
+    source: str
+    """given (start_iteration, stop_iteration) or detected (end of warm-up)."""
+
+
+def summarize(
+    trial: Trial,
+    steps: Mapping[int, Sequence[Row]],
+    ranks: Mapping[int, Mapping[str, Any]],
+    environment: Mapping[str, Any],
+    telemetry: Sequence[Row] = (),
+    price_per_hour: float | None = None,
+) -> dict[str, Any]:
+    """Return every measured column of a result, with what is needed to judge it. Nothing is NaN: unknown is None.
+
+    Args:
+        trial: what ran.
+        steps: rows of records.STEP_COLUMNS by rank.
+        ranks: rank records: peak_memory_bytes, peak_memory_kind, measured_peak, parameters, seconds.
+        environment: env.json.
+        telemetry: rows of records.TELEMETRY_COLUMNS.
+        price_per_hour: price of all devices of the trial together.
+
+    Returns:
+        MEASURED_COLUMNS, and unknown ({column: why it is None}), window_start, window_stop, warmup_source
+        (given | detected), samples_per_step, median_half_width (relative), peak_memory_kind, parameters,
+        energy_devices, measured_peak ({dtype, shape, drift}), per_rank (see ranks.per_rank),
+        cautions ([{code, message, remedy}]).
+
+    Raises:
+        UsageError: price_per_hour is not above 0.
+    """
+    if price_per_hour is not None and not (math.isfinite(price_per_hour) and price_per_hour > 0):
+        raise UsageError(f"price_per_hour={price_per_hour} must be above 0: give the price of the machine for one hour")
+    window = find_window(trial, steps)
+    unknown: dict[str, str] = {}
+    result: dict[str, Any] = dict.fromkeys(MEASURED_COLUMNS)
+    result |= {"window_start": window.start, "window_stop": window.stop, "warmup_source": window.source}
+    result |= {"steps_measured": len(window.rows), "steps_warmup": window.warmup}
+    result |= _memory(ranks, unknown)
+    if window.rows and window.start is not None and window.stop is not None:
+        result |= _times(window, unknown)
+        result |= _rates(window, unknown)
+        result["per_rank"] = per_rank(steps, ranks, window.start, window.stop)
+        result |= _utilisation(trial, ranks, result, unknown)
+        result |= _energy(trial, window, environment, telemetry, result, unknown)
+        result["rank_skew"] = max((r["skew"] for r in result["per_rank"] if r["skew"] is not None), default=None)
+    else:
+        reason = _why_empty(trial, steps)
+        unknown.update({name: reason for name in MEASURED_COLUMNS if result[name] is None and name not in unknown})
+        result["per_rank"] = []
+    rate = result["samples_per_second"]
+    if price_per_hour is None:
+        unknown["cost_per_million_samples"] = "no price was given (--price-per-hour)"
+    elif rate:
+        result["cost_per_million_samples"] = price_per_hour / 3600 / rate * 1e6
+    result["unknown"] = {name: unknown.get(name, "not measured") for name in MEASURED_COLUMNS if result[name] is None}
+    result["cautions"] = cautions.of_trial(trial, result, window.rows, environment, telemetry)
+    return result
+
+
+def find_window(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> Window:
+    """Return the steps that count: [start_iteration, stop_iteration), or all after the detected end of warm-up."""
+    rows = combine(steps)
+    if trial.start_iteration is not None and trial.stop_iteration is not None:
+        inside = [row for row in rows if trial.start_iteration <= row["step"] < trial.stop_iteration]
+        before = sum(row["step"] < trial.start_iteration for row in rows)
+        source = "given"
+    else:
+        before = statistics.warmup_steps([row["step_time_ms"] for row in rows])
+        inside = rows[before:]
+        source = "detected"
+    if not inside:
+        return Window([], None, None, before, source)
+    return Window(inside, inside[0]["step"], inside[-1]["step"] + 1, before, source)
+
+
+def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> str:
+    made = len(combine(steps))
+    if trial.start_iteration is not None and made:
+        return f"only {made} steps were finished, none in [{trial.start_iteration}, {trial.stop_iteration})"
+    return "no step was finished by every rank"
+
+
+def _times(window: Window, unknown: dict[str, str]) -> dict[str, Any]:
+    times = np.array([row["step_time_ms"] for row in window.rows])
+    described = statistics.describe(times)
+    low, high = statistics.median_interval(times)
+    values: dict[str, float | None] = {"step_time_ms": described["median"]}
+    values |= {f"step_time_ms_{name}": described[name] for name in ("p5", "p95", "mean", "std")}
+    values |= {"step_time_ms_low": low, "step_time_ms_high": high}
+    values["median_half_width"] = statistics.relative_half_width(times)
+    for name, value in values.items():
+        if value is None or not math.isfinite(value):
+            values[name] = None
+            unknown[name] = "one measured step has no spread; measure more steps"
+    for name in PHASES:
+        values[name] = median_of(window.rows, name)
+        if values[name] is None:
+            unknown[name] = "this part of the step was not measured"
+    return values
+
+
+def _rates(window: Window, unknown: dict[str, str]) -> dict[str, Any]:
+    seconds = float(np.median([row["step_time_ms"] for row in window.rows])) / 1000
+    columns = {
+        "samples_per_second": "samples",
+        "tokens_per_second": "real_tokens",
+        "padded_tokens_per_second": "padded_tokens",
+        "model_flops_per_second": "model_flops",
+    }
+    means = {source: _mean_count(window.rows, source) for source in columns.values()}
+    rates: dict[str, Any] = {}
+    for name, source in columns.items():
+        mean = means[source]
+        rates[name] = None if mean is None else mean / seconds
+        if mean is None:
+            unknown[name] = f"the step records hold no {source}"
+    real, padded = means["real_tokens"], means["padded_tokens"]
+    rates["padding_efficiency"] = real / padded if real is not None and padded else None
+    rates["samples_per_step"] = means["samples"]
+    return rates
+
+
+def _mean_count(rows: Sequence[Row], name: str) -> float | None:
+    values = [row.get(name) for row in rows]
+    if any(value is None or not math.isfinite(value) for value in values):
+        return None
+    return float(np.mean([value for value in values if value is not None]))
+
+
+def _memory(ranks: Mapping[int, Mapping[str, Any]], unknown: dict[str, str]) -> dict[str, Any]:
+    """Peak of the rank that needs most: what one device has to hold."""
+    records = [record for record in ranks.values() if record.get("peak_memory_bytes")]
+    if not records:
+        unknown["peak_memory_bytes"] = "no rank wrote down its peak memory"
+        return {"peak_memory_bytes": None, "peak_memory_kind": None, "parameters": None}
+    most = max(records, key=lambda record: int(record["peak_memory_bytes"]))
+    return {
+        "peak_memory_bytes": int(most["peak_memory_bytes"]),
+        "peak_memory_kind": most.get("peak_memory_kind"),
+        "parameters": most.get("parameters"),
+    }
+
+
+def _utilisation(
+    trial: Trial, ranks: Mapping[int, Mapping[str, Any]], result: Mapping[str, Any], unknown: dict[str, str]
+) -> dict[str, Any]:
+    """MFU against the measured peak: per rank the better of before and after the trial, summed over all ranks."""
+    peaks = {rank: _peak_of(record.get("measured_peak") or {}) for rank, record in ranks.items()}
+    missing = [rank for rank in range(trial.world_size) if not peaks.get(rank)]
+    if missing:
+        reason = f"rank {missing[0]} measured no peak" + (f" (nor {len(missing) - 1} others)" if missing[1:] else "")
+        unknown["mfu"] = unknown["measured_peak_flops"] = reason
+        return {"measured_peak": None}
+    total = sum(max(values) for values in peaks.values())
+    first = ranks[min(peaks)]["measured_peak"]
+    drift = max(max(values) / min(values) - 1 for values in peaks.values())
+    rate = result["model_flops_per_second"]
+    if rate is None:
+        unknown["mfu"] = unknown["model_flops_per_second"]
+    return {
+        "measured_peak_flops": total,
+        "mfu": None if rate is None else rate / total,
+        "measured_peak": {"dtype": first.get("dtype"), "shape": first.get("shape"), "drift": drift},
+    }
+
+
+def _peak_of(peak: Mapping[str, Any]) -> list[float]:
+    values = [peak.get("before"), peak.get("after")]
+    return [float(value) for value in values if value is not None and math.isfinite(value) and value > 0]
+
+
+def _energy(
+    trial: Trial,
+    window: Window,
+    environment: Mapping[str, Any],
+    telemetry: Sequence[Row],
+    result: Mapping[str, Any],
+    unknown: dict[str, str],
+) -> dict[str, Any]:
+    begin, end = window.rows[0]["start_ns"], window.rows[-1]["end_ns"]
+    if begin is None or end is None:
+        unknown["energy_joules"] = unknown["joules_per_sample"] = "the step records hold no times of day"
+        return {}
+    used = energy(telemetry, begin, end, trial.device, environment.get("telemetry_unavailable"))
+    samples = _mean_count(window.rows, "samples")
+    if used.joules is None:
+        unknown["energy_joules"] = unknown["joules_per_sample"] = used.reason or "not measured"
+        return {}
+    per_sample = used.joules / (samples * len(window.rows)) if samples else None
+    return {"energy_joules": used.joules, "joules_per_sample": per_sample, "energy_devices": list(used.devices)}

@@ -1,0 +1,1 @@
+"""Readers of what profilers write, one module per format."""

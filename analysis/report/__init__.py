@@ -1,0 +1,1 @@
+"""Figures, text tables and the HTML page."""

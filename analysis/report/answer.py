@@ -1,0 +1,215 @@
+"""The answer a report begins with: per model, the best configuration in sentences, and what it is held against."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.load import CONFIGURATION, LoadedTrial
+from analysis.metrics.ratio import Ratio, typical_time
+from analysis.report import tables
+
+Row = Mapping[str, Any]
+
+# A smaller batch within this of the best throughput is worth naming.
+_NEARLY = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One configuration, its rounds together."""
+
+    row: Row
+    """Row of the round whose step time is the median one."""
+    step_ms: Ratio
+    """Typical step time in ms with its interval, over all rounds."""
+    samples_per_second: float
+    """Samples per step / step_ms."""
+    rounds: int
+    """Processes measured."""
+    trials: tuple[LoadedTrial, ...]
+    """The rounds."""
+
+    @property
+    def rate_interval(self) -> tuple[float, float]:
+        """Interval of samples_per_second."""
+        work = self.samples_per_second * self.step_ms.value
+        return work / self.step_ms.high, work / self.step_ms.low
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One big number."""
+
+    label: str
+    """What it is."""
+    value: str
+    """The number with its unit."""
+    note: str
+    """Interval or meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was found for one model (preset, precision, sequence length, device)."""
+
+    headline: str
+    """One sentence."""
+    figures: tuple[Figure, ...]
+    """The big numbers."""
+    sentences: tuple[str, ...]
+    """What a reader can act on."""
+
+
+def points(trials: Sequence[LoadedTrial]) -> list[Point]:
+    """Return every measured throughput configuration, its rounds combined, in the order of tables.order."""
+    groups: dict[Any, list[LoadedTrial]] = defaultdict(list)
+    for trial in trials:
+        if trial.ok and trial.trial.kind == "throughput" and trial.row.get("samples_per_second"):
+            groups[(trial.trial.data, *trial.key())].append(trial)
+    found = []
+    for rounds in groups.values():
+        rounds.sort(key=lambda trial: float(trial.row["step_time_ms"]))
+        middle = rounds[len(rounds) // 2]
+        times = typical_time([trial.window_times() for trial in rounds])
+        work = float(np.median([trial.row["samples_per_second"] * trial.row["step_time_ms"] for trial in rounds]))
+        found.append(Point(middle.row, times, work / times.value, len(rounds), tuple(rounds)))
+    return sorted(found, key=lambda point: tables.order(point.row))
+
+
+def answers(found: Sequence[Point], ratios: Sequence[Row]) -> list[Answer]:
+    """Return one answer per model, the one measured most first."""
+    groups: dict[Any, list[Point]] = defaultdict(list)
+    for point in found:
+        groups[tuple(point.row[name] for name in ("task", "preset", "precision", "seq_len", "device"))].append(point)
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    return [_answer(group, ratios) for group in ordered]
+
+
+def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
+    """Return the answer of a run without any measurement."""
+    statuses = [str(trial.row["status"]) for trial in trials]
+    tally = ", ".join(f"{statuses.count(name)} {name}" for name in dict.fromkeys(statuses))
+    reasons = [str(trial.row["reason"]) for trial in trials if trial.row.get("reason")]
+    sentences = (f"The first reason given: {reasons[0]}",) if reasons else ()
+    profiled = [trial for trial in trials if trial.trial.kind == "profile" and trial.row["status"] == "ok"]
+    if profiled:
+        return Answer("This run holds profiles only: throughput was not measured.", (), ())
+    return Answer(f"Nothing was measured: of {len(trials)} trials, {tally}.", (), sentences)
+
+
+def _answer(group: Sequence[Point], ratios: Sequence[Row]) -> Answer:
+    best = max(group, key=lambda point: point.samples_per_second)
+    row = best.row
+    others = len({point.row["implementation"] for point in group}) > 1
+    headline = (
+        f"{row['implementation']} trains BERT-{row['preset']} {'fastest' if others else ''}".rstrip()
+        + f": {tables.number(best.samples_per_second)} samples/s with micro batch {tables.batch(row)} on {_where(row)} "
+        f"({row['precision']}, sequences of {row['seq_len']})."
+    )
+    sentences = [*_step_sentence(best), *_versus(best, ratios), *_smaller(best, group), *_close(best, group)]
+    return Answer(headline, tuple(_figures(best, ratios)), tuple(sentences))
+
+
+def _where(row: Row) -> str:
+    count, device = int(row["world_size"]), str(row["device"])
+    if device == "cpu":
+        return "the CPU, one rank on all cores" if count == 1 else f"the CPU, {count} ranks sharing its cores"
+    return f"{count} GPU{'s' if count > 1 else ''}"
+
+
+def _figures(best: Point, ratios: Sequence[Row]) -> list[Figure]:
+    row = best.row
+    per_sample = best.samples_per_second / row["samples_per_second"]
+    tokens = row["tokens_per_second"] * per_sample if row.get("tokens_per_second") is not None else None
+    figures = [
+        Figure("samples per second", tables.number(best.samples_per_second), f"{tables.interval(*best.rate_interval)}"),
+        Figure("real tokens per second", tables.number(tokens), _padding(row)),
+    ]
+    if row.get("mfu") is not None:
+        peak = f"of {tables.flops(row['measured_peak_flops'])} measured"
+        figures.append(Figure("MFU", tables.percent(row["mfu"] * per_sample), peak))
+    found = _ratio(best, ratios)
+    if found is not None and found["throughput_ratio"] is not None:
+        span = tables.interval(found["throughput_ratio_low"], found["throughput_ratio_high"], lambda x: f"{x:.2f}")
+        label = f"throughput against {found['reference']}"
+        decided = "" if found["decided"] != "cannot decide" else ", not decided"
+        figures.append(Figure(label, tables.ratio(found["throughput_ratio"]), f"{span}{decided}"))
+    return figures
+
+
+def _padding(row: Row) -> str:
+    padded, efficiency = row.get("padded_tokens_per_second"), row.get("padding_efficiency")
+    if padded is None or efficiency is None:
+        return "padding left out"
+    return f"{tables.percent(efficiency)} of all positions"
+
+
+def _step_sentence(best: Point) -> list[str]:
+    row, time = best.row, best.step_ms
+    span = "" if time.low == time.high else f" (95 % interval {tables.interval(time.low, time.high)} ms)"
+    samples = row["samples_per_step"]
+    amount = tables.count(samples) if float(samples).is_integer() else tables.number(samples)
+    memory = row.get("peak_memory_bytes")
+    parts = [f"One optimizer step of {amount} samples takes {tables.number(time.value)} ms{span}"]
+    if memory is not None:
+        parts.append(f"a rank needs {tables.size(memory)} of memory ({row.get('peak_memory_kind') or 'peak'})")
+    if row.get("cost_per_million_samples") is not None:
+        parts.append(f"a million samples cost {tables.number(row['cost_per_million_samples'])} at the given price")
+    return ["; ".join(parts) + "."]
+
+
+def _ratio(point: Point, ratios: Sequence[Row]) -> Row | None:
+    key = [point.row[name] for name in CONFIGURATION]
+    return next((item for item in ratios if [item[name] for name in CONFIGURATION] == key), None)
+
+
+def _versus(best: Point, ratios: Sequence[Row]) -> list[str]:
+    found = _ratio(best, ratios)
+    if found is None:
+        return []
+    if found["throughput_ratio"] is None:
+        return [f"It could not be held against {found['reference']}: {found['reason']}."]
+    value = found["throughput_ratio"]
+    saved = found["time_saved"]
+    change = f"{tables.percent(saved)} of the time saved" if saved >= 0 else f"{tables.percent(-saved)} more time"
+    text = f"At the same configuration its throughput is {value:.2f} times that of {found['reference']} ({change})"
+    verdict = {
+        "yes": "; the rounds decide that they differ.",
+        "no": "; the rounds show no difference.",
+        "cannot decide": f". This was measured, but it is not decided: {found['reason']}.",
+    }[found["decided"]]
+    return [text + verdict]
+
+
+def _smaller(best: Point, group: Sequence[Point]) -> list[str]:
+    """Name the smallest batch of the same kind that is nearly as fast."""
+    same = [p for p in group if all(p.row[name] == best.row[name] for name in CONFIGURATION if "batch" not in name)]
+    near = [p for p in same if p.samples_per_second >= _NEARLY * best.samples_per_second and p is not best]
+    near = [p for p in near if p.row["micro_batch_size"] < best.row["micro_batch_size"]]
+    if near:
+        small = min(near, key=lambda p: int(p.row["micro_batch_size"]))
+        share = small.samples_per_second / best.samples_per_second
+        return [
+            f"Micro batch {tables.batch(small.row)} already gives {tables.percent(share)} of that, in steps of "
+            f"{tables.number(small.step_ms.value)} ms."
+        ]
+    largest = max(int(p.row["micro_batch_size"]) for p in same)
+    if len(same) > 1 and largest == best.row["micro_batch_size"]:
+        return [
+            "It is the largest batch measured: a larger one may be faster still (--max-batch-search finds the limit)."
+        ]
+    return []
+
+
+def _close(best: Point, group: Sequence[Point]) -> list[str]:
+    """Say which other configurations the intervals do not tell from the best one."""
+    low = best.rate_interval[0]
+    close = [p for p in group if p is not best and p.rate_interval[1] >= low]
+    if not close:
+        return []
+    names = [f"{p.row['implementation']} batch {tables.batch(p.row)} on {tables.devices(p.row)}" for p in close[:3]]
+    more = f" and {len(close) - 3} more" if len(close) > 3 else ""
+    return [f"Its interval overlaps with {', '.join(names)}{more}: which of them is best is open."]

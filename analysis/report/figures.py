@@ -1,0 +1,371 @@
+"""Pictures of a run: PNG files drawn with matplotlib, in one style."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.load import LoadedTrial
+from analysis.report import tables
+from analysis.report.answer import Point
+from common.atomic import atomic_path
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+Row = Mapping[str, Any]
+
+# Okabe and Ito's palette: told apart also by the colour-blind. An implementation has the same colour in every picture.
+_NAMED = {"bertbench": "#0072B2", "hf": "#D55E00", "hf-compiled": "#E69F00", "hf-trainer": "#CC79A7"}
+_OTHERS = ("#009E73", "#56B4E9", "#8C6BB1", "#7F7F7F", "#A6761D")
+_PHASE_COLOURS = {
+    "data_wait_ms": ("data wait", "#B8BEC7"),
+    "forward_ms": ("forward", "#56B4E9"),
+    "backward_ms": ("backward", "#0072B2"),
+    "communication_ms": ("exposed communication", "#D55E00"),
+    "optimizer_ms": ("optimizer", "#009E73"),
+    "rest_ms": ("rest", "#E3E6EA"),
+}
+_INK, _FAINT = "#1F2933", "#E4E7EB"
+_DASHES = ("-", "--", ":", "-.")
+_MARKERS = ("o", "s", "^", "D")
+_MOST_PANELS = 6
+_MOST_TRIALS = 12
+_STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"],
+    "font.size": 9.5,
+    "axes.edgecolor": "#9AA5B1",
+    "axes.labelcolor": _INK,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _FAINT,
+    "grid.linewidth": 0.8,
+    "text.color": _INK,
+    "xtick.color": "#52606D",
+    "ytick.color": "#52606D",
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "legend.frameon": False,
+    # Names from outside may hold a dollar sign: it must not start a formula.
+    "text.parse_math": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture of a report."""
+
+    path: Path
+    """The PNG."""
+    title: str
+    """What it shows."""
+    caption: str
+    """How to read it."""
+    half: bool = False
+    """Drawn to stand beside another one."""
+
+
+def draw_all(
+    folder: Path, trials: Sequence[LoadedTrial], points: Sequence[Point], scaling: Sequence[Row]
+) -> list[Picture]:
+    """Write every picture that the run has data for. Raises StorageError."""
+    if not points:
+        return []
+    import matplotlib
+
+    pictures = []
+    with matplotlib.rc_context(_STYLE):
+        colours = colours_of([str(trial.trial.implementation) for trial in trials])
+        pictures.append(_throughput(folder, points, colours))
+        pictures.append(_latency(folder, points, colours))
+        if scaling:
+            pictures.append(_scaling(folder, scaling, colours))
+        pictures.append(_phases(folder, points))
+        pictures.append(_step_times(folder, points, colours))
+    return pictures
+
+
+def colours_of(implementations: Sequence[str]) -> dict[str, str]:
+    """Return a colour per implementation: fixed for known ones, by order of the alphabet for others."""
+    others = sorted(set(implementations) - set(_NAMED))
+    return {**_NAMED, **{name: _OTHERS[index % len(_OTHERS)] for index, name in enumerate(others)}}
+
+
+def _canvas(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> "tuple[Canvas, list[Axes]]":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, [axis for row in axes for axis in row]
+
+
+def _save(figure: "Canvas", path: Path) -> None:
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=170, facecolor="white")
+
+
+def _label(text: str) -> str:
+    """Names from outside, short and printable; a leading underscore would hide a legend entry."""
+    clean = "".join(character if character.isprintable() else " " for character in text)
+    clean = clean if len(clean) <= 40 else clean[:38] + "…"
+    return f" {clean}" if clean.startswith("_") else clean
+
+
+def _panels(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
+    """One panel per model and accumulation; the fullest ones where there are too many."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        row = point.row
+        accumulation = "" if row["grad_accum_steps"] == 1 else f", accumulation {row['grad_accum_steps']}"
+        task = "" if row["task"] == "pretrain" else f"{row['task']} "
+        title = f"{task}{row['preset']} · {row['precision']} · seq {row['seq_len']}{accumulation}"
+        groups.setdefault(title, []).append(point)
+    return sorted(groups.items(), key=lambda item: -len(item[1]))[:_MOST_PANELS]
+
+
+def _against_batch(
+    path: Path,
+    points: Sequence[Point],
+    colours: Mapping[str, str],
+    label: str,
+    value: Callable[[Point], tuple[float, float, float]],
+) -> bool:
+    """Draw one panel per model; return whether there is only one."""
+    panels = _panels(points)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = _canvas(5.2 if columns == 1 else 10.6, 3.7 * rows, rows, columns)
+    for axis, (title, members) in zip(axes, panels, strict=False):
+        _batch_panel(axis, members, colours, value)
+        axis.set_title(_label(title))
+        axis.set_xlabel("micro batch size (sequences per device and step)")
+        axis.set_ylabel(label)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    entries: dict[str, Any] = {}
+    for axis in axes[: len(panels)]:
+        entries |= {text: handle for handle, text in zip(*axis.get_legend_handles_labels(), strict=True)}
+    most = 2 if columns == 1 else 5
+    figure.legend(
+        entries.values(), entries.keys(), loc="outside upper left", ncols=min(most, len(entries)), fontsize=8.5
+    )
+    _save(figure, path)
+    return len(panels) == 1
+
+
+def _batch_panel(
+    axis: "Axes",
+    members: Sequence[Point],
+    colours: Mapping[str, str],
+    value: Callable[[Point], tuple[float, float, float]],
+) -> None:
+    lines: dict[tuple[str, str, int], list[Point]] = {}
+    strategies = {str(point.row["strategy"]) for point in members}
+    for point in members:
+        row = point.row
+        strategy = str(row["strategy"]) if len(strategies) > 1 else ""
+        lines.setdefault((str(row["implementation"]), strategy, int(row["world_size"])), []).append(point)
+    worlds = sorted({world for _, _, world in lines})
+    for (name, strategy, world), line in sorted(lines.items()):
+        line = sorted(line, key=lambda point: int(point.row["micro_batch_size"]))
+        batches = [int(point.row["micro_batch_size"]) for point in line]
+        middle, low, high = zip(*(value(point) for point in line), strict=True)
+        errors = [[m - a for m, a in zip(middle, low, strict=True)], [b - m for m, b in zip(middle, high, strict=True)]]
+        style = worlds.index(world)
+        axis.errorbar(
+            batches,
+            middle,
+            yerr=[[max(0.0, error) for error in side] for side in errors],
+            color=colours[name],
+            linestyle=_DASHES[style % len(_DASHES)],
+            marker=_MARKERS[style % len(_MARKERS)],
+            markersize=5,
+            markerfacecolor=colours[name] if style == 0 else "white",
+            linewidth=1.8,
+            capsize=3,
+            label=_label(f"{name}{f' {strategy}' if strategy else ''}, {world} {line[0].row['device']}"),
+        )
+    ticks = sorted({int(point.row["micro_batch_size"]) for point in members})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.minorticks_off()
+    axis.set_ylim(bottom=0)
+    axis.grid(axis="x", visible=False)
+
+
+def _throughput(folder: Path, points: Sequence[Point], colours: Mapping[str, str]) -> Picture:
+    path = folder / "throughput.png"
+    half = _against_batch(
+        path, points, colours, "samples per second", lambda p: (p.samples_per_second, *p.rate_interval)
+    )
+    caption = "Sequences trained per second over all devices of a trial. Bars: 95 % interval. Higher is better."
+    return Picture(path, "Throughput against batch size", caption, half)
+
+
+def _latency(folder: Path, points: Sequence[Point], colours: Mapping[str, str]) -> Picture:
+    path = folder / "latency.png"
+    half = _against_batch(
+        path, points, colours, "step time (ms)", lambda p: (p.step_ms.value, p.step_ms.low, p.step_ms.high)
+    )
+    caption = "Median time of one optimizer step of the slowest rank. Bars: 95 % interval. Lower is better."
+    return Picture(path, "Step time against batch size", caption, half)
+
+
+def _scaling(folder: Path, scaling: Sequence[Row], colours: Mapping[str, str]) -> Picture:
+    kinds = [kind for kind in ("weak", "strong") if any(row["scaling"] == kind for row in scaling)]
+    figure, axes = _canvas(10.6 if len(kinds) > 1 else 5.2, 3.3, 1, len(kinds), sharey=True)
+    for axis, kind in zip(axes, kinds, strict=True):
+        lines: dict[tuple[Any, ...], list[Row]] = {}
+        for row in scaling:
+            if row["scaling"] == kind:
+                batch = row["micro_batch_size"] if kind == "weak" else row["global_batch_size"]
+                names = ("implementation", "strategy", "preset", "precision", "seq_len")
+                lines.setdefault((*(row[n] for n in names), batch), []).append(row)
+        biggest = {str(key[0]): max(k[-1] for k in lines if k[0] == key[0]) for key in lines}
+        for key, line in lines.items():
+            strong = key[-1] == biggest[str(key[0])]
+            axis.plot(
+                [row["world_size"] for row in line],
+                [100 * row["efficiency"] for row in line],
+                color=colours[str(key[0])],
+                marker="o",
+                markersize=5,
+                linewidth=1.8,
+                alpha=1.0 if strong else 0.35,
+                label=_label(f"{key[0]}, batch {key[-1]}") if strong else None,
+            )
+        sizes = sorted({row["world_size"] for row in scaling if row["scaling"] == kind})
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(sizes, [str(value) for value in sizes])
+        axis.minorticks_off()
+        axis.axhline(100, color="#9AA5B1", linewidth=1)
+        axis.set_ylim(0, max(110.0, 105 * max(row["efficiency"] for row in scaling)))
+        held = "batch per device kept" if kind == "weak" else "global batch kept"
+        axis.set_title(f"{kind} scaling ({held})")
+        axis.set_xlabel("devices")
+        axis.legend(loc="lower left", fontsize=8.5)
+    axes[0].set_ylabel("efficiency (%)")
+    path = folder / "scaling.png"
+    _save(figure, path)
+    shared = any(row["basis"] == "same total cores" for row in scaling)
+    basis = "CPU ranks share the same cores, so 100 % means no loss from splitting them. " if shared else ""
+    caption = f"Throughput relative to the smallest device count. {basis}Full lines: the largest batch; faint: smaller."
+    return Picture(path, "Scaling efficiency", caption)
+
+
+def _phases(folder: Path, points: Sequence[Point]) -> Picture:
+    shown = _representative(points)
+    figure, (axis,) = _canvas(10.6, 0.9 + 0.3 * len(shown))
+    labels = [_label(_name(point, points)) for point in shown]
+    left = [0.0] * len(shown)
+    for column, (label, colour) in _PHASE_COLOURS.items():
+        values = [_phase_share(point.row, column) for point in shown]
+        if max(values) > 0.0005:
+            axis.barh(range(len(shown)), values, left=left, color=colour, label=label, height=0.68)
+            for index, value in enumerate(values):
+                if value >= 6:
+                    ink = "white" if column in ("backward_ms", "communication_ms", "optimizer_ms") else _INK
+                    axis.text(
+                        left[index] + value / 2, index, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8
+                    )
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    axis.set_yticks(range(len(shown)), labels)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 100)
+    axis.set_xlabel("share of a step (%)")
+    axis.grid(axis="y", visible=False)
+    figure.legend(loc="outside upper left", ncols=6, fontsize=8.5)
+    path = folder / "phases.png"
+    _save(figure, path)
+    caption = (
+        "Medians over the window, of the slowest rank in each step. "
+        "Exposed communication is what the backward pass could not hide."
+    )
+    return Picture(path, "Where a step's time goes", caption)
+
+
+def _phase_share(row: Row, column: str) -> float:
+    total = sum(float(row.get(name) or 0.0) for name in _PHASE_COLOURS if name != "rest_ms")
+    step = max(float(row["step_time_ms"]), total)
+    value = step - total if column == "rest_ms" else float(row.get(column) or 0.0)
+    return 100 * value / step
+
+
+def _representative(points: Sequence[Point]) -> list[Point]:
+    """All configurations, or the ones of the largest batches where there are many."""
+    shown = list(points)
+    while len(shown) > _MOST_TRIALS:
+        smallest = min(shown, key=lambda p: int(p.row["micro_batch_size"]))
+        shown.remove(smallest)
+    return shown
+
+
+def _name(point: Point, among: Sequence[Point]) -> str:
+    """Name a configuration by what differs."""
+    row = point.row
+    parts = [str(row["implementation"])]
+    if len({tables.model(p.row) for p in among}) > 1:
+        parts.append(tables.model(row))
+    if len({p.row["strategy"] for p in among}) > 1:
+        parts.append(str(row["strategy"]))
+    parts += [f"batch {tables.batch(row)}", tables.devices(row)]
+    return ", ".join(parts)
+
+
+def _step_times(folder: Path, points: Sequence[Point], colours: Mapping[str, str]) -> Picture:
+    shown = _representative(points)
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns)
+    figure, axes = _canvas(10.6, 0.4 + 1.75 * rows, rows, columns)
+    for axis, point in zip(axes, shown, strict=False):
+        trial = point.trials[len(point.trials) // 2]
+        numbers = [int(step["step"]) for step in trial.steps]
+        times = [float(step["step_time_ms"]) for step in trial.steps]
+        colour = colours[str(point.row["implementation"])]
+        start, stop = int(point.row["window_start"]), int(point.row["window_stop"])
+        if numbers[0] < start:
+            axis.axvspan(numbers[0] - 0.5, start - 0.5, color="#F3D9B1", alpha=0.6, linewidth=0)
+        if numbers[-1] >= stop:
+            axis.axvspan(stop - 0.5, numbers[-1] + 0.5, color=_FAINT, alpha=0.8, linewidth=0)
+        axis.plot(numbers, times, color=colour, linewidth=0.9, marker="o", markersize=2.2)
+        axis.axhline(float(point.row["step_time_ms"]), color=_INK, linewidth=0.8, linestyle=":")
+        top = max(1.6 * float(point.row["step_time_ms"]), 1.1 * float(point.row["step_time_ms_p95"]))
+        axis.set_ylim(0, top)
+        _mark_cut(axis, numbers, times, top, colour)
+        axis.set_title(_label(_name(point, points)), fontsize=8.5, fontweight="normal")
+        axis.tick_params(labelsize=8)
+    for axis in axes[len(shown) :]:
+        axis.set_visible(False)
+    figure.supxlabel("step", fontsize=9)
+    figure.supylabel("step time (ms)", fontsize=9)
+    path = folder / "step_times.png"
+    _save(figure, path)
+    left_out = (
+        f" The {len(shown)} largest batches of {len(points)} configurations are shown."
+        if len(shown) < len(points)
+        else ""
+    )
+    caption = (
+        "Every step of one round. Shaded: warm-up, left out of every number. Dotted: the median. "
+        f"Triangles: steps beyond the axis.{left_out}"
+    )
+    return Picture(path, "Step times", caption)
+
+
+def _mark_cut(axis: "Axes", numbers: Sequence[int], times: Sequence[float], top: float, colour: str) -> None:
+    beyond = [number for number, time in zip(numbers, times, strict=True) if time > top and math.isfinite(time)]
+    axis.plot(beyond, [top * 0.96] * len(beyond), linestyle="none", marker="^", color=colour, markersize=4.5)

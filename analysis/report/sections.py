@@ -1,0 +1,273 @@
+"""The parts of a report between the answer and the pictures: facts, cautions, tables, environment."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.load import LoadedTrial
+from analysis.metrics.breakdown import Breakdown
+from analysis.metrics.cautions import Caution
+from analysis.report import tables
+
+Row = Mapping[str, Any]
+
+_MOST_NAMED = 4
+_MOST_RANK_TRIALS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CautionGroup:
+    """One kind of doubt, and the trials it is about."""
+
+    code: str
+    """Short stable name."""
+    messages: tuple[str, ...]
+    """What was seen, each message once."""
+    where: str
+    """Which trials, in words; empty for the whole run."""
+    remedy: str
+    """What to do."""
+
+
+def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
+    """Return what ran and on what, as (name, value)."""
+    shown = [trial for trial in trials if trial.trial.kind != "profile"] or list(trials)
+    values = [trial.trial for trial in shown]
+
+    def listed(name: str) -> str:
+        return ", ".join(str(value) for value in sorted({getattr(value, name) for value in values}))
+
+    statuses = [str(trial.row["status"]) for trial in trials]
+    tally = ", ".join(f"{statuses.count(name)} {name}" for name in dict.fromkeys(statuses))
+    first = next((trial.environment for trial in trials if trial.environment), {})
+    rounds = len({value.round for value in values})
+    return [
+        ("machine", _machine(first)),
+        ("model", f"BERT {listed('preset')}, sequences of {listed('seq_len')}, {listed('precision')}"),
+        ("task", f"{listed('task')}, data: {', '.join(sorted({_data(value.data) for value in values}))}"),
+        ("implementations", f"{listed('implementation')} (strategy {listed('strategy')})"),
+        ("swept", f"micro batch {listed('micro_batch_size')}; devices {listed('world_size')}"),
+        ("trials", f"{len(trials)} ({tally}), {rounds} round{'s' if rounds > 1 else ''}"),
+        ("software", _software(first)),
+    ]
+
+
+def _data(source: str) -> str:
+    return source if source.startswith("synthetic") else f"folder {source.rstrip('/').rsplit('/', 1)[-1]}"
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    cpu = environment.get("cpu") or {}
+    gpus = [str(gpu.get("name")) for gpu in environment.get("gpus") or []]
+    parts = [f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus)]  # noqa: RUF001
+    cores = cpu.get("physical_cores")
+    parts.append(str(cpu.get("model") or environment.get("device_name") or "not recorded"))
+    if cores:
+        parts.append(f"{cores} cores")
+    if environment.get("memory_bytes"):
+        parts.append(tables.size(environment["memory_bytes"]))
+    return ", ".join(parts)
+
+
+def _software(environment: Mapping[str, Any]) -> str:
+    libraries = environment.get("libraries") or {}
+    names = [f"{name} {libraries[name]}" for name in ("torch", "transformers") if libraries.get(name)]
+    system = [str(environment[name]) for name in ("system",) if environment.get(name)]
+    python = [f"Python {environment['python']}"] if environment.get("python") else []
+    return ", ".join([*names, *python, *system]) or "not recorded"
+
+
+def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str:
+    """Return what this run can and cannot decide, in two sentences at most; empty where nothing was compared."""
+    measured = [row for row in ratios if row["throughput_ratio"] is not None]
+    if not measured:
+        return ""
+    undecided = [row for row in measured if row["decided"] == "cannot decide"]
+    if not undecided:
+        return f"All {len(measured)} comparisons with {ratios[0]['reference']} are decided by repeated rounds."
+    if all(trial.trial.round == 0 for trial in trials):
+        return (
+            "One round was run. It decides how fast each trial was in its own process, and how precisely that median "
+            "is known. It cannot decide whether two implementations differ by as much as is shown: a process can be "
+            "fast or slow as a whole. Three interleaved rounds (--rounds 3) decide that."
+        )
+    return (
+        f"{len(measured) - len(undecided)} of {len(measured)} comparisons with {ratios[0]['reference']} are decided; "
+        "the others need at least three rounds per side."
+    )
+
+
+def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -> list[CautionGroup]:
+    """Return the cautions of the run, then those of its trials, equal ones together, the most frequent first."""
+    groups: dict[str, list[tuple[LoadedTrial, Row]]] = defaultdict(list)
+    for trial in trials:
+        for caution in trial.row.get("cautions") or []:
+            groups[caution["code"]].append((trial, caution))
+    found = [CautionGroup(item.code, (item.message,), "", item.remedy) for item in of_run]
+    for code, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+        messages = tuple(dict.fromkeys(caution["message"] for _, caution in members))
+        names = list(dict.fromkeys(_short(trial) for trial, _ in members))
+        where = "; ".join(names[:_MOST_NAMED])
+        if len(names) > _MOST_NAMED:
+            where += f"; and {len(names) - _MOST_NAMED} more"
+        if len(names) == len(trials) and len(trials) > 1:
+            where = "every trial"
+        shown = messages[:_MOST_NAMED]
+        found.append(CautionGroup(code, shown, where, members[0][1]["remedy"]))
+    failed = [trial for trial in trials if trial.row["status"] != "ok"]
+    if failed:
+        messages = tuple(dict.fromkeys(f"{_short(trial)}: {tables.status(trial.row)}" for trial in failed))
+        remedy = "more stands in log.txt of the trial's folder; --retry-failed runs such trials again"
+        found.append(CautionGroup("failed", messages[:_MOST_NAMED], "", remedy))
+    return found
+
+
+def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
+    """Return every trial that has no result, with its status and the whole reason."""
+    return [(_short(trial), tables.status(trial.row)) for trial in trials if trial.row["status"] != "ok"]
+
+
+def _short(trial: LoadedTrial) -> str:
+    row = trial.row
+    profile = "profile of " if row["kind"] == "profile" else ""
+    return f"{profile}{row['implementation']} batch {tables.batch(row)} on {tables.devices(row)}"
+
+
+def results(rows: Sequence[Row], ratios: Sequence[Row]) -> tables.Table:
+    """Return the table of all trials, failed ones too."""
+    columns = tables.result_columns(ratios)
+    if not ratios:
+        columns = [column for column in columns if not column.heading.startswith("×")]  # noqa: RUF001
+    columns = tables.without_constant_model(columns, rows)
+    if len({row.get("round") for row in rows}) > 1:
+        columns.insert(1, tables.measured("round", "round", tables.count))
+    if any(row.get("joules_per_sample") is not None for row in rows):
+        columns.insert(-1, tables.measured("J/sample", "joules_per_sample"))
+    if any(row.get("cost_per_million_samples") is not None for row in rows):
+        columns.insert(-1, tables.measured("cost / 10⁶ samples", "cost_per_million_samples"))
+    columns[-1] = tables.Column("status", _status_word, _status_word, False, title=tables.status)
+    columns.insert(-1, tables.measured("steps", "steps_measured", tables.count))
+    columns.insert(-1, tables.measured("warm-up", "steps_warmup", tables.count))
+    return tables.build("results", columns, rows)
+
+
+def _status_word(row: Row) -> str:
+    return str(row["status"])
+
+
+def rank_tables(trials: Sequence[LoadedTrial]) -> list[tables.Table]:
+    """Return the table of ranks of the trials with several; those with the largest skew where there are many."""
+    several = [
+        trial for trial in trials if trial.ok and len(trial.row["per_rank"]) > 1 and trial.trial.kind != "profile"
+    ]
+    if not several:
+        return []
+    several = sorted(several, key=lambda trial: -(trial.row["rank_skew"] or 0.0))[:_MOST_RANK_TRIALS]
+    rows = [{**rank, "trial": _short(trial)} for trial in several for rank in trial.row["per_rank"]]
+    columns = [
+        tables.plain("trial", "trial"),
+        tables.measured("rank", "rank", tables.count),
+        tables.measured("step ms", "step_time_ms"),
+        tables.measured("own work ms", "work_ms"),
+        tables.measured("data wait ms", "data_wait_ms"),
+        tables.measured("exposed comm. ms", "communication_ms"),
+        tables.measured("skew", "skew", tables.percent),
+        tables.measured("slowest in", "slowest_share", tables.percent),
+        tables.measured("peak memory", "peak_memory_bytes", tables.size),
+    ]
+    if any(row["straggler"] for row in rows):
+        columns.append(tables.Column("straggler", _straggler, _straggler, False))
+    return [tables.build("ranks", columns, rows)]
+
+
+def _straggler(row: Row) -> str:
+    return "straggler" if row["straggler"] else ""
+
+
+def scaling_tables(scaling: Sequence[Row]) -> list[tables.Table]:
+    """Return the table of scaling efficiencies where there are any."""
+    rows = [row for row in scaling if row["world_size"] != row["base_world_size"]]
+    if not rows:
+        return []
+    columns = [
+        tables.plain("scaling", "scaling"),
+        tables.plain("implementation", "implementation"),
+        tables.Column("model", tables.model, tables.model, False),
+        tables.Column(
+            "devices", lambda row: row["world_size"], lambda r: f"{r['base_world_size']} → {r['world_size']}"
+        ),
+        tables.measured("batch per device", "micro_batch_size", tables.count),
+        tables.measured("global batch", "global_batch_size", tables.count),
+        tables.measured("samples/s", "samples_per_second"),
+        tables.measured("speed-up", "speedup", tables.ratio),
+        tables.measured("efficiency", "efficiency", tables.percent),
+        tables.plain("measured against", "basis"),
+    ]
+    return [tables.build("scaling", tables.without_constant_model(columns, rows), rows)]
+
+
+def profile_tables(profile: Breakdown) -> list[tuple[str, tables.Table]]:
+    """Return (heading, table) of one profile: steps, phases, families, operators."""
+    share = tables.measured("share", "share", tables.percent)
+    total = tables.measured("ms", "total_ms")
+    found = [
+        (
+            "Steps",
+            [
+                tables.measured("step", "step", tables.count),
+                tables.measured("wall ms", "wall_ms"),
+                tables.measured("busy ms", "busy_ms"),
+                tables.measured("busy", "busy_share", tables.percent),
+            ],
+            profile.steps,
+        ),
+        ("Phases of the loop", [tables.plain("phase", "phase"), total, share], profile.phases),
+        ("Kinds of work", [tables.plain("kind", "family"), total, share], profile.families),
+        (
+            f"{profile.source} that take most",
+            [
+                tables.plain("name", "name"),
+                tables.plain("kind", "family"),
+                tables.measured("calls", "calls", tables.count),
+                total,
+                share,
+            ],
+            profile.operators,
+        ),
+    ]
+    return [(heading, tables.build("profile", columns, rows)) for heading, columns, rows in found if rows]
+
+
+def environment(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
+    """Return the machine in detail, from the first trial that recorded it, as (name, value)."""
+    first = next((trial.environment for trial in trials if trial.environment), {})
+    rows: list[tuple[str, str]] = []
+    for name, value in first.items():
+        if name in ("schema_version", "topology") or value in (None, {}, []):
+            continue
+        rows.append((name.replace("_", " "), _flat(name, value)))
+    ranks = next((trial.ranks for trial in trials if trial.ok and trial.ranks), {})
+    if ranks:
+        record = ranks[min(ranks)]
+        if record.get("parameters"):
+            rows.append(("parameters", tables.count(record["parameters"])))
+        seconds = record.get("seconds") or {}
+        if seconds:
+            named = [f"{name.replace('_', ' ')} {tables.number(value)} s" for name, value in seconds.items()]
+            rows.append(("a trial's time (rank 0 of the first)", ", ".join(named)))
+    return rows
+
+
+def _flat(name: str, value: Any) -> str:
+    if name == "memory_bytes":
+        return tables.size(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "; ".join(
+            f"{key.replace('_', ' ')}: {_flat(key, item)}" for key, item in value.items() if item is not None
+        )
+    if isinstance(value, list | tuple):
+        return ", ".join(_flat("", item) for item in value)
+    return tables.number(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,244 @@
+"""How numbers are written, and the tables of a report as rows of named columns."""
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.load import CONFIGURATION
+from common.atomic import atomic_path
+
+Row = Mapping[str, Any]
+
+UNKNOWN = "–"  # noqa: RUF001  an en dash, as tables have it
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """Three significant digits, thousands separated: 0.0123, 8.16, 182, 18,148."""
+    if not _known(value):
+        return UNKNOWN
+    value = float(value)
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(value)))
+    return f"{value:,.{max(0, digits - 1 - magnitude)}f}" if magnitude >= -3 else f"{value:.2g}"
+
+
+def fine(value: Any) -> str:
+    """Four significant digits, for the ends of intervals."""
+    return number(value, 4)
+
+
+def percent(value: Any) -> str:
+    """A fraction as a percentage with one decimal below 100."""
+    if not _known(value):
+        return UNKNOWN
+    return f"{100 * value:.1f} %" if abs(value) < 1 else f"{100 * value:.0f} %"
+
+
+def size(value: Any) -> str:
+    """Bytes in binary units."""
+    if not _known(value):
+        return UNKNOWN
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1000:
+            return f"{number(amount)} {unit}"
+        amount /= 1024
+    return f"{number(amount)} TiB"
+
+
+def flops(value: Any) -> str:
+    """FLOP/s with a decimal prefix."""
+    if not _known(value):
+        return UNKNOWN
+    amount, units = float(value), ("", "k", "M", "G", "T", "P")
+    step = 0 if amount <= 0 else min(len(units) - 1, int(math.log10(amount) // 3))
+    return f"{amount / 1000**step:.3g} {units[step]}FLOP/s"
+
+
+def interval(low: Any, high: Any, form: Callable[[Any], str] = fine) -> str:
+    """Return "low to high", or a dash where either is unknown."""
+    return f"{form(low)}–{form(high)}" if _known(low) and _known(high) else UNKNOWN  # noqa: RUF001
+
+
+def ratio(value: Any) -> str:
+    """A factor with two decimals."""
+    return f"{value:.2f} ×" if _known(value) else UNKNOWN  # noqa: RUF001
+
+
+def count(value: Any) -> str:
+    """A whole number with separators."""
+    return f"{int(value):,}" if _known(value) else UNKNOWN
+
+
+def _known(value: Any) -> bool:
+    return value is not None and not isinstance(value, str) and math.isfinite(value)
+
+
+def devices(row: Row) -> str:
+    """Return "2 cpu"."""
+    return f"{row['world_size']} {row['device']}"
+
+
+def batch(row: Row) -> str:
+    """Return micro batch, with accumulation where there is any."""
+    accumulation = int(row.get("grad_accum_steps") or 1)
+    return f"{row['micro_batch_size']}" + (f" × {accumulation}" if accumulation > 1 else "")  # noqa: RUF001
+
+
+def model(row: Row) -> str:
+    """Return preset, precision and sequence length."""
+    return f"{row['preset']} {row['precision']} {row['seq_len']}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One value of a table, ready to show and to sort."""
+
+    text: str
+    """What is shown."""
+    sort: float | str
+    """What it is sorted by."""
+    title: str = ""
+    """More, on hovering."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table to show."""
+
+    name: str
+    """Short name, also of its CSV file."""
+    headings: tuple[str, ...]
+    """Column headings, with units."""
+    rows: tuple[tuple[Cell, ...], ...]
+    """Cells, as many per row as headings."""
+    numeric: tuple[bool, ...]
+    """Per column: whether it is a number, and so aligned to the right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How one column of a table comes out of a row."""
+
+    heading: str
+    """Heading with unit."""
+    value: Callable[[Row], Any]
+    """What it is sorted by."""
+    text: Callable[[Row], str]
+    """What is shown."""
+    numeric: bool = True
+    """Aligned to the right, sorted by value."""
+    title: Callable[[Row], str] | None = None
+    """What is shown on hovering."""
+
+
+def plain(heading: str, name: str) -> Column:
+    """A column of text."""
+    return Column(heading, lambda row: str(row.get(name) or ""), lambda row: str(row.get(name) or UNKNOWN), False)
+
+
+def measured(heading: str, name: str, form: Callable[[Any], str] = number) -> Column:
+    """A column of numbers; hovering over a dash says why the number is not known."""
+    return Column(
+        heading, lambda row: row.get(name), lambda row: form(row.get(name)), title=lambda row: _why(row, name)
+    )
+
+
+def _why(row: Row, name: str) -> str:
+    return str((row.get("unknown") or {}).get(name, "")) if row.get(name) is None else ""
+
+
+def build(name: str, columns: Sequence[Column], rows: Sequence[Row]) -> Table:
+    """Make a table of `rows`."""
+
+    def cell(column: Column, row: Row) -> Cell:
+        value = column.value(row)
+        if column.numeric:
+            value = float(value) if _known(value) else -math.inf
+        return Cell(column.text(row), value, column.title(row) if column.title else "")
+
+    return Table(
+        name,
+        tuple(column.heading for column in columns),
+        tuple(tuple(cell(column, row) for column in columns) for row in rows),
+        tuple(column.numeric for column in columns),
+    )
+
+
+def ratio_lookup(ratios: Sequence[Row]) -> Callable[[Row], Row | None]:
+    """Return a function that finds the ratio of a result row."""
+    names = [name for name in ratios[0] if name in CONFIGURATION] if ratios else []
+    found = {tuple(item[name] for name in names): item for item in ratios}
+    return lambda row: found.get(tuple(row.get(name) for name in names)) if names else None
+
+
+def result_columns(ratios: Sequence[Row]) -> list[Column]:
+    """Columns of the table of all trials."""
+    find = ratio_lookup(ratios)
+    reference = ratios[0]["reference"] if ratios else "hf"
+
+    def of(row: Row) -> Any:
+        return (find(row) or {}).get("throughput_ratio") if row.get("status") == "ok" else None
+
+    def decided(row: Row) -> str:
+        found = find(row)
+        return f"differs: {found['decided']} ({found['reason']})" if found else ""
+
+    return [
+        plain("implementation", "implementation"),
+        Column("model", lambda row: model(row), model, False),
+        Column("devices", lambda row: row["world_size"], devices),
+        Column("batch", lambda row: row["micro_batch_size"], batch),
+        measured("samples/s", "samples_per_second"),
+        measured("tokens/s", "tokens_per_second"),
+        measured("step ms", "step_time_ms"),
+        Column(
+            "95 % interval",
+            lambda row: row.get("step_time_ms_low"),
+            lambda row: interval(row.get("step_time_ms_low"), row.get("step_time_ms_high")),
+            title=lambda row: _why(row, "step_time_ms_low"),
+        ),
+        measured("MFU", "mfu", percent),
+        measured("peak memory", "peak_memory_bytes", size),
+        Column(f"× {reference}", of, lambda row: ratio(of(row)), title=decided),  # noqa: RUF001
+        Column("status", lambda row: row["status"], status, False),
+    ]
+
+
+def without_constant_model(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
+    """Leave the model's column out where all rows have the same."""
+    same = len({model(row) for row in rows}) == 1
+    return [column for column in columns if not (same and column.heading == "model")]
+
+
+def status(row: Row) -> str:
+    """Status, with what failed."""
+    reason = str(row.get("reason") or "")
+    return str(row["status"]) + (f": {reason}" if reason and row["status"] != "ok" else "")
+
+
+def order(row: Row) -> tuple[Any, ...]:
+    """Sort key of result rows: model, then batch and devices, so that implementations stand beside each other."""
+    return (
+        str(row["preset"]),
+        str(row["precision"]),
+        int(row["seq_len"]),
+        int(row["world_size"]),
+        int(row["micro_batch_size"]),
+        int(row["grad_accum_steps"]),
+        str(row["implementation"]),
+        int(row.get("round") or 0),
+    )
+
+
+def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> None:
+    """Write plain values, unknown ones as empty fields. Raises StorageError."""
+    names = list(columns or dict.fromkeys(name for row in rows for name in row))
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names, extrasaction="ignore", restval="")
+        writer.writeheader()
+        writer.writerows({name: "" if row.get(name) is None else row[name] for name in names} for row in rows)
