@@ -1,0 +1,1 @@
+"""The harness: plans trials, launches them, measures them, records them."""

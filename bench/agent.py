@@ -1,0 +1,38 @@
+"""torchrun as a child of the harness: starts the ranks, ends with them, writes down which of them failed and how."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from analysis.records import write_record
+from bench.processes import die_with_parent
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun with argv[1:]; on failure write the ranks' exit codes to argv[0]."""
+    die_with_parent(signal.SIGKILL)
+    failures_path = Path(argv[0])
+    began = time.perf_counter()
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    import_seconds = time.perf_counter() - began
+    failures = []
+    try:
+        run(parse_args(argv[1:]))
+    except ChildFailedError as error:
+        failures = [
+            {"rank": rank, "exit_code": failure.exitcode, "time": failure.timestamp}
+            for rank, failure in sorted(error.failures.items())
+        ]
+    write_record(failures_path, {"failures": failures, "import_seconds": import_seconds})
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # taking torch apart costs half a second per trial

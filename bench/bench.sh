@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# The whole measurement in one go: text -> HDF5 shards -> sweep -> profile -> report. `make bench` calls it.
+#
+#   bash bench/bench.sh [folder of .txt files]
+#
+# Without a folder a small text corpus is generated. Environment:
+#   OUT           run directory                      (runs/bench)
+#   PRESET        model shape                        (mini; base on GPUs)
+#   BATCH_SIZES   micro batches                      ("4 8 16"; "32 64 128" on GPUs)
+#   DEVICES       device counts                      ("1 2"; on GPUs 1 2 4 ... up to all)
+#   PRECISION     fp32 bf16 fp16 tf32 auto           (auto: bf16 where the hardware has it)
+#   MAX_SECONDS   longest measuring per trial, s     (6; 20 on GPUs)
+#   ROUNDS        repetitions; 3 or more decide      (1)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [[ $# -gt 1 || ${1:-} == -* ]]; then
+    sed -n '2,14s/^# \{0,1\}//p' "$0"
+    [[ ${1:-} == -h || ${1:-} == --help ]] && exit 0 || exit 2
+fi
+if bertbench doctor --has cuda; then
+    : "${PRESET:=base}" "${BATCH_SIZES:=32 64 128}" "${DEVICES:=}" "${MAX_SECONDS:=20}"
+else
+    : "${PRESET:=mini}" "${BATCH_SIZES:=4 8 16}" "${MAX_SECONDS:=6}"
+    if [[ -z ${DEVICES:-} ]]; then
+        DEVICES=1
+        [[ $(nproc) -ge 2 ]] && DEVICES="1 2"
+    fi
+fi
+: "${OUT:=runs/bench}" "${PRECISION:=auto}" "${ROUNDS:=1}"
+read -ra batch_sizes <<<"$BATCH_SIZES"
+devices=()
+[[ -n $DEVICES ]] && read -ra devices <<<"$DEVICES"
+
+if [[ $# -eq 1 ]]; then
+    source_options=(--input "$1")
+else
+    source_options=(--generate 1000000)
+fi
+echo "== 1/4 data"
+bertbench data pretrain "${source_options[@]}" --output "$OUT/data" --seq-len 128 --dupe-factor 1
+echo "== 2/4 throughput"
+common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$OUT/data" --out "$OUT")
+status=0
+bertbench throughput pretrain "${common[@]}" --batch-sizes "${batch_sizes[@]}" ${devices:+--devices "${devices[@]}"} \
+    --implementations bertbench hf --max-seconds "$MAX_SECONDS" --min-steps 8 --rounds "$ROUNDS" || status=$?
+[[ $status -eq 0 || $status -eq 3 ]] || exit "$status"
+echo "== 3/4 profile of three iterations"
+bertbench profile pretrain "${common[@]}" --batch-sizes "${batch_sizes[-1]}" --profiler torch --start 3 --stop 6
+echo "== 4/4 report"
+bertbench report "$OUT"
+exit "$status"

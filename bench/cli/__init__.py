@@ -1,0 +1,1 @@
+"""The `bertbench` command. The only place that prints or exits."""

@@ -1,0 +1,83 @@
+"""Entry point: picks the command, runs it, turns expected errors into one message and an exit code.
+
+Exit codes: 0 done, 1 a check failed (compare), 2 bad usage or input, 3 part of a sweep failed, 130 interrupted.
+"""
+
+import importlib
+import signal
+import sys
+import types
+
+from common.errors import BertbenchError
+
+# name -> (module, one line of help); a module is imported when its command is called.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "doctor": ("bench.cli.doctor", "what this machine is, which tools can run, the remedy for each lack"),
+    "data": ("bench.cli.data", "prepare inputs: `data pretrain` turns text into HDF5 shards"),
+    "throughput": ("bench.cli.throughput", "sweep batch sizes, devices, precisions, implementations; measure each"),
+    "profile": ("bench.cli.profile", "run trials under a profiler for iterations [start, stop)"),
+    "report": ("bench.cli.report", "make the HTML report of a run directory"),
+    "compare": ("bench.cli.compare", "hold two runs against each other; exit code 1 on a regression"),
+}
+
+_USAGE = """usage: bertbench COMMAND [options]
+
+Measures and explains how fast BERT trains.
+
+{commands}
+
+  bertbench COMMAND --help   options of a command
+  bertbench --version        version
+
+Start with `bertbench doctor`, or `make bench` for a whole measurement.
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: list[str]) -> int:
+    """Run the command line and return its exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage(), end="")
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"bertbench {version('bertbench')}")
+        return 0
+    try:
+        module = importlib.import_module(_command(argv[0]))
+        return int(module.main(argv[1:]))
+    except BertbenchError as error:
+        print(f"bertbench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("bertbench: interrupted; finished trials are kept, the same command continues", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output (head, less) has gone
+        sys.stderr.close()
+        return 0
+
+
+def usage() -> str:
+    """Return the screen that `bertbench --help` shows."""
+    width = max(map(len, COMMANDS))
+    return _USAGE.format(commands="\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()))
+
+
+def _command(name: str) -> str:
+    from common.registry import lookup
+
+    return lookup(COMMANDS, name, "command")[0]
+
+
+def _interrupt(number: int, frame: types.FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""`bertbench throughput TASK`: run a sweep, show the table."""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from analysis.records import RunDirectory, write_record
+from bench.cli.options import OUT_HELP, parse_task, request_of
+from bench.cli.progress import show_progress
+from bench.devices import Devices, find_devices
+from bench.launch import LaunchOptions
+from bench.plan import Sweep, expand
+from bench.sweep import locked, run_trials
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThroughputOptions:
+    """Measure samples/s of every combination of the listed values; a finished trial is not run again."""
+
+    sweep: Annotated[Sweep, tyro.conf.arg(name="")] = field(default_factory=Sweep)
+    out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/throughput")
+    device: str = "auto"
+    """cpu cuda auto."""
+    timeout_seconds: float = 900.0
+    """A trial that takes longer is ended as timeout."""
+    price_per_hour: float | None = None
+    """Price of the machine, for the cost columns."""
+    retry_failed: bool = False
+    """Run failed trials again."""
+    max_batch_search: bool = False
+    """Find the largest batch that fits, from the first of --batch-sizes up."""
+    max_batch_limit: int = 4096
+    """Largest batch the search tries."""
+    json: bool = False
+    """Print the result as JSON, progress on stderr."""
+
+
+OPTIONS = {"throughput TASK": ThroughputOptions}
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 0 when every trial is ok, 3 when some are not."""
+    options = parse_task(ThroughputOptions, argv, "bertbench throughput")
+    devices = find_devices(options.device)
+    if devices.note and options.device == "auto" and not options.json:
+        print(f"measuring on the CPU: {devices.note}", file=sys.stderr)
+    run = RunDirectory(options.out)
+    launch = LaunchOptions(timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour)
+    if options.max_batch_search:
+        return _search(options, devices, run, launch)
+    trials = expand(options.sweep, devices)
+    request = {"command": "throughput", **request_of(options)}
+    with locked(run):
+        results = run_trials(run, trials, request, devices, launch, show_progress(options.json), options.retry_failed)
+    _show(run, [trial.trial_id for trial in trials], options.json)
+    return 0 if all(result["status"] == "ok" for result in results) else 3
+
+
+def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
+    from analysis.metrics.regression import implementation_ratios
+    from bench.sweep import result_rows
+
+    wanted = set(trial_ids)
+    rows = [row for row in result_rows(run) if row["trial_id"] in wanted]
+    ratios = implementation_ratios(run)
+    if as_json:
+        print(json.dumps({"run": str(run.path), "rows": rows, "ratios": ratios}, indent=2, default=str))
+        return
+    from analysis.report.text import results_table
+
+    print(results_table(rows, ratios))
+    print(f"\nresults: {run.results_csv}\nreport:  bertbench report {run.path}")
+
+
+def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, launch: LaunchOptions) -> int:
+    from bench.search import find_max_batch
+
+    # One search per combination of everything but the batch size.
+    starts = expand(dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1), devices)
+    request = {"command": "throughput", **request_of(options)}
+    found: list[dict[str, Any]] = []
+    with locked(run):
+        for start in starts:
+
+            def probe(trial: Any) -> dict[str, Any]:
+                return run_trials(run, [trial], request, devices, launch, show_progress(options.json))[0]
+
+            outcome = find_max_batch(start, probe, options.max_batch_limit)
+            found.append(
+                {
+                    "implementation": start.implementation,
+                    "preset": start.preset,
+                    "precision": start.precision,
+                    "seq_len": start.seq_len,
+                    "world_size": start.world_size,
+                    **outcome.to_json(),
+                }
+            )
+            write_record(run.path / "max_batch.json", {"found": found})
+    if options.json:
+        print(json.dumps({"run": str(run.path), "max_batch": found}, indent=2))
+    else:
+        for row in found:
+            what = "{implementation} {preset} {precision} seq {seq_len} on {world_size} device(s)".format(**row)
+            above = f"{row['fails_at']} fails" if row["fails_at"] else "limit"
+            print(f"{what}: largest micro batch {row['micro_batch_size']} ({above}: {row['failure']})")
+    return 0 if all(row["micro_batch_size"] for row in found) else 3

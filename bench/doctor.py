@@ -1,0 +1,172 @@
+"""What this machine is, which tools can run here, and the remedy for each lack."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.devices import Devices
+from bench.environment import cpu_description, native_bf16
+from common.errors import BertbenchError
+
+OK, WARNING, MISSING = "ok", "warning", "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the doctor's report."""
+
+    name: str
+    """What was looked at."""
+    state: str
+    """ok, warning (works, but numbers suffer) or missing (needed only for what the remedy names)."""
+    detail: str
+    """What was found."""
+    remedy: str = ""
+    """What to do about it."""
+
+
+def examine(devices: Devices | BertbenchError) -> list[Check]:
+    """Look at everything the suite can use. `devices` is what find_devices returned or raised."""
+    checks = [_python(), *_cpu()]
+    if isinstance(devices, BertbenchError):
+        checks.append(Check("GPU", WARNING, str(devices), "correct CUDA_VISIBLE_DEVICES"))
+    else:
+        checks += [*_gpus(devices), _bf16(devices)]
+    checks += [*_packages(), *_tools(), _memory_pages(), _load(), _disk()]
+    return checks
+
+
+def has(feature: str, devices: Devices) -> bool:
+    """Answer a script's question: cuda, bf16 (in hardware) or hf (transformers installed)."""
+    answers: dict[str, Callable[[], bool]] = {
+        "cuda": lambda: devices.kind == "cuda",
+        "bf16": lambda: bool(native_bf16(devices)),
+        "hf": lambda: importlib.util.find_spec("transformers") is not None,
+    }
+    from common.registry import lookup
+
+    return lookup(answers, feature, "feature")()
+
+
+def _python() -> Check:
+    return Check("Python", OK, f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def _cpu() -> Iterator[Check]:
+    cpu = cpu_description()
+    sets = " ".join(flag for flag in cpu["flags"] if flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "sve"))
+    yield Check("CPU", OK, f"{cpu['model']}, {cpu['physical_cores']} cores ({cpu['usable_cores']} usable), {sets}")
+
+
+def _gpus(devices: Devices) -> Iterator[Check]:
+    if devices.kind == "cpu":
+        yield Check(
+            "GPU",
+            MISSING,
+            devices.note or "none",
+            "everything runs on the CPU; for GPUs install NVIDIA's driver, and in a container start it with "
+            "start_container.sh (it passes the GPUs through)",
+        )
+        return
+    for index, gpu in enumerate(devices.gpus):
+        memory = "" if gpu.memory_bytes is None else f", {gpu.memory_bytes / 2**30:.0f} GiB"
+        yield Check(f"GPU {index}", OK, f"{gpu.name}{memory}, {gpu.uuid}")
+    if "+cpu" in (_version("torch") or ""):
+        yield Check(
+            "torch for GPUs",
+            MISSING,
+            f"torch {_version('torch')} is a CPU build",
+            "install a CUDA build: make clean setup TORCH_INDEX=https://download.pytorch.org/whl/cu130",
+        )
+
+
+def _bf16(devices: Devices) -> Check:
+    native = native_bf16(devices)
+    if native:
+        return Check("bf16", OK, "in hardware")
+    detail = "not in hardware: matrix products are emulated and slower than fp32" if native is False else "unknown"
+    return Check("bf16", WARNING, detail, "use --precisions fp32 here; auto does")
+
+
+def _packages() -> Iterator[Check]:
+    wanted = {
+        "torch": ("torch", "make setup"),
+        "h5py": ("h5py", "make setup"),
+        "tokenizers": ("tokenizers", "make setup"),
+        "transformers": ("transformers", "pip install 'bertbench[hf]' for the implementations hf and hf-compiled"),
+        "pynvml": ("nvidia-ml-py", "make setup, for GPU power and clocks"),
+        "nvtx": ("nvtx", "pip install 'bertbench[gpu]' for NVTX ranges"),
+        "deepspeed": ("deepspeed", "pip install 'bertbench[deepspeed]' for the strategy deepspeed"),
+        "horovod": ("horovod", "build the image with WITH_HOROVOD=1 for the strategy horovod"),
+    }
+    for module, (distribution, remedy) in wanted.items():
+        if importlib.util.find_spec(module) is None:
+            yield Check(f"package {distribution}", MISSING, "not installed", remedy)
+        else:
+            yield Check(f"package {distribution}", OK, _version(distribution) or "installed")
+
+
+def _tools() -> Iterator[Check]:
+    tools = {
+        "nvidia-smi": "comes with NVIDIA's driver",
+        "nsys": "install Nsight Systems (NVIDIA's apt repository, or Debian non-free: nsight-systems)",
+        "ncu": "install Nsight Compute (NVIDIA's apt repository, or Debian non-free: nsight-compute)",
+        "nvprof": "only for GPUs older than compute capability 8.0; part of CUDA toolkits before 13",
+        "docker": "install docker or podman for start_container.sh",
+    }
+    for tool, remedy in tools.items():
+        path = shutil.which(tool) or (shutil.which("podman") if tool == "docker" else None)
+        if path is None:
+            yield Check(f"tool {tool}", MISSING, "not on PATH", remedy)
+        else:
+            yield Check(f"tool {tool}", OK, _tool_version(path))
+
+
+def _tool_version(path: str) -> str:
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return f"{path} (does not answer --version)"
+    lines = [line.strip() for line in done.stdout.splitlines() if any(char.isdigit() for char in line)]
+    return f"{path}: {lines[-1]}" if lines else path
+
+
+def _memory_pages() -> Check:
+    try:
+        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
+        mode = text.split("[")[1].split("]")[0]
+    except (OSError, IndexError):
+        return Check("huge pages", OK, "not applicable here")
+    return Check("huge pages", OK, f"transparent huge pages: {mode}")
+
+
+def _load() -> Check:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > 0.2 * cores:
+        return Check("load", WARNING, f"load average {load:.1f} on {cores} cores", "end other work before measuring")
+    return Check("load", OK, f"load average {load:.1f} on {cores} cores")
+
+
+def _disk() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free
+    state = OK if free > 5 * 2**30 else WARNING
+    return Check("disk", state, f"{free / 2**30:.0f} GiB free here", "" if state == OK else "free some space")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def to_json(checks: list[Check]) -> list[dict[str, Any]]:
+    """Return the checks as plain values."""
+    return [{"name": c.name, "state": c.state, "detail": c.detail, "remedy": c.remedy} for c in checks]

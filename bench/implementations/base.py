@@ -1,0 +1,38 @@
+"""What an implementation is: a model, its optimizer and how a batch becomes a loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from analysis.records import Trial
+from bert.batch import Batch
+from bert.config import ModelConfig
+from bert.observer import Observer
+from bert.tasks.base import Task
+from bert.train import ComputeLoss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    """One implementation made ready for one trial."""
+
+    model: torch.nn.Module
+    """On the CPU, in float32, not yet wrapped by a strategy."""
+    make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]
+    """Called with the wrapped model on its device."""
+    compute_loss: ComputeLoss
+    """(wrapped model, batch) -> scalar."""
+    adapt: Callable[[Batch], Batch]
+    """Gives a batch the tensors this implementation reads; runs where the data are prepared."""
+
+
+class Implementation(Protocol):
+    """Code that trains BERT. bench.implementations.IMPLEMENTATIONS lists them."""
+
+    def check(self, trial: Trial) -> None:
+        """Raise MissingToolError or UsageError, with the remedy, where `trial` cannot run with this code."""
+
+    def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
+        """Make the model and its surroundings."""

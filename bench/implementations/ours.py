@@ -1,0 +1,36 @@
+"""The suite's own BERT."""
+
+import torch
+
+from analysis.records import Trial
+from bench.implementations.base import Built
+from bert.batch import Batch
+from bert.config import ModelConfig
+from bert.observer import Observer
+from bert.optim import adamw
+from bert.tasks.base import Task
+
+LEARNING_RATE = 1e-4
+
+
+class BertbenchImplementation:
+    """Trains the task's own model."""
+
+    def check(self, trial: Trial) -> None:
+        """Everything a trial can ask for is there."""
+
+    def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
+        """Make the task's model with fused AdamW."""
+
+        def unchanged(batch: Batch) -> Batch:
+            return batch
+
+        def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+            return adamw(model, learning_rate=LEARNING_RATE)
+
+        return Built(
+            model=task.build_model(config, observer),
+            make_optimizer=make_optimizer,
+            compute_loss=task.loss,
+            adapt=unchanged,
+        )

@@ -1,0 +1,259 @@
+"""One trial in a child process: started through torchrun, watched, ended, and its outcome written down."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.metrics.throughput import summarize
+from analysis.records import Trial, TrialDirectory, read_record, write_record
+from bench.devices import Devices
+from bench.processes import descendants, end_tree, send
+from bench.telemetry import Telemetry, telemetry_writer
+from common.errors import SchemaError
+from common.redact import redact_text
+
+_AGENT_JSON = "agent.json"
+_POLL_SECONDS = 0.05
+# Reading sensors costs a core some 2 ms: on a CPU-only machine that core is the trial's.
+_SAMPLE_SECONDS = {"cpu": 1.0, "cuda": 0.05}
+_REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchOptions:
+    """How trials are run; none of it changes what they do."""
+
+    timeout_seconds: float = 900.0
+    """A trial that takes longer is ended."""
+    price_per_hour: float | None = None
+    """Price of all devices of a trial together, for the cost columns."""
+
+
+def run_trial(
+    trial: Trial,
+    directory: TrialDirectory,
+    devices: Devices,
+    environment: Mapping[str, Any],
+    options: LaunchOptions,
+) -> dict[str, Any]:
+    """Run `trial` to its end, write its result.json and return it.
+
+    Whatever happens to the ranks stays in the child: it ends as a status and a reason. An interrupt ends the child,
+    keeps what it had recorded under status "interrupted", and goes on upwards.
+
+    Raises:
+        StorageError: the run directory cannot be written.
+        KeyboardInterrupt: the harness was interrupted.
+    """
+    directory.profile.mkdir(parents=True, exist_ok=True) if trial.profiler else directory.path.mkdir(
+        parents=True, exist_ok=True
+    )
+    write_record(directory.trial_json, trial.to_json())
+    telemetry = Telemetry([gpu.uuid for gpu in devices.gpus[: trial.world_size] if gpu.uuid])
+    described = {**environment, "load_average": list(os.getloadavg())}
+    write_record(directory.env_json, {**described, "telemetry_unavailable": telemetry.unavailable})
+    oom_kills = _oom_kills()
+    began = time.perf_counter()
+    timed_out = False
+    with directory.log.open("w", encoding="utf-8") as log:
+        child = _start(trial, directory, devices, log.fileno())
+        try:
+            timed_out = not _wait(child, trial, directory, telemetry, options)
+        except BaseException:
+            end_tree(child.pid)
+            child.wait()
+            if isinstance(sys.exc_info()[1], KeyboardInterrupt):
+                finish(trial, directory, "interrupted", "the sweep was interrupted", options)
+            raise
+    wall_seconds = time.perf_counter() - began
+    write_record(directory.env_json, {**described, "telemetry_unavailable": telemetry.unavailable})
+    if timed_out:
+        status, reason = "timeout", _timeout_reason(directory, options)
+    else:
+        status, reason = _outcome(directory, child.returncode, _oom_kills() > oom_kills)
+    return finish(trial, directory, status, reason, options, wall_seconds)
+
+
+def finish(
+    trial: Trial,
+    directory: TrialDirectory,
+    status: str,
+    reason: str,
+    options: LaunchOptions,
+    wall_seconds: float | None = None,
+) -> dict[str, Any]:
+    """Compute what the records of a trial allow, write result.json and return it."""
+    metrics: dict[str, Any] = {}
+    if status == "ok":
+        steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}
+        metrics = summarize(
+            trial,
+            steps,
+            directory.read_ranks(),
+            directory.read_environment(),
+            directory.read_telemetry(),
+            options.price_per_hour,
+        )
+    result = {"trial_id": trial.trial_id, "status": status, "reason": reason, "wall_seconds": wall_seconds, **metrics}
+    write_record(directory.result_json, result)
+    return result
+
+
+def _start(trial: Trial, directory: TrialDirectory, devices: Devices, output: int) -> "subprocess.Popen[bytes]":
+    (directory.path / _AGENT_JSON).unlink(missing_ok=True)
+    threads = trial.threads_per_rank or max(1, devices.cpu_cores // trial.world_size)
+    variables = {
+        **os.environ,
+        **devices.environment(trial.world_size),
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
+    torchrun = [
+        f"--nproc-per-node={trial.world_size}",
+        "--nnodes=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+        "--monitor-interval=0.1",
+        "--max-restarts=0",
+        "-m",
+        "bench.worker",
+        str(directory.path),
+    ]
+    argv = [sys.executable, "-m", "bench.agent", str(directory.path / _AGENT_JSON), *torchrun]
+    if trial.profiler is not None:
+        from bench.profilers import PROFILERS
+        from common.registry import load
+
+        argv = load(PROFILERS, trial.profiler, "profiler")().wrap(argv, directory.profile)
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=variables,
+        cwd=_REPOSITORY,
+        start_new_session=True,  # Ctrl-C in the terminal reaches the harness alone, which ends the child itself
+    )
+
+
+def _wait(
+    child: "subprocess.Popen[bytes]",
+    trial: Trial,
+    directory: TrialDirectory,
+    telemetry: Telemetry,
+    options: LaunchOptions,
+) -> bool:
+    """Sample sensors until the child ends; return False when its time ran out and it was ended."""
+    deadline = time.monotonic() + options.timeout_seconds
+    next_sample = time.monotonic()
+    with telemetry_writer(directory.telemetry_csv(0)) as writer:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=_POLL_SECONDS)
+                return True
+            now = time.monotonic()
+            if now >= deadline:
+                # The ranks write where they hang into the log (faulthandler) before they are killed.
+                send(descendants(child.pid), signal.SIGUSR1)
+                time.sleep(0.5)
+                end_tree(child.pid)
+                child.wait()
+                return False
+            if now >= next_sample:
+                telemetry.sample(writer, [child.pid, *descendants(child.pid)])
+                next_sample = now + _SAMPLE_SECONDS[trial.device]
+
+
+def _timeout_reason(directory: TrialDirectory, options: LaunchOptions) -> str:
+    reached = [f"rank {rank} made {len(directory.read_steps(rank))} steps" for rank in directory.ranks()]
+    return (
+        f"no end after {options.timeout_seconds:g} s ({', '.join(reached) or 'no rank had started'}); "
+        f"where the ranks were stands in log.txt; a longer limit: --timeout-seconds"
+    )
+
+
+def _outcome(directory: TrialDirectory, exit_code: int | None, oom_killed: bool) -> tuple[str, str]:
+    """Return status and reason from what the ranks and the agent wrote down.
+
+    One rank's end makes the others fail too: what a rank says of memory or of a refusal is the cause; else a rank that
+    a signal ended (not the agent's own SIGTERM); else whichever failed first.
+    """
+    explained = sorted(_failures(directory), key=lambda failure: float(failure["time"]))
+    for failure in sorted(explained, key=lambda failure: failure["status"] != "oom"):
+        if failure["status"] != "crashed":
+            return str(failure["status"]), _said(failure)
+    failed = sorted(_agent_failures(directory), key=lambda failure: float(failure["time"]))
+    for failure in failed:
+        number = -int(failure["exit_code"])
+        if number > 0 and number != signal.SIGTERM:
+            if number == signal.SIGKILL and oom_killed:
+                return (
+                    "oom",
+                    f"rank {failure['rank']} was killed by the kernel: no memory left in the machine or cgroup",
+                )
+            return "crashed", f"rank {failure['rank']} died by {_signal_name(number)}{_log_tail(directory)}"
+    if explained:
+        return "crashed", _said(explained[0])
+    if exit_code == 0:
+        return "ok", ""
+    if failed:
+        code = int(failed[0]["exit_code"])
+        return "crashed", f"rank {failed[0]['rank']} ended with exit code {code}{_log_tail(directory)}"
+    how = f"died by {_signal_name(-exit_code)}" if exit_code and exit_code < 0 else f"ended with exit code {exit_code}"
+    return "crashed", f"the launcher {how}{_log_tail(directory)}"
+
+
+def _said(failure: Mapping[str, Any]) -> str:
+    return f"rank {failure['rank']}: {redact_text(str(failure['reason']))}"
+
+
+def _failures(directory: TrialDirectory) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted(directory.path.glob("failure-*.json")):
+        with contextlib.suppress(SchemaError):
+            found.append({**read_record(path), "rank": path.stem.rsplit("-", 1)[1]})
+    return found
+
+
+def _agent_failures(directory: TrialDirectory) -> list[dict[str, Any]]:
+    try:
+        return list(read_record(directory.path / _AGENT_JSON)["failures"])
+    except SchemaError:
+        return []
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _log_tail(directory: TrialDirectory, lines: int = 3) -> str:
+    text = directory.log.read_text(encoding="utf-8", errors="replace")
+    useful = [line.strip() for line in text.splitlines() if line.strip() and not set(line.strip()) <= set("=-")]
+    return "; log.txt ends: " + (redact_text(" | ".join(useful[-lines:])[-500:]) or "(empty)")
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for lack of memory in this cgroup."""
+    try:
+        for line in Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii").splitlines():
+            name, value = line.split()
+            if name == "oom_kill":
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0

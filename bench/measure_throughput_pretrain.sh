@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Throughput of BERT pretraining at each batch size, on the GPUs in CUDA_VISIBLE_DEVICES (or on the CPU).
+#
+#   bash bench/measure_throughput_pretrain.sh [start] [stop]
+#
+# With start and stop the iterations [start, stop) are measured; without, warm-up is detected and measuring goes on until
+# the median is known to 1 %. A second call with the same OUT continues where the first one ended. Environment:
+#   BATCH_SIZES      micro batches                              ("8 16 32 64")
+#   DEVICES          device counts                              (1 2 4 ... up to every visible GPU)
+#   PRECISION        fp32 tf32 bf16 fp16 auto                   (auto)
+#   PRESET           tiny mini small medium base large          (base)
+#   SEQ_LEN          tokens per sequence                        (128)
+#   IMPLEMENTATIONS  bertbench hf hf-compiled                   (bertbench)
+#   DATA             folder of HDF5 shards, or synthetic        (synthetic)
+#   OUT              run directory                              (runs/throughput-pretrain)
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+PATH=$root/.venv/bin:$PATH
+
+if [[ ${1:-} == -* || $# -gt 2 || $# -eq 1 ]]; then
+    sed -n '2,16s/^# \{0,1\}//p' "$0"
+    [[ ${1:-} == -h || ${1:-} == --help ]] && exit 0 || exit 2
+fi
+read -ra batch_sizes <<<"${BATCH_SIZES:-8 16 32 64}"
+read -ra implementations <<<"${IMPLEMENTATIONS:-bertbench}"
+read -ra devices <<<"${DEVICES:-}"
+exec bertbench throughput pretrain --preset "${PRESET:-base}" --precisions "${PRECISION:-auto}" \
+    --seq-lens "${SEQ_LEN:-128}" --batch-sizes "${batch_sizes[@]}" --implementations "${implementations[@]}" \
+    ${devices:+--devices "${devices[@]}"} ${1:+--start "$1" --stop "$2"} \
+    --data "${DATA:-synthetic}" --out "${OUT:-runs/throughput-pretrain}"

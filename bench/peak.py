@@ -1,0 +1,43 @@
+"""The achievable peak: the fastest of a short sweep of square matrix products."""
+
+import time
+from typing import Any
+
+import torch
+
+from bench.timing import stopwatch
+
+# Sizes that fill a device without long runs; the largest that fits the time limit is used.
+_SIZES = (1024, 2048, 4096, 8192)
+
+
+def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.4) -> dict[str, Any]:
+    """Return the best FLOP/s of [n, n] x [n, n] products (2 n^3 FLOPs each) that `seconds` allow.
+
+    The result is {"flops_per_second", "dtype", "shape"}: what a dense product reaches here and now, on this device
+    with this many threads; a figure to hold training against, no data-sheet value.
+    """
+    watch = stopwatch(device.type)
+    best_rate, best_size = 0.0, 0
+    deadline = time.perf_counter() + seconds
+    for size in _SIZES:
+        left = torch.randn(size, size, device=device, dtype=torch.float32).to(dtype)
+        right = torch.randn(size, size, device=device, dtype=torch.float32).to(dtype)
+        out = torch.empty(size, size, device=device, dtype=dtype)
+        torch.mm(left, right, out=out)
+        watch.synchronize()
+        repetitions = 10 if device.type == "cuda" else 1
+        elapsed = 0.0
+        for _ in range(3):
+            begin = watch.mark()
+            for _ in range(repetitions):
+                torch.mm(left, right, out=out)
+            end = watch.mark()
+            watch.synchronize()
+            elapsed = watch.elapsed_ms(begin, end) / 1000 / repetitions
+            best_rate, best_size = max((best_rate, best_size), (2 * size**3 / elapsed, size))
+        # The next size takes eight times as long, four times over.
+        if time.perf_counter() + 8 * 4 * elapsed * repetitions > deadline:
+            break
+    name = str(dtype).removeprefix("torch.")
+    return {"flops_per_second": best_rate, "dtype": name, "shape": [best_size] * 3}

@@ -1,0 +1,213 @@
+"""From what was asked for to the list of trials: Sweep -> [Trial]."""
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from analysis.records import PRECISIONS, Trial
+from bench.devices import Devices
+from bench.environment import native_bf16
+from bench.implementations import IMPLEMENTATIONS
+from bert.config import BERT_UNCASED_VOCAB_SIZE, PRESETS
+from bert.strategies import STRATEGIES
+from bert.tasks import TASKS
+from common.errors import UsageError
+from common.registry import lookup
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """What to measure: every combination of the listed values is one trial."""
+
+    task: Annotated[str, tyro.conf.Positional] = "pretrain"
+    """What is trained: pretrain."""
+    presets: tuple[str, ...] = ("base",)
+    """tiny mini small medium base large distilbert."""
+    implementations: tuple[str, ...] = ("bertbench",)
+    """bertbench hf hf-compiled."""
+    strategies: tuple[str, ...] = (AUTO,)
+    """single ddp; auto: single on one device, ddp on several."""
+    devices: tuple[int, ...] = ()
+    """Counts; default 1 2 4 ... to every GPU, or 1 rank with all CPU cores."""
+    batch_sizes: tuple[int, ...] = (8,)
+    """Sequences per device and micro-step."""
+    grad_accum: tuple[int, ...] = (1,)
+    """Micro-steps per optimizer step."""
+    seq_lens: tuple[int, ...] = (128,)
+    """Tokens per sequence, padding included."""
+    precisions: tuple[str, ...] = (AUTO,)
+    """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
+    data: str = "synthetic"
+    """synthetic, synthetic:<lengths>, or a folder of HDF5 shards."""
+    dropout: float = 0.1
+    """Dropout probability everywhere, attention included."""
+    seed: int = 42
+    """Seed of weights, data order and dropout."""
+    rounds: int = 1
+    """Interleaved repetitions; 3 or more can decide."""
+    start: int | None = None
+    """First measured step (else: end of detected warm-up)."""
+    stop: int | None = None
+    """One past the last measured step."""
+    min_steps: int = 10
+    """Fewest measured steps without a window."""
+    max_steps: int = 1000
+    """Most steps without a window."""
+    max_seconds: float = 30.0
+    """Longest measuring per trial in s without a window."""
+    precision_target: float = 0.01
+    """95 % interval of the median, +- this fraction, ends measuring."""
+    memory_limit_gib: float | None = None
+    """Private memory per rank in GiB; more is oom."""
+    threads: int | None = None
+    """CPU threads per rank; default an equal share."""
+
+    def __post_init__(self) -> None:
+        """Refuse names that do not exist and empty lists."""
+        lookup(TASKS, self.task, "task")
+        for names, registry, kind in (
+            (self.presets, PRESETS, "preset"),
+            (self.implementations, IMPLEMENTATIONS, "implementation"),
+        ):
+            for name in names:
+                lookup(registry, name, kind)
+        for name in self.strategies:
+            lookup({AUTO: "", **STRATEGIES}, name, "strategy")
+        for name in self.precisions:
+            lookup(dict.fromkeys((AUTO, *PRECISIONS)), name, "precision")
+        for option in ("presets", "implementations", "strategies", "batch_sizes", "grad_accum", "seq_lens"):
+            if not getattr(self, option):
+                raise UsageError(f"--{option.replace('_', '-')} needs at least one value")
+        if self.rounds < 1:
+            raise UsageError(f"--rounds {self.rounds} must be at least 1")
+        if self.memory_limit_gib is not None and self.memory_limit_gib <= 0:
+            raise UsageError(f"--memory-limit-gib {self.memory_limit_gib} must be above 0")
+        if any(count < 1 for count in self.devices):
+            raise UsageError(f"--devices {' '.join(map(str, self.devices))}: each count must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """The data of a sweep, looked at once before anything runs."""
+
+    source: str
+    """What Trial.data becomes."""
+    fingerprint: str
+    """Hash of the shards; empty for synthetic data."""
+    seq_len: int | None
+    """Tokens per sequence of a folder; None where any length is possible."""
+    max_predictions: int | None
+    """Predicted positions per sequence of a folder; None for synthetic data."""
+    vocab_size: int
+    """Word pieces."""
+
+
+def inspect_data(data: str, seq_len: int | None = None) -> DataSource:
+    """Look at the data of a sweep.
+
+    Raises:
+        InputError: the folder holds no shards, or one of them is damaged (the message names it).
+    """
+    if data == "synthetic" or data.startswith("synthetic:"):
+        from bert.data.lengths import check_distribution
+
+        check_distribution(data)
+        return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
+    from bert.data.hdf5 import folder_info
+
+    info = folder_info(Path(data).resolve(), seq_len=seq_len)
+    return DataSource(
+        str(info.path), info.fingerprint, info.seq_len, info.max_predictions, info.vocab_size or BERT_UNCASED_VOCAB_SIZE
+    )
+
+
+def predictions_for(seq_len: int) -> int:
+    """Predicted positions per sequence of synthetic data: 15 %, as 128 -> 20 and 512 -> 80 (Devlin et al.)."""
+    return {128: 20, 512: 80}.get(seq_len, max(1, round(0.15 * seq_len)))
+
+
+def expand(sweep: Sweep, devices: Devices, kind: str = "throughput", profiler: str | None = None) -> list[Trial]:
+    """Return the trials in the order they run: round by round, competing implementations next to each other.
+
+    Raises:
+        UsageError: a value no trial can have, or more devices than there are.
+        InputError: the data cannot be read.
+    """
+    world_sizes = sweep.devices or devices.default_world_sizes()
+    for world_size in world_sizes:
+        devices.environment(world_size)
+    sources = {seq_len: inspect_data(sweep.data, seq_len) for seq_len in sweep.seq_lens}
+    for seq_len, source in sources.items():
+        if source.seq_len not in (None, seq_len):
+            raise UsageError(
+                f"--seq-lens {seq_len} does not fit {source.source}, whose samples have {source.seq_len} tokens: "
+                f"use --seq-lens {source.seq_len}, or prepare data with `bertbench data pretrain --seq-len {seq_len}`"
+            )
+    trials = []
+    for round_number, preset, seq_len, precision, world_size, strategy, batch, accumulation in itertools.product(
+        range(sweep.rounds),
+        sweep.presets,
+        sweep.seq_lens,
+        sweep.precisions,
+        world_sizes,
+        sweep.strategies,
+        sweep.batch_sizes,
+        sweep.grad_accum,
+    ):
+        # The order of the competitors turns with the round, so that none is always first.
+        shift = round_number % len(sweep.implementations)
+        for implementation in sweep.implementations[shift:] + sweep.implementations[:shift]:
+            source = sources[seq_len]
+            trials.append(
+                Trial(
+                    kind=kind,
+                    task=sweep.task,
+                    implementation=implementation,
+                    strategy=_strategy(strategy, world_size),
+                    preset=preset,
+                    precision=_precision(precision, devices),
+                    seq_len=seq_len,
+                    micro_batch_size=batch,
+                    grad_accum_steps=accumulation,
+                    world_size=world_size,
+                    device=devices.kind,
+                    data=source.source,
+                    data_fingerprint=source.fingerprint,
+                    max_predictions=source.max_predictions or predictions_for(seq_len),
+                    vocab_size=source.vocab_size,
+                    dropout=sweep.dropout,
+                    seed=sweep.seed,
+                    round=round_number,
+                    start_iteration=sweep.start,
+                    stop_iteration=sweep.stop,
+                    min_steps=sweep.min_steps,
+                    max_steps=sweep.max_steps,
+                    max_seconds=sweep.max_seconds,
+                    relative_half_width=sweep.precision_target,
+                    memory_limit_bytes=_bytes(sweep.memory_limit_gib),
+                    threads_per_rank=sweep.threads,
+                    profiler=profiler,
+                )
+            )
+    return list(dict.fromkeys(trials))
+
+
+def _strategy(name: str, world_size: int) -> str:
+    if name != AUTO:
+        return name
+    return "single" if world_size == 1 else "ddp"
+
+
+def _precision(name: str, devices: Devices) -> str:
+    if name != AUTO:
+        return name
+    return "bf16" if native_bf16(devices) else "fp32"
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * 2**30)

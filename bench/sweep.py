@@ -1,0 +1,133 @@
+"""Runs the trials of a sweep into a run directory that a later call can continue."""
+
+import dataclasses
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from analysis.records import RunDirectory, Trial, TrialDirectory, read_record, write_record
+from bench.devices import Devices
+from bench.environment import capture
+from bench.launch import LaunchOptions, run_trial
+from common.atomic import storage_errors
+from common.errors import LockedError, SchemaError
+
+# Called with (number from 1, count, trial, its result or None when it starts, whether it had been done before).
+Progress = Callable[[int, int, Trial, Mapping[str, Any] | None, bool], None]
+
+
+@contextmanager
+def locked(run: RunDirectory) -> Iterator[None]:
+    """Hold the run directory for this process; the kernel lets go of it however the process ends.
+
+    Raises:
+        LockedError: another sweep is using it.
+        StorageError: it cannot be written.
+    """
+    path = run.path / ".lock"
+    with storage_errors(path):
+        run.path.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="ascii")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise LockedError(
+                f"{run.path} is in use by another sweep (process {holder}): wait for it, or choose another --out"
+            ) from None
+        with storage_errors(path):
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+        yield
+
+
+def run_trials(
+    run: RunDirectory,
+    trials: Sequence[Trial],
+    request: Mapping[str, Any],
+    devices: Devices,
+    options: LaunchOptions,
+    progress: Progress,
+    retry_failed: bool = False,
+) -> list[dict[str, Any]]:
+    """Run what is not finished yet, keep results.csv true after every trial, and return the results in order.
+
+    Must be called inside `locked(run)`.
+    """
+    environment = capture(devices)
+    _record_request(run, trials, request)
+    results = []
+    for number, trial in enumerate(trials, start=1):
+        directory = run.trial(trial.trial_id)
+        done = finished_result(directory, retry_failed)
+        progress(number, len(trials), trial, done, done is not None)
+        if done is None:
+            result = _run_one(trial, directory, devices, environment, options)
+            write_results(run)
+            progress(number, len(trials), trial, result, False)
+            done = result
+        results.append(done)
+    write_results(run)
+    return results
+
+
+def finished_result(directory: TrialDirectory, retry_failed: bool = False) -> dict[str, Any] | None:
+    """Return the result of a trial that need not run again: neither half-written, interrupted nor damaged."""
+    try:
+        result = directory.read_result()
+        directory.read_trial()
+    except SchemaError:
+        return None
+    if result is None or result["status"] == "interrupted" or (retry_failed and result["status"] != "ok"):
+        return None
+    return result
+
+
+def _run_one(
+    trial: Trial,
+    directory: TrialDirectory,
+    devices: Devices,
+    environment: Mapping[str, Any],
+    options: LaunchOptions,
+) -> dict[str, Any]:
+    if directory.path.exists():
+        with storage_errors(directory.path):
+            shutil.rmtree(directory.path)
+    return run_trial(trial, directory, devices, environment, options)
+
+
+def _record_request(run: RunDirectory, trials: Sequence[Trial], request: Mapping[str, Any]) -> None:
+    """Write sweep.json: the latest request, and those before it that used the same folder."""
+    earlier: list[dict[str, Any]] = []
+    if run.sweep_json.exists():
+        before = read_record(run.sweep_json)
+        earlier = [*before.get("earlier", []), before["request"]] if before.get("request") != dict(request) else []
+        earlier = earlier or before.get("earlier", [])
+    write_record(
+        run.sweep_json,
+        {"request": dict(request), "trials": [trial.trial_id for trial in trials], "earlier": earlier},
+    )
+
+
+def write_results(run: RunDirectory) -> None:
+    """Write results.csv from every trial of the run that has a result."""
+    run.write_results(result_rows(run))
+
+
+def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
+    """Return one row per trial with a result: its configuration and its metrics."""
+    rows = []
+    for directory in run.trials():
+        try:
+            trial, result = directory.read_trial(), directory.read_result()
+        except SchemaError:
+            continue
+        if result is not None:
+            rows.append({**dataclasses.asdict(trial), **result, "trial_id": trial.trial_id})
+    return rows

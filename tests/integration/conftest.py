@@ -1,0 +1,87 @@
+"""Helpers that run the real command line in real processes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# The smallest trials that are still real: preset tiny, 32 tokens, three steps.
+TINY = ["--preset", "tiny", "--seq-lens", "32", "--precisions", "fp32", "--device", "cpu", "--devices", "1"]
+SHORT = ["--start", "1", "--stop", "3"]
+# Far more steps than a test waits for.
+ENDLESS = ["--start", "1", "--stop", "1000000"]
+
+
+class Cli:
+    """Starts `bertbench` with a run directory of its own."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def argv(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "bench.cli.main", *words]
+
+    def sweep(self, *options: str) -> list[str]:
+        return self.argv("throughput", "pretrain", *TINY, *options, "--out", str(self.out))
+
+    def run(self, *options: str, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            self.sweep(*options), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def start(self, *options: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            self.sweep(*options), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def results(self) -> list[dict[str, object]]:
+        """Results in the order the trials were planned."""
+        planned = json.loads((self.out / "sweep.json").read_text())["trials"]
+        paths = [self.out / "trials" / name / "result.json" for name in planned]
+        return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+    def processes(self) -> list[psutil.Process]:
+        """Every live process of this run directory's trials."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                words = process.cmdline()
+                if process.status() != psutil.STATUS_ZOMBIE and any(str(self.out) in word for word in words):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def workers(self) -> list[psutil.Process]:
+        """The ranks."""
+        return [p for p in self.processes() if "bench.worker" in p.cmdline() and "bench.agent" not in p.cmdline()]
+
+    def steps_written(self, rank: int = 0) -> int:
+        """Rows of the newest step file of a rank."""
+        files = sorted(self.out.glob(f"trials/*/steps-{rank}.csv"), key=lambda path: path.stat().st_mtime)
+        return max(0, len(files[-1].read_text().splitlines()) - 1) if files else 0
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 90.0) -> None:
+    """Wait until `condition` holds; fail with `what` was waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """A command line with a fresh run directory; no process of it outlives the test."""
+    os.environ["PYTHONPATH"] = str(ROOT)
+    instance = Cli(tmp_path / "run")
+    yield instance
+    for process in instance.processes():
+        process.kill()

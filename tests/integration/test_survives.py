@@ -1,0 +1,158 @@
+"""What a sweep must survive, done for real: real processes, real signals, a real full disk."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ENDLESS, ROOT, SHORT, Cli, wait_for
+
+
+def table(cli: Cli) -> list[dict[str, str]]:
+    with (cli.out / "results.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_out_of_memory_is_a_row_and_the_sweep_goes_on(cli: Cli) -> None:
+    done = cli.run(*SHORT, "--batch-sizes", "20000", "2", "--memory-limit-gib", "2")
+    assert done.returncode == 3, done.stderr
+    large, small = cli.results()
+    assert large["status"] == "oom" and "rank 0" in str(large["reason"])
+    assert small["status"] == "ok"
+    assert {row["status"] for row in table(cli)} == {"oom", "ok"}
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rank_that_dies_by_a_signal_is_a_row_that_names_rank_and_signal(cli: Cli) -> None:
+    sweep = cli.start(*ENDLESS, "--batch-sizes", "2", "--devices", "2")
+    wait_for(lambda: cli.steps_written(1) > 2, "steps of rank 1")
+    victim = next(p for p in cli.workers() if p.environ()["RANK"] == "1")
+    victim.send_signal(signal.SIGSEGV)
+    output, errors = sweep.communicate(timeout=60)
+    assert sweep.returncode == 3, errors
+    (result,) = cli.results()
+    assert result["status"] == "crashed"
+    assert "rank 1" in str(result["reason"]) and "SIGSEGV" in str(result["reason"])
+    assert not cli.processes()
+    assert "crashed" in output
+
+
+def test_a_trial_that_hangs_is_ended_with_its_whole_process_group(cli: Cli) -> None:
+    sweep = cli.start(*ENDLESS, "--batch-sizes", "2", "--devices", "2", "--timeout-seconds", "25")
+    wait_for(lambda: cli.steps_written(1) > 2, "steps of rank 1")
+    next(p for p in cli.workers() if p.environ()["RANK"] == "1").suspend()  # rank 0 now waits for it for ever
+    _, errors = sweep.communicate(timeout=60)
+    assert sweep.returncode == 3, errors
+    (result,) = cli.results()
+    assert result["status"] == "timeout" and "25 s" in str(result["reason"])
+    assert not cli.processes()
+    log = next(cli.out.glob("trials/*/log.txt")).read_text()
+    assert "Current thread" in log or "Thread 0x" in log, "the ranks say where they hang"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_children_and_keeps_what_was_measured(cli: Cli, number: signal.Signals) -> None:
+    done = cli.run(*SHORT, "--batch-sizes", "2")
+    assert done.returncode == 0, done.stderr
+    sweep = cli.start(*ENDLESS, "--batch-sizes", "4")
+    wait_for(lambda: cli.steps_written() > 2 and len(cli.workers()) == 1, "steps")
+    sweep.send_signal(number)
+    _, errors = sweep.communicate(timeout=30)
+    assert sweep.returncode == 130
+    assert "interrupted" in errors and "Traceback" not in errors
+    assert not cli.processes()
+    (result,) = cli.results()
+    assert result["status"] == "interrupted"
+    assert sorted(row["status"] for row in table(cli)) == ["ok"]
+    assert cli.steps_written() > 2, "the steps made so far are kept"
+
+
+def test_kill_9_of_the_sweep_leaves_no_process_and_a_rerun_continues(cli: Cli) -> None:
+    options = ["--batch-sizes", "2", "4", "--start", "1", "--stop", "100"]
+    sweep = cli.start(*options)
+    wait_for(lambda: len(list(cli.out.glob("trials/*/steps-0.csv"))) == 2 and cli.steps_written() > 2, "trial 2")
+    first = next(cli.out.glob("trials/*-b2-*/result.json"))
+    before = first.stat().st_mtime_ns
+    sweep.kill()
+    sweep.communicate(timeout=30)
+    wait_for(lambda: not cli.processes(), "the children to die with the sweep", seconds=10)
+    assert not list(cli.out.glob("trials/*-b4-*/result.json"))
+    done = cli.run(*options)
+    assert done.returncode == 0, done.stderr
+    assert first.stat().st_mtime_ns == before, "a finished trial is not run again"
+    assert "already done" in done.stderr
+    assert [result["status"] for result in cli.results()] == ["ok", "ok"]
+
+
+def test_a_second_sweep_on_the_same_folder_is_refused(cli: Cli) -> None:
+    sweep = cli.start(*ENDLESS, "--batch-sizes", "2")
+    wait_for(lambda: cli.steps_written() > 0, "steps")
+    second = cli.run(*SHORT, "--batch-sizes", "2", timeout=60)
+    assert second.returncode == 2
+    assert "in use by another sweep" in second.stderr and str(sweep.pid) in second.stderr
+    assert sweep.poll() is None, "the first goes on"
+    sweep.send_signal(signal.SIGINT)
+    sweep.communicate(timeout=30)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_named_and_earlier_results_are_kept(cli: Cli) -> None:
+    cli.out.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(cli.out)], capture_output=True, text=True, check=False
+    )
+    if mount.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs here: {mount.stderr.strip()}")
+    try:
+        assert cli.run(*SHORT, "--batch-sizes", "2").returncode == 0
+        done = cli.run(*ENDLESS, "--batch-sizes", "4")
+        assert done.returncode in (2, 3)
+        assert "disk is full" in done.stderr and "Traceback" not in done.stderr
+        assert [row["status"] for row in table(cli)][:1] == ["ok"]
+        assert not cli.processes()
+    finally:
+        subprocess.run(["umount", "-l", str(cli.out)], check=True)
+
+
+def test_a_truncated_shard_is_named_before_anything_runs(cli: Cli, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    prepared = subprocess.run(
+        cli.argv("data", "pretrain", "--generate", "60000", "--output", str(data), "--seq-len", "32"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert prepared.returncode == 0, prepared.stderr
+    shard = sorted(data.rglob("*_training_*.hdf5"))[0]
+    with shard.open("r+b") as file:
+        file.truncate(shard.stat().st_size // 2)
+    done = cli.run(*SHORT, "--batch-sizes", "2", "--data", str(data), timeout=60)
+    assert done.returncode == 2
+    assert shard.name in done.stderr and "Traceback" not in done.stderr
+    assert not (cli.out / "trials").exists()
+
+
+def test_the_largest_batch_is_found_proved_and_one_more_fails(cli: Cli) -> None:
+    done = subprocess.run(
+        [*cli.sweep("--max-batch-search", "--batch-sizes", "256", "--memory-limit-gib", "1.5", "--json")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    import json
+
+    (found,) = json.loads(done.stdout)["max_batch"]
+    assert found["fails_at"] == found["micro_batch_size"] + 1 or found["fails_at"] is None
+    assert [found["micro_batch_size"], "ok"] in found["tried"]
+
+
+def test_module_runs_the_same_as_the_script() -> None:
+    module = subprocess.run([sys.executable, "-m", "bench.cli.main", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert module.returncode == 0 and "throughput" in module.stdout

@@ -1,0 +1,74 @@
+"""The command line before any command runs."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.cli.main import COMMANDS, run, usage
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_help_names_every_command_and_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    output = capsys.readouterr().out
+    assert all(name in output for name in COMMANDS)
+    assert len(usage().splitlines()) <= 40 and max(map(len, usage().splitlines())) <= 100
+
+
+def test_an_unknown_command_is_bad_usage_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["thruput"]) == 2
+    assert "did you mean 'throughput'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["throughput"], "needs a task"),
+        (["throughput", "sqad"], "unknown task"),
+        (["throughput", "pretrain", "--preset", "bse"], "did you mean 'base'"),
+        (["throughput", "pretrain", "--devices", "4096", "--device", "cpu"], "4096 devices were asked for"),
+        (["throughput", "pretrain", "--start", "5", "--stop", "5", "--device", "cpu"], "is empty"),
+        (["throughput", "pretrain", "--data", "/no/such/folder", "--device", "cpu"], "/no/such/folder"),
+        (["profile", "pretrain"], "--start N --stop M"),
+        (["profile", "pretrain", "--profiler", "perf", "--start", "1", "--stop", "2"], "unknown profiler"),
+        (["report", "/no/such/run"], "/no/such/run"),
+        (["compare", "/no/such/run", "/no/such/run2"], "/no/such/run"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(argv) == 2
+    errors = capsys.readouterr().err
+    assert message in errors and "Traceback" not in errors
+
+
+def test_help_is_quick_and_imports_no_torch() -> None:
+    code = (
+        "import sys; from bench.cli.main import run; run(['--help']);"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'pandas', 'numpy', 'matplotlib', 'tyro')))"
+    )
+    best = 1e9
+    for _ in range(3):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+        best = min(best, time.perf_counter() - began)
+    assert best < 0.4
+
+
+@pytest.mark.parametrize("command", ["throughput", "profile", "doctor", "report", "compare", "data"])
+def test_help_of_a_command_imports_no_torch(command: str) -> None:
+    words = [command, "pretrain", "--help"] if command == "data" else [command, "--help"]
+    code = (
+        "import sys; from bench.cli.main import run\n"
+        f"try: run({words!r})\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout.lower()

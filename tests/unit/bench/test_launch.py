@@ -1,0 +1,83 @@
+"""How the end of a trial becomes a status and a reason."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from analysis.records import Trial, TrialDirectory, write_record
+from bench.launch import LaunchOptions, _outcome, finish
+from bench.processes import descendants, end_tree
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> TrialDirectory:
+    (tmp_path / "log.txt").write_text("something\n=====\nthe last words\n")
+    return TrialDirectory(tmp_path)
+
+
+def agent(directory: TrialDirectory, *failures: tuple[int, int, float]) -> None:
+    rows = [{"rank": rank, "exit_code": code, "time": when} for rank, code, when in failures]
+    write_record(directory.path / "agent.json", {"failures": rows})
+
+
+def test_exit_code_zero_is_ok(directory: TrialDirectory) -> None:
+    assert _outcome(directory, 0, False) == ("ok", "")
+
+
+def test_out_of_memory_on_any_rank_wins_over_what_it_caused(directory: TrialDirectory) -> None:
+    write_record(directory.failure_json(0), {"status": "crashed", "reason": "connection lost", "time": 1.0})
+    write_record(directory.failure_json(1), {"status": "oom", "reason": "can't allocate", "time": 2.0})
+    assert _outcome(directory, 1, False) == ("oom", "rank 1: can't allocate")
+
+
+def test_the_first_rank_to_die_is_named(directory: TrialDirectory) -> None:
+    agent(directory, (0, -signal.SIGTERM, 9.0), (1, -signal.SIGSEGV, 5.0))
+    status, reason = _outcome(directory, 1, False)
+    assert status == "crashed" and reason.startswith("rank 1 died by SIGSEGV") and "the last words" in reason
+
+
+def test_a_kill_by_the_kernel_for_memory_is_oom(directory: TrialDirectory) -> None:
+    agent(directory, (1, -signal.SIGKILL, 5.0))
+    assert _outcome(directory, 1, True)[0] == "oom"
+    assert _outcome(directory, 1, False)[0] == "crashed"
+
+
+def test_a_launcher_that_dies_itself_is_named(directory: TrialDirectory) -> None:
+    status, reason = _outcome(directory, -signal.SIGKILL, False)
+    assert status == "crashed" and "the launcher died by SIGKILL" in reason
+
+
+def test_secrets_in_a_reason_are_redacted(directory: TrialDirectory) -> None:
+    write_record(
+        directory.failure_json(0), {"status": "crashed", "reason": "GET https://me:hunter2@host", "time": 1.0}
+    )
+    assert "hunter2" not in _outcome(directory, 1, False)[1]
+
+
+def test_a_failed_trial_has_a_result_without_metrics(directory: TrialDirectory) -> None:
+    result = finish(Trial(), directory, "oom", "why", LaunchOptions())
+    assert directory.read_result() == {"schema_version": 1, **result}
+    assert "samples_per_second" not in result
+
+
+def test_end_tree_ends_grandchildren_in_sessions_of_their_own() -> None:
+    code = (
+        "import subprocess, sys, time;"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True);"
+        "time.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 10
+    while not descendants(child.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    (grandchild,) = descendants(child.pid)
+    assert os.getsid(grandchild) != os.getsid(child.pid)
+    end_tree(child.pid)
+    child.wait(timeout=5)
+    assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE

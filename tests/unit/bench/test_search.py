@@ -1,0 +1,57 @@
+"""The max-batch search against a machine with a known limit."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.records import Trial
+from bench.search import PROOF_STEPS, find_max_batch
+
+
+class Machine:
+    """Fits `capacity` sequences at first and `proven` over many steps."""
+
+    def __init__(self, capacity: int, proven: int | None = None, fault: tuple[int, str] | None = None) -> None:
+        self.capacity, self.proven, self.fault = capacity, capacity if proven is None else proven, fault
+        self.trials: list[Trial] = []
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        self.trials.append(trial)
+        if self.fault and trial.micro_batch_size == self.fault[0]:
+            return {"status": self.fault[1], "reason": "told to"}
+        assert trial.stop_iteration is not None
+        room = self.proven if trial.stop_iteration >= PROOF_STEPS else self.capacity
+        return {"status": "ok" if trial.micro_batch_size <= room else "oom", "reason": "full"}
+
+
+@given(capacity=st.integers(1, 300), start=st.integers(1, 64))
+def test_the_search_finds_the_exact_limit_and_shows_both_sides(capacity: int, start: int) -> None:
+    machine = Machine(capacity)
+    found = find_max_batch(Trial(micro_batch_size=start), machine.run, limit=1024)
+    assert found.micro_batch_size == capacity
+    assert found.fails_at == capacity + 1
+    assert (capacity + 1, "oom") in found.tried
+    assert machine.trials[-1].stop_iteration == PROOF_STEPS and machine.trials[-1].micro_batch_size == capacity
+
+
+def test_the_limit_ends_the_search_and_is_stated() -> None:
+    found = find_max_batch(Trial(micro_batch_size=8), Machine(10_000).run, limit=100)
+    assert found.micro_batch_size == 100 and found.fails_at is None and "limit of 100" in found.failure
+
+
+def test_a_size_that_fits_three_steps_but_not_twenty_is_not_the_answer() -> None:
+    found = find_max_batch(Trial(micro_batch_size=1), Machine(20, proven=18).run, limit=1024)
+    assert (found.micro_batch_size, found.fails_at) == (18, 19)
+
+
+def test_nothing_fits() -> None:
+    found = find_max_batch(Trial(micro_batch_size=4), Machine(0).run, limit=64)
+    assert (found.micro_batch_size, found.fails_at) == (0, 1)
+
+
+@pytest.mark.parametrize("status", ["crashed", "timeout", "refused"])
+def test_another_failure_is_not_taken_for_out_of_memory(status: str) -> None:
+    found = find_max_batch(Trial(micro_batch_size=4), Machine(100, fault=(16, status)).run, limit=64)
+    assert found.micro_batch_size == 8 and found.failure == f"{status}: told to"

@@ -1,0 +1,65 @@
+"""The run directory as the sweep keeps it."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.records import RunDirectory, Trial, write_record
+from bench.sweep import _record_request, finished_result, locked, result_rows, write_results
+from common.errors import LockedError
+
+
+def put(run: RunDirectory, trial: Trial, status: str | None) -> None:
+    directory = run.trial(trial.trial_id)
+    write_record(directory.trial_json, trial.to_json())
+    if status:
+        write_record(directory.result_json, {"trial_id": trial.trial_id, "status": status, "samples_per_second": 3.5})
+
+
+@pytest.mark.parametrize(
+    ("status", "finished", "finished_when_retrying"),
+    [("ok", True, True), ("oom", True, False), ("crashed", True, False), ("interrupted", False, False), (None, False, False)],
+)
+def test_what_is_run_again(tmp_path: Path, status: str | None, finished: bool, finished_when_retrying: bool) -> None:
+    run, trial = RunDirectory(tmp_path), Trial()
+    put(run, trial, status)
+    assert (finished_result(run.trial(trial.trial_id)) is not None) is finished
+    assert (finished_result(run.trial(trial.trial_id), retry_failed=True) is not None) is finished_when_retrying
+
+
+def test_a_damaged_result_is_run_again(tmp_path: Path) -> None:
+    run, trial = RunDirectory(tmp_path), Trial()
+    put(run, trial, "ok")
+    run.trial(trial.trial_id).result_json.write_text('{"schema_ver')
+    assert finished_result(run.trial(trial.trial_id)) is None
+
+
+def test_results_csv_has_a_row_per_finished_trial_with_its_configuration(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    put(run, Trial(micro_batch_size=4), "ok")
+    put(run, Trial(micro_batch_size=8), "oom")
+    put(run, Trial(micro_batch_size=16), None)
+    write_results(run)
+    with run.results_csv.open(newline="") as file:
+        rows = {row["micro_batch_size"]: row for row in csv.DictReader(file)}
+    assert {size: row["status"] for size, row in rows.items()} == {"4": "ok", "8": "oom"}
+    assert rows["4"]["samples_per_second"] == "3.5" and rows["4"]["mfu"] == ""
+    assert len(result_rows(run)) == 2
+
+
+def test_a_lock_is_exclusive_and_given_back(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "new")
+    with locked(run), pytest.raises(LockedError, match="in use by another sweep"), locked(run):
+        pass
+    with locked(run):
+        pass
+
+
+def test_the_request_is_kept_with_those_before_it(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for batch in (4, 4, 8):
+        _record_request(run, [Trial(micro_batch_size=batch)], {"batch": batch})
+    kept = json.loads(run.sweep_json.read_text())
+    assert kept["request"] == {"batch": 8} and kept["earlier"] == [{"batch": 4}]
