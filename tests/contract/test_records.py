@@ -1,0 +1,217 @@
+"""The run directory: what bench writes, analysis reads back, whatever happened in between."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.load import load_run
+from analysis.records import (
+    PRECISIONS,
+    RESULT_COLUMNS,
+    SCHEMA_VERSION,
+    STEP_COLUMNS,
+    TELEMETRY_COLUMNS,
+    RunDirectory,
+    Trial,
+    TrialDirectory,
+    read_record,
+    write_record,
+)
+from common.errors import InputError, SchemaError, StorageError, UsageError
+
+ROW: dict[str, Any] = {
+    "step": 3,
+    "start_ns": 1_700_000_000_123_456_789,
+    "step_time_ms": 12.345678901234567,
+    "data_wait_ms": 0.25,
+    "forward_ms": 4.0,
+    "backward_ms": 7.0,
+    "communication_ms": None,
+    "optimizer_ms": 1.0,
+    "samples": 8,
+    "real_tokens": 801,
+    "padded_tokens": 1024,
+    "predicted_positions": 120,
+    "model_flops": 1.23e12,
+    "loss": 10.5,
+    "learning_rate": 1e-4,
+}
+
+
+def write_steps(directory: TrialDirectory, rank: int, rows: list[dict[str, Any]]) -> Path:
+    from bench.recorder import step_writer
+
+    path = directory.steps_csv(rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with step_writer(path) as writer:
+        for row in rows:
+            writer.write(row)
+    return path
+
+
+@given(
+    st.builds(
+        Trial,
+        implementation=st.text(max_size=20),
+        precision=st.sampled_from(PRECISIONS),
+        seq_len=st.integers(1, 512),
+        micro_batch_size=st.integers(1, 4096),
+        world_size=st.integers(1, 64),
+        dropout=st.floats(0, 0.9),
+        data=st.text(max_size=20),
+        memory_limit_bytes=st.none() | st.integers(1, 2**50),
+        round=st.integers(0, 9),
+    )
+)
+def test_a_trial_survives_its_json_and_keeps_its_id(trial: Trial) -> None:
+    again = Trial.from_json(json.loads(json.dumps(trial.to_json())))
+    assert again == trial and again.trial_id == trial.trial_id and hash(again) == hash(trial)
+
+
+def test_every_field_decides_the_id() -> None:
+    base = Trial()
+    others = {"int": 7, "float": 0.5, "str": "fp32"}
+    for field in dataclasses.fields(Trial):
+        if field.name in ("start_iteration", "stop_iteration"):
+            changed = dataclasses.replace(base, start_iteration=3, stop_iteration=9)
+        else:
+            kind = str(field.type).split(" |")[0]
+            value: Any = "profile" if field.name == "kind" else others[kind]
+            changed = dataclasses.replace(base, **{field.name: value})
+        assert changed.trial_id != base.trial_id, field.name
+
+
+def test_unknown_fields_of_the_same_schema_are_ignored() -> None:
+    assert Trial.from_json({**Trial().to_json(), "added_later": 1}) == Trial()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "other"},
+        {"precision": "int8"},
+        {"micro_batch_size": 0},
+        {"dropout": 1.0},
+        {"start_iteration": 3},
+        {"start_iteration": 5, "stop_iteration": 5},
+        {"max_seconds": 0.0},
+    ],
+)
+def test_what_cannot_run_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Trial(**fields)
+
+
+def test_what_the_recorder_writes_the_reader_returns_exactly(tmp_path: Path) -> None:
+    directory = TrialDirectory(tmp_path)
+    write_steps(directory, 0, [ROW, {**ROW, "step": 4, "loss": None}])
+    assert directory.read_steps(0) == [ROW, {**ROW, "step": 4, "loss": None}]
+    assert set(ROW) == set(STEP_COLUMNS)
+
+
+def test_telemetry_goes_round_too(tmp_path: Path) -> None:
+    from bench.telemetry import telemetry_writer
+
+    directory = TrialDirectory(tmp_path)
+    row = {"time_ns": 5, "device": "gpu0", "quantity": "power_watts", "value": 71.25}
+    for node in (0, 1):
+        with telemetry_writer(directory.telemetry_csv(node)) as writer:
+            writer.write(row)
+    assert directory.read_telemetry() == [{**row, "node": 0}, {**row, "node": 1}]
+    assert set(row) == set(TELEMETRY_COLUMNS)
+
+
+def test_a_last_line_cut_short_at_any_byte_is_dropped(tmp_path: Path) -> None:
+    directory = TrialDirectory(tmp_path)
+    path = write_steps(directory, 0, [ROW, {**ROW, "step": 4}])
+    whole = path.read_bytes()
+    last = whole.rstrip(b"\r\n").rfind(b"\n") + 1
+    for length in range(last, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert directory.read_steps(0) == [ROW]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    directory = TrialDirectory(tmp_path)
+    path = write_steps(directory, 0, [ROW, ROW, ROW])
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], "x" + lines[2], *lines[3:]]))
+    with pytest.raises(SchemaError, match=r"steps-0\.csv line 3"):
+        directory.read_steps(0)
+
+
+def test_a_newer_schema_is_refused_and_says_upgrade(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"schema_version": SCHEMA_VERSION + 1, "status": "ok"}))
+    with pytest.raises(SchemaError, match="upgrade bertbench"):
+        read_record(path)
+
+
+def test_a_newer_trial_makes_the_whole_run_refused(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    directory = run.trial("t")
+    directory.path.mkdir(parents=True)
+    directory.trial_json.write_text(json.dumps({**Trial().to_json(), "schema_version": SCHEMA_VERSION + 1}))
+    with pytest.raises(SchemaError, match="upgrade bertbench"):
+        load_run(run)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"status": "ok"}', '{"schema_version": true}', '{"schema_version": "1"}']
+)
+def test_what_is_no_record_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trial.json"
+    path.write_text(text)
+    with pytest.raises(SchemaError, match=r"trial\.json"):
+        read_record(path)
+
+
+def test_a_record_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_record(path, {"status": "ok"})
+    with pytest.raises(ValueError, match="JSON"):
+        write_record(path, {"status": float("nan")})
+    assert read_record(path)["status"] == "ok" and [item.name for item in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_file_where_a_folder_has_to_be_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="not a folder"):
+        write_record(tmp_path / "file" / "result.json", {})
+
+
+def test_results_csv_has_the_contracts_columns_in_order(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.write_results([{"trial_id": "t", "status": "oom", "reason": 'a,"b"\nc', "mfu": None, "extra": 1}])
+    with run.results_csv.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == list(RESULT_COLUMNS)
+    assert rows[0]["reason"] == 'a,"b"\nc' and rows[0]["mfu"] == ""
+
+
+def test_an_unfinished_and_a_damaged_trial_keep_their_rows(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for seed in (1, 2):
+        trial = Trial(preset="mini", seed=seed)
+        directory = run.trial(trial.trial_id)
+        directory.path.mkdir(parents=True)
+        write_record(directory.trial_json, trial.to_json())
+        if seed == 2:
+            write_record(directory.result_json, {"status": "ok", "reason": ""})
+            directory.steps_csv(0).write_text("step,step_time_ms\nx,y\n")
+    rows = {trial.trial.seed: trial.row for trial in load_run(run)}
+    assert rows[1]["status"] == "interrupted" and "no result.json" in rows[1]["reason"]
+    assert rows[2]["status"] == "crashed" and "steps-0.csv line 2" in rows[2]["reason"]
+
+
+def test_a_folder_that_is_no_run_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no trials"):
+        RunDirectory(tmp_path).require()
+    with pytest.raises(InputError, match="is not a folder"):
+        RunDirectory(tmp_path / "gone").require()
