@@ -39,7 +39,7 @@ def _usable(row: Row) -> bool:
 def _combine_step(number: int, rows: Sequence[Row]) -> dict[str, Any]:
     slowest = max(rows, key=lambda row: float(row["step_time_ms"]))
     begins = [int(row["start_ns"]) for row in rows if row.get("start_ns") is not None]
-    ends = [int(r["start_ns"] + r["step_time_ms"] * 1e6) for r in rows if r.get("start_ns") is not None]
+    ends = [int(r["start_ns"]) + round(r["step_time_ms"] * 1e6) for r in rows if r.get("start_ns") is not None]
     combined: dict[str, Any] = {"step": number, "step_time_ms": float(slowest["step_time_ms"])}
     combined["start_ns"] = min(begins) if begins else None
     combined["end_ns"] = max(ends) if ends else None

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +77,13 @@ def test_a_trial_survives_its_json_and_keeps_its_id(trial: Trial) -> None:
 
 def test_every_field_decides_the_id() -> None:
     base = Trial()
-    others = {"int": 7, "float": 0.5, "str": "fp32"}
+    others = {int: 7, float: 0.5, str: "fp32"}
+    hints = typing.get_type_hints(Trial)
     for field in dataclasses.fields(Trial):
         if field.name in ("start_iteration", "stop_iteration"):
             changed = dataclasses.replace(base, start_iteration=3, stop_iteration=9)
         else:
-            kind = str(field.type).split(" |")[0]
+            kind = next(item for item in (typing.get_args(hints[field.name]) or (hints[field.name],)) if item in others)
             value: Any = "profile" if field.name == "kind" else others[kind]
             changed = dataclasses.replace(base, **{field.name: value})
         assert changed.trial_id != base.trial_id, field.name

@@ -154,5 +154,7 @@ def test_the_largest_batch_is_found_proved_and_one_more_fails(cli: Cli) -> None:
 
 
 def test_module_runs_the_same_as_the_script() -> None:
-    module = subprocess.run([sys.executable, "-m", "bench.cli.main", "--help"], cwd=ROOT, capture_output=True, text=True)
+    module = subprocess.run(
+        [sys.executable, "-m", "bench.cli.main", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
     assert module.returncode == 0 and "throughput" in module.stdout

@@ -54,9 +54,7 @@ def test_a_launcher_that_dies_itself_is_named(directory: TrialDirectory) -> None
 
 
 def test_secrets_in_a_reason_are_redacted(directory: TrialDirectory) -> None:
-    write_record(
-        directory.failure_json(0), {"status": "crashed", "reason": "GET https://me:hunter2@host", "time": 1.0}
-    )
+    write_record(directory.failure_json(0), {"status": "crashed", "reason": "GET https://me:hunter2@host", "time": 1.0})
     assert "hunter2" not in _outcome(directory, 1, False)[1]
 
 

@@ -20,7 +20,13 @@ def put(run: RunDirectory, trial: Trial, status: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("status", "finished", "finished_when_retrying"),
-    [("ok", True, True), ("oom", True, False), ("crashed", True, False), ("interrupted", False, False), (None, False, False)],
+    [
+        ("ok", True, True),
+        ("oom", True, False),
+        ("crashed", True, False),
+        ("interrupted", False, False),
+        (None, False, False),
+    ],
 )
 def test_what_is_run_again(tmp_path: Path, status: str | None, finished: bool, finished_when_retrying: bool) -> None:
     run, trial = RunDirectory(tmp_path), Trial()

@@ -63,7 +63,14 @@ def test_written_files_follow_the_umask(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "WANDB_API_KEY", "GITHUB_PAT", "AZURE_STORAGE_CONNECTION_STRING"],
+    [
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "MY_PASSWORD",
+        "WANDB_API_KEY",
+        "GITHUB_PAT",
+        "AZURE_STORAGE_CONNECTION_STRING",
+    ],
 )
 def test_variables_named_like_secrets_are_redacted(name: str) -> None:
     assert redact_environment({name: "value"}) == {name: REDACTED}

@@ -1,0 +1,48 @@
+"""`bertbench profile --profiler torch` on two real ranks, and what comes of it."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from conftest import ROOT, TINY, Cli
+
+from analysis.readers.kineto import read
+
+
+def profile(cli: Cli, *options: str) -> "subprocess.CompletedProcess[str]":
+    argv = cli.argv("profile", "pretrain", *TINY, "--batch-sizes", "2", *options, "--out", str(cli.out))
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_the_traces_of_two_ranks_hold_exactly_the_steps_asked_for(cli: Cli) -> None:
+    done = profile(cli, "--profiler", "torch", "--start", "3", "--stop", "6", "--devices", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["profiles"]
+    assert [Path(trace).name for trace in found["traces"]] == ["trace-rank0.json.gz", "trace-rank1.json.gz"]
+    for rank, trace in enumerate(found["traces"]):
+        timeline = read(Path(trace))
+        assert timeline.rank == rank
+        assert sorted(timeline.steps["step"]) == [3, 4, 5]
+        names = set(timeline.ranges["name"])
+        assert {f"bertbench:{phase}" for phase in ("data", "forward", "backward", "optimizer")} <= names
+        assert "bertbench:layer.0.attention" in names, "the model's phases are recorded too"
+    steps = found["breakdowns"][0]["steps"]
+    assert [row["step"] for row in steps] == [3, 4, 5]
+    recorded = {row["step"]: row["step_time_ms"] for row in clock_rows(cli)}
+    for row in steps:
+        assert row["wall_ms"] <= 1.02 * recorded[row["step"]] + 1, "a step in the trace is no longer than on the clock"
+    report = subprocess.run(cli.argv("report", str(cli.out)), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert report.returncode == 0, report.stderr
+    assert "aten::" in (cli.out / "report" / "report.html").read_text(encoding="utf-8")
+
+
+def clock_rows(cli: Cli) -> list[dict[str, float]]:
+    from analysis.records import RunDirectory
+
+    (trial,) = RunDirectory(cli.out).trials()
+    return trial.read_steps(0)
+
+
+def test_a_window_is_needed(cli: Cli) -> None:
+    done = profile(cli, "--profiler", "torch")
+    assert done.returncode == 2 and "--start N --stop M" in done.stderr

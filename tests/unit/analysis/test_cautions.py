@@ -1,0 +1,95 @@
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_run import ENVIRONMENT, START_NS, rank_record, step_rows
+
+from analysis.metrics.cautions import one_round
+from analysis.metrics.throughput import summarize
+from analysis.records import Trial
+
+QUIET = [300.0, *(100 + np.random.default_rng(0).normal(0, 0.5, 60))]
+TRIAL = Trial(preset="mini", micro_batch_size=8, precision="fp32")
+
+
+def codes(
+    times: list[float] = QUIET,
+    trial: Trial = TRIAL,
+    ranks: dict[int, dict[str, Any]] | None = None,
+    environment: dict[str, Any] = ENVIRONMENT,
+    telemetry: list[dict[str, Any]] | None = None,
+    **columns: Any,
+) -> set[str]:
+    steps = {rank: step_rows(times, 8, **columns) for rank in range(trial.world_size)}
+    result = summarize(trial, steps, ranks or {0: rank_record()}, environment, telemetry or [])
+    for caution in result["cautions"]:
+        assert caution["message"] and caution["remedy"]
+    return {caution["code"] for caution in result["cautions"]}
+
+
+def reading(quantity: str, value: float) -> list[dict[str, Any]]:
+    return [
+        {"time_ns": START_NS + second * 10**9, "device": "x", "quantity": quantity, "value": value}
+        for second in range(8)
+    ]
+
+
+def test_a_quiet_trial_has_none() -> None:
+    assert codes() == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        ("warmup_long", {"times": [float(200 - step) for step in range(60)]}),
+        ("too_few_steps", {"times": [100.0] * 4}),
+        ("noisy", {"times": list(100 + 40 * np.random.default_rng(1).random(60))}),
+        ("interval_wide", {"times": list(100 + 40 * np.random.default_rng(1).random(60))}),
+        ("loaded", {"telemetry": reading("foreign_cpu_percent", 35.0)}),
+        ("loaded", {"environment": {**ENVIRONMENT, "load_average": [12.0, 1.0, 1.0]}}),
+        ("throttled", {"telemetry": reading("throttle_reasons", float(0x40))}),
+        ("power_capped", {"telemetry": reading("throttle_reasons", float(0x04))}),
+        (
+            "bf16_emulated",
+            {
+                "trial": dataclasses.replace(TRIAL, precision="bf16"),
+                "environment": {**ENVIRONMENT, "native_bf16": False},
+            },
+        ),
+        ("tf32_on_cpu", {"trial": dataclasses.replace(TRIAL, precision="tf32")}),
+        ("data_wait", {"data_wait": 9.0}),
+        ("mfu_above_one", {"ranks": {0: rank_record(peak=1e9)}}),
+        ("peak_changed", {"ranks": {0: rank_record(peak=4e11, after=5e11)}}),
+    ],
+)
+def test_each_doubt_is_raised_by_its_cause_alone(code: str, arguments: dict[str, Any]) -> None:
+    found = codes(**arguments)
+    assert code in found
+    assert found <= {code, "noisy", "interval_wide", "warmup_long"}
+
+
+def test_a_low_foreign_load_a_native_bf16_and_an_idle_gpu_raise_nothing() -> None:
+    trial = dataclasses.replace(TRIAL, precision="bf16")
+    telemetry = reading("foreign_cpu_percent", 3.0) + reading("throttle_reasons", float(0x01))
+    assert codes(trial=trial, telemetry=telemetry) == set()
+
+
+def test_a_straggler_is_named() -> None:
+    trial = dataclasses.replace(TRIAL, world_size=2)
+    steps = {0: step_rows(QUIET, 8, communication=20.0), 1: step_rows(QUIET, 8, communication=1.0)}
+    result = summarize(trial, steps, {0: rank_record(), 1: rank_record()}, ENVIRONMENT)
+    (caution,) = [caution for caution in result["cautions"] if caution["code"] == "straggler"]
+    assert "rank 1" in caution["message"]
+
+
+def test_the_few_steps_of_a_profile_are_no_doubt() -> None:
+    trial = Trial(
+        preset="mini", kind="profile", profiler="torch", start_iteration=3, stop_iteration=6, precision="fp32"
+    )
+    assert "too_few_steps" not in codes(times=[100.0] * 6, trial=trial)
+
+
+def test_one_round_says_what_to_do() -> None:
+    assert one_round(1).code == "one_round" and one_round(2).code == "few_rounds"
+    assert "--rounds 3" in one_round(1).remedy

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+from fake_run import SECOND
+
+from analysis.metrics.energy import energy, throttle_reasons
+
+
+def readings(device: str, quantity: str, values: dict[float, float]) -> list[dict]:
+    return [
+        {"time_ns": int(at * SECOND), "device": device, "quantity": quantity, "value": value}
+        for at, value in values.items()
+    ]
+
+
+def test_power_is_integrated_over_the_window_only() -> None:
+    ramp = readings("gpu0", "power_watts", {second: 10.0 * second for second in range(11)})
+    found = energy(ramp, 2 * SECOND, 6 * SECOND, "cuda")
+    assert found.joules == pytest.approx(10 * (36 - 4) / 2)
+
+
+def test_devices_add_up_and_counters_win_over_power() -> None:
+    rows = readings("gpu0", "energy_joules", {0: 0.0, 10: 1000.0}) + readings("gpu0", "power_watts", {0: 9.0, 10: 9.0})
+    rows += readings("gpu1", "power_watts", {0: 50.0, 10: 50.0})
+    found = energy(rows, 0, 10 * SECOND, "cuda")
+    assert found.joules == pytest.approx(1000 + 500) and found.devices == ("gpu0", "gpu1")
+
+
+def test_a_counter_that_was_reset_falls_back_to_power_or_says_it_is_unknown() -> None:
+    rows = readings("gpu0", "energy_joules", {0: 900.0, 5: 1000.0, 10: 3.0})
+    assert energy(rows, 0, 10 * SECOND, "cuda").joules is None
+    rows += readings("gpu0", "power_watts", {0: 7.0, 10: 7.0})
+    assert energy(rows, 0, 10 * SECOND, "cuda").joules == pytest.approx(70)
+
+
+def test_readings_that_miss_part_of_the_window_are_not_stretched_over_it() -> None:
+    rows = readings("gpu0", "power_watts", {0: 100.0, 4: 100.0})
+    found = energy(rows, 0, 10 * SECOND, "cuda")
+    assert found.joules is None and "do not cover the window" in (found.reason or "")
+
+
+def test_a_hosts_energy_is_not_passed_off_as_a_gpus() -> None:
+    rows = readings("cpu", "energy_joules", {0: 0.0, 10: 100.0})
+    reasons = {"cpu energy_joules": "RAPL", "gpu0 power_watts": "Not Supported"}
+    found = energy(rows, 0, 10 * SECOND, "cuda", reasons)
+    assert found.joules is None and found.reason == "Not Supported"
+    assert energy(rows, 0, 10 * SECOND, "cpu").joules == pytest.approx(100)
+
+
+def test_nothing_read_gives_the_recorded_reason() -> None:
+    assert energy([], 0, SECOND, "cpu", {"gpu": "no GPU", "cpu energy_joules": "RAPL cannot be read"}).reason == (
+        "RAPL cannot be read"
+    )
+    assert energy([], 0, SECOND, "cpu").reason == "no energy or power sensor was read"
+
+
+def test_throttles_are_named_and_the_power_cap_is_apart() -> None:
+    rows = readings("gpu0", "throttle_reasons", {1: 0x04, 2: 0x40 | 0x08, 30: 0x80})
+    assert throttle_reasons(rows, 0, 10 * SECOND) == (("hardware slowdown", "hardware thermal slowdown"), True)
+    idle = readings("gpu0", "throttle_reasons", {1: float(0x01 | 0x02)})
+    assert throttle_reasons(idle, 0, 10 * SECOND) == ((), False)
+    assert np.isfinite(rows[0]["value"])

@@ -1,0 +1,150 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_run import ENVIRONMENT, noisy_times, step_rows, write_sweep, write_trial
+
+from analysis.metrics.regression import compare_runs, implementation_ratios, ratio_interval
+from analysis.records import RunDirectory, Trial
+from common.errors import UsageError
+
+SMALL = {"batches": (8,), "worlds": (1,), "count": 30}
+
+
+def processes(median: float, count: int, seed: int, between: float = 0.0, within: float = 0.01) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    levels = median * (1 + between * random.standard_normal(count))
+    return [level * (1 + within * random.standard_normal(40)) for level in levels]
+
+
+def test_the_ratio_is_that_of_the_medians_and_its_interval_holds_it() -> None:
+    found = ratio_interval(processes(100, 3, 1), processes(150, 3, 2))
+    assert found.value == pytest.approx(1.5, rel=0.02)
+    assert found.low <= found.value <= found.high and found.high - found.low < 0.05
+
+
+def test_processes_that_differ_as_a_whole_widen_the_interval() -> None:
+    quiet = ratio_interval(processes(100, 4, 3), processes(100, 4, 4))
+    moody = ratio_interval(processes(100, 4, 3, between=0.1), processes(100, 4, 4, between=0.1))
+    assert moody.high - moody.low > 5 * (quiet.high - quiet.low)
+
+
+def test_equal_sides_rarely_exclude_one() -> None:
+    excluded = 0
+    for seed in range(60):
+        a, b = processes(100, 5, 2 * seed, between=0.03), processes(100, 5, 2 * seed + 1, between=0.03)
+        found = ratio_interval(a, b, resamples=300)
+        excluded += not found.low <= 1 <= found.high
+    assert excluded <= 12
+
+
+def test_an_empty_side_is_refused() -> None:
+    with pytest.raises(UsageError, match="both sides"):
+        ratio_interval([np.array([])], processes(1, 1, 0))
+
+
+def test_one_round_per_side_cannot_decide_however_large_the_difference(tmp_path: Path) -> None:
+    (row,) = implementation_ratios(write_sweep(tmp_path, **SMALL))
+    assert row["throughput_ratio"] == pytest.approx(118 / 48, rel=0.02)
+    assert row["time_saved"] == pytest.approx(1 - 48 / 118, rel=0.02)
+    assert row["decided"] == "cannot decide" and "run-to-run spread is not known" in row["reason"]
+
+
+def test_three_rounds_decide_and_two_do_not_where_nothing_else_was_repeated(tmp_path: Path) -> None:
+    (three,) = implementation_ratios(write_sweep(tmp_path / "three", rounds=3, **SMALL))
+    assert three["decided"] == "yes" and (three["rounds"], three["reference_rounds"]) == (3, 3)
+    (two,) = implementation_ratios(write_sweep(tmp_path / "two", rounds=2, **SMALL))
+    assert two["decided"] == "cannot decide"
+
+
+def test_equal_implementations_are_found_not_to_differ(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, implementations=("hf", "x"), rounds=4, **SMALL)
+    slow = write_sweep(tmp_path / "same", implementations=("a", "hf-trainer"), rounds=4, **SMALL)
+    assert implementation_ratios(run)[0]["decided"] == "yes"
+    assert implementation_ratios(slow, reference="a")[0]["decided"] == "no"
+
+
+def test_one_round_decides_beyond_the_known_spread_of_the_machine(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, rounds=3, **SMALL)
+    base = Trial(preset="mini", precision="bf16", micro_batch_size=16)
+    for name, median in (("bertbench", 88.0), ("hf", 228.0)):
+        write_trial(run, dataclasses.replace(base, implementation=name), {0: step_rows(noisy_times(median, 30, 7), 16)})
+    close = dataclasses.replace(base, micro_batch_size=32)
+    for name, median in (("bertbench", 100.0), ("hf", 100.1)):
+        write_trial(
+            run, dataclasses.replace(close, implementation=name), {0: step_rows(noisy_times(median, 30, 7), 32)}
+        )
+    found = {row["micro_batch_size"]: row for row in implementation_ratios(run)}
+    assert found[16]["decided"] == "yes"
+    assert found[32]["decided"] == "cannot decide" and "within this machine's run-to-run spread" in found[32]["reason"]
+
+
+def test_a_failed_side_is_named_instead_of_a_ratio(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, implementations=("bertbench",), **SMALL)
+    trial = Trial(preset="mini", precision="bf16", micro_batch_size=8, implementation="hf")
+    write_trial(run, trial, status="oom", reason="rank 0: out of memory")
+    (row,) = implementation_ratios(run)
+    assert row["throughput_ratio"] is None and row["reason"] == "hf has no measurement: oom"
+
+
+def test_other_data_in_the_same_folder_are_not_held_against_each_other(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, implementations=("bertbench",), **SMALL)
+    write_sweep(tmp_path, implementations=("hf",), data="synthetic:full", **SMALL)
+    assert implementation_ratios(run) == []
+
+
+def compare(tmp_path: Path, scale: float, rounds: int = 3, **changes: object) -> list[dict]:
+    a = write_sweep(tmp_path / "a", rounds=rounds, implementations=("bertbench",), **SMALL)
+    b = write_sweep(tmp_path / "b", rounds=rounds, implementations=("bertbench",), scale=scale, **{**SMALL, **changes})
+    return compare_runs(a, b).rows
+
+
+@pytest.mark.parametrize(
+    ("scale", "verdict"), [(1.2, "regression"), (0.8, "improvement"), (1.0, "no change"), (1.05, "cannot decide")]
+)
+def test_each_verdict_has_its_cause(tmp_path: Path, scale: float, verdict: str) -> None:
+    (row,) = compare(tmp_path, scale)
+    assert row["verdict"] == verdict, row
+    assert row["time_ratio"] == pytest.approx(scale, rel=0.02)
+    assert row["throughput_ratio"] == pytest.approx(1 / scale, rel=0.02)
+    assert row["time_saved"] == pytest.approx(1 - scale, abs=0.02)
+
+
+def test_one_round_per_side_never_fails_a_build(tmp_path: Path) -> None:
+    (row,) = compare(tmp_path, 2.0, rounds=1)
+    assert row["verdict"] == "cannot decide"
+
+
+def test_a_change_below_the_threshold_is_no_regression_until_the_threshold_is_lowered(tmp_path: Path) -> None:
+    a = write_sweep(tmp_path / "a", rounds=3, **SMALL)
+    b = write_sweep(tmp_path / "b", rounds=3, scale=1.03, **SMALL)
+    assert not compare_runs(a, b).regressed
+    assert compare_runs(a, b, threshold=0.01).regressed
+    with pytest.raises(UsageError, match=r"0\.05 means 5 %"):
+        compare_runs(a, b, threshold=5)
+
+
+def test_what_ran_and_now_runs_out_of_memory_is_a_regression(tmp_path: Path) -> None:
+    a = write_sweep(tmp_path / "a", implementations=("bertbench",), **SMALL)
+    b = RunDirectory(tmp_path / "b")
+    trial = a.trials()[0].read_trial()
+    write_trial(b, trial, status="oom", reason="no memory")
+    (row,) = compare_runs(a, b).rows
+    assert row["verdict"] == "regression" and "now ends as oom" in row["reason"]
+    (back,) = compare_runs(b, a).rows
+    assert back["verdict"] == "improvement"
+
+
+def test_everything_that_does_not_match_is_listed(tmp_path: Path) -> None:
+    a = write_sweep(tmp_path / "a", implementations=("bertbench", "hf"), **SMALL)
+    b = write_sweep(tmp_path / "b", implementations=("bertbench",), dropout=0.0, **SMALL)
+    other = {**ENVIRONMENT, "device_name": "Other CPU", "libraries": {"torch": "2.14.0"}}
+    trial = Trial(preset="large", precision="bf16", micro_batch_size=8)
+    write_trial(b, trial, {0: step_rows([100.0] * 20, 8)}, environment=other)
+    found = compare_runs(a, b)
+    (row,) = found.rows
+    assert "dropout: 0.1 -> 0.0" in row["differences"]
+    text = "\n".join(found.differences)
+    assert "Other CPU" in text and "torch: 2.13.0 -> 2.13.0, 2.14.0" in text
+    assert "only in" in text and "hf mini" in text and "bertbench large" in text

@@ -1,0 +1,172 @@
+import csv
+import dataclasses
+import html.parser
+import re
+from pathlib import Path
+
+import pytest
+from fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
+from test_kineto_reader import event, write
+
+from analysis.load import load_run
+from analysis.metrics.regression import ratios_of
+from analysis.records import RESULT_COLUMNS, RunDirectory, Trial, write_record
+from analysis.report.answer import answers, points
+from analysis.report.html import write_report
+from common.errors import InputError, UsageError
+
+HOSTILE = "<script>alert(1)<b> & \"quoted' $x^2$ {{ 7 * 7 }}"
+SMALL = {"batches": (8, 16), "worlds": (1,), "count": 15}
+
+
+class Page(html.parser.HTMLParser):
+    """Collects what a browser would load and run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.sources: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+
+
+def test_the_page_holds_everything_it_needs_and_its_files_lie_beside_it(tmp_path: Path) -> None:
+    path = write_report(write_sweep(tmp_path, batches=(8, 16), worlds=(1, 2), count=15))
+    page = Page(path.read_text(encoding="utf-8"))
+    assert path == tmp_path / "report" / "report.html"
+    assert len(page.sources) == 5 and all(source.startswith("data:image/png;base64,") for source in page.sources)
+    assert page.tags.count("script") == 1 and "link" not in page.tags
+    names = {item.name for item in path.parent.iterdir()}
+    assert {"throughput.png", "latency.png", "scaling.png", "phases.png", "step_times.png"} <= names
+    assert {"results.csv", "ratios.csv", "scaling.csv", "ranks.csv"} <= names
+    with (path.parent / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8 and list(rows[0]) == list(RESULT_COLUMNS)
+    assert float(rows[0]["samples_per_second"]) > 0
+
+
+def test_names_from_outside_are_escaped_everywhere(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    base = Trial(preset="mini", precision="bf16", micro_batch_size=8)
+    environment = {**ENVIRONMENT, "device_name": HOSTILE, "cpu": {"model": HOSTILE}, HOSTILE: HOSTILE}
+    for number, name in enumerate(("hf", HOSTILE, "_hidden")):
+        trial = dataclasses.replace(base, implementation=name, data="/data/" + HOSTILE)
+        directory = run.path / "trials" / f"t{number}"
+        other = RunDirectory(tmp_path / f"other{number}")
+        written = write_trial(
+            other,
+            dataclasses.replace(trial, implementation="x"),
+            {0: step_rows([50.0] * 12, 8)},
+            environment=environment,
+        )
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        other.trial(written.trial_id).path.rename(directory)
+        write_record(directory / "trial.json", trial.to_json())
+    failed = dataclasses.replace(base, micro_batch_size=64)
+    write_trial(run, failed, status="crashed", reason=HOSTILE)
+    text = write_report(run).read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.tags.count("script") == 1 and "b" not in page.tags
+    assert "alert(1)&lt;b&gt;" in text and "{{ 7 * 7 }}" in text
+
+
+def test_a_run_with_only_failures_says_so_first(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    write_trial(run, Trial(preset="mini"), status="oom", reason="rank 0: out of memory")
+    write_trial(run, Trial(preset="mini", seed=2), status=None)
+    text = write_report(run).read_text(encoding="utf-8")
+    assert "Nothing was measured: of 2 trials, " in text and "rank 0: out of memory" in text
+    assert "interrupted" in text and "<img" not in text
+
+
+def test_a_profile_shows_its_operators_and_a_damaged_trace_is_named(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, **SMALL)
+    trial = Trial(preset="mini", kind="profile", profiler="torch", start_iteration=3, stop_iteration=6)
+    write_trial(run, trial, {0: step_rows([90.0] * 6, 8)})
+    folder = run.trial(trial.trial_id).profile
+    folder.mkdir()
+    write(
+        folder / "trace-rank0.json.gz",
+        [event("ProfilerStep#3", 0, 1000, "user_annotation"), event("aten::my_operator", 0, 700)],
+    )
+    (folder / "trace-rank1.json.gz").write_bytes(b"\x1f\x8bcut")
+    text = write_report(run).read_text(encoding="utf-8")
+    assert "aten::my_operator" in text and "trace-rank1.json.gz" in text and "damaged or cut short" in text
+    assert (run.report / "operators.csv").is_file()
+    rows = points(load_run(run))
+    assert all(point.row["kind"] == "throughput" for point in rows)
+
+
+def test_the_answer_names_the_best_configuration_and_holds_it_against_hf(tmp_path: Path) -> None:
+    trials = load_run(write_sweep(tmp_path, batches=(8, 16), worlds=(1,), count=30))
+    (answer,) = answers(points(trials), ratios_of(trials))
+    assert answer.headline.startswith("bertbench trains BERT-mini fastest: 18")
+    assert "micro batch 16" in answer.headline
+    values = {figure.label: figure.value for figure in answer.figures}
+    assert values["throughput against hf"].startswith(("2.5", "2.6"))
+    text = " ".join(answer.sentences)
+    assert "it is not decided: one round per side" in text
+
+
+def test_the_answer_does_not_favour_our_own_implementation(tmp_path: Path) -> None:
+    trials = load_run(write_sweep(tmp_path, implementations=("hf", "hf-compiled"), **SMALL))
+    assert answers(points(trials), ratios_of(trials))[0].headline.startswith("hf-compiled trains BERT-mini fastest")
+
+
+def test_a_smaller_batch_that_is_nearly_as_fast_is_named(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for batch, median in ((8, 41.0), (16, 80.0)):
+        trial = Trial(preset="mini", micro_batch_size=batch)
+        write_trial(run, trial, {0: step_rows([median] * 20, batch)})
+    trials = load_run(run)
+    (answer,) = answers(points(trials), [])
+    assert any(sentence.startswith("Micro batch 8 already gives 97.6 %") for sentence in answer.sentences)
+
+
+def test_rounds_are_combined_into_one_point(tmp_path: Path) -> None:
+    found = points(load_run(write_sweep(tmp_path, rounds=3, implementations=("hf",), batches=(16,), worlds=(1,))))
+    assert len(found) == 1 and found[0].rounds == 3
+    low, high = found[0].rate_interval
+    assert low <= found[0].samples_per_second <= high
+    assert found[0].step_ms.value == pytest.approx(228, rel=0.02)
+
+
+def test_a_price_adds_cost_and_a_bad_one_is_refused(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, **SMALL)
+    assert "a million samples cost" in write_report(run, price_per_hour=3.0).read_text(encoding="utf-8")
+    with pytest.raises(UsageError, match="above 0"):
+        write_report(run, price_per_hour=-1.0)
+
+
+def test_one_configuration_with_one_step_still_makes_a_page(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    trial = Trial(preset="mini", start_iteration=0, stop_iteration=1)
+    write_trial(run, trial, {0: step_rows([100.0], 8)}, environment={}, ranks={0: {"peak_memory_bytes": None}})
+    text = write_report(run).read_text(encoding="utf-8")
+    assert "80.0 samples/s" in text and "rank 0 measured no peak" in text
+
+
+def test_a_report_can_be_written_again_and_says_the_same(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, **SMALL)
+
+    def stable() -> str:
+        return re.sub(r"written \S+ \S+ UTC", "", write_report(run).read_text(encoding="utf-8"))
+
+    assert stable() == stable()
+
+
+def test_no_run_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no trials"):
+        write_report(RunDirectory(tmp_path))
+
+
+def test_stragglers_and_peaks_reach_the_page(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    trial = Trial(preset="mini", world_size=2)
+    steps = {0: step_rows([100.0] * 20, 8, communication=20.0), 1: step_rows([100.0] * 20, 8, communication=1.0)}
+    write_trial(run, trial, steps, ranks={0: rank_record(peak=1e9), 1: rank_record(peak=1e9)})
+    text = write_report(run).read_text(encoding="utf-8")
+    assert ">straggler<" in text and "the peak was measured too low" in text

@@ -1,0 +1,103 @@
+import json
+from pathlib import Path
+
+import pytest
+from fake_run import write_sweep, write_trial
+
+from analysis.load import load_run
+from analysis.metrics.regression import compare_runs, implementation_ratios
+from analysis.records import Trial
+from analysis.report.tables import count, flops, interval, number, percent, size
+from analysis.report.text import comparison_table, results_table
+from bench.cli import compare, report
+
+SMALL = {"batches": (8,), "worlds": (1,), "count": 20}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (number(0.01234), "0.0123"),
+        (number(8.164), "8.16"),
+        (number(181.7), "182"),
+        (number(18148.2), "18,148"),
+        (number(0), "0"),
+        (number(None), "–"),  # noqa: RUF001
+        (number(float("nan")), "–"),  # noqa: RUF001
+        (percent(0.4537), "45.4 %"),
+        (percent(1.81), "181 %"),
+        (size(1536 * 2**20), "1.50 GiB"),
+        (size(12), "12.0 B"),
+        (flops(1.234e12), "1.23 TFLOP/s"),
+        (count(1234567.0), "1,234,567"),
+        (interval(27.88, 28.081), "27.88–28.08"),  # noqa: RUF001
+        (interval(None, 3), "–"),  # noqa: RUF001
+    ],
+)
+def test_how_numbers_are_written(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def test_the_table_has_a_line_per_trial_failed_ones_too(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, **SMALL)
+    write_trial(
+        run, Trial(preset="mini", precision="bf16", micro_batch_size=64), status="oom", reason="rank 0: no memory"
+    )
+    rows = [trial.row for trial in load_run(run)]
+    text = results_table(rows, implementation_ratios(run))
+    lines = [line for line in text.splitlines() if "1 cpu" in line]
+    assert len(lines) == 3 and "2.4" in lines[0] and "oom: rank 0: no memory" in lines[2]
+    assert "measured, not decided: one round per side" in text
+    assert all(len(line) <= 150 for line in text.splitlines() if "not decided" not in line)
+
+
+def test_markup_and_control_characters_in_names_are_shown_as_they_are() -> None:
+    row = {
+        "trial_id": "t",
+        "implementation": "[red]x[/red]\x1b[31m",
+        "preset": "mini",
+        "precision": "bf16",
+        "seq_len": 128,
+        "micro_batch_size": 8,
+        "grad_accum_steps": 1,
+        "world_size": 1,
+        "device": "cpu",
+        "status": "ok",
+    }
+    text = results_table([row])
+    assert "[red]x[/red]" in text and "\x1b" not in text
+
+
+def test_no_rows_is_said() -> None:
+    assert results_table([]) == "no trials"
+
+
+def test_the_comparison_shows_verdicts_and_differences(tmp_path: Path) -> None:
+    a = write_sweep(tmp_path / "a", rounds=3, **SMALL)
+    b = write_sweep(tmp_path / "b", rounds=3, scale=1.3, implementations=("hf",), dropout=0.0, **SMALL)
+    text = comparison_table(compare_runs(a, b))
+    assert "regression: slower by more than 5 %" in text
+    assert "only in" in text and "dropout: 0.1 -> 0.0" in text
+    assert text.splitlines()[-1] == "1 regression; threshold 5 %"
+
+
+def test_compare_exits_1_on_a_regression_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = write_sweep(tmp_path / "a", rounds=3, **SMALL)
+    b = write_sweep(tmp_path / "b", rounds=3, scale=1.3, **SMALL)
+    names = [str(a.path), str(b.path)]
+    assert compare.main(names) == 1
+    assert compare.main(names[::-1]) == 0
+    assert compare.main([*names, "--threshold", "0.5"]) == 0
+    capsys.readouterr()
+    assert compare.main([*names, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["regressed"] is True and len(found["rows"]) == 2
+
+
+def test_report_prints_the_path_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_sweep(tmp_path, **SMALL)
+    assert report.main([str(run.path)]) == 0
+    assert Path(capsys.readouterr().out.strip()).is_file()
+    assert report.main([str(run.path), "--price-per-hour", "2.5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"][0]["cost_per_million_samples"] > 0 and found["ratios"]

@@ -1,0 +1,78 @@
+from typing import Any
+
+import pytest
+
+from analysis.metrics.scaling import efficiency
+
+BASE = {
+    "status": "ok",
+    "kind": "throughput",
+    "task": "pretrain",
+    "implementation": "bertbench",
+    "strategy": "ddp",
+    "preset": "base",
+    "precision": "bf16",
+    "seq_len": 128,
+    "micro_batch_size": 8,
+    "grad_accum_steps": 1,
+    "world_size": 1,
+    "device": "cuda",
+}
+
+
+def row(world: int, rate: float | None, **changes: Any) -> dict[str, Any]:
+    return {**BASE, "world_size": world, "samples_per_second": rate, **changes}
+
+
+def by_size(rows: list[dict[str, Any]], kind: str) -> dict[int, dict[str, Any]]:
+    return {found["world_size"]: found for found in efficiency(rows) if found["scaling"] == kind}
+
+
+def test_weak_scaling_on_gpus_is_per_device() -> None:
+    found = by_size([row(1, 100.0), row(2, 190.0), row(4, 300.0)], "weak")
+    assert found[2]["efficiency"] == pytest.approx(0.95) and found[4]["efficiency"] == pytest.approx(0.75)
+    assert found[4]["ideal_speedup"] == 4 and found[4]["basis"] == "per device"
+
+
+def test_the_base_is_the_smallest_size_that_was_measured() -> None:
+    found = by_size([row(2, 100.0), row(8, 360.0)], "weak")
+    assert found[8]["base_world_size"] == 2 and found[8]["efficiency"] == pytest.approx(0.9)
+
+
+def test_strong_scaling_keeps_the_global_batch() -> None:
+    rows = [row(1, 100.0, micro_batch_size=16), row(2, 160.0, micro_batch_size=8), row(2, 190.0, micro_batch_size=16)]
+    found = by_size(rows, "strong")
+    assert found[2]["efficiency"] == pytest.approx(0.8) and found[2]["global_batch_size"] == 16
+    assert by_size(rows, "weak")[2]["efficiency"] == pytest.approx(0.95)
+
+
+def test_accumulation_counts_towards_the_global_batch() -> None:
+    rows = [row(1, 100.0, grad_accum_steps=2), row(2, 150.0)]
+    assert by_size(rows, "strong")[2]["efficiency"] == pytest.approx(0.75)
+    assert by_size(rows, "weak") == {}
+
+
+def test_on_a_cpu_it_is_against_the_same_total_cores_and_says_so() -> None:
+    found = by_size([row(1, 100.0, device="cpu"), row(2, 95.0, device="cpu")], "weak")
+    assert found[2]["efficiency"] == pytest.approx(0.95) and found[2]["basis"] == "same total cores"
+
+
+def test_a_fixed_number_of_threads_per_rank_is_more_hardware() -> None:
+    rows = [row(n, rate, device="cpu", threads_per_rank=2) for n, rate in ((1, 100.0), (2, 180.0))]
+    found = by_size(rows, "weak")
+    assert found[2]["efficiency"] == pytest.approx(0.9) and found[2]["basis"] == "same cores per rank"
+
+
+def test_single_is_the_base_of_every_strategy() -> None:
+    rows = [row(1, 100.0, strategy="single"), row(2, 190.0), row(2, 170.0, strategy="fsdp")]
+    found = {found["strategy"]: found for found in efficiency(rows) if found["world_size"] == 2}
+    assert found["ddp"]["efficiency"] == pytest.approx(0.95) and found["fsdp"]["efficiency"] == pytest.approx(0.85)
+
+
+def test_rounds_are_combined_by_their_median_and_failed_trials_left_out() -> None:
+    rows = [row(1, rate) for rate in (90.0, 100.0, 400.0)] + [row(2, 200.0), row(2, None, status="oom")]
+    assert by_size(rows, "weak")[2]["efficiency"] == pytest.approx(1.0)
+
+
+def test_other_models_are_not_mixed_and_one_size_is_no_scaling() -> None:
+    assert efficiency([row(1, 100.0), row(2, 190.0, preset="large")]) == []

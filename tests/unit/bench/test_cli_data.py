@@ -1,0 +1,74 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.cli import data
+from common.errors import InputError, UsageError
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = ["--seq-len", "16", "--dupe-factor", "1", "--vocab-size", "400"]
+
+
+def test_generated_text_becomes_shards_and_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert data.main(["pretrain", "--generate", "20000", "--output", str(tmp_path), *SMALL]) == 0
+    shown = capsys.readouterr().out
+    for word in ("documents", "sentences", "400 word pieces, trained on this text", "training +", "real", "folder"):
+        assert word in shown
+    (folder,) = tmp_path.glob("hdf5_lower_case_1_seq_len_16_max_pred_2_*/generated")
+    assert str(folder) in shown and len(list(folder.glob("generated_training_*.hdf5"))) == 4
+
+
+def test_json_is_the_summary_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--output", str(tmp_path / "out"), *SMALL, "--shards", "2", "--no-lower-case", "--json"]
+    (tmp_path / "in").mkdir()
+    for number in range(5):
+        (tmp_path / "in" / f"{number}.txt").write_bytes(b"Caf\xe9 Number One. It was open, was it not? " * 40)
+    assert data.main(["pretrain", "--input", str(tmp_path / "in"), *options]) == 0
+    captured = capsys.readouterr()
+    summary = json.loads(captured.out)
+    assert summary["shards"] == 3 and summary["documents"] == 5
+    assert "lower_case_0" in summary["folder"] and "latin-1" in summary["notes"][0]
+    data.main(["pretrain", "--input", str(tmp_path / "in"), *options])
+    assert json.loads(capsys.readouterr().out)["shards_kept"] == 3
+
+
+def test_expected_failures_are_bertbench_errors(tmp_path: Path) -> None:
+    for argv in ([], ["--output", "x"], ["pictures"], ["pretrain", "--output", str(tmp_path)]):
+        if argv:
+            with pytest.raises(UsageError):
+                data.main(argv)
+        else:
+            assert data.main(argv) == 2
+    with pytest.raises(InputError, match="none"):
+        data.main(["pretrain", "--input", str(tmp_path / "none"), "--output", str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        data.main(["pretrain", "--output", str(tmp_path), "--seq-length", "3"])
+    assert caught.value.code == 2
+
+
+def test_help_names_every_option_and_loads_no_heavy_library() -> None:
+    program = (
+        "import sys; from bench.cli import data\n"
+        "try: data.main(['pretrain', '--help'])\n"
+        "except SystemExit as error: code = error.code\n"
+        "heavy = {'torch', 'h5py', 'tokenizers', 'pandas', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'{code} {heavy}' if code or heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for option in (
+        "input output generate vocab vocab-size seq-len max-predictions dupe-factor shards test-fraction workers seed "
+        "lower-case json"
+    ).split():
+        assert f"--{option}" in done.stdout
+
+
+def test_the_whole_command_maps_errors_to_one_line(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "bench.cli.main", "data", "pretrain", "--output", str(tmp_path / "o")]
+    done = subprocess.run(
+        [*argv, "--input", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2 and "no .txt file" in done.stderr and "Traceback" not in done.stderr

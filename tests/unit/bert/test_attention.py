@@ -1,0 +1,158 @@
+"""Attention and dropout: exact where nothing is random, the right distribution where something is."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert.attention import SelfAttention, attend, dropout, dropout_add
+from bert.config import ModelConfig
+
+
+def seeded(function, *arguments, seed=3):
+    torch.manual_seed(seed)
+    return function(*arguments)
+
+
+def test_self_attention_is_the_published_formula():
+    torch.manual_seed(0)
+    config = ModelConfig(num_layers=1, hidden_size=12, num_heads=3, intermediate_size=8)
+    module = SelfAttention(config).eval()
+    hidden = torch.randn(2, 7, 12)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[1, 4:] = False
+    query, key, value = (
+        F.linear(hidden, weight, bias)
+        for weight, bias in zip(module.qkv.weight.chunk(3), module.qkv.bias.chunk(3), strict=True)
+    )
+    context = torch.empty_like(hidden)
+    for row in range(2):
+        for head in range(3):
+            part = slice(4 * head, 4 * head + 4)
+            scores = query[row, :, part] @ key[row, :, part].T / math.sqrt(4)
+            scores[:, ~mask[row]] = -math.inf
+            context[row, :, part] = scores.softmax(-1) @ value[row, :, part]
+    expected = module.output(context)
+    torch.testing.assert_close(module(hidden, mask[:, None, None, :]), expected)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_dropout_keeps_scaled_weights_or_drops_them(probability, masked):
+    torch.manual_seed(0)
+    length = 64
+    query, key = torch.randn(2, 4, 3, length, length)
+    value = torch.eye(length).expand(4, 3, length, length)  # the result is then the matrix of weights itself
+    mask = (torch.arange(length) < 50).expand(4, 1, 1, length) if masked else None
+    plain = attend(query, key, value, mask, 0.0)
+    dropped = attend(query, key, value, mask, probability)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], plain[kept] / (1 - probability), rtol=1e-4, atol=1e-7)
+    possible = plain > 0
+    count = int(possible.sum())
+    deviation = math.sqrt(probability * (1 - probability) / count)
+    assert abs(1 - float(kept.sum()) / count - probability) < 5 * deviation
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_dropout_gradients_are_the_derivatives(masked):
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 2, 5, 4, dtype=torch.float64).requires_grad_().unbind(0)
+    mask = torch.tensor([[True] * 5, [True, True, True, False, False]])[:, None, None, :] if masked else None
+
+    def with_fixed_draw(query, key, value):
+        return seeded(attend, query, key, value, mask, 0.3)
+
+    assert torch.autograd.gradcheck(with_fixed_draw, (query, key, value))
+
+
+def test_attention_dropout_takes_strided_heads_and_returns_their_type():
+    torch.manual_seed(0)
+    qkv = torch.randn(2, 6, 3, 4, 8, dtype=torch.bfloat16, requires_grad=True)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    result = seeded(attend, query, key, value, None, 0.2)
+    expected = seeded(attend, query.float(), key.float(), value.float(), None, 0.2)
+    result.sum().backward()
+    assert result.dtype == qkv.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(result.float(), expected, rtol=2**-8, atol=1e-6)
+
+
+def test_attention_dropout_survives_a_sequence_without_real_tokens():
+    query = torch.randn(1, 1, 4, 4, requires_grad=True)
+    result = attend(query, query, query, torch.zeros(1, 1, 1, 4, dtype=torch.bool), 0.1)
+    result.sum().backward()
+    assert result.isfinite().all() and query.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_dropout_drops_each_position_with_the_probability(probability):
+    torch.manual_seed(0)
+    rounds, width = 4000, 8  # four elements share one random word: none of the four places may be special
+    result = dropout(torch.ones(rounds, width), probability, training=True)
+    dropped = (result == 0).float().mean(0)
+    assert (dropped - probability).abs().max() < 5 * math.sqrt(probability * (1 - probability) / rounds)
+    torch.testing.assert_close(result[result != 0].unique(), torch.tensor([1 / (1 - probability)]), rtol=1e-3, atol=0)
+
+
+def test_neighbours_are_dropped_independently():
+    torch.manual_seed(0)
+    dropped = (dropout(torch.ones(20_000, 8), 0.5, training=True) == 0).float()
+    correlation = torch.corrcoef(dropped.T) - torch.eye(8)
+    assert correlation.abs().max() < 5 / math.sqrt(20_000)
+
+
+@given(
+    shape=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    probability=st.floats(0.0, 0.99),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+)
+@settings(max_examples=50, deadline=None)
+def test_dropout_gradient_has_the_same_pattern_as_its_result(shape, probability, dtype):
+    x = torch.ones(shape, dtype=dtype, requires_grad=True)
+    result = dropout(x, probability, training=True)
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    assert result.shape == x.shape and result.dtype == gradient.dtype == dtype
+    torch.testing.assert_close(gradient, result)
+
+
+def test_dropout_add_is_dropout_plus_residual():
+    torch.manual_seed(0)
+    x, residual = torch.randn(2, 5, 7, 3, requires_grad=True).unbind(0)
+    found = seeded(dropout_add, x, residual, 0.4, True)
+    expected = seeded(dropout, x, 0.4, True) + residual
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn_like(found)
+    torch.testing.assert_close(
+        torch.autograd.grad((found * weight).sum(), (x, residual)),
+        torch.autograd.grad((expected * weight).sum(), (x, residual)),
+    )
+
+
+def test_dropout_add_keeps_the_residual_stream_in_float32():
+    x = torch.randn(4, 8, dtype=torch.bfloat16, requires_grad=True)
+    residual = torch.randn(4, 8, requires_grad=True)
+    result = dropout_add(x, residual, 0.1, training=True)
+    result.sum().backward()
+    assert result.dtype == residual.grad.dtype == torch.float32
+    assert x.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("probability", "training"), [(0.0, True), (0.1, False)])
+def test_without_dropout_the_input_comes_back(probability, training):
+    x = torch.randn(3, 4)
+    assert dropout(x, probability, training) is x
+    assert torch.equal(dropout_add(x, x, probability, training), x + x)
+
+
+def test_draws_follow_the_generator_and_go_on():
+    x = torch.ones(100)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first, second = dropout(x, 0.5, True), dropout(x, 0.5, True)
+    torch.set_rng_state(state)
+    assert torch.equal(dropout(x, 0.5, True), first)
+    assert torch.equal(dropout(x, 0.5, True), second)
+    assert not torch.equal(first, second)

@@ -1,0 +1,368 @@
+import gc
+import hashlib
+import itertools
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert.data.hdf5 import Hdf5Batches, check_shard, find_shards, folder_info, read_shard, write_shard
+from bert.data.instances import Instances
+from bert.tasks.base import DataSpec
+from common.errors import InputError, UsageError
+
+SEQ_LEN, PREDICTIONS = 12, 3
+NAME = "hdf5_lower_case_1_seq_len_{}_max_pred_3_masked_lm_prob_0.15_random_seed_1_dupe_factor_1"
+
+
+def instances(samples: int, first_id: int = 1, seq_len: int = SEQ_LEN) -> Instances:
+    """Sample i has the id `first_id + i` in its first column and i % 3 predictions."""
+    rng = np.random.default_rng(first_id)
+    lengths = rng.integers(6, seq_len + 1, samples)
+    mask = (np.arange(seq_len) < lengths[:, None]).astype(np.int8)
+    ids = rng.integers(5, 900, (samples, seq_len)).astype(np.int32) * mask
+    ids[:, 0] = first_id + np.arange(samples)
+    columns = np.sort(1 + np.argsort(rng.random((samples, 4)), axis=1)[:, :PREDICTIONS], axis=1)
+    counts = np.arange(samples) % (PREDICTIONS + 1)
+    used = np.arange(PREDICTIONS) < counts[:, None]
+    return Instances(
+        input_ids=ids,
+        input_mask=mask,
+        segment_ids=(mask * (np.arange(seq_len) > 3)).astype(np.int8),
+        masked_lm_positions=(columns * used).astype(np.int32),
+        masked_lm_ids=(rng.integers(1, 900, columns.shape) * used).astype(np.int32),
+        next_sentence_labels=rng.integers(0, 2, samples).astype(np.int8),
+    )
+
+
+def make_folder(folder: Path, sizes: list[int], seq_len: int = SEQ_LEN) -> Path:
+    """Samples are numbered 1, 2, ... over all shards."""
+    ends = np.cumsum([1, *sizes])
+    for number, size in enumerate(sizes):
+        write_shard(folder / f"d_training_{number}.hdf5", instances(size, int(ends[number]), seq_len))
+    return folder
+
+
+def spec(folder: Path, **changes: object) -> DataSpec:
+    values = {"source": str(folder), "seq_len": SEQ_LEN, "micro_batch_size": 4, "vocab_size": 1000, **changes}
+    return DataSpec(**values)  # type: ignore[arg-type]
+
+
+def numbers(stream: Hdf5Batches, batches: int) -> list[list[int]]:
+    return [batch.tensors["input_ids"][:, 0].tolist() for batch in itertools.islice(stream, batches)]
+
+
+# one shard
+
+
+def test_a_shard_has_the_published_layout(tmp_path: Path) -> None:
+    made = instances(2000)
+    write_shard(tmp_path / "a.hdf5", made)
+    with h5py.File(tmp_path / "a.hdf5") as file:
+        found = {name: (file[name].dtype.str, file[name].shape, file[name].compression) for name in file}
+    assert found == {
+        "input_ids": ("<i4", (2000, 12), "gzip"),
+        "input_mask": ("|i1", (2000, 12), "gzip"),
+        "segment_ids": ("|i1", (2000, 12), "gzip"),
+        "masked_lm_positions": ("<i4", (2000, 3), "gzip"),
+        "masked_lm_ids": ("<i4", (2000, 3), "gzip"),
+        "next_sentence_labels": ("|i1", (2000,), "gzip"),
+    }
+    again = read_shard(tmp_path / "a.hdf5")
+    assert all((getattr(made, name) == getattr(again, name)).all() for name in found)
+
+
+def test_the_same_instances_give_the_same_bytes(tmp_path: Path) -> None:
+    digests = set()
+    for name in ("a.hdf5", "b.hdf5"):
+        write_shard(tmp_path / name, instances(50), settings="x")
+        digests.add(hashlib.sha256((tmp_path / name).read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_shard_is_named(tmp_path: Path, keep: float) -> None:
+    folder = make_folder(tmp_path, [50, 50])
+    path = folder / "d_training_1.hdf5"
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
+    for reader in (lambda: check_shard(path), lambda: read_shard(path), lambda: folder_info(folder)):
+        with pytest.raises(InputError, match=r"d_training_1\.hdf5.*(truncated|no readable HDF5)"):
+            reader()
+
+
+def test_overwritten_bytes_are_named_when_the_data_is_read(tmp_path: Path) -> None:
+    path = make_folder(tmp_path, [3000]) / "d_training_0.hdf5"
+    with h5py.File(path) as file:
+        chunk = file["input_ids"].id.get_chunk_info(0)
+    with path.open("r+b") as file:
+        file.seek(chunk.byte_offset + 20)
+        file.write(b"\x55" * (chunk.size // 2))
+    with pytest.raises(InputError, match=r"d_training_0\.hdf5 is damaged"):
+        read_shard(path)
+    with pytest.raises(InputError, match=r"d_training_0\.hdf5 is damaged"):
+        next(iter(Hdf5Batches(spec(tmp_path))))
+
+
+def edited(path: Path, edit: str) -> None:
+    with h5py.File(path, "r+") as file:
+        if edit == "missing":
+            del file["segment_ids"]
+            return
+        name = {"values": "masked_lm_positions", "mask": "input_mask"}.get(edit, "segment_ids")
+        data = file[name][:]
+        del file[name]
+        if edit == "values":
+            data[0, 0] = SEQ_LEN
+        elif edit == "mask":
+            data[3, :3] = 0
+        changed = {
+            "type": data.astype("f4"),
+            "axes": data[:, 0],
+            "rows": data[:-1],
+            "width": data[:, :-1],
+        }.get(edit, data)
+        file[name] = changed
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ("missing", "lacks.*segment_ids"),
+        ("type", "segment_ids has type float32"),
+        ("axes", r"segment_ids has shape \(20,\)"),
+        ("rows", "differ in length.*segment_ids 19"),
+        ("width", "differ in width"),
+        ("values", "masked_lm_positions holds values from 0 to 12"),
+        ("mask", "input_mask of instance 3"),
+    ],
+)
+def test_a_malformed_shard_is_named_with_its_fault(tmp_path: Path, edit: str, message: str) -> None:
+    path = make_folder(tmp_path, [20]) / "d_training_0.hdf5"
+    edited(path, edit)
+    with pytest.raises(InputError, match=message) as caught:
+        read_shard(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_shard_without_instances_is_neither_written_nor_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a\.hdf5"):
+        write_shard(tmp_path / "a.hdf5", instances(0))
+    assert not list(tmp_path.iterdir())
+    path = make_folder(tmp_path, [20]) / "d_training_0.hdf5"
+    with h5py.File(path, "r+") as file:
+        for name in list(file):
+            data = file[name][:0]
+            del file[name]
+            file[name] = data
+    with pytest.raises(InputError, match="no instance"):
+        check_shard(path)
+
+
+# folders
+
+
+def test_shards_are_found_at_any_depth_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    inner = make_folder(tmp_path / NAME.format(SEQ_LEN) / "d", [2] * 11)
+    write_shard(inner / "d_test_0.hdf5", instances(5))
+    (inner / ".d_training_3.hdf5.x.tmp").write_bytes(b"half")
+    for folder in (tmp_path, inner.parent, inner):
+        paths = find_shards(folder)
+        assert [path.name for path in paths] == [f"d_training_{number}.hdf5" for number in range(11)]
+        info = folder_info(folder)
+        assert (info.path, info.samples, info.seq_len, info.max_predictions) == (inner, 22, SEQ_LEN, PREDICTIONS)
+        assert info.vocab_size is None
+    assert [path.name for path in find_shards(tmp_path, "test")] == ["d_test_0.hdf5"]
+
+
+def test_several_lengths_need_a_choice(tmp_path: Path) -> None:
+    short = make_folder(tmp_path / NAME.format(SEQ_LEN) / "d", [4])
+    long = make_folder(tmp_path / NAME.format(20) / "d", [4], seq_len=20)
+    with pytest.raises(InputError, match=r"2 preparations") as caught:
+        folder_info(tmp_path)
+    assert str(short.parent) in str(caught.value) and "seq_len 20" in str(caught.value)
+    assert folder_info(tmp_path, seq_len=20).path == long
+    assert Hdf5Batches(spec(tmp_path)).info.path == short
+    with pytest.raises(InputError, match="0 of them have seq_len 64"):
+        folder_info(tmp_path, seq_len=64)
+
+
+def test_shards_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a", [4])
+    make_folder(tmp_path / "b", [4], seq_len=20)
+    with pytest.raises(InputError, match="seq_len is 12 in .*20 in"):
+        folder_info(tmp_path)
+
+
+def test_the_wrong_length_or_vocabulary_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path, [4])
+    with pytest.raises(InputError, match="12 tokens per sample, not 128"):
+        Hdf5Batches(spec(tmp_path, seq_len=128))
+    with pytest.raises(InputError, match=r"d_training_0\.hdf5.*only 50"):
+        next(iter(Hdf5Batches(spec(tmp_path, vocab_size=50))))
+
+
+def test_metadata_gives_the_vocabulary_size_and_tells_unfinished_preparations(tmp_path: Path) -> None:
+    make_folder(tmp_path, [4, 4])
+    names = [path.name for path in find_shards(tmp_path)]
+    (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": 777, "shards": names}))
+    assert folder_info(tmp_path).vocab_size == 777
+    (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": 777, "shards": [*names, "d_training_2.hdf5"]}))
+    with pytest.raises(InputError, match=r"unfinished.*d_training_2\.hdf5"):
+        folder_info(tmp_path)
+    (tmp_path / "metadata.json").write_text("{")
+    with pytest.raises(InputError, match=r"metadata\.json"):
+        folder_info(tmp_path)
+
+
+def test_folders_without_shards_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        find_shards(tmp_path / "none")
+    with pytest.raises(InputError, match="data pretrain"):
+        find_shards(tmp_path)
+    (tmp_path / "a.txt").write_text("Text.")
+    with pytest.raises(InputError, match=f"holds text.*--input {tmp_path}"):
+        find_shards(tmp_path)
+    with pytest.raises(InputError, match="is a file"):
+        find_shards(tmp_path / "a.txt")
+
+
+def test_the_fingerprint_follows_the_content_not_the_place(tmp_path: Path) -> None:
+    first = folder_info(make_folder(tmp_path / "a", [4, 5])).fingerprint
+    assert folder_info(make_folder(tmp_path / "b", [4, 5])).fingerprint == first
+    assert folder_info(make_folder(tmp_path / "c", [5, 4])).fingerprint != first
+
+
+# batches
+
+
+def test_a_batch_is_what_bert_batch_documents(tmp_path: Path) -> None:
+    source = make_folder(tmp_path, [9]) / "d_training_0.hdf5"
+    shard = read_shard(source)
+    batch = next(iter(Hdf5Batches(spec(tmp_path))))
+    rows = [number - 1 for number in batch.tensors["input_ids"][:, 0].tolist()]
+    assert {name: str(tensor.dtype) for name, tensor in batch.tensors.items()} == dict.fromkeys(
+        ["input_ids", "attention_mask", "token_type_ids", "masked_positions", "masked_labels", "next_sentence_labels"],
+        "torch.int64",
+    )
+    for name, column in (
+        ("input_ids", "input_ids"),
+        ("attention_mask", "input_mask"),
+        ("token_type_ids", "segment_ids"),
+        ("next_sentence_labels", "next_sentence_labels"),
+    ):
+        assert (batch.tensors[name].numpy() == getattr(shard, column)[rows]).all()
+    expected = [
+        (line * SEQ_LEN + int(position), int(label))
+        for line, row in enumerate(rows)
+        for position, label in zip(shard.masked_lm_positions[row], shard.masked_lm_ids[row], strict=True)
+        if position
+    ]
+    assert [*zip(batch.tensors["masked_positions"].tolist(), batch.tensors["masked_labels"].tolist(), strict=True)] == (
+        expected
+    )
+    lengths = shard.input_mask[rows].sum(axis=1, dtype=int)
+    counts = batch.counts
+    assert (counts.samples, counts.padded_tokens, counts.predicted_positions) == (4, 48, len(expected))
+    assert (counts.real_tokens, counts.squared_lengths) == (lengths.sum(), (lengths**2).sum())
+
+
+def test_masked_positions_stop_at_the_first_padding(tmp_path: Path) -> None:
+    made = instances(1)
+    made.masked_lm_positions[0] = [2, 0, 4]
+    made.masked_lm_ids[0] = [7, 8, 9]
+    write_shard(tmp_path / "d_training_0.hdf5", made)
+    batch = next(iter(Hdf5Batches(spec(tmp_path, micro_batch_size=1))))
+    assert batch.tensors["masked_positions"].tolist() == [2] and batch.tensors["masked_labels"].tolist() == [7]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("shards"), [7, 1, 13, 4])
+
+
+SAMPLES = 25
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 99), st.integers(1, 3))
+def test_ranks_are_disjoint_and_each_epoch_is_complete(
+    folder: Path, world_size: int, micro: int, seed: int, epochs: int
+) -> None:
+    steps = -(-SAMPLES * epochs // (world_size * micro))
+    ranks = [
+        numbers(Hdf5Batches(spec(folder, micro_batch_size=micro, seed=seed, rank=rank, world_size=world_size)), steps)
+        for rank in range(world_size)
+    ]
+    walked = [number for step in range(steps) for rank in ranks for number in rank[step]]
+    for epoch in range(epochs):
+        assert sorted(walked[epoch * SAMPLES : (epoch + 1) * SAMPLES]) == list(range(1, SAMPLES + 1))
+    # The same samples in the same order however many ranks share the work.
+    alone = numbers(Hdf5Batches(spec(folder, micro_batch_size=micro * world_size, seed=seed)), steps)
+    assert walked == [number for batch in alone for number in batch]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 8), st.integers(0, 15), st.integers(0, 2))
+def test_a_saved_position_continues_exactly(folder: Path, world_size: int, micro: int, before: int, rank: int) -> None:
+    values = {"micro_batch_size": micro, "rank": rank % world_size, "world_size": world_size}
+    whole = numbers(Hdf5Batches(spec(folder, **values)), before + 6)
+    first = Hdf5Batches(spec(folder, **values))
+    assert numbers(first, before) == whole[:before]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = Hdf5Batches(spec(folder, **values))
+    second.load_state_dict(state)
+    assert numbers(second, 6) == whole[before:]
+    assert numbers(first, 6) == whole[before:], "a new iterator of the same stream goes on, too"
+
+
+def test_epochs_and_seeds_are_shuffled_differently(folder: Path) -> None:
+    walked = [number for batch in numbers(Hdf5Batches(spec(folder, micro_batch_size=5)), 10) for number in batch]
+    other = [n for batch in numbers(Hdf5Batches(spec(folder, micro_batch_size=5, seed=1)), 5) for n in batch]
+    assert walked[:SAMPLES] != walked[SAMPLES:] and walked[:SAMPLES] != other
+    # Shards come one after the other, so that each is read once per epoch.
+    shard_of = np.repeat([0, 1, 2, 3], [7, 1, 13, 4])
+    assert len([*itertools.groupby(shard_of[number - 1] for number in walked[:SAMPLES])]) == 4
+    assert walked[:SAMPLES] != sorted(walked[:SAMPLES])
+
+
+def test_a_folder_smaller_than_a_global_batch_goes_round(tmp_path: Path) -> None:
+    make_folder(tmp_path, [2, 1])
+    (batch,) = numbers(Hdf5Batches(spec(tmp_path, micro_batch_size=8, rank=1, world_size=2)), 1)
+    assert set(Counter(batch).values()) <= {2, 3} and set(batch) == {1, 2, 3}
+
+
+def test_a_position_of_other_data_is_refused(folder: Path, tmp_path: Path) -> None:
+    state = Hdf5Batches(spec(folder)).state_dict()
+    other = Hdf5Batches(spec(make_folder(tmp_path, [3])))
+    with pytest.raises(InputError, match="not one of"):
+        other.load_state_dict(state)
+    with pytest.raises(UsageError, match="seed 42, this run seed 7"):
+        Hdf5Batches(spec(folder, seed=7)).load_state_dict(state)
+
+
+def test_batches_are_made_in_the_background_and_the_thread_ends_with_the_iterator(folder: Path) -> None:
+    stream = Hdf5Batches(spec(folder))
+    makers: set[str] = set()
+    original = stream._batch
+    stream._batch = lambda begin: (makers.add(threading.current_thread().name), original(begin))[1]  # type: ignore[method-assign]
+    iterator = iter(stream)
+    next(iterator)
+    assert all(name.startswith("batches") for name in makers) and makers
+    assert stream.state_dict()["samples"] == 4, "what is prepared ahead does not count as seen"
+    del iterator
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+def test_a_shard_that_vanishes_is_named(tmp_path: Path) -> None:
+    make_folder(tmp_path, [4])
+    stream = Hdf5Batches(spec(tmp_path))
+    (tmp_path / "d_training_0.hdf5").unlink()
+    with pytest.raises(InputError, match=r"d_training_0\.hdf5 does not exist"):
+        next(iter(stream))

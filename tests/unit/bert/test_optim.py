@@ -1,0 +1,62 @@
+"""Parameter groups and AdamW."""
+
+import pytest
+import torch
+from torch import nn
+
+from bert.config import ModelConfig
+from bert.model import BertForPretraining
+from bert.optim import adamw, parameter_groups
+
+CONFIG = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=21, max_positions=8)
+
+
+def test_biases_and_layer_norms_do_not_decay_and_all_else_does():
+    model = BertForPretraining(CONFIG)
+    decayed, undecayed = parameter_groups(model, 0.01)
+    assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.01, 0.0)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    exempt = {names[id(parameter)] for parameter in undecayed["params"]}
+    assert exempt == {name for name in names.values() if name.endswith("bias") or "norm" in name}
+    assert len(decayed["params"]) + len(undecayed["params"]) == len(names)
+
+
+def test_tied_parameters_appear_once_and_frozen_ones_never():
+    model = nn.ModuleDict({"one": nn.Linear(3, 3), "two": nn.Linear(3, 3)})
+    model["two"].weight = model["one"].weight
+    model["two"].bias.requires_grad_(False)
+    decayed, undecayed = parameter_groups(model, 0.01)
+    assert len(decayed["params"]) == 1 and len(undecayed["params"]) == 1
+
+
+def test_a_model_of_one_kind_of_parameters_gets_one_group():
+    assert len(parameter_groups(nn.Linear(2, 2, bias=False), 0.01)) == 1
+
+
+def test_step_is_the_published_update():
+    torch.manual_seed(0)
+    model = nn.Linear(5, 4)
+    optimizer = adamw(model, learning_rate=0.1, weight_decay=0.3, betas=(0.8, 0.95), eps=1e-3)
+    assert all(group["fused"] for group in optimizer.param_groups)
+    expected = {name: p.detach().double().clone() for name, p in model.named_parameters()}
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in expected.items()}
+    for step in range(1, 4):
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            gradient, value = parameter.grad.double(), expected[name]
+            first, second = moments[name]
+            first.mul_(0.8).add_(0.2 * gradient)
+            second.mul_(0.95).add_(0.05 * gradient**2)
+            value *= 1 - 0.1 * (0.3 if name == "weight" else 0.0)
+            value -= 0.1 * (first / (1 - 0.8**step)) / ((second / (1 - 0.95**step)).sqrt() + 1e-3)
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach().double(), expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_defaults_are_berts():
+    groups = adamw(nn.Linear(2, 2), learning_rate=1e-4).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.01, 0.0]
+    for group in groups:
+        assert group["betas"] == (0.9, 0.999)
+        assert (group["lr"], group["eps"]) == (pytest.approx(1e-4), 1e-6)

@@ -1,0 +1,115 @@
+import itertools
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from bert.batch import Batch
+from bert.data.lengths import DISTRIBUTIONS, check_distribution
+from bert.data.synthetic import SyntheticBatches
+from bert.tasks.base import DataSpec
+from common.errors import InputError, UsageError
+
+
+def spec(**changes: object) -> DataSpec:
+    return DataSpec(**{"source": "synthetic", "seq_len": 128, "micro_batch_size": 8, **changes})  # type: ignore[arg-type]
+
+
+def take(count: int, **changes: object) -> list[Batch]:
+    return list(itertools.islice(SyntheticBatches(spec(**changes)), count))
+
+
+def same(first: Batch, second: Batch) -> bool:
+    return all(torch.equal(first.tensors[name], second.tensors[name]) for name in first.tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "seq_len", "mean"),
+    [
+        ("full", 128, 128.0),
+        ("phase1", 128, 0.9 * 128 + 0.1 * 133 / 2),
+        ("uniform", 128, 133 / 2),
+        ("mean254", 512, 254.0),
+    ],
+)
+def test_a_distribution_has_its_stated_mean_and_range(name: str, seq_len: int, mean: float) -> None:
+    lengths = DISTRIBUTIONS[name](np.random.default_rng(0), 40_000, seq_len)
+    error = lengths.std() / 200
+    assert abs(lengths.mean() - mean) <= 5 * error
+    assert lengths.min() >= 5 and lengths.max() == seq_len
+
+
+@pytest.mark.parametrize("source", ["synthetic", "synthetic:full", "synthetic:uniform"])
+def test_counts_tell_what_the_tensors_hold(source: str) -> None:
+    for batch in take(4, source=source):
+        tensors, counts = batch.tensors, batch.counts
+        lengths = tensors["attention_mask"].sum(dim=1)
+        assert all(tensor.dtype == torch.int64 for tensor in tensors.values())
+        assert (counts.samples, counts.padded_tokens) == (8, 1024)
+        assert counts.real_tokens == int(lengths.sum()) and counts.squared_lengths == int((lengths**2).sum())
+        assert counts.predicted_positions == len(tensors["masked_positions"]) == len(tensors["masked_labels"])
+        assert (tensors["attention_mask"].diff(dim=1) <= 0).all(), "padding is at the end"
+        per_row = torch.bincount(tensors["masked_positions"] // 128, minlength=8)
+        assert per_row.tolist() == [min(20, max(1, round(0.15 * n))) for n in lengths.tolist()]
+
+
+def test_sequences_look_like_pretraining_data() -> None:
+    (batch,) = take(1, micro_batch_size=64, source="synthetic:uniform")
+    ids, mask = batch.tensors["input_ids"], batch.tensors["attention_mask"]
+    flat = batch.tensors["masked_positions"]
+    assert (ids[:, 0] == 101).all() and ((ids == 102).sum(dim=1) == 2).all()
+    assert (ids[mask == 0] == 0).all() and ids.max() < 30522
+    shown = ids.reshape(-1)[flat]
+    assert 0.7 < (shown == 103).float().mean() < 0.9
+    assert mask.reshape(-1)[flat].all() and not torch.isin(shown, torch.tensor([101, 102])).any()
+    assert ((batch.tensors["token_type_ids"] == 1) <= (mask == 1)).all() and batch.tensors["token_type_ids"].any()
+    assert set(batch.tensors["next_sentence_labels"].tolist()) == {0, 1}
+
+
+def test_the_same_spec_gives_the_same_batches_and_ranks_and_seeds_others() -> None:
+    first, again = take(3), take(3)
+    assert all(itertools.starmap(same, zip(first, again, strict=True)))
+    assert not same(first[0], first[1])
+    assert not same(first[0], take(1, rank=1, world_size=2)[0]) and not same(first[0], take(1, seed=1)[0])
+
+
+def test_a_saved_position_continues_exactly() -> None:
+    whole = take(25)
+    stream = SyntheticBatches(spec())
+    list(itertools.islice(stream, 20))
+    resumed = SyntheticBatches(spec())
+    resumed.load_state_dict(stream.state_dict())
+    rest = itertools.islice(resumed, 5)
+    assert all(itertools.starmap(same, zip(rest, whole[20:], strict=True)))
+    with pytest.raises(InputError, match="synthetic"):
+        resumed.load_state_dict({"samples": 3})
+
+
+@pytest.mark.parametrize("changes", [{"seq_len": 5}, {"seq_len": 6, "vocab_size": 8}, {"max_predictions": 1}])
+def test_the_smallest_shapes_work(changes: dict[str, int]) -> None:
+    for batch in take(3, source="synthetic:uniform", **changes):
+        assert batch.tensors["input_ids"].max() < changes.get("vocab_size", 30522)
+        assert batch.counts.predicted_positions >= 8
+
+
+def test_a_batch_costs_nothing_once_the_pool_is_made_and_the_pool_stays_small() -> None:
+    stream = SyntheticBatches(spec(micro_batch_size=4096, seq_len=512, max_predictions=80))
+    assert stream.pool_size == 2
+    stream = SyntheticBatches(spec(micro_batch_size=32))
+    iterator = iter(stream)
+    next(iterator)
+    began = time.perf_counter()
+    for _ in range(1000):
+        next(iterator)
+    assert (time.perf_counter() - began) / 1000 < 1e-3
+
+
+def test_unknown_names_are_refused_with_the_choices() -> None:
+    with pytest.raises(UsageError, match=r"full, phase1, uniform, mean254; did you mean 'phase1'"):
+        check_distribution("synthetic:phase")
+    with pytest.raises(UsageError, match="512"):
+        SyntheticBatches(spec(source="synthetic:mean254"))
+    with pytest.raises(UsageError, match="5 or more"):
+        SyntheticBatches(spec(seq_len=4))
+    assert check_distribution("synthetic") == "phase1" and check_distribution("synthetic:mean254") == "mean254"

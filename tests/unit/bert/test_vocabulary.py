@@ -1,0 +1,108 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary, train_vocabulary
+from common.errors import InputError, UsageError
+
+ROOT = Path(__file__).resolve().parents[3]
+PUBLISHED = ROOT / "../shared/data/vocab/bert-uncased.txt"
+TEXT = [
+    f"The {word} unbelievable fox{word[0]} jumps over caf\u00e9s, no?" for word in "quick lazy brown dog a b c".split()
+]
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_bytes(("\n".join(lines) + "\n").encode())
+    return path
+
+
+def test_ids_are_looked_up_wherever_the_special_pieces_stand(tmp_path: Path) -> None:
+    path = write(tmp_path / "vocab.txt", ["a", "[MASK]", "[SEP]", "##b", "[UNK]", "[CLS]", "\u2028", "[PAD]"])
+    vocabulary = load_vocabulary(path, lower_case=True)
+    found = (vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id)
+    assert found == (7, 5, 2, 1)
+    assert vocabulary.encode(["A ab", "zz", "", "[MASK]"])[:3] == [[0, 0, 3], [4], []]
+    assert vocabulary.mask_id not in vocabulary.encode(["[MASK]"])[0], "text cannot smuggle special pieces in"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([*SPECIAL_PIECES, "a", "b", "a"], r"'a' twice \(lines 6 and 8\)"),
+        (["[PAD]", "[UNK]", "[CLS]", "a"], r"lacks \[SEP\] \[MASK\]"),
+        ([*SPECIAL_PIECES, "", "a"], "empty line 6"),
+    ],
+)
+def test_a_bad_vocabulary_is_refused_by_name(tmp_path: Path, lines: list[str], message: str) -> None:
+    path = write(tmp_path / "vocab.txt", lines)
+    with pytest.raises(InputError, match=message) as caught:
+        load_vocabulary(path, lower_case=True)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_or_binary_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read"):
+        load_vocabulary(tmp_path / "none.txt", lower_case=True)
+    (tmp_path / "v.txt").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(InputError, match="UTF-8"):
+        load_vocabulary(tmp_path / "v.txt", lower_case=True)
+
+
+def test_casing_is_an_option(tmp_path: Path) -> None:
+    path = write(tmp_path / "vocab.txt", [*SPECIAL_PIECES, "caf\u00e9", "cafe", "Caf\u00e9"])
+    assert load_vocabulary(path, lower_case=True).encode(["Caf\u00e9"]) == [[6]]
+    assert load_vocabulary(path, lower_case=False).encode(["Caf\u00e9"]) == [[7]]
+
+
+def test_a_trained_vocabulary_spells_its_text_and_survives_the_file(tmp_path: Path) -> None:
+    vocabulary = train_vocabulary(TEXT, 200, lower_case=True)
+    assert vocabulary.pieces[:5] == SPECIAL_PIECES
+    assert len(set(vocabulary.pieces)) == len(vocabulary.pieces) <= 200
+    assert vocabulary.ids["[UNK]"] not in {piece for ids in vocabulary.encode(TEXT) for piece in ids}
+    assert "the" in vocabulary.pieces and "##!" not in vocabulary.pieces and "##," not in vocabulary.pieces
+    vocabulary.save(tmp_path / "vocab.txt")
+    again = load_vocabulary(tmp_path / "vocab.txt", lower_case=True)
+    assert again == vocabulary and again.fingerprint == vocabulary.fingerprint
+    assert Vocabulary(vocabulary.pieces, False).fingerprint != vocabulary.fingerprint
+
+
+def test_training_gives_the_same_pieces_in_every_process() -> None:
+    program = (
+        "from pathlib import Path; from bert.data.vocabulary import train_vocabulary\n"
+        "from bert.data.generated import documents\n"
+        "text = b''.join(documents(5, 60000)).decode().split('. ')\n"
+        "print(train_vocabulary(text, 900, True).fingerprint)"
+    )
+    found = [
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for _ in range(3)
+    ]
+    assert len(set(found)) == 1 and len(found[0].strip()) == 32
+
+
+def test_a_vocabulary_that_cannot_hold_the_text_is_refused() -> None:
+    with pytest.raises(UsageError, match="64 or more"):
+        train_vocabulary(TEXT, 10, lower_case=True)
+    with pytest.raises(UsageError, match="characters and special pieces alone"):
+        train_vocabulary(["".join(map(chr, range(0x400, 0x480)))], 64, lower_case=True)
+    with pytest.raises(InputError, match="empty"):
+        train_vocabulary([" "], 100, lower_case=True)
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published vocabulary is not beside this checkout (shared/data)")
+def test_pieces_are_those_of_the_published_tokenizer() -> None:
+    from transformers import BertTokenizer
+
+    sentences = [
+        "Unaffordable! caf\u00e9 \u4f60\u597d, don't 3.14 \u00bd",
+        "John Johanson's house \u00fcber-na\u00efve\tTabs\u00a0and\u200bmore",
+        "x" * 101 + " " + "Antidisestablishmentarianism" + " \U0001f600 a_b",
+    ]
+    theirs = BertTokenizer.from_pretrained(str(PUBLISHED.parent), vocab_file=str(PUBLISHED), do_lower_case=True)
+    vocabulary = load_vocabulary(PUBLISHED, lower_case=True)
+    assert (len(vocabulary.pieces), vocabulary.cls_id, vocabulary.mask_id) == (30522, 101, 103)
+    for sentence, ids in zip(sentences, vocabulary.encode(sentences), strict=True):
+        assert ids == theirs.encode(sentence, add_special_tokens=False)
