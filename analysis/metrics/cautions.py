@@ -95,8 +95,8 @@ def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
     if measured >= FEWEST_STEPS and width is not None and width > trial.relative_half_width:
         yield Caution(
             "interval_wide",
-            f"the median step time is known to +-{100 * width:.1f} %, "
-            f"not to the +-{100 * trial.relative_half_width:.1f} % asked for",
+            f"the median step time is known to ±{100 * width:.1f} %, "
+            f"not to the ±{100 * trial.relative_half_width:.1f} % asked for",
             "raise --max-seconds (or --stop), or quieten the machine",
         )
 

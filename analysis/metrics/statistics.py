@@ -11,8 +11,8 @@ Times = Sequence[float] | FloatArray
 
 # A step this many robust standard deviations from the settled level does not belong to it.
 _UNSETTLED_DEVIATIONS = 2.0
-# Beyond this many a step's size says nothing more: one long pause must not decide where warm-up ends.
-_CLIP_DEVIATIONS = 4.0
+# Beyond twice that a step's size says nothing more: one long pause must not decide where warm-up ends.
+_CLIP = 2.0
 # A clock's own jitter: a series steadier than this, relative to its level, is treated as this steady.
 _SMALLEST_RELATIVE_DEVIATION = 1e-3
 
@@ -40,18 +40,19 @@ def warmup_steps(times_ms: Times) -> int:
     if deviation == 0.0:
         return 0
     distances = (times - level) / deviation
-    scores = np.clip(distances, -_CLIP_DEVIATIONS, _CLIP_DEVIATIONS)
+    # The deviation of a few values is itself uncertain: ask for more before calling a step unsettled.
+    apart = _UNSETTLED_DEVIATIONS * (1 + 3 / len(settled))
+    scores = np.clip(distances, -_CLIP * apart, _CLIP * apart)
     left = len(times) - np.arange(most + 1)
     tail_sum = np.cumsum(scores[::-1])[::-1][: most + 1]
     tail_squares = np.cumsum(scores[::-1] ** 2)[::-1][: most + 1]
-    error = (tail_squares - tail_sum**2 / left) / left.astype(np.float64) ** 2
-    # The deviation of a few values is itself uncertain: ask for more before calling a step unsettled.
-    apart = _UNSETTLED_DEVIATIONS * (1 + 3 / len(settled))
+    # Rounding can take a variance of nought below it.
+    error = np.maximum(tail_squares - tail_sum**2 / left, 0.0) / left.astype(np.float64) ** 2
     slow = np.cumsum(distances[:most] > apart)
     fast = np.cumsum(distances[:most] < -apart)
     allowed = np.concatenate(([True], 2 * np.maximum(slow, fast) > np.arange(1, most + 1)))
     # The error is flat near its minimum: of ends as good, up to one barely unsettled step, take the earliest.
-    good = allowed & (error <= error[allowed].min() * (1 + apart**2 / len(times)))
+    good = allowed & (error <= error[allowed].min() * (1 + _UNSETTLED_DEVIATIONS**2 / len(times)))
     return int(np.argmax(good))
 
 

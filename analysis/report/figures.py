@@ -173,14 +173,13 @@ def _batch_panel(
     colours: Mapping[str, str],
     value: Callable[[Point], tuple[float, float, float]],
 ) -> None:
-    lines: dict[tuple[str, str, int], list[Point]] = {}
-    strategies = {str(point.row["strategy"]) for point in members}
+    lines: dict[tuple[str, int, str], list[Point]] = {}
     for point in members:
         row = point.row
-        strategy = str(row["strategy"]) if len(strategies) > 1 else ""
-        lines.setdefault((str(row["implementation"]), strategy, int(row["world_size"])), []).append(point)
-    worlds = sorted({world for _, _, world in lines})
-    for (name, strategy, world), line in sorted(lines.items()):
+        strategy = str(row["strategy"]) if _strategy_matters(members) else ""
+        lines.setdefault((str(row["implementation"]), int(row["world_size"]), strategy), []).append(point)
+    worlds = sorted({world for _, world, _ in lines})
+    for (name, world, strategy), line in sorted(lines.items()):
         line = sorted(line, key=lambda point: int(point.row["micro_batch_size"]))
         batches = [int(point.row["micro_batch_size"]) for point in line]
         middle, low, high = zip(*(value(point) for point in line), strict=True)
@@ -205,6 +204,11 @@ def _batch_panel(
     axis.minorticks_off()
     axis.set_ylim(bottom=0)
     axis.grid(axis="x", visible=False)
+
+
+def _strategy_matters(points: Sequence[Point]) -> bool:
+    """Whether strategies compete; one device is always 'single' and needs no name."""
+    return len({point.row["strategy"] for point in points} - {"single"}) > 1
 
 
 def _throughput(folder: Path, points: Sequence[Point], colours: Mapping[str, str]) -> Picture:
@@ -257,7 +261,7 @@ def _scaling(folder: Path, scaling: Sequence[Row], colours: Mapping[str, str]) -
         held = "batch per device kept" if kind == "weak" else "global batch kept"
         axis.set_title(f"{kind} scaling ({held})")
         axis.set_xlabel("devices")
-        axis.legend(loc="lower left", fontsize=8.5)
+        axis.legend(loc="best", fontsize=8.5)
     axes[0].set_ylabel("efficiency (%)")
     path = folder / "scaling.png"
     _save(figure, path)
@@ -320,7 +324,7 @@ def _name(point: Point, among: Sequence[Point]) -> str:
     parts = [str(row["implementation"])]
     if len({tables.model(p.row) for p in among}) > 1:
         parts.append(tables.model(row))
-    if len({p.row["strategy"] for p in among}) > 1:
+    if _strategy_matters(among):
         parts.append(str(row["strategy"]))
     parts += [f"batch {tables.batch(row)}", tables.devices(row)]
     return ", ".join(parts)
@@ -348,6 +352,7 @@ def _step_times(folder: Path, points: Sequence[Point], colours: Mapping[str, str
         _mark_cut(axis, numbers, times, top, colour)
         axis.set_title(_label(_name(point, points)), fontsize=8.5, fontweight="normal")
         axis.tick_params(labelsize=8)
+        axis.locator_params(axis="x", nbins=5, integer=True)
     for axis in axes[len(shown) :]:
         axis.set_visible(False)
     figure.supxlabel("step", fontsize=9)

@@ -12,7 +12,7 @@ from analysis.report import tables
 
 Row = Mapping[str, Any]
 
-_MOST_NAMED = 4
+_MOST_NAMED = 3
 _MOST_RANK_TRIALS = 8
 
 
@@ -106,21 +106,28 @@ def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -
             groups[caution["code"]].append((trial, caution))
     found = [CautionGroup(item.code, (item.message,), "", item.remedy) for item in of_run]
     for code, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-        messages = tuple(dict.fromkeys(caution["message"] for _, caution in members))
-        names = list(dict.fromkeys(_short(trial) for trial, _ in members))
-        where = "; ".join(names[:_MOST_NAMED])
-        if len(names) > _MOST_NAMED:
-            where += f"; and {len(names) - _MOST_NAMED} more"
-        if len(names) == len(trials) and len(trials) > 1:
-            where = "every trial"
-        shown = messages[:_MOST_NAMED]
-        found.append(CautionGroup(code, shown, where, members[0][1]["remedy"]))
+        named = [(_short(trial), str(item["message"])) for trial, item in members]
+        found.append(_group(code, named, str(members[0][1]["remedy"]), len(trials)))
     failed = [trial for trial in trials if trial.row["status"] != "ok"]
     if failed:
         messages = tuple(dict.fromkeys(f"{_short(trial)}: {tables.status(trial.row)}" for trial in failed))
         remedy = "more stands in log.txt of the trial's folder; --retry-failed runs such trials again"
         found.append(CautionGroup("failed", messages[:_MOST_NAMED], "", remedy))
     return found
+
+
+def _group(code: str, members: Sequence[tuple[str, str]], remedy: str, trials: int) -> CautionGroup:
+    """One message for all trials it is true of, or each trial with its own."""
+    names, messages = ([*dict.fromkeys(part)] for part in zip(*members, strict=True))
+    left = len(members) - _MOST_NAMED
+    more = f"and {left} more trial{'s' if left > 1 else ''}" if left > 0 else ""
+    if len(messages) > 1:
+        shown = tuple(f"{name}: {message}" for name, message in members[:_MOST_NAMED])
+        return CautionGroup(code, shown, more, remedy)
+    where = (
+        "every trial" if len(members) == trials > 1 else "; ".join([*names[:_MOST_NAMED], *([more] if more else [])])
+    )
+    return CautionGroup(code, (messages[0],), where, remedy)
 
 
 def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:

@@ -47,7 +47,9 @@ def main(argv: list[str]) -> int:
     if argv[0].startswith("-"):
         raise UsageError(f"bertbench data needs a kind first: bertbench data {' | '.join(_KINDS)} [options]")
     lookup(_KINDS, argv[0], "kind of data")
-    options = parse(DataPretrainOptions, argv[1:], f"bertbench data {argv[0]}")
+    # The parser knows only the form that changes the default (--no-lower-case); scripts say the default, too.
+    words = [word for word in argv[1:] if word != "--lower-case"]
+    options = parse(DataPretrainOptions, words, f"bertbench data {argv[0]}")
     from bert.data.prepare import prepare
 
     summary = prepare(options.prepare, show_progress())

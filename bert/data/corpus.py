@@ -32,7 +32,7 @@ _BOUNDARY = re.compile(
 _LAST_WORD = re.compile(r"([^\W\d_]+(?:\.[^\W\d_]+)*)\.$")
 _ABBREVIATION_LIST = """
     adm al apr aug bros capt cf ch cmdr co col corp dec dept dr e.g ed eds esq etc feb fig figs ft gen gov hon
-    i.e inc jan jr jul jun lt ltd maj mar messrs mlle mme mr mrs ms mt no nos nov oct p pp pres prof rep rev
+    i.e inc jan jr jul jun lt ltd maj mar messrs mlle mme mr mrs ms mt no nos nov oct p pp prof rep rev
     sen sep sept sgt sr st univ viz vol vols vs
 """
 _ABBREVIATIONS = frozenset(_ABBREVIATION_LIST.split())

@@ -51,13 +51,18 @@ def write_shard(path: Path, instances: Instances, settings: str | None = None) -
 
     if not len(instances):
         raise InputError(f"no instance for {path.name}: its documents hold no text; use fewer shards")
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+    # Made in memory (compressed) and written as plain bytes: on a full disk the HDF5 library crashes the process.
+    with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
         for name, (dtype, _) in _COLUMNS.items():
             array = getattr(instances, name).astype(dtype, copy=False)
             chunks = (min(_CHUNK_ROWS, len(array)), *array.shape[1:])
             file.create_dataset(name, data=array, compression="gzip", chunks=chunks, track_times=False)
         if settings is not None:
             file.attrs[SETTINGS_ATTRIBUTE] = settings
+        file.flush()
+        image = file.id.get_file_image()
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(image)
 
 
 def check_shard(path: Path) -> ShardInfo:

@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from conftest import ROOT, TINY, Cli
+from support.cli import ROOT, TINY, Cli
 
 from analysis.readers.kineto import read
 

@@ -1,6 +1,7 @@
 """What a sweep must survive, done for real: real processes, real signals, a real full disk."""
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ENDLESS, ROOT, SHORT, Cli, wait_for
+from support.cli import ENDLESS, ROOT, SHORT, Cli, wait_for
 
 
 def table(cli: Cli) -> list[dict[str, str]]:
@@ -138,7 +139,9 @@ def test_a_truncated_shard_is_named_before_anything_runs(cli: Cli, tmp_path: Pat
 
 def test_the_largest_batch_is_found_proved_and_one_more_fails(cli: Cli) -> None:
     done = subprocess.run(
-        [*cli.sweep("--max-batch-search", "--batch-sizes", "256", "--memory-limit-gib", "1.5", "--json")],
+        cli.sweep(
+            "--max-batch-search", "--seq-lens", "512", "--batch-sizes", "8", "--memory-limit-gib", "1.2", "--json"
+        ),
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -146,10 +149,9 @@ def test_the_largest_batch_is_found_proved_and_one_more_fails(cli: Cli) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    import json
-
     (found,) = json.loads(done.stdout)["max_batch"]
-    assert found["fails_at"] == found["micro_batch_size"] + 1 or found["fails_at"] is None
+    assert found["fails_at"] == found["micro_batch_size"] + 1
+    assert [found["fails_at"], "oom"] in found["tried"]
     assert [found["micro_batch_size"], "ok"] in found["tried"]
 
 

@@ -148,3 +148,16 @@ def test_everything_that_does_not_match_is_listed(tmp_path: Path) -> None:
     text = "\n".join(found.differences)
     assert "Other CPU" in text and "torch: 2.13.0 -> 2.13.0, 2.14.0" in text
     assert "only in" in text and "hf mini" in text and "bertbench large" in text
+
+
+def test_a_median_beyond_the_threshold_does_not_decide_while_its_interval_reaches_across(tmp_path: Path) -> None:
+    runs = []
+    for name, medians in (("a", (100.0, 100.0, 100.0)), ("b", (100.0, 110.0, 120.0))):
+        run = RunDirectory(tmp_path / name)
+        for number, median in enumerate(medians):
+            trial = Trial(preset="mini", micro_batch_size=8, round=number)
+            write_trial(run, trial, {0: step_rows(noisy_times(median, 30, number), 8)})
+        runs.append(run)
+    (row,) = compare_runs(*runs).rows
+    assert row["time_ratio"] == pytest.approx(1.1, rel=0.02)
+    assert row["verdict"] == "cannot decide" and "reaches across 5 %" in row["reason"]

@@ -183,7 +183,7 @@ def test_shards_are_found_at_any_depth_in_the_order_of_their_numbers(tmp_path: P
 def test_several_lengths_need_a_choice(tmp_path: Path) -> None:
     short = make_folder(tmp_path / NAME.format(SEQ_LEN) / "d", [4])
     long = make_folder(tmp_path / NAME.format(20) / "d", [4], seq_len=20)
-    with pytest.raises(InputError, match=r"2 preparations") as caught:
+    with pytest.raises(InputError, match="2 preparations") as caught:
         folder_info(tmp_path)
     assert str(short.parent) in str(caught.value) and "seq_len 20" in str(caught.value)
     assert folder_info(tmp_path, seq_len=20).path == long
@@ -195,7 +195,7 @@ def test_several_lengths_need_a_choice(tmp_path: Path) -> None:
 def test_shards_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     make_folder(tmp_path / "a", [4])
     make_folder(tmp_path / "b", [4], seq_len=20)
-    with pytest.raises(InputError, match="seq_len is 12 in .*20 in"):
+    with pytest.raises(InputError, match=r"seq_len is 12 in .*20 in"):
         folder_info(tmp_path)
 
 
@@ -226,7 +226,7 @@ def test_folders_without_shards_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="data pretrain"):
         find_shards(tmp_path)
     (tmp_path / "a.txt").write_text("Text.")
-    with pytest.raises(InputError, match=f"holds text.*--input {tmp_path}"):
+    with pytest.raises(InputError, match=rf"holds text.*--input {tmp_path}"):
         find_shards(tmp_path)
     with pytest.raises(InputError, match="is a file"):
         find_shards(tmp_path / "a.txt")

@@ -17,7 +17,7 @@ from bert.data.hdf5 import Hdf5Batches, find_shards, folder_info, read_shard
 from bert.data.prepare import PrepareConfig, PrepareSummary, prepare
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.base import DataSpec
-from common.errors import InputError, UsageError
+from common.errors import InputError, StorageError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
 BOOKS = ROOT / "../shared/data/pretrain/books"
@@ -62,14 +62,19 @@ def test_shards_lie_where_users_and_scripts_expect_them(done: PrepareSummary) ->
     assert names == {*shards, "vocab.txt", "metadata.json"}
 
 
-def test_the_summary_tells_what_is_in_the_folder(done: PrepareSummary) -> None:
+def test_the_summary_tells_what_is_in_the_folder(text: Path, done: PrepareSummary) -> None:
     info, test = folder_info(done.folder), folder_info(done.folder, "test")
     assert (info.samples, test.samples) == (done.training_instances, done.test_instances)
     assert (info.seq_len, info.max_predictions, info.vocab_size) == (32, 5, done.vocab_size)
     masks = [read_shard(path).input_mask for path in (*info.paths, *test.paths)]
     assert done.padding_efficiency == pytest.approx(np.concatenate(masks).mean())
     assert done.padding_efficiency > 0.85
-    assert done.documents == 50 and done.shards == 4 and done.shards_kept == 0 and done.vocab_trained
+    assert (
+        done.documents == len(list(text.iterdir()))
+        and done.shards == 4
+        and done.shards_kept == 0
+        and done.vocab_trained
+    )
     assert len(load_vocabulary(done.vocab_path, True).pieces) == done.vocab_size == 800
     assert json.loads(json.dumps(done.to_json()))["folder"] == str(done.folder)
 
@@ -247,11 +252,28 @@ def test_kill_9_in_the_middle_leaves_no_process_and_a_rerun_continues(text: Path
     assert not (folder / ".work").exists() and not list(folder.glob(".*.tmp"))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_named_and_a_rerun_continues(text: Path, tmp_path: Path, workers: int) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", str(tmp_path)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
+    try:
+        with pytest.raises(StorageError, match="disk is full"):
+            prepare(config(text, tmp_path, dupe_factor=30, workers=workers))
+        assert not list(tmp_path.rglob("*.tmp")), "no half-written file takes the space"
+        subprocess.run(["mount", "-o", "remount,size=4m", str(tmp_path)], check=True)
+        assert prepare(config(text, tmp_path, dupe_factor=30)).shards == 4
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
 @pytest.mark.skipif(not BOOKS.exists(), reason="the books are not beside this checkout (shared/data/pretrain/books)")
-def test_real_books_are_prepared_in_under_ten_seconds_of_work(tmp_path: Path) -> None:
+def test_real_books_are_prepared_in_seconds(tmp_path: Path) -> None:
     began = time.process_time()
     summary = prepare(PrepareConfig(input=BOOKS, output=tmp_path, dupe_factor=1))
-    assert time.process_time() - began < 20
+    assert time.process_time() - began < 20, "half of it is training the vocabulary"
     assert any("latin-1: 1661-8.txt" in note for note in summary.notes)
     assert summary.documents > 40 and summary.sentences > 15_000 and summary.training_instances > 3000
     assert summary.padding_efficiency > 0.9
@@ -261,4 +283,4 @@ def test_real_books_are_prepared_in_under_ten_seconds_of_work(tmp_path: Path) ->
     vocabulary = load_vocabulary(summary.vocab_path, True)
     shown = {vocabulary.pieces[piece] for shard in shards for piece in np.unique(shard.input_ids)}
     assert {"holmes", "alice", "monster"} <= shown
-    assert not {"gutenberg", "ebook"} & shown - {"gutenberg"}
+    assert "copyright" not in shown, "the licence is left out"

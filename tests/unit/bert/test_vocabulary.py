@@ -10,7 +10,7 @@ from common.errors import InputError, UsageError
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = ROOT / "../shared/data/vocab/bert-uncased.txt"
 TEXT = [
-    f"The {word} unbelievable fox{word[0]} jumps over caf\u00e9s, no?" for word in "quick lazy brown dog a b c".split()
+    f"The {word} unbelievable fox{word[0]} jumps over \u00e9clairs, no?" for word in ("quick", "lazy", "brown", "dog")
 ]
 
 
@@ -52,9 +52,9 @@ def test_a_missing_or_binary_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 def test_casing_is_an_option(tmp_path: Path) -> None:
-    path = write(tmp_path / "vocab.txt", [*SPECIAL_PIECES, "caf\u00e9", "cafe", "Caf\u00e9"])
-    assert load_vocabulary(path, lower_case=True).encode(["Caf\u00e9"]) == [[6]]
-    assert load_vocabulary(path, lower_case=False).encode(["Caf\u00e9"]) == [[7]]
+    path = write(tmp_path / "vocab.txt", [*SPECIAL_PIECES, "\u00e9clair", "eclair", "\u00c9clair"])
+    assert load_vocabulary(path, lower_case=True).encode(["\u00c9clair"]) == [[6]]
+    assert load_vocabulary(path, lower_case=False).encode(["\u00c9clair"]) == [[7]]
 
 
 def test_a_trained_vocabulary_spells_its_text_and_survives_the_file(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_pieces_are_those_of_the_published_tokenizer() -> None:
     from transformers import BertTokenizer
 
     sentences = [
-        "Unaffordable! caf\u00e9 \u4f60\u597d, don't 3.14 \u00bd",
+        "Unaffordable! \u00e9clair \u4f60\u597d, don't 3.14 \u00bd",
         "John Johanson's house \u00fcber-na\u00efve\tTabs\u00a0and\u200bmore",
         "x" * 101 + " " + "Antidisestablishmentarianism" + " \U0001f600 a_b",
     ]

@@ -1,7 +1,6 @@
 """Helpers that run the real command line in real processes."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -9,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # The smallest trials that are still real: preset tiny, 32 tokens, three steps.
@@ -75,13 +73,3 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 90.0) 
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
         time.sleep(0.05)
-
-
-@pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    """A command line with a fresh run directory; no process of it outlives the test."""
-    os.environ["PYTHONPATH"] = str(ROOT)
-    instance = Cli(tmp_path / "run")
-    yield instance
-    for process in instance.processes():
-        process.kill()

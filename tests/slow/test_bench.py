@@ -1,0 +1,96 @@
+"""`make bench`'s script whole, on generated and on real text, and its report in a real browser."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.cli import ROOT
+
+BOOKS = ROOT.parent / "shared" / "data" / "pretrain" / "books"
+
+
+def bench(out: Path, *source: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OUT": str(out)}
+    return subprocess.run(
+        ["bash", str(ROOT / "bench" / "bench.sh"), *source],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, float]:
+    """Run directory, output and seconds of one whole `make bench`."""
+    out = tmp_path_factory.mktemp("bench")
+    began = time.monotonic()
+    done = bench(out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out, done.stdout, time.monotonic() - began
+
+
+def test_it_ends_with_the_table_and_the_path_of_the_report_in_under_five_minutes(
+    finished: tuple[Path, str, float],
+) -> None:
+    out, output, seconds = finished
+    assert "bertbench" in output and "hf" in output and "samples/s" in output
+    assert output.rstrip().splitlines()[-1] == str(out / "report" / "report.html")
+    assert len((out / "results.csv").read_text().splitlines()) == 1 + 12 + 1
+    assert seconds < 300
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed")
+def test_the_report_opens_in_a_browser_without_a_network_and_its_tables_sort(
+    finished: tuple[Path, str, float], tmp_path: Path
+) -> None:
+    from playwright.sync_api import sync_playwright
+
+    page_path = finished[0] / "report" / "report.html"
+    alone = tmp_path / "alone.html"  # self-contained: nothing beside it is needed
+    shutil.copy(page_path, alone)
+    errors: list[str] = []
+    requests: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(alone.as_uri())
+        pictures = page.locator("img")
+        assert pictures.count() >= 4
+        widths = pictures.evaluate_all("found => found.map(picture => picture.naturalWidth)")
+        assert all(width > 100 for width in widths), widths
+        table = page.locator("table").first
+        heading = table.locator("th", has_text="samples/s").first
+        column = heading.evaluate("cell => cell.cellIndex")
+        rates = []
+        for _ in range(2):
+            heading.click()
+            cells = table.locator(f"tbody tr td:nth-child({column + 1})").all_inner_texts()
+            rates.append([float(cell.replace(",", "")) for cell in cells if cell.strip()[:1].isdigit()])
+        browser.close()
+    assert len(rates[0]) >= 12 and rates[0] != rates[1]
+    assert sorted(rates[0]) in rates and sorted(rates[0], reverse=True) in rates
+    assert errors == []
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.skipif(not BOOKS.is_dir(), reason="../shared/data/pretrain/books is not here")
+def test_it_runs_on_real_text(tmp_path: Path) -> None:
+    done = bench(tmp_path, str(BOOKS), BATCH_SIZES="4", DEVICES="1", MAX_SECONDS="3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "report" / "report.html").exists()
+
+
+def test_a_folder_without_text_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = bench(tmp_path / "out", str(tmp_path / "empty"))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr and str(tmp_path / "empty") in done.stderr

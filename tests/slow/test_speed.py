@@ -1,0 +1,80 @@
+"""What speed is promised: ours against Hugging Face's by our own sweep, and what measuring costs."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support.cli import ROOT, SHORT, Cli
+
+from analysis.records import RunDirectory
+from bench.recorder import step_writer
+from bench.timing import StepClock
+from bert.batch import Batch, BatchCounts
+from bert.observer import Observer, Observers
+from bert.precision import Precision
+from bert.strategies.single import SingleStrategy
+from bert.train import Training, train
+
+
+@pytest.mark.parametrize(("preset", "batch", "least"), [("mini", 16, 2.5), ("base", 8, 1.2)])
+def test_ours_beats_hugging_face_by_our_own_sweep(cli: Cli, preset: str, batch: int, least: float) -> None:
+    options = ["--preset", preset, "--seq-lens", "128", "--batch-sizes", str(batch), "--precisions", "bf16"]
+    options += ["--implementations", "bertbench", "hf", "--data", "synthetic", "--device", "cpu", "--max-seconds", "60"]
+    argv = cli.argv("throughput", "pretrain", *options, "--out", str(cli.out), "--json")
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    value = json.loads(done.stdout)
+    assert {row["dropout"] for row in value["rows"]} == {0.1}
+    (ratio,) = value["ratios"]
+    print(f"{preset} batch {batch} bf16: {ratio['throughput_ratio']:.2f} x hf")
+    assert ratio["throughput_ratio"] >= least
+
+
+def test_a_trial_costs_under_two_seconds_beyond_torch_the_model_and_the_training(cli: Cli) -> None:
+    argv = cli.sweep(*SHORT, "--batch-sizes", "2")
+    costs = []
+    for round_number in range(3):
+        out = cli.out / str(round_number)
+        done = subprocess.run(
+            [*argv[:-1], str(out)], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        (trial,) = RunDirectory(out).trials()
+        agent = json.loads((trial.path / "agent.json").read_text())
+        result, rank = trial.read_result(), trial.read_ranks()[0]
+        assert result is not None
+        spent = rank["seconds"]
+        inherent = agent["import_seconds"] + spent["import_torch"] + spent["build_model"] + spent["train"]
+        costs.append(result["wall_seconds"] - inherent)
+    print(f"seconds beyond torch, model and training: {sorted(costs)}")
+    assert sorted(costs)[1] < 2.0
+
+
+def test_observers_cost_under_one_percent_of_the_smallest_step_make_bench_measures(tmp_path: Path) -> None:
+    smallest_step_ms = 50.0  # mini, batch 4, on a fast CPU or one GPU is no quicker with Python in the loop
+    batch = Batch({"x": torch.ones(1)}, BatchCounts(1, 1, 1, 1, 1))
+
+    def milliseconds_per_step(observer: Observer, steps: int = 400) -> float:
+        model = torch.nn.Linear(1, 1)
+        loop = Training(
+            model=model,
+            optimizer=torch.optim.AdamW(model.parameters()),
+            compute_loss=lambda wrapped, given: wrapped(given.tensors["x"]).sum(),
+            batches=iter(lambda: batch, None),
+            strategy=SingleStrategy(),
+            precision=Precision("fp32", "cpu"),
+        )
+        began = time.perf_counter()
+        train(loop, observer, lambda step: step < steps)
+        return 1000 * (time.perf_counter() - began) / steps
+
+    costs = []
+    for number in range(5):
+        with step_writer(tmp_path / f"steps-{number}.csv") as writer:
+            clock = StepClock("cpu", lambda counts: 1.0, writer.write)
+            costs.append(milliseconds_per_step(Observers([clock])) - milliseconds_per_step(Observer()))
+    print(f"ms per step: {sorted(costs)}")
+    assert sorted(costs)[2] < 0.01 * smallest_step_ms
