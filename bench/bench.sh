@@ -12,12 +12,15 @@
 #   MAX_SECONDS   longest measuring per trial, s     (6; 20 on GPUs)
 #   ROUNDS        repetitions; 3 or more decide      (1)
 set -euo pipefail
-cd "$(dirname "$0")/.."
+script=$(realpath "$0")
 
 if [[ $# -gt 1 || ${1:-} == -* ]]; then
-    sed -n '2,14s/^# \{0,1\}//p' "$0"
+    sed -n '2,14s/^# \{0,1\}//p' "$script"
     [[ ${1:-} == -h || ${1:-} == --help ]] && exit 0 || exit 2
 fi
+text=${1:+$(realpath -m "$1")}
+cd "$(dirname "$script")/.."
+PATH=$PWD/.venv/bin:$PATH
 if bertbench doctor --has cuda; then
     : "${PRESET:=base}" "${BATCH_SIZES:=32 64 128}" "${DEVICES:=}" "${MAX_SECONDS:=20}"
 else
@@ -32,15 +35,13 @@ read -ra batch_sizes <<<"$BATCH_SIZES"
 devices=()
 [[ -n $DEVICES ]] && read -ra devices <<<"$DEVICES"
 
-if [[ $# -eq 1 ]]; then
-    source_options=(--input "$1")
-else
-    source_options=(--generate 1000000)
-fi
+source_options=(--generate 1000000)
+[[ -n $text ]] && source_options=(--input "$text")
+data=$OUT/data/$(basename "${text:-generated}")
 echo "== 1/4 data"
-bertbench data pretrain "${source_options[@]}" --output "$OUT/data" --seq-len 128 --dupe-factor 1
+bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
 echo "== 2/4 throughput"
-common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$OUT/data" --out "$OUT")
+common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$data" --out "$OUT")
 status=0
 bertbench throughput pretrain "${common[@]}" --batch-sizes "${batch_sizes[@]}" ${devices:+--devices "${devices[@]}"} \
     --implementations bertbench hf --max-seconds "$MAX_SECONDS" --min-steps 8 --rounds "$ROUNDS" || status=$?

@@ -122,14 +122,27 @@ def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
     return chosen
 
 
+def core_groups() -> list[list[int]]:
+    """Logical CPUs this process may run on, grouped by physical core, in the order of packages and cores.
+
+    Siblings of one core (hyper-threads) stand in one group, so that shares made of whole groups never meet on a core.
+    """
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    groups: dict[tuple[int, int], list[int]] = {}
+    for cpu in usable:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            place = tuple(int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
+        except (OSError, ValueError):
+            place = (0, cpu)  # not told: take every logical CPU for a core
+        groups.setdefault((place[0], place[1]), []).append(cpu)
+    return [groups[place] for place in sorted(groups)]
+
+
 def physical_cores() -> int:
     """Physical cores this process may run on (its affinity and cgroup quota respected), at least 1."""
-    import psutil
-
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    logical = psutil.cpu_count(logical=True) or usable
-    physical = psutil.cpu_count(logical=False) or logical
-    return max(1, min(usable * physical // logical, _cgroup_cores() or usable))
+    cores = len(core_groups())
+    return max(1, min(cores, _cgroup_cores() or cores))
 
 
 def _cgroup_cores() -> int | None:

@@ -12,6 +12,7 @@ from bench.devices import Devices
 from bench.environment import native_bf16
 from bench.implementations import IMPLEMENTATIONS
 from bert.config import BERT_UNCASED_VOCAB_SIZE, PRESETS
+from bert.data.lengths import check_distribution, default_max_predictions
 from bert.strategies import STRATEGIES
 from bert.tasks import TASKS
 from common.errors import UsageError
@@ -114,9 +115,7 @@ def inspect_data(data: str, seq_len: int | None = None) -> DataSource:
         InputError: the folder holds no shards, or one of them is damaged (the message names it).
     """
     if data == "synthetic" or data.startswith("synthetic:"):
-        from bert.data.lengths import check_distribution
-
-        check_distribution(data)
+        check_distribution(data, seq_len)
         return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
     from bert.data.hdf5 import folder_info
 
@@ -124,11 +123,6 @@ def inspect_data(data: str, seq_len: int | None = None) -> DataSource:
     return DataSource(
         str(info.path), info.fingerprint, info.seq_len, info.max_predictions, info.vocab_size or BERT_UNCASED_VOCAB_SIZE
     )
-
-
-def predictions_for(seq_len: int) -> int:
-    """Predicted positions per sequence of synthetic data: 15 %, as 128 -> 20 and 512 -> 80 (Devlin et al.)."""
-    return {128: 20, 512: 80}.get(seq_len, max(1, round(0.15 * seq_len)))
 
 
 def expand(sweep: Sweep, devices: Devices, kind: str = "throughput", profiler: str | None = None) -> list[Trial]:
@@ -178,7 +172,7 @@ def expand(sweep: Sweep, devices: Devices, kind: str = "throughput", profiler: s
                     device=devices.kind,
                     data=source.source,
                     data_fingerprint=source.fingerprint,
-                    max_predictions=source.max_predictions or predictions_for(seq_len),
+                    max_predictions=source.max_predictions or default_max_predictions(seq_len),
                     vocab_size=source.vocab_size,
                     dropout=sweep.dropout,
                     seed=sweep.seed,

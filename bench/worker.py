@@ -169,6 +169,7 @@ def _training(trial: Trial, task: Any, built: Any, strategy: Any, precision: Any
 
 
 def _batches(trial: Trial, task: Any, strategy: Any, adapt: Any) -> Iterator[Any]:
+    from bench.feed import feed
     from bert.tasks.base import DataSpec
 
     spec = DataSpec(
@@ -181,10 +182,7 @@ def _batches(trial: Trial, task: Any, strategy: Any, adapt: Any) -> Iterator[Any
         rank=strategy.rank,
         world_size=strategy.world_size,
     )
-    pinned = strategy.device.type == "cuda"
-    for batch in task.batches(spec):
-        ready = adapt(batch)
-        yield ready.pin() if pinned else ready
+    return feed(iter(task.batches(spec)), adapt, pinned=strategy.device.type == "cuda")
 
 
 def _profiler_observers(directory: TrialDirectory, trial: Trial, rank: int) -> list[Any]:
@@ -199,16 +197,16 @@ def _profiler_observers(directory: TrialDirectory, trial: Trial, rank: int) -> l
 
 
 def _take_share_of_cores(trial: Trial) -> None:
-    """On a CPU a device is a rank with an equal share of the cores: keep this rank on its own ones."""
+    """On a CPU a device is a rank with an equal share of the physical cores: keep this rank on its own ones."""
     if trial.device != "cpu":
         return
-    cores = sorted(os.sched_getaffinity(0))
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    share = trial.threads_per_rank or max(1, len(cores) // local_world_size)
-    first = int(os.environ.get("LOCAL_RANK", "0")) * share
-    if first + share <= len(cores):
-        os.sched_setaffinity(0, cores[first : first + share])
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(share)
+    from bench.devices import core_groups
+
+    groups = core_groups()
+    share = len(groups) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    own = groups[int(os.environ.get("LOCAL_RANK", "0")) * share :][:share]
+    if own:
+        os.sched_setaffinity(0, {cpu for group in own for cpu in group})
 
 
 def _limit_memory(trial: Trial) -> None:

@@ -360,6 +360,15 @@ def test_batches_are_made_in_the_background_and_the_thread_ends_with_the_iterato
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
+def test_only_the_shard_in_use_stays_in_memory_when_shards_are_large(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = numbers(Hdf5Batches(spec(folder)), 20)
+    monkeypatch.setattr("bert.data.hdf5._CACHE_BYTES", 1)
+    stream = Hdf5Batches(spec(folder))
+    assert numbers(stream, 20) == whole and len(stream._shards) == 1
+
+
 def test_a_shard_that_vanishes_is_named(tmp_path: Path) -> None:
     make_folder(tmp_path, [4])
     stream = Hdf5Batches(spec(tmp_path))

@@ -178,12 +178,17 @@ def test_whole_words_are_masked_together_or_not_at_all() -> None:
     counts = (made.masked_lm_positions > 0).sum(axis=1)
     lengths = made.input_mask.sum(axis=1)
     assert (counts <= [min(10, max(1, round(0.15 * int(n)))) for n in lengths]).all() and counts.mean() > 6
+    parted = 0
     for row in range(len(made)):
         masked = set(made.masked_lm_positions[row].tolist()) - {0}
         for position in range(2, lengths[row] - 1):
-            before = ids[row, position - 1]
-            if continues[ids[row, position]] and before not in (CLS, SEP):
+            if not continues[ids[row, position]]:
+                continue
+            if ids[row, position - 1] == SEP:
+                parted += (position in masked) != (position - 2 in masked)
+            else:
                 assert (position in masked) == (position - 1 in masked)
+    assert parted > 20, "the first piece of segment B is no part of the last word of segment A"
 
 
 @settings(max_examples=60, deadline=None)

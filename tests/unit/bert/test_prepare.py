@@ -118,19 +118,21 @@ def test_finished_shards_are_kept_and_damaged_or_missing_ones_made_again(text: P
 
 
 @pytest.mark.parametrize("change", ["shards", "text", "vocab_size"])
-def test_shards_of_other_settings_or_text_never_stay(text: Path, tmp_path: Path, change: str) -> None:
+def test_shards_of_other_settings_or_text_never_stay(
+    text: Path, done: PrepareSummary, tmp_path: Path, change: str
+) -> None:
     mine = tmp_path / "novels"
     mine.mkdir()
     for path in text.iterdir():
         (mine / path.name).write_bytes(path.read_bytes())
-    first = prepare(config(mine, tmp_path / "out"))
+    # With a given vocabulary nothing but the text differs.
+    given: dict[str, object] = {} if change == "vocab_size" else {"vocab": done.vocab_path}
+    first = prepare(config(mine, tmp_path / "out", **given))
     before = digests(first.folder)
-    changes: dict[str, object] = {"shards": 2} if change == "shards" else {}
-    if change == "vocab_size":
-        changes = {"vocab_size": 500}
+    changes: dict[str, object] = {"shards": {"shards": 2}, "vocab_size": {"vocab_size": 500}}.get(change, {})
     if change == "text":
         (mine / "generated-000000.txt").write_text("Something new happened. Nobody knew why.")
-    second = prepare(config(mine, tmp_path / "out", **changes))
+    second = prepare(config(mine, tmp_path / "out", **given, **changes))
     assert second.folder == first.folder and second.shards_kept == 0
     assert not set(before.values()) & set(digests(second.folder).values())
     assert len(find_shards(second.folder)) == (2 if change == "shards" else 3)
