@@ -26,18 +26,19 @@ def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.4) 
         out = torch.empty(size, size, device=device, dtype=dtype)
         torch.mm(left, right, out=out)
         watch.synchronize()
-        repetitions = 10 if device.type == "cuda" else 1
-        elapsed = 0.0
-        for _ in range(3):
+        batch = 10 if device.type == "cuda" else 1
+        times: list[float] = []
+        until = min(deadline, time.perf_counter() + seconds / 3)
+        while len(times) < 3 or time.perf_counter() < until:
             begin = watch.mark()
-            for _ in range(repetitions):
+            for _ in range(batch):
                 torch.mm(left, right, out=out)
             end = watch.mark()
             watch.synchronize()
-            elapsed = watch.elapsed_ms(begin, end) / 1000 / repetitions
-            best_rate, best_size = max((best_rate, best_size), (2 * size**3 / elapsed, size))
-        # The next size takes eight times as long, four times over.
-        if time.perf_counter() + 8 * 4 * elapsed * repetitions > deadline:
+            times.append(watch.elapsed_ms(begin, end) / 1000 / batch)
+        best_rate, best_size = max((best_rate, best_size), (2 * size**3 / min(times), size))
+        # The next size takes eight times as long; it is run four times, the first of them to warm up.
+        if time.perf_counter() + 8 * (1 + 3 * batch) * min(times) > deadline:
             break
     name = str(dtype).removeprefix("torch.")
     return {"flops_per_second": best_rate, "dtype": name, "shape": [best_size] * 3}
