@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert.attention import SelfAttention, dropout, dropout_add
+from bert.attention import SelfAttention
 from bert.batch import Batch
 from bert.config import ModelConfig
+from bert.dropout import dropout, dropout_add
 from bert.heads import MaskedWordHead, PretrainingOutput, gather_positions, mean_cross_entropy
 from bert.observer import Observer
 from common.errors import UsageError

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert.attention import SelfAttention, attend, dropout, dropout_add
+from bert.attention import SelfAttention, attend
 from bert.config import ModelConfig
+from bert.dropout import dropout, dropout_add
 
 
 def seeded(function, *arguments, seed=3):
