@@ -26,7 +26,7 @@ from common.errors import InputError, SchemaError, UsageError
 SCHEMA_VERSION = 1
 
 STATUSES = ("ok", "oom", "crashed", "timeout", "interrupted", "refused")
-KINDS = ("throughput", "profile", "train")
+KINDS = ("throughput", "probe", "profile", "train")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 # steps-<rank>.csv, one row per optimizer step of one rank. Times are this rank's; an empty field is "not measured".
@@ -105,7 +105,7 @@ class Trial:
     """One measured training run: everything that decides what it does. Hashable; equal trials have equal ids."""
 
     kind: str = "throughput"
-    """throughput, profile or train."""
+    """throughput, probe (a short one of the max-batch search), profile or train."""
     task: str = "pretrain"
     """Name in bert.tasks."""
     implementation: str = "bertbench"
@@ -185,8 +185,14 @@ class Trial:
 
     @property
     def trial_id(self) -> str:
-        """A readable, stable folder name; its last part is a hash of every field."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """A readable, stable folder name; its last part is a hash of every field.
+
+        Data count by their fingerprint, not by where they lie: a run directory may be moved together with them.
+        """
+        fields = dataclasses.asdict(self)
+        if self.data_fingerprint:
+            del fields["data"]
+        text = json.dumps(fields, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         words = (
             f"{self.task}-{self.implementation}-{self.strategy}-{self.preset}-{self.precision}-s{self.seq_len}"

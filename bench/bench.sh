@@ -18,6 +18,17 @@ if [[ $# -gt 1 || ${1:-} == -* ]]; then
     sed -n '2,14s/^# \{0,1\}//p' "$script"
     [[ ${1:-} == -h || ${1:-} == --help ]] && exit 0 || exit 2
 fi
+# Each command runs beside this shell, which passes SIGTERM and Ctrl-C on and waits: nothing is left running.
+child=
+trap 'trap - INT TERM; [[ -n $child ]] && kill -TERM "$child" 2>/dev/null; wait; exit 130' INT TERM
+run() {
+    "$@" &
+    child=$!
+    local code=0
+    wait "$child" || code=$?
+    child=
+    return "$code"
+}
 text=${1:+$(realpath -m "$1")}
 cd "$(dirname "$script")/.."
 PATH=$PWD/.venv/bin:$PATH
@@ -27,7 +38,7 @@ else
     : "${PRESET:=mini}" "${BATCH_SIZES:=4 8 16}" "${MAX_SECONDS:=6}"
     if [[ -z ${DEVICES:-} ]]; then
         DEVICES=1
-        [[ $(nproc) -ge 2 ]] && DEVICES="1 2"
+        bertbench doctor --has two-devices && DEVICES="1 2"
     fi
 fi
 : "${OUT:=runs/bench}" "${PRECISION:=auto}" "${ROUNDS:=1}"
@@ -39,15 +50,21 @@ source_options=(--generate 1000000)
 [[ -n $text ]] && source_options=(--input "$text")
 data=$OUT/data/$(basename "${text:-generated}")
 echo "== 1/4 data"
-bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
+run bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
 echo "== 2/4 throughput"
 common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$data" --out "$OUT")
 status=0
-bertbench throughput pretrain "${common[@]}" --batch-sizes "${batch_sizes[@]}" ${devices:+--devices "${devices[@]}"} \
+run bertbench throughput pretrain "${common[@]}" --batch-sizes "${batch_sizes[@]}" ${devices:+--devices "${devices[@]}"} \
     --implementations bertbench hf --max-seconds "$MAX_SECONDS" --min-steps 8 --rounds "$ROUNDS" || status=$?
 [[ $status -eq 0 || $status -eq 3 ]] || exit "$status"
 echo "== 3/4 profile of three iterations"
-bertbench profile pretrain "${common[@]}" --batch-sizes "${batch_sizes[-1]}" --profiler torch --start 3 --stop 6
+for ((index = ${#batch_sizes[@]} - 1; index >= 0; index--)); do # the largest batch that runs
+    profiled=0
+    run bertbench profile pretrain "${common[@]}" --batch-sizes "${batch_sizes[index]}" --profiler torch \
+        --start 3 --stop 6 || profiled=$?
+    [[ $profiled -eq 3 ]] || break
+done
+[[ $profiled -eq 0 ]] || status=$profiled
 echo "== 4/4 report"
-bertbench report "$OUT"
+run bertbench report "$OUT"
 exit "$status"

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ class Gpu:
     """Its UUID, empty where NVML could not be asked."""
     memory_bytes: int | None
     """Its memory."""
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether this is a slice of a GPU."""
+        return self.visible_as.upper().startswith("MIG-") or self.uuid.upper().startswith("MIG-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Devices:
 
     def default_world_sizes(self) -> tuple[int, ...]:
         """1, 2, 4 ... up to every GPU; on a CPU one rank with all cores."""
-        if self.kind == "cpu":
+        if self.kind == "cpu" or any(gpu.is_mig for gpu in self.gpus):
             return (1,)
         sizes = [1]
         while sizes[-1] * 2 <= self.count:
@@ -63,6 +69,11 @@ class Devices:
             )
         if self.kind == "cpu":
             return {"CUDA_VISIBLE_DEVICES": ""}
+        if world_size > 1 and any(gpu.is_mig for gpu in self.gpus[:world_size]):
+            raise UsageError(
+                f"{world_size} MIG slices were asked for, but CUDA shows a process only one and NCCL cannot join them: "
+                "use --devices 1, or whole GPUs"
+            )
         names = ",".join(gpu.visible_as for gpu in self.gpus[:world_size])
         # Without this CUDA numbers GPUs by speed, NVML by bus: the two must agree.
         return {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -82,6 +93,11 @@ def find_devices(kind: str = "auto") -> Devices:
         note = f"CUDA_VISIBLE_DEVICES={wanted!r} hides every GPU"
     else:
         found = _nvml_gpus()
+        if not isinstance(found, str) and found and "+cpu" in _torch_version():
+            found = (
+                f"torch {_torch_version()} is a CPU build: install a CUDA build "
+                "(make clean setup TORCH_INDEX=https://download.pytorch.org/whl/cu130)"
+            )
         if isinstance(found, str):
             note = found
         else:
@@ -118,7 +134,8 @@ def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
         gpu = matches[0]
         if any(gpu.uuid and gpu.uuid == other.uuid for other in chosen):
             raise UsageError(f"CUDA_VISIBLE_DEVICES={wanted!r} names {name!r} twice")
-        chosen.append(Gpu(gpu.name, name, gpu.uuid, gpu.memory_bytes))
+        # A number counts GPUs, never slices: a slice has to be named, so that sensors and training mean the same one.
+        chosen.append(Gpu(gpu.name, gpu.uuid if gpu.is_mig else name, gpu.uuid, gpu.memory_bytes))
     return chosen
 
 
@@ -151,6 +168,13 @@ def _cgroup_cores() -> int | None:
         return None if quota == "max" else max(1, int(quota) // int(period))
     except (OSError, ValueError):
         return None
+
+
+def _torch_version() -> str:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _nvml_gpus() -> list[Gpu] | str:

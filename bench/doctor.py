@@ -44,10 +44,11 @@ def examine(devices: Devices | BertbenchError) -> list[Check]:
 
 
 def has(feature: str, devices: Devices) -> bool:
-    """Answer a script's question: cuda, bf16 (in hardware) or hf (transformers installed)."""
+    """Answer a script's question: cuda, two-devices, bf16 (in hardware) or hf (transformers installed)."""
     answers: dict[str, Callable[[], bool]] = {
         "cuda": lambda: devices.kind == "cuda",
         "bf16": lambda: bool(native_bf16(devices)),
+        "two-devices": lambda: devices.count >= 2,
         "hf": lambda: importlib.util.find_spec("transformers") is not None,
     }
     from common.registry import lookup

@@ -96,6 +96,8 @@ def _capability(uuid: str) -> tuple[int, int] | None:
 
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        if uuid.upper().startswith("MIG-"):
+            handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         return int(major), int(minor)
     except Exception:  # NVML absent, or a MIG slice it says nothing about

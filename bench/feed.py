@@ -9,7 +9,7 @@ from bert.batch import Batch
 def feed(batches: Iterator[Batch], adapt: Callable[[Batch], Batch], pinned: bool) -> Iterator[Batch]:
     """Yield adapted batches; pinned ones are made one ahead in a thread, because pinning takes longer than copying.
 
-    On a CPU everything happens on the caller's thread: a second one would take cores from the training.
+    On a CPU they are adapted on the caller's thread; a source that reads files may read ahead in one of its own.
     """
     if not pinned:
         yield from map(adapt, batches)

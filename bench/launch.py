@@ -14,8 +14,10 @@ from typing import Any
 from analysis.metrics.throughput import summarize
 from analysis.records import Trial, TrialDirectory, read_record, write_record
 from bench.devices import Devices
-from bench.processes import descendants, end_tree, send
+from bench.processes import PARENT_VARIABLE, descendants, end_tree, send
 from bench.telemetry import Telemetry, telemetry_writer
+from bert.strategies import JOIN_TIMEOUT_VARIABLE
+from common.atomic import storage_errors
 from common.errors import SchemaError
 from common.redact import redact_text
 
@@ -52,9 +54,8 @@ def run_trial(
         StorageError: the run directory cannot be written.
         KeyboardInterrupt: the harness was interrupted.
     """
-    directory.profile.mkdir(parents=True, exist_ok=True) if trial.profiler else directory.path.mkdir(
-        parents=True, exist_ok=True
-    )
+    with storage_errors(directory.path):
+        (directory.profile if trial.profiler else directory.path).mkdir(parents=True, exist_ok=True)
     write_record(directory.trial_json, trial.to_json())
     telemetry = Telemetry([gpu.uuid for gpu in devices.gpus[: trial.world_size] if gpu.uuid])
     described = {**environment, "load_average": list(os.getloadavg())}
@@ -62,8 +63,10 @@ def run_trial(
     oom_kills = _oom_kills()
     began = time.perf_counter()
     timed_out = False
-    with directory.log.open("w", encoding="utf-8") as log:
-        child = _start(trial, directory, devices, log.fileno())
+    with storage_errors(directory.log):
+        log = directory.log.open("w", encoding="utf-8")
+    with log:
+        child = _start(trial, directory, devices, options, log.fileno())
         try:
             timed_out = not _wait(child, trial, directory, telemetry, options)
         except BaseException:
@@ -106,8 +109,9 @@ def finish(
     return result
 
 
-def _start(trial: Trial, directory: TrialDirectory, devices: Devices, output: int) -> "subprocess.Popen[bytes]":
-    (directory.path / _AGENT_JSON).unlink(missing_ok=True)
+def _start(
+    trial: Trial, directory: TrialDirectory, devices: Devices, options: LaunchOptions, output: int
+) -> "subprocess.Popen[bytes]":
     threads = trial.threads_per_rank or max(1, devices.cpu_cores // trial.world_size)
     variables = {
         **os.environ,
@@ -115,6 +119,8 @@ def _start(trial: Trial, directory: TrialDirectory, devices: Devices, output: in
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
+        # The launcher's limit decides what a hang is, not the process group's own, which would look like a crash.
+        JOIN_TIMEOUT_VARIABLE: str(int(options.timeout_seconds) + 60),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
@@ -131,12 +137,16 @@ def _start(trial: Trial, directory: TrialDirectory, devices: Devices, output: in
         "bench.worker",
         str(directory.path),
     ]
-    argv = [sys.executable, "-m", "bench.agent", str(directory.path / _AGENT_JSON), *torchrun]
+    agent = [sys.executable, "-m", "bench.agent", str(directory.path / _AGENT_JSON), *torchrun]
+    argv = agent
     if trial.profiler is not None:
         from bench.profilers import PROFILERS
         from common.registry import load
 
-        argv = load(PROFILERS, trial.profiler, "profiler")().wrap(argv, directory.profile)
+        argv = load(PROFILERS, trial.profiler, "profiler")().wrap(agent, directory.profile)
+    variables.pop(PARENT_VARIABLE, None)
+    if argv is agent:  # else the agent's parent is the tool that wraps it
+        variables[PARENT_VARIABLE] = str(os.getpid())
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -157,7 +167,8 @@ def _wait(
 ) -> bool:
     """Sample sensors until the child ends; return False when its time ran out and it was ended."""
     deadline = time.monotonic() + options.timeout_seconds
-    next_sample = time.monotonic()
+    next_sample = next_census = time.monotonic()
+    members: list[int] = []
     with telemetry_writer(directory.telemetry_csv(0)) as writer:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -171,8 +182,11 @@ def _wait(
                 end_tree(child.pid)
                 child.wait()
                 return False
+            if now >= next_census:  # walks all of /proc
+                members = [child.pid, *descendants(child.pid)]
+                next_census = now + 1.0
             if now >= next_sample:
-                telemetry.sample(writer, [child.pid, *descendants(child.pid)])
+                telemetry.sample(writer, members)
                 next_sample = now + _SAMPLE_SECONDS[trial.device]
 
 
@@ -216,7 +230,8 @@ def _outcome(directory: TrialDirectory, exit_code: int | None, oom_killed: bool)
 
 
 def _said(failure: Mapping[str, Any]) -> str:
-    return f"rank {failure['rank']}: {redact_text(str(failure['reason']))}"
+    reason = redact_text(str(failure["reason"]))
+    return reason if failure["status"] == "refused" else f"rank {failure['rank']}: {reason}"
 
 
 def _failures(directory: TrialDirectory) -> list[dict[str, Any]]:
@@ -248,12 +263,20 @@ def _log_tail(directory: TrialDirectory, lines: int = 3) -> str:
 
 
 def _oom_kills() -> int:
-    """How often the kernel has killed for lack of memory in this cgroup."""
-    try:
-        for line in Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii").splitlines():
-            name, value = line.split()
-            if name == "oom_kill":
-                return int(value)
-    except (OSError, ValueError):
-        pass
+    """How often the kernel has killed for lack of memory: in this cgroup where it counts, else in the machine."""
+    for path in (_cgroup_folder() / "memory.events", Path("/proc/vmstat")):
+        try:
+            counts = dict(line.split() for line in path.read_text(encoding="ascii").splitlines())
+            return int(counts["oom_kill"])
+        except (OSError, ValueError, KeyError):
+            continue
     return 0
+
+
+def _cgroup_folder() -> Path:
+    """Folder of this process's own cgroup (version 2)."""
+    try:
+        (line,) = [row for row in Path("/proc/self/cgroup").read_text().splitlines() if row.startswith("0::")]
+    except (OSError, ValueError):
+        return Path("/sys/fs/cgroup")
+    return Path("/sys/fs/cgroup") / line.removeprefix("0::").lstrip("/")

@@ -135,6 +135,9 @@ def expand(sweep: Sweep, devices: Devices, kind: str = "throughput", profiler: s
     world_sizes = sweep.devices or devices.default_world_sizes()
     for world_size in world_sizes:
         devices.environment(world_size)
+    _check_threads(sweep, devices, max(world_sizes))
+    # With a window given the rules of the automatic one decide nothing: they must not decide the id either.
+    rules = Sweep() if sweep.start is not None else sweep
     sources = {seq_len: inspect_data(sweep.data, seq_len) for seq_len in sweep.seq_lens}
     for seq_len, source in sources.items():
         if source.seq_len not in (None, seq_len):
@@ -179,16 +182,25 @@ def expand(sweep: Sweep, devices: Devices, kind: str = "throughput", profiler: s
                     round=round_number,
                     start_iteration=sweep.start,
                     stop_iteration=sweep.stop,
-                    min_steps=sweep.min_steps,
-                    max_steps=sweep.max_steps,
-                    max_seconds=sweep.max_seconds,
-                    relative_half_width=sweep.precision_target,
+                    min_steps=rules.min_steps,
+                    max_steps=rules.max_steps,
+                    max_seconds=rules.max_seconds,
+                    relative_half_width=rules.precision_target,
                     memory_limit_bytes=_bytes(sweep.memory_limit_gib),
                     threads_per_rank=sweep.threads,
                     profiler=profiler,
                 )
             )
     return list(dict.fromkeys(trials))
+
+
+def _check_threads(sweep: Sweep, devices: Devices, world_size: int) -> None:
+    share = max(1, devices.cpu_cores // world_size)
+    if sweep.threads is not None and not 1 <= sweep.threads <= share:
+        raise UsageError(
+            f"--threads {sweep.threads} does not fit {devices.cpu_cores} cores shared by {world_size} ranks: "
+            f"use 1 to {share}, or fewer --devices"
+        )
 
 
 def _strategy(name: str, world_size: int) -> str:

@@ -8,16 +8,19 @@ import sys
 import time
 
 _PR_SET_PDEATHSIG = 1
+# Environment variable: the process whose death a child must not outlive, told by itself before it starts the child.
+PARENT_VARIABLE = "BERTBENCH_PARENT_PID"
 
 
 def die_with_parent(death_signal: int = signal.SIGKILL) -> None:
     """Have the kernel send `death_signal` to this process when its parent dies, however it dies (kill -9 included)."""
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
+    expected = int(os.environ.get(PARENT_VARIABLE, os.getppid()))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
-    if os.getppid() != parent:  # it died before the request was made
+    if os.getppid() != expected:  # it died before the request was made, while this process was starting
         os.kill(os.getpid(), death_signal)
+    os.environ[PARENT_VARIABLE] = str(os.getpid())  # for the children of this process
 
 
 def descendants(pid: int) -> list[int]:

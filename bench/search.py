@@ -17,9 +17,11 @@ class MaxBatch:
     """Outcome of the search."""
 
     micro_batch_size: int
-    """The largest size that ran PROOF_STEPS steps; 0 where not even 1 fits."""
+    """The largest size that ran; 0 where not even 1 fits."""
+    proved: bool
+    """Whether it ran PROOF_STEPS steps, and the next one was shown to fail for memory or the limit was reached."""
     fails_at: int | None
-    """The next larger size, which was shown to fail; None where `limit` ended the search."""
+    """The smallest size that was shown to fail; None where the limit ended the search."""
     failure: str
     """Status and reason of that failure, or what ended the search."""
     tried: tuple[tuple[int, str], ...]
@@ -30,54 +32,57 @@ class MaxBatch:
         return dataclasses.asdict(self)
 
 
+class _Search:
+    """Runs probes and remembers how they ended."""
+
+    def __init__(self, trial: Trial, run: Callable[[Trial], dict[str, Any]]) -> None:
+        self._trial = dataclasses.replace(trial, kind="probe")
+        self._run = run
+        self.tried: list[tuple[int, str]] = []
+        self.results: dict[int, dict[str, Any]] = {}
+
+    def ends(self, size: int, steps: int) -> str:
+        """Return the status of `steps` steps at micro batch `size`."""
+        result = self._run(
+            dataclasses.replace(self._trial, micro_batch_size=size, start_iteration=1, stop_iteration=steps)
+        )
+        self.results[size] = result
+        self.tried.append((size, str(result["status"])))
+        return str(result["status"])
+
+    def bounds(self, start: int, limit: int) -> tuple[int, int | None]:
+        """Return the largest size that ran and the smallest that did not (None: the limit was reached)."""
+        fits, fails, size = 0, None, min(start, limit)
+        while fails is None and fits < limit:
+            end = self.ends(size, PROBE_STEPS)
+            if end == "ok":
+                fits, size = size, min(2 * size, limit)
+            else:
+                fails = size
+        while fails is not None and fails - fits > 1 and self.results[fails]["status"] == "oom":
+            middle = (fits + fails) // 2
+            if self.ends(middle, PROBE_STEPS) == "ok":
+                fits = middle
+            else:
+                fails = middle
+        return fits, fails
+
+
 def find_max_batch(trial: Trial, run: Callable[[Trial], dict[str, Any]], limit: int) -> MaxBatch:
     """Search upwards from `trial.micro_batch_size`; `run` runs a trial in a process of its own and returns its result.
 
-    A size fits when its trial ends with status ok and is too large when it ends as oom; any other end stops the search
-    and is given back as its outcome.
+    A size fits when its trial ends with status ok and is too large when it ends as oom. Any other end stops the search:
+    it says nothing about memory, so what was found is then not proved to be the largest.
     """
-    tried: list[tuple[int, str]] = []
-    results: dict[int, dict[str, Any]] = {}
-
-    def status(size: int, steps: int) -> str:
-        result = run(dataclasses.replace(trial, micro_batch_size=size, start_iteration=1, stop_iteration=steps))
-        results[size] = result
-        tried.append((size, str(result["status"])))
-        return str(result["status"])
-
-    def outcome(best: int, fails_at: int | None, failure: str) -> MaxBatch:
-        return MaxBatch(best, fails_at, failure, tuple(tried))
-
-    def describe(size: int) -> str:
-        return f"{results[size]['status']}: {results[size].get('reason', '')}"
-
-    fits, too_large = 0, None
-    size = min(trial.micro_batch_size, limit)
-    while too_large is None and fits < limit:
-        end = status(size, PROBE_STEPS)
-        if end == "ok":
-            fits, size = size, min(2 * size, limit)
-        elif end == "oom":
-            too_large = size
-        else:
-            return outcome(fits, size, describe(size))
-    while too_large is not None and too_large - fits > 1:
-        middle = (fits + too_large) // 2
-        end = status(middle, PROBE_STEPS)
-        if end == "ok":
-            fits = middle
-        elif end == "oom":
-            too_large = middle
-        else:
-            return outcome(fits, middle, describe(middle))
+    search = _Search(trial, run)
+    fits, fails = search.bounds(trial.micro_batch_size, limit)
     # Memory can still grow after the first steps (fragmentation, longer batches): prove the size, step down if need be.
-    while fits > 0:
-        end = status(fits, PROOF_STEPS)
-        if end == "ok":
-            break
-        if end != "oom":
-            return outcome(0, fits, describe(fits))
-        too_large, fits = fits, fits - 1
-    if too_large is None:
-        return outcome(fits, None, f"the limit of {limit} was reached without running out of memory")
-    return outcome(fits, too_large, describe(too_large))
+    while fits > 0 and search.ends(fits, PROOF_STEPS) != "ok":
+        fails = fits
+        fits = fits - 1 if search.results[fits]["status"] == "oom" else 0
+    tried = tuple(search.tried)
+    if fails is None:
+        return MaxBatch(fits, True, None, f"the limit of {limit} was reached without running out of memory", tried)
+    failure = search.results[fails]
+    proved = fits > 0 and failure["status"] == "oom"
+    return MaxBatch(fits, proved, fails, f"{failure['status']}: {failure.get('reason', '')}", tried)

@@ -54,6 +54,7 @@ def run_trials(
     devices: Devices,
     options: LaunchOptions,
     progress: Progress,
+    note: Callable[[str], None],
     retry_failed: bool = False,
 ) -> list[dict[str, Any]]:
     """Run what is not finished yet, keep results.csv true after every trial, and return the results in order.
@@ -62,19 +63,50 @@ def run_trials(
     """
     environment = capture(devices)
     _record_request(run, trials, request)
+    note_differences(run, trials, environment, note)
     results = []
     for number, trial in enumerate(trials, start=1):
         directory = run.trial(trial.trial_id)
         done = finished_result(directory, retry_failed)
         progress(number, len(trials), trial, done, done is not None)
         if done is None:
-            result = _run_one(trial, directory, devices, environment, options)
-            write_results(run)
+            try:
+                result = _run_one(trial, directory, devices, environment, options)
+            finally:
+                write_results(run)
             progress(number, len(trials), trial, result, False)
             done = result
         results.append(done)
     write_results(run)
     return results
+
+
+def note_differences(
+    run: RunDirectory, trials: Sequence[Trial], environment: Mapping[str, Any], note: Callable[[str], None]
+) -> None:
+    """Tell `note` where finished trials were measured on another machine or with other software than is here now."""
+    seen: set[str] = set()
+    for trial in trials:
+        directory = run.trial(trial.trial_id)
+        if finished_result(directory) is None or not directory.env_json.exists():
+            continue
+        before, now = (_provenance(found) for found in (directory.read_environment(), environment))
+        seen |= {f"{name} {before[name]}, now {now[name]}" for name in now if before[name] != now[name]}
+    if seen:
+        note(
+            f"finished trials in {run.path} were measured with other software or hardware ({'; '.join(sorted(seen))}): "
+            "they are kept as they are; to measure all afresh give another --out"
+        )
+
+
+def _provenance(environment: Mapping[str, Any]) -> dict[str, Any]:
+    libraries = environment.get("libraries") or {}
+    return {
+        "device": environment.get("device_name"),
+        "torch": libraries.get("torch"),
+        "transformers": libraries.get("transformers"),
+        "bertbench commit": environment.get("git_commit"),
+    }
 
 
 def finished_result(directory: TrialDirectory, retry_failed: bool = False) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 from analysis.records import TELEMETRY_COLUMNS
 from bench.recorder import RowWriter
 
-_RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
+_RAPL = Path("/sys/class/powercap")
 
 Reading = tuple[str, str, float]  # device, quantity, value
 
@@ -19,7 +19,9 @@ class Telemetry:
     def __init__(self, gpu_uuids: list[str]) -> None:
         self.unavailable: dict[str, str] = {}
         self._nvml, self._handles = self._open_gpus(gpu_uuids)
-        self._rapl_readable = self._probe_rapl()
+        self._packages = sorted(_RAPL.glob("intel-rapl:[0-9]/energy_uj"))
+        if not self._package_energy():
+            self.unavailable["cpu energy_joules"] = "RAPL cannot be read here"
         self._cpu_seconds: tuple[float, float, float] | None = None
 
     def sample(self, writer: RowWriter, trial_pids: list[int]) -> None:
@@ -53,17 +55,17 @@ class Telemetry:
                 foreign = max(0.0, used - 100 * (own - own_before) / available)
                 readings += [("cpu", "cpu_percent", used), ("cpu", "foreign_cpu_percent", foreign)]
         self._cpu_seconds = (now, busy, own)
-        if self._rapl_readable:
-            readings.append(("cpu", "energy_joules", float(_RAPL.read_text()) / 1e6))
-        return readings
+        return readings + self._package_energy()
 
-    def _probe_rapl(self) -> bool:
-        try:
-            float(_RAPL.read_text())
-            return True
-        except (OSError, ValueError) as error:
-            self.unavailable["cpu energy_joules"] = f"RAPL cannot be read here ({type(error).__name__})"
-            return False
+    def _package_energy(self) -> list[Reading]:
+        """Energy counter of each CPU package that may be read."""
+        readings: list[Reading] = []
+        for number, path in enumerate(self._packages):
+            try:
+                readings.append((f"cpu{number}", "energy_joules", float(path.read_text()) / 1e6))
+            except (OSError, ValueError) as error:
+                self.unavailable["cpu energy_joules"] = f"RAPL cannot be read here ({type(error).__name__})"
+        return readings
 
     def _open_gpus(self, uuids: list[str]) -> tuple[Any, list[Any]]:
         if not uuids:

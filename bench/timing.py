@@ -30,6 +30,9 @@ class Stopwatch(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has reached every mark."""
 
+    def fetch(self, scalar: torch.Tensor) -> torch.Tensor:
+        """Return `scalar` on the host; its value is there once a later mark has passed."""
+
 
 class CpuStopwatch:
     """perf_counter: on a CPU a call returns when its work is done."""
@@ -48,6 +51,10 @@ class CpuStopwatch:
 
     def synchronize(self) -> None:
         """Nothing is outstanding."""
+
+    def fetch(self, scalar: torch.Tensor) -> torch.Tensor:
+        """It is there."""
+        return scalar
 
 
 class CudaStopwatch:
@@ -71,6 +78,11 @@ class CudaStopwatch:
         """Wait for the device."""
         torch.cuda.synchronize()
 
+    def fetch(self, scalar: torch.Tensor) -> torch.Tensor:
+        """Start a copy into pinned memory: reading it later does not make the device wait."""
+        host = torch.empty(scalar.shape, dtype=scalar.dtype, pin_memory=True)
+        return host.copy_(scalar, non_blocking=True)
+
 
 def stopwatch(device_type: str) -> Stopwatch:
     """Return the stopwatch of a device type."""
@@ -86,6 +98,7 @@ class _OpenStep:
     gradients_ready: Any = None
     end: Any = None
     result: StepResult | None = None
+    loss: torch.Tensor | None = None
 
 
 class StepClock(Observer):
@@ -127,6 +140,7 @@ class StepClock(Observer):
     def step_end(self, step: int, result: StepResult) -> None:
         """Stop the clock of a step and pass on the rows of all steps the device has finished."""
         assert self._open is not None
+        self._open.loss = self._watch.fetch(result.loss)
         self._open.end = self._watch.mark()
         self._open.result = result
         self._pending.append(self._open)
@@ -146,7 +160,7 @@ class StepClock(Observer):
         self.flush()
 
     def _row(self, open_step: _OpenStep) -> Row:
-        assert open_step.result is not None
+        assert open_step.result is not None and open_step.loss is not None
         elapsed = self._watch.elapsed_ms
         times: dict[str, float] = {}
         for name, begin, end in open_step.phases:
@@ -172,6 +186,6 @@ class StepClock(Observer):
             "padded_tokens": counts.padded_tokens,
             "predicted_positions": counts.predicted_positions,
             "model_flops": self._model_flops(counts),
-            "loss": float(open_step.result.loss),
+            "loss": float(open_step.loss),
             "learning_rate": open_step.result.learning_rate,
         }

@@ -71,7 +71,8 @@ def _run(directory: TrialDirectory, trial: Trial, rank: int) -> None:
 
         clock = StepClock(trial.device, lambda counts: task.model_flops(config, counts), on_row)
         window = Window(trial, clock.flush, strategy.maximum)
-        observer = Observers([clock, *_profiler_observers(directory, trial, rank)])
+        # The clock comes last: it starts after the profiler has and stops before the profiler writes.
+        observer = Observers([*_profiler_observers(directory, trial, rank), clock])
         built = _timed(seconds, "build_model", lambda: _build(trial, task, config, observer))
         training = _timed(seconds, "prepare", lambda: _training(trial, task, built, strategy, precision, observer))
         measured = _measure(training, trial, rank, window, observer, seconds)
@@ -94,6 +95,7 @@ def _measure(
     strategy.barrier()
     torch.manual_seed(trial.seed + 1 + rank)
     if strategy.device.type == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     _timed(seconds, "train", lambda: train(training, observer, window.keep_going))
     memory = _memory(strategy.device)
@@ -198,7 +200,7 @@ def _profiler_observers(directory: TrialDirectory, trial: Trial, rank: int) -> l
 
 def _take_share_of_cores(trial: Trial) -> None:
     """On a CPU a device is a rank with an equal share of the physical cores: keep this rank on its own ones."""
-    if trial.device != "cpu":
+    if trial.device != "cpu" or not hasattr(os, "sched_setaffinity"):
         return
     from bench.devices import core_groups
 
@@ -210,8 +212,19 @@ def _take_share_of_cores(trial: Trial) -> None:
 
 
 def _limit_memory(trial: Trial) -> None:
-    """Let the kernel refuse private memory beyond the limit, so that a trial runs out before the machine does."""
-    if trial.memory_limit_bytes is not None:
+    """Have memory beyond the limit refused, so that a trial runs out before the machine does.
+
+    On a CPU the kernel refuses private memory, on a GPU the allocator device memory.
+    """
+    if trial.memory_limit_bytes is None:
+        return
+    if trial.device == "cuda":
+        import torch
+
+        device = int(os.environ.get("LOCAL_RANK", "0"))
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, trial.memory_limit_bytes / total), device)
+    else:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (trial.memory_limit_bytes, hard))
 
@@ -225,8 +238,9 @@ def _memory(device: Any) -> dict[str, Any]:
             "peak_memory_kind": "device allocator",
             "peak_reserved_bytes": int(torch.cuda.max_memory_reserved(device)),
         }
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"peak_memory_bytes": kib * 1024, "peak_memory_kind": "resident set"}
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"peak_memory_bytes": peak * unit, "peak_memory_kind": "resident set"}
 
 
 def _torch_versions() -> dict[str, str | None]:
@@ -242,8 +256,15 @@ def _torch_versions() -> dict[str, str | None]:
     }
 
 
-# What allocators say when memory is refused: torch's CPU allocator, CUDA, the C++ runtime, oneDNN.
-_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "Cannot allocate memory", "bad allocation")
+# What allocators say when memory is refused: torch's CPU allocator, CUDA and cuBLAS, the C++ runtime, oneDNN.
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "out of memory",
+    "bad_alloc",
+    "bad allocation",
+    "ALLOC_FAILED",
+)
 
 
 def _explain(error: Exception) -> tuple[str, str]:

@@ -16,7 +16,7 @@ class DoctorOptions:
     json: bool = False
     """Print JSON."""
     has: str | None = None
-    """Only answer by exit code (0 yes, 1 no) whether this is here: cuda, bf16 or hf."""
+    """Only answer by exit code (0 yes, 1 no) whether this is here: cuda, two-devices, bf16 or hf."""
 
 
 OPTIONS = {"doctor": DoctorOptions}

@@ -11,7 +11,7 @@ import tyro
 
 from analysis.records import RunDirectory, Trial
 from bench.cli.options import OUT_HELP, parse_task, request_of
-from bench.cli.progress import describe, show_progress
+from bench.cli.progress import describe, note, show_progress
 from bench.devices import find_devices
 from bench.launch import LaunchOptions
 from bench.plan import Sweep, expand
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     devices = find_devices(options.device)
     sweep = options.sweep if options.sweep.devices else dataclasses.replace(options.sweep, devices=(1,))
     trials = expand(sweep, devices, kind="profile", profiler=options.profiler)
-    run = RunDirectory(options.out)
+    run = RunDirectory(options.out.resolve())
     request = {"command": "profile", **request_of(options)}
     with locked(run):
         results = run_trials(
@@ -66,6 +66,7 @@ def main(argv: list[str]) -> int:
             devices,
             LaunchOptions(timeout_seconds=options.timeout_seconds),
             show_progress(options.json),
+            note,
         )
     failed = False
     profiles: list[dict[str, Any]] = []

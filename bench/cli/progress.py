@@ -22,6 +22,11 @@ def show_progress(quiet: bool = False) -> Progress:
     return progress
 
 
+def note(text: str) -> None:
+    """Tell the user something that needs no answer."""
+    print(f"note: {text}", file=sys.stderr, flush=True)
+
+
 def describe(trial: Trial) -> str:
     """Return a trial in a few words."""
     words = [

@@ -11,7 +11,7 @@ import tyro
 
 from analysis.records import RunDirectory, write_record
 from bench.cli.options import OUT_HELP, parse_task, request_of
-from bench.cli.progress import show_progress
+from bench.cli.progress import note, show_progress
 from bench.devices import Devices, find_devices
 from bench.launch import LaunchOptions
 from bench.plan import Sweep, expand
@@ -49,14 +49,16 @@ def main(argv: list[str]) -> int:
     devices = find_devices(options.device)
     if devices.note and options.device == "auto" and not options.json:
         print(f"measuring on the CPU: {devices.note}", file=sys.stderr)
-    run = RunDirectory(options.out)
+    run = RunDirectory(options.out.resolve())
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour)
     if options.max_batch_search:
         return _search(options, devices, run, launch)
     trials = expand(options.sweep, devices)
     request = {"command": "throughput", **request_of(options)}
     with locked(run):
-        results = run_trials(run, trials, request, devices, launch, show_progress(options.json), options.retry_failed)
+        results = run_trials(
+            run, trials, request, devices, launch, show_progress(options.json), note, options.retry_failed
+        )
     _show(run, [trial.trial_id for trial in trials], options.json)
     return 0 if all(result["status"] == "ok" for result in results) else 3
 
@@ -81,14 +83,18 @@ def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, lau
     from bench.search import find_max_batch
 
     # One search per combination of everything but the batch size.
-    starts = expand(dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1), devices)
+    sweep = dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1)
+    if devices.kind == "cpu" and sweep.memory_limit_gib is None:
+        sweep = dataclasses.replace(sweep, memory_limit_gib=_share_of_free_memory(sweep, devices))
+        print(f"a rank may use {sweep.memory_limit_gib:.1f} GiB here (--memory-limit-gib sets it)", file=sys.stderr)
+    starts = expand(sweep, devices)
     request = {"command": "throughput", **request_of(options)}
     found: list[dict[str, Any]] = []
     with locked(run):
         for start in starts:
 
             def probe(trial: Any) -> dict[str, Any]:
-                return run_trials(run, [trial], request, devices, launch, show_progress(options.json))[0]
+                return run_trials(run, [trial], request, devices, launch, show_progress(options.json), note)[0]
 
             outcome = find_max_batch(start, probe, options.max_batch_limit)
             found.append(
@@ -108,5 +114,14 @@ def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, lau
         for row in found:
             what = "{implementation} {preset} {precision} seq {seq_len} on {world_size} device(s)".format(**row)
             above = f"{row['fails_at']} fails" if row["fails_at"] else "limit"
-            print(f"{what}: largest micro batch {row['micro_batch_size']} ({above}: {row['failure']})")
-    return 0 if all(row["micro_batch_size"] for row in found) else 3
+            doubt = "" if row["proved"] else ", not proved"
+            print(f"{what}: largest micro batch {row['micro_batch_size']}{doubt} ({above}: {row['failure']})")
+    return 0 if all(row["proved"] for row in found) else 3
+
+
+def _share_of_free_memory(sweep: Sweep, devices: Devices) -> float:
+    """GiB per rank: four fifths of what is free, shared by the most ranks the sweep asks for."""
+    import psutil
+
+    ranks = max(sweep.devices or devices.default_world_sizes())
+    return round(0.8 * psutil.virtual_memory().available / ranks / 2**30, 1)

@@ -1,5 +1,6 @@
 """Data parallelism: PyTorch's DistributedDataParallel over NCCL (GPUs) or gloo (CPUs)."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -10,9 +11,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from bert.observer import Observer
+from bert.strategies import JOIN_TIMEOUT_VARIABLE
 from bert.strategies.single import SingleStrategy
 
-JOIN_TIMEOUT = timedelta(seconds=300)
+DEFAULT_JOIN_TIMEOUT_SECONDS = 300
 
 
 class DdpStrategy(SingleStrategy):
@@ -26,12 +28,13 @@ class DdpStrategy(SingleStrategy):
     def setup(self, device_type: str) -> None:
         """Join the process group that torchrun's environment describes."""
         super().setup(device_type)
+        seconds = int(os.environ.get(JOIN_TIMEOUT_VARIABLE, DEFAULT_JOIN_TIMEOUT_SECONDS))
         if device_type == "cuda":
-            dist.init_process_group("nccl", timeout=JOIN_TIMEOUT, device_id=self.device)
+            dist.init_process_group("nccl", timeout=timedelta(seconds=seconds), device_id=self.device)
             # Small host-side values (step times) travel over gloo, so that agreeing on them never touches the GPU.
-            self._cpu_group = dist.new_group(backend="gloo")
+            self._cpu_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
         else:
-            dist.init_process_group("gloo", timeout=JOIN_TIMEOUT)
+            dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
 
     def wrap(self, model: torch.nn.Module, observer: Observer) -> torch.nn.Module:
         """Wrap the model; `observer.mark("gradients_ready")` tells when the last bucket's gradients are complete."""

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -67,7 +66,7 @@ def test_an_interrupt_ends_the_children_and_keeps_what_was_measured(cli: Cli, nu
     assert not cli.processes()
     (result,) = cli.results()
     assert result["status"] == "interrupted"
-    assert sorted(row["status"] for row in table(cli)) == ["ok"]
+    assert sorted(row["status"] for row in table(cli)) == ["interrupted", "ok"]
     assert cli.steps_written() > 2, "the steps made so far are kept"
 
 
@@ -155,8 +154,17 @@ def test_the_largest_batch_is_found_proved_and_one_more_fails(cli: Cli) -> None:
     assert [found["micro_batch_size"], "ok"] in found["tried"]
 
 
-def test_module_runs_the_same_as_the_script() -> None:
-    module = subprocess.run(
-        [sys.executable, "-m", "bench.cli.main", "--help"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert module.returncode == 0 and "throughput" in module.stdout
+def test_a_relative_folder_with_spaces_works_from_anywhere(cli: Cli, tmp_path: Path) -> None:
+    argv = cli.sweep(*SHORT, "--batch-sizes", "2")
+    argv[-1] = "my läufe/one"
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "my läufe" / "one" / "results.csv").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_message(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    argv = cli.sweep(*SHORT, "--batch-sizes", "2")
+    argv[-1] = str(tmp_path / "file")
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "is a file, not a folder" in done.stderr and "Traceback" not in done.stderr

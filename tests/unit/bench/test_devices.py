@@ -1,8 +1,10 @@
 """CUDA_VISIBLE_DEVICES in all its forms."""
 
+import os
+
 import pytest
 
-from bench.devices import Devices, Gpu, find_devices, select_gpus
+from bench.devices import Devices, Gpu, core_groups, find_devices, physical_cores, select_gpus
 from common.errors import UsageError
 
 PRESENT = [
@@ -53,6 +55,31 @@ def test_a_child_sees_exactly_its_devices_under_the_names_the_user_gave() -> Non
     assert devices.environment(2) == {"CUDA_VISIBLE_DEVICES": "GPU-bbbb,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     with pytest.raises(UsageError, match="3 devices were asked for, this node offers 2"):
         devices.environment(3)
+
+
+def test_a_mig_slice_is_named_never_numbered_and_used_alone() -> None:
+    devices = Devices("cuda", tuple(select_gpus("2,1", PRESENT)), 8)
+    assert devices.environment(1)["CUDA_VISIBLE_DEVICES"] == "MIG-cccc3333-0000"
+    assert devices.default_world_sizes() == (1,)
+    with pytest.raises(UsageError, match="only one and NCCL cannot join them"):
+        devices.environment(2)
+
+
+def test_a_cpu_build_of_torch_on_a_gpu_machine_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("bench.devices._nvml_gpus", lambda: PRESENT[:1])
+    monkeypatch.setattr("bench.devices._torch_version", lambda: "2.13.0+cpu")
+    assert find_devices().kind == "cpu" and "is a CPU build" in find_devices().note
+    with pytest.raises(UsageError, match="is a CPU build"):
+        find_devices("cuda")
+    monkeypatch.setattr("bench.devices._torch_version", lambda: "2.13.0+cu130")
+    assert find_devices().kind == "cuda"
+
+
+def test_cores_are_shared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = core_groups()
+    assert sorted(cpu for group in groups for cpu in group) == sorted(os.sched_getaffinity(0))
+    assert physical_cores() <= len(groups)
 
 
 def test_world_sizes_double_up_to_every_gpu() -> None:

@@ -37,6 +37,12 @@ def test_more_devices_than_there_are_is_refused_with_the_number_there_is() -> No
         expand(Sweep(devices=(8,)), CPU)
 
 
+def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> None:
+    plain, changed = Sweep(start=1, stop=4), Sweep(start=1, stop=4, max_seconds=5.0, min_steps=3)
+    assert [t.trial_id for t in expand(plain, CPU)] == [t.trial_id for t in expand(changed, CPU)]
+    assert expand(Sweep(), CPU)[0].trial_id != expand(Sweep(max_seconds=5.0), CPU)[0].trial_id
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -47,6 +53,7 @@ def test_more_devices_than_there_are_is_refused_with_the_number_there_is() -> No
         {"rounds": 0},
         {"devices": (0,)},
         {"memory_limit_gib": 0.0},
+        {"threads": 9},
         {"start": 3},
         {"start": 5, "stop": 5},
         {"batch_sizes": (0,)},

@@ -32,7 +32,8 @@ def test_the_search_finds_the_exact_limit_and_shows_both_sides(capacity: int, st
     found = find_max_batch(Trial(micro_batch_size=start), machine.run, limit=1024)
     assert found.micro_batch_size == capacity
     assert found.fails_at == capacity + 1
-    assert (capacity + 1, "oom") in found.tried
+    assert found.proved and (capacity + 1, "oom") in found.tried
+    assert {trial.kind for trial in machine.trials} == {"probe"}, "they are kept apart from measurements"
     assert machine.trials[-1].stop_iteration == PROOF_STEPS and machine.trials[-1].micro_batch_size == capacity
 
 
@@ -53,5 +54,8 @@ def test_nothing_fits() -> None:
 
 @pytest.mark.parametrize("status", ["crashed", "timeout", "refused"])
 def test_another_failure_is_not_taken_for_out_of_memory(status: str) -> None:
-    found = find_max_batch(Trial(micro_batch_size=4), Machine(100, fault=(16, status)).run, limit=64)
+    machine = Machine(100, fault=(16, status))
+    found = find_max_batch(Trial(micro_batch_size=4), machine.run, limit=64)
     assert found.micro_batch_size == 8 and found.failure == f"{status}: told to"
+    assert not found.proved, "what lies above is not known"
+    assert machine.trials[-1].stop_iteration == PROOF_STEPS, "8 itself is shown to run"
