@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cli import ROOT
+from support.cli import ROOT, Cli, wait_for
 
 BOOKS = ROOT.parent / "shared" / "data" / "pretrain" / "books"
 
@@ -94,3 +94,13 @@ def test_a_folder_without_text_is_one_message(tmp_path: Path) -> None:
     done = bench(tmp_path / "out", str(tmp_path / "empty"))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr and str(tmp_path / "empty") in done.stderr
+
+
+def test_sigterm_ends_everything_it_started(cli: Cli) -> None:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OUT": str(cli.out)}
+    script = subprocess.Popen(["bash", str(ROOT / "bench" / "bench.sh")], env=environment, stderr=subprocess.PIPE)
+    wait_for(lambda: cli.steps_written() > 0, "steps")
+    script.terminate()
+    assert script.wait(timeout=30) == 130
+    assert not cli.processes()
+    assert list(cli.out.glob("trials/*/result.json")), "what was measured is kept"
