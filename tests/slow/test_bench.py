@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.cli import ROOT, Cli, wait_for
 
+pytestmark = pytest.mark.timeout(1800)
 BOOKS = ROOT.parent / "shared" / "data" / "pretrain" / "books"
 
 

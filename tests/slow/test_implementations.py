@@ -5,6 +5,8 @@ import shutil
 import pytest
 from support.cli import SHORT, Cli
 
+pytestmark = pytest.mark.timeout(1800)
+
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_the_compiled_hugging_face_model_trains_and_its_first_step_is_no_measurement(cli: Cli) -> None:
