@@ -3,16 +3,17 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import PurePath
+from typing import Any, overload
 
 import numpy as np
 
 from analysis.metrics.ranks import combine
 from analysis.metrics.throughput import summarize
 from analysis.records import RunDirectory, Trial, TrialDirectory
-from common.errors import InputError, SchemaError
+from common.errors import InputError, SchemaError, UsageError
 
-# What makes two trials the same measurement; rounds repeat it. The rest of a Trial is listed as a difference.
+# What names a measurement; with CIRCUMSTANCES it is what rounds repeat.
 CONFIGURATION = (
     "task",
     "implementation",
@@ -26,7 +27,39 @@ CONFIGURATION = (
     "device",
 )
 
+# What else has to agree before two trials are one measurement: a folder may hold several sweeps.
+CIRCUMSTANCES = (
+    "data",
+    "data_fingerprint",
+    "max_predictions",
+    "vocab_size",
+    "dropout",
+    "seed",
+    "threads_per_rank",
+    "start_iteration",
+    "stop_iteration",
+)
+
 Key = tuple[Any, ...]
+
+
+def circumstances(row: Mapping[str, Any]) -> Key:
+    """Return CIRCUMSTANCES' values, data by what they are: where they lie says nothing, a run may be moved.
+
+    Args:
+        row: the fields of a trial: a result row, a row of ratios.
+    """
+    values = {name: row.get(name) for name in CIRCUMSTANCES}
+    source = str(values["data"] or "")
+    # Folders are named alike on every machine; their content is known only where it was fingerprinted.
+    name = source if source.startswith("synthetic") else PurePath(source).name
+    values["data"] = "" if values["data_fingerprint"] else name
+    return tuple(values.values())
+
+
+def measurement(row: Mapping[str, Any]) -> Key:
+    """Return what every round of one measurement has in common: circumstances and CONFIGURATION's values."""
+    return (*circumstances(row), *(row.get(name) for name in CONFIGURATION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +96,61 @@ class LoadedTrial:
         return tuple(getattr(self.trial, name) for name in CONFIGURATION if name not in without)
 
 
-def load_run(run: RunDirectory, price_per_hour: float | None = None) -> list[LoadedTrial]:
+@dataclass(frozen=True, slots=True)
+class LoadedRun(Sequence[LoadedTrial]):
+    """The trials of a run that can be read, by name; a sequence of them."""
+
+    trials: tuple[LoadedTrial, ...]
+    """What could be read."""
+    problems: tuple[str, ...]
+    """Per trial whose trial.json is damaged: which, why, and what to do."""
+
+    def __len__(self) -> int:
+        """Trials that could be read."""
+        return len(self.trials)
+
+    @overload
+    def __getitem__(self, index: int) -> LoadedTrial: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LoadedTrial]: ...
+    def __getitem__(self, index: int | slice) -> LoadedTrial | Sequence[LoadedTrial]:
+        """Return a trial, or several."""
+        return self.trials[index]
+
+
+def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRun:
     """Return every trial of a run, by name.
 
-    A trial without result.json counts as interrupted; one with damaged records keeps its row and names the damage.
+    A trial without result.json counts as interrupted; one with damaged records keeps its row and names the damage; one
+    whose trial.json is damaged is left out and named in `problems`.
 
     Raises:
-        InputError: no run directory, or one without trials.
-        SchemaError: a trial.json is damaged or was written by a newer bertbench.
+        InputError: no run directory, or one without trials that can be read.
+        SchemaError: a record was written by a newer bertbench.
         UsageError: price_per_hour is not above 0.
     """
-    return [_load_trial(directory, price_per_hour) for directory in run.require().trials()]
+    trials: list[LoadedTrial] = []
+    problems: list[str] = []
+    for directory in run.require().trials():
+        try:
+            trial = directory.read_trial()
+        except (InputError, UsageError, TypeError, ValueError) as error:
+            _refuse_newer(error)
+            problems.append(f"trial {directory.path.name} is left out, its trial.json is damaged: {error}")
+            continue
+        trials.append(_load_trial(trial, directory, price_per_hour))
+    if not trials:
+        raise InputError(f"no trial of {run.path} can be read: {problems[0]}")
+    return LoadedRun(tuple(trials), tuple(problems))
 
 
-def _load_trial(directory: TrialDirectory, price_per_hour: float | None) -> LoadedTrial:
-    trial = directory.read_trial()
+def _refuse_newer(error: Exception) -> None:
+    """Raise `error` again when it says that a newer bertbench wrote the record: its meaning is not known here."""
+    if isinstance(error, SchemaError) and "upgrade bertbench" in str(error):
+        raise error
+
+
+def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float | None) -> LoadedTrial:
     base = {**dataclasses.asdict(trial), "trial_id": trial.trial_id}
     try:
         result = directory.read_result()
@@ -86,13 +159,20 @@ def _load_trial(directory: TrialDirectory, price_per_hour: float | None) -> Load
         environment = directory.read_environment()
         telemetry = directory.read_telemetry()
     except (InputError, OSError, ValueError) as error:
-        if isinstance(error, SchemaError) and "upgrade bertbench" in str(error):
-            raise
+        _refuse_newer(error)
         return LoadedTrial(trial, directory, {**base, "status": "crashed", "reason": str(error)}, [], {}, {})
     if result is None:
         result = {"status": "interrupted", "reason": "no result.json: it was ended, or is still running"}
     row = {**base, "status": result.get("status"), "reason": result.get("reason")}
     row["wall_seconds"] = result.get("wall_seconds")
+    row["total_threads"] = _total_threads(trial, ranks)
     if row["status"] == "ok":
         row |= summarize(trial, steps, ranks, environment, telemetry, price_per_hour)
     return LoadedTrial(trial, directory, row, combine(steps), environment, ranks)
+
+
+def _total_threads(trial: Trial, ranks: Mapping[int, Mapping[str, Any]]) -> int | None:
+    """CPU threads of all ranks together; None where a rank did not write its own down."""
+    threads = [record.get("threads") for record in ranks.values()]
+    counts = [value for value in threads if isinstance(value, int)]
+    return sum(counts) if len(counts) == trial.world_size else None

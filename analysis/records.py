@@ -265,8 +265,11 @@ class TrialDirectory:
         return self.path / f"failure-{rank}.json"
 
     def read_trial(self) -> Trial:
-        """Return the trial. Raises SchemaError."""
-        return Trial.from_json(read_record(self.trial_json))
+        """Return the trial. Raises SchemaError, also when a field has a value no trial can have."""
+        try:
+            return Trial.from_json(read_record(self.trial_json))
+        except (UsageError, TypeError) as error:
+            raise SchemaError(f"{self.trial_json} describes no trial: {error}") from error
 
     def read_result(self) -> dict[str, Any] | None:
         """Return result.json, or None while the trial is not finished."""

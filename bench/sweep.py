@@ -1,50 +1,26 @@
 """Runs the trials of a sweep into a run directory that a later call can continue."""
 
 import dataclasses
-import fcntl
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from analysis.records import RunDirectory, Trial, TrialDirectory, read_record, write_record
 from bench.devices import Devices
 from bench.environment import capture
 from bench.launch import LaunchOptions, run_trial
+from common import locks
 from common.atomic import storage_errors
-from common.errors import LockedError, SchemaError
+from common.errors import SchemaError
 
 # Called with (number from 1, count, trial, its result or None when it starts, whether it had been done before).
 Progress = Callable[[int, int, Trial, Mapping[str, Any] | None, bool], None]
 
 
-@contextmanager
-def locked(run: RunDirectory) -> Iterator[None]:
-    """Hold the run directory for this process; the kernel lets go of it however the process ends.
-
-    Raises:
-        LockedError: another sweep is using it.
-        StorageError: it cannot be written.
-    """
-    path = run.path / ".lock"
-    with storage_errors(path):
-        run.path.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="ascii")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise LockedError(
-                f"{run.path} is in use by another sweep (process {holder}): wait for it, or choose another --out"
-            ) from None
-        with storage_errors(path):
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
-        yield
+def locked(run: RunDirectory) -> AbstractContextManager[None]:
+    """Hold the run directory for this process. Raises LockedError when another sweep uses it, and StorageError."""
+    return locks.locked(run.path, "another sweep", "wait for it, or choose another --out")
 
 
 def run_trials(

@@ -75,9 +75,34 @@ def one_round(rounds: int) -> Caution:
     )
 
 
+def damaged(problem: str) -> Caution:
+    """Return the caution of a run with a trial that cannot be read."""
+    return Caution("damaged", problem, "remove that trial's folder, or restore its trial.json, and run the sweep again")
+
+
+def of_run(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
+    """Return the caution of a run whose trials were not all measured on one machine with one software.
+
+    Args:
+        environments: env.json of every trial; what one did not record is not held against it.
+    """
+    seen: dict[str, list[str]] = {name: [] for name in ("device", "torch", "transformers", "commit of this suite")}
+    for environment in environments:
+        libraries = environment.get("libraries") or {}
+        values = (environment.get("device_name"), libraries.get("torch"), libraries.get("transformers"))
+        for name, value in zip(seen, (*values, environment.get("git_commit")), strict=True):
+            if value is not None and str(value) not in seen[name]:
+                seen[name].append(str(value))
+    differing = [f"{name} ({', '.join(values)})" for name, values in seen.items() if len(values) > 1]
+    if not differing:
+        return []
+    remedy = "measure everything again in a new --out, so that all trials share one machine and one software"
+    return [Caution("mixed", f"trials differ in {'; '.join(differing)}: they are held against each other here", remedy)]
+
+
 def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
     warmup, measured = int(result["steps_warmup"]), int(result["steps_measured"])
-    if trial.kind == "profile":  # its steps are there to be looked at, not to be timed
+    if trial.kind in ("profile", "probe"):  # steps to be looked at, or to see whether they fit: not to be timed
         return
     if result["warmup_source"] == "detected" and warmup and warmup >= _LONG_WARMUP * (warmup + measured):
         yield Caution(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 Reading = Mapping[str, Any]
+Series = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 # nvml.h, nvmlClocksEventReason*: what slows a GPU down because it is too hot or short of power.
 _THROTTLES = {
@@ -27,11 +28,13 @@ class Energy:
     """Energy used inside a window, or why it is not known."""
 
     joules: float | None
-    """Sum over devices in J; None when not known."""
+    """Sum in J over the devices that train; None when not known."""
     devices: tuple[str, ...] = ()
     """Names of the devices the sum is over."""
     reason: str | None = None
     """Why `joules` is None."""
+    host_joules: float | None = None
+    """Where GPUs train: energy of the CPU packages in J, in none of the other numbers; None when not known."""
 
 
 def series(telemetry: Sequence[Reading], quantity: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -62,7 +65,9 @@ def energy(
     device: str = "",
     unavailable: Mapping[str, Any] | None = None,
 ) -> Energy:
-    """Return the energy of all devices that report one, from begin_ns to end_ns.
+    """Return the energy of the devices that train, from begin_ns to end_ns: of the GPUs, or of the CPU packages.
+
+    What is counted must not depend on which sensors a machine lets one read, so a host's energy stands apart.
 
     A device's energy counter is used where it has one (interpolated at both ends), otherwise its power, integrated by
     the trapezoid rule. Readings have to cover 90 % of the window; the mean power of the covered part then stands for
@@ -72,24 +77,45 @@ def energy(
         telemetry: rows of records.TELEMETRY_COLUMNS.
         begin_ns: start of the window, Unix time in ns.
         end_ns: end of the window, Unix time in ns.
-        device: cpu or cuda: what did the work has to be among the devices; a host's energy is not a GPU's.
+        device: cpu or cuda: what trains; empty adds up everything that was read.
         unavailable: reasons by sensor ("gpu0 power_watts"), from env.json.
     """
     counters = series(telemetry, "energy_joules")
     powers = series(telemetry, "power_watts")
-    devices = sorted({*counters, *powers})
     worker = {"cuda": "gpu", "cpu": "cpu"}.get(device, "")
-    if not any(name.rsplit("/", 1)[-1].startswith(worker) for name in devices):
-        return Energy(None, reason=_why_unavailable(unavailable or {}, worker))
+    readings = (counters, powers)
+    host = None
+    if worker == "gpu" and (packages := _named(readings, "cpu")):
+        host, _ = _sum(readings, packages, begin_ns, end_ns)
+    devices = _named(readings, worker)
+    if not devices:
+        return Energy(None, reason=_why_unavailable(unavailable or {}, worker), host_joules=host)
+    total, missing = _sum(readings, devices, begin_ns, end_ns)
+    if total is None:
+        reason = f"the readings of {missing} do not cover the window; measure for longer"
+        return Energy(None, reason=reason, host_joules=host)
+    return Energy(total, tuple(devices), host_joules=host)
+
+
+def _named(readings: tuple[Series, Series], prefix: str) -> list[str]:
+    """Devices with energy or power whose name begins so, whatever their node."""
+    return sorted(name for name in {*readings[0], *readings[1]} if name.rsplit("/", 1)[-1].startswith(prefix))
+
+
+def _sum(
+    readings: tuple[Series, Series], devices: Sequence[str], begin_ns: int, end_ns: int
+) -> tuple[float | None, str]:
+    """Return the joules of `devices` together; None and the first of them whose readings do not suffice."""
+    counters, powers = readings
     total = 0.0
     for name in devices:
         watts = _mean_watts_of_counter(*counters[name], begin_ns, end_ns) if name in counters else None
         if watts is None and name in powers:
             watts = _mean_watts_of_power(*powers[name], begin_ns, end_ns)
         if watts is None:
-            return Energy(None, reason=f"the readings of {name} do not cover the window; measure for longer")
+            return None, name
         total += watts * (end_ns - begin_ns) / 1e9
-    return Energy(total, tuple(devices))
+    return total, ""
 
 
 def _why_unavailable(reasons: Mapping[str, Any], worker: str) -> str:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.load import Key, LoadedTrial
-from analysis.metrics.statistics import block_medians
+from analysis.load import Key, LoadedTrial, circumstances
+from analysis.metrics.statistics import block_medians, student_quantile
 from common.errors import UsageError
 
 # Measuring fewer processes than this per side decides nothing by itself.
 FEWEST_PROCESSES = 3
+# With fewer per side a bootstrap over processes is too narrow.
+FEW_PROCESSES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,13 @@ def ratio_interval(
 
     A process may be fast or slow as a whole, so processes are resampled first and blocks of steps within each drawn
     process second (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time", ISMM; the blocks are those of
-    statistics.block_medians). A side's value is the median of its processes' medians. With one process per side the
-    interval holds the noise within a run only.
+    statistics.block_medians). A side's value is the median of its processes' medians.
+
+    Drawing from few processes shows too little of how they differ, so below FEW_PROCESSES per side the interval also
+    holds Welch's t interval of the difference of the mean logs of the processes' medians (Welch 1947, "The
+    generalization of Student's problem when several different population variances are involved", Biometrika 34). A
+    side of one process is taken to vary as the other does. With one process per side nothing is known about processes,
+    and the interval holds the noise within a run only.
 
     Args:
         a: step times of each process of the reference side, any unit.
@@ -52,10 +59,45 @@ def ratio_interval(
         raise UsageError("a ratio needs measured steps on both sides")
     random = np.random.default_rng(seed)
     ratios = _side(b, resamples, random) / _side(a, resamples, random)
+    value = _level(b) / _level(a)
+    return _interval(value, ratios, _logs(a), _logs(b), confidence)
+
+
+def _level(processes: Sequence[np.ndarray]) -> float:
+    return float(np.median([np.median(times) for times in processes]))
+
+
+def _logs(processes: Sequence[np.ndarray]) -> np.ndarray:
+    return np.log([np.median(times) for times in processes])
+
+
+def _interval(value: float, drawn: np.ndarray, a: np.ndarray | None, b: np.ndarray, confidence: float) -> Ratio:
+    """Percentiles of the bootstrap's values, widened to Welch's t interval where processes are few."""
     tail = 50.0 * (1.0 - confidence)
-    low, high = np.percentile(ratios, (tail, 100.0 - tail))
-    value = np.median([np.median(x) for x in b]) / np.median([np.median(x) for x in a])
-    return Ratio(float(value), float(low), float(high))
+    low, high = np.percentile(drawn, (tail, 100.0 - tail))
+    sides = [side for side in (a, b) if side is not None]
+    if min(len(side) for side in sides) < FEW_PROCESSES and max(len(side) for side in sides) > 1:
+        centre = float(b.mean()) - (0.0 if a is None else float(a.mean()))
+        margin = _welch_margin(sides, confidence)
+        low, high = min(low, np.exp(centre - margin)), max(high, np.exp(centre + margin))
+    # A median of few may lie outside of an interval around their mean.
+    return Ratio(value, min(value, float(low)), max(value, float(high)))
+
+
+def _welch_margin(sides: Sequence[np.ndarray], confidence: float) -> float:
+    """Half the width of the interval of the difference of two means, or of one mean."""
+    known = [float(side.var(ddof=1)) for side in sides if len(side) > 1]
+    degrees = [len(side) - 1 for side in sides if len(side) > 1]
+    spread = [float(side.var(ddof=1)) if len(side) > 1 else known[0] for side in sides]
+    variance = sum(one / len(side) for one, side in zip(spread, sides, strict=True))
+    if variance == 0:
+        return 0.0
+    if len(known) < len(sides):  # one variance stands for both sides
+        freedom = float(degrees[0])
+    else:
+        parts = [(one / len(side)) ** 2 / (len(side) - 1) for one, side in zip(spread, sides, strict=True)]
+        freedom = variance**2 / sum(parts)
+    return student_quantile(confidence, freedom) * float(np.sqrt(variance))
 
 
 def _side(processes: Sequence[np.ndarray], resamples: int, random: np.random.Generator) -> np.ndarray:
@@ -83,24 +125,8 @@ def by_key(trials: Sequence[LoadedTrial], without: Sequence[str] = ()) -> dict[K
     groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
     for trial in trials:
         if trial.ok and trial.trial.kind == "throughput":
-            groups[(*circumstances(trial), *trial.key(without))].append(trial)
+            groups[(*circumstances(trial.row), *trial.key(without))].append(trial)
     return groups
-
-
-def circumstances(trial: LoadedTrial) -> Key:
-    """What else has to agree within a run: a folder may hold several sweeps."""
-    values = trial.trial
-    return (
-        values.data,
-        values.data_fingerprint,
-        values.max_predictions,
-        values.vocab_size,
-        values.dropout,
-        values.seed,
-        values.threads_per_rank,
-        values.start_iteration,
-        values.stop_iteration,
-    )
 
 
 def undecidable(a: int, b: int, change: float, spread: float | None) -> str | None:
@@ -115,9 +141,15 @@ def undecidable(a: int, b: int, change: float, spread: float | None) -> str | No
     return None
 
 
-def typical_time(processes: Sequence[np.ndarray], resamples: int = 2000, seed: int = 0) -> Ratio:
+def typical_time(
+    processes: Sequence[np.ndarray], confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> Ratio:
     """Return the typical step time over processes with its 95 % interval, in the unit of the times.
 
-    The same hierarchical bootstrap as `ratio_interval`, of one side. Raises UsageError where no process has a step.
+    What `ratio_interval` does, for one side. Raises UsageError where no process has a step.
     """
-    return ratio_interval([np.ones(1)], processes, resamples=resamples, seed=seed)
+    processes = [times for times in processes if len(times)]
+    if not processes:
+        raise UsageError("a typical time needs a measured step")
+    drawn = _side(processes, resamples, np.random.default_rng(seed))
+    return _interval(_level(processes), drawn, None, _logs(processes), confidence)

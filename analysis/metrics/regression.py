@@ -7,8 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from analysis.load import CONFIGURATION, Key, LoadedTrial, load_run
-from analysis.metrics.ratio import Ratio, by_key, circumstances, ratio_interval, run_spread, undecidable
+from analysis.load import (
+    CIRCUMSTANCES,
+    CONFIGURATION,
+    Key,
+    LoadedRun,
+    LoadedTrial,
+    circumstances,
+    load_run,
+    measurement,
+)
+from analysis.metrics.ratio import Ratio, by_key, ratio_interval, run_spread, undecidable
 from analysis.records import RunDirectory
 from common.errors import UsageError
 
@@ -43,8 +52,9 @@ def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict
     """Return one row per configuration and implementation other than `reference` that has the reference beside it.
 
     Two different numbers, both named: throughput_ratio = new / old samples per second, time_saved = 1 - new / old step
-    time. Columns: CONFIGURATION, reference, throughput_ratio, throughput_ratio_low, throughput_ratio_high, time_saved,
-    rounds, reference_rounds, decided (yes: they differ | no: no difference was found | cannot decide), reason.
+    time. Columns: CONFIGURATION, CIRCUMSTANCES, reference, throughput_ratio, throughput_ratio_low,
+    throughput_ratio_high, time_saved, rounds, reference_rounds, decided (yes: they differ | no: no difference was
+    found | cannot decide), reason.
     Where one side failed the ratio is None and the reason says so.
     """
     spread = run_spread(trials)
@@ -52,7 +62,7 @@ def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict
     every: dict[Key, list[LoadedTrial]] = defaultdict(list)
     for trial in trials:
         if trial.trial.kind == "throughput":
-            every[(*circumstances(trial), *trial.key(("implementation",)))].append(trial)
+            every[(*circumstances(trial.row), *trial.key(("implementation",)))].append(trial)
     rows = []
     for key, members in every.items():
         names = sorted({member.trial.implementation for member in members})
@@ -64,7 +74,7 @@ def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict
             mine = [member for member in good.get(key, []) if member.trial.implementation == name]
             other = [member for member in good.get(key, []) if member.trial.implementation == reference]
             example = next(member for member in members if member.trial.implementation == name)
-            row = {field_name: getattr(example.trial, field_name) for field_name in CONFIGURATION}
+            row = {field_name: getattr(example.trial, field_name) for field_name in (*CONFIGURATION, *CIRCUMSTANCES)}
             row |= {"reference": reference, "rounds": len(mine), "reference_rounds": len(other)}
             row |= _ratio_row(mine, other, members, name, reference, spread)
             rows.append(row)
@@ -106,6 +116,10 @@ def _samples(trials: Sequence[LoadedTrial]) -> float:
 def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = 0.05) -> Comparison:
     """Hold run b (new) against run a (old), configuration by configuration.
 
+    Trials are rounds of one measurement where their circumstances agree too (data, window, seed, threads ...). A
+    measurement that has no equal in the other run is held against the only one of its configuration that is left over
+    there, and what differs is listed; where several are left over, none is chosen.
+
     Rows hold CONFIGURATION, step_time_ms_a, step_time_ms_b, time_ratio (b / a, above 1 is slower), time_ratio_low,
     time_ratio_high, throughput_ratio (b / a), time_saved (1 - b / a), rounds_a, rounds_b, verdict, reason, differences
     (settings that do not agree). A regression is a 95 % interval wholly above 1 + threshold, an improvement one wholly
@@ -121,14 +135,19 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = 0.05) -> C
     old, new = load_run(a), load_run(b)
     spread = run_spread(old, new)
     groups = [_groups(trials) for trials in (old, new)]
-    rows = []
-    for key in groups[0]:
-        if key in groups[1]:
-            rows.append(_compare_row(key, groups[0][key], groups[1][key], threshold, spread))
-    differences = _machine_differences(old, new)
-    for here, there, name in ((groups[0], groups[1], a.path), (groups[1], groups[0], b.path)):
-        differences += [f"only in {name}: {describe_key(key)}" for key in here if key not in there]
+    pairs = _pairs(*groups)
+    rows = [_compare_row(groups[0][one], groups[1][other], threshold, spread) for one, other in pairs]
+    differences = [*_damaged(a, old), *_damaged(b, new), *_machine_differences(old, new)]
+    for side, name in enumerate((a.path, b.path)):
+        paired = {pair[side] for pair in pairs}
+        left = [trials for key, trials in groups[side].items() if key not in paired]
+        named = [f"only in {name}: {describe_key(trials[0].key())}" for trials in left]
+        differences += dict.fromkeys(named)
     return Comparison(rows, differences, threshold, spread)
+
+
+def _damaged(run: RunDirectory, loaded: LoadedRun) -> list[str]:
+    return [f"{run.path}: {problem}" for problem in loaded.problems]
 
 
 def describe_key(key: Key) -> str:
@@ -146,14 +165,33 @@ def _groups(trials: Sequence[LoadedTrial]) -> dict[Key, list[LoadedTrial]]:
     groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
     for trial in trials:
         if trial.trial.kind == "throughput":
-            groups[trial.key()].append(trial)
+            groups[measurement(trial.row)].append(trial)
     return groups
 
 
+def _pairs(old: Mapping[Key, Sequence[LoadedTrial]], new: Mapping[Key, Sequence[LoadedTrial]]) -> list[tuple[Key, Key]]:
+    """Return which measurements are held against each other: equal ones, then single ones of equal configuration."""
+
+    def left_over(here: Mapping[Key, Sequence[LoadedTrial]], there: Mapping[Key, object]) -> dict[Key, list[Key]]:
+        found: dict[Key, list[Key]] = defaultdict(list)
+        for key, trials in here.items():
+            if key not in there:
+                found[trials[0].key()].append(key)
+        return found
+
+    ones, others = left_over(old, new), left_over(new, old)
+    pairs = [(key, key) for key in old if key in new]
+    for configuration, keys in ones.items():
+        candidates = others.get(configuration, [])
+        if len(keys) == len(candidates) == 1:
+            pairs.append((keys[0], candidates[0]))
+    return pairs
+
+
 def _compare_row(
-    key: Key, old: Sequence[LoadedTrial], new: Sequence[LoadedTrial], threshold: float, spread: float | None
+    old: Sequence[LoadedTrial], new: Sequence[LoadedTrial], threshold: float, spread: float | None
 ) -> dict[str, Any]:
-    row: dict[str, Any] = dict(zip(CONFIGURATION, key, strict=True))
+    row: dict[str, Any] = dict(zip(CONFIGURATION, old[0].key(), strict=True))
     before, after = [t for t in old if t.ok], [t for t in new if t.ok]
     row |= {"rounds_a": len(before), "rounds_b": len(after), "differences": _setting_differences(old, new)}
     names = ("step_time_ms_a", "step_time_ms_b", "time_ratio", "time_ratio_low", "time_ratio_high")
@@ -194,28 +232,22 @@ def _verdict_of_statuses(
 
 
 # Fields that make two trials different measurements but are no part of a configuration's name.
-_SETTINGS = (
-    "data",
-    "data_fingerprint",
-    "max_predictions",
-    "vocab_size",
-    "dropout",
-    "start_iteration",
-    "stop_iteration",
-    "memory_limit_bytes",
-    "threads_per_rank",
-)
+_SETTINGS = (*CIRCUMSTANCES, "memory_limit_bytes")
 
 
 def _setting_differences(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> list[str]:
     found = []
     for name in _SETTINGS:
         sides = [sorted({str(getattr(trial.trial, name)) for trial in side}) for side in (old, new)]
-        # Where a run lies says nothing; the fingerprint says whether the data are the same.
-        fingerprints = {trial.trial.data_fingerprint for trial in (*old, *new)}
-        if sides[0] != sides[1] and not (name == "data" and len(fingerprints) == 1 and "" not in fingerprints):
+        if sides[0] != sides[1] and not (name == "data" and _same_data(old, new)):
             found.append(f"{name}: {', '.join(sides[0])} -> {', '.join(sides[1])}")
     return found
+
+
+def _same_data(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> bool:
+    """Whether the data are the same by fingerprint, or by name where there is none, wherever they lie."""
+    place = CIRCUMSTANCES.index("data")
+    return len({circumstances(trial.row)[place : place + 2] for trial in (*old, *new)}) == 1
 
 
 def _machine_differences(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> list[str]:

@@ -1,13 +1,15 @@
-"""Scaling efficiency over device counts: weak and strong. Needs the standard library only."""
+"""Scaling efficiency over device counts: weak and strong."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from analysis.load import circumstances
+
 Row = Mapping[str, Any]
 
-_SAME = ("kind", "task", "implementation", "preset", "precision", "seq_len", "device", "data", "dropout")
+_SAME = ("task", "implementation", "preset", "precision", "seq_len", "device")
 
 
 def efficiency(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -19,17 +21,22 @@ def efficiency(rows: Sequence[Row]) -> list[dict[str, Any]]:
         efficiency(n) = throughput(n) / throughput(base) / (n / base).
 
     On a CPU the ranks of a trial share the same cores (unless threads_per_rank says otherwise), so that more ranks are
-    no more hardware: efficiency(n) = throughput(n) / throughput(base), and `basis` says "same total cores".
+    no more hardware: efficiency(n) = throughput(n) / throughput(base), and `basis` says
+    "same total cores" where the threads of all ranks (total_threads) are as many at every size, else "equal shares of
+    the cores".
 
     Args:
-        rows: result rows; those without samples_per_second or with another status than ok are left out.
+        rows: result rows; those without samples_per_second, of another status than ok or another kind than
+            throughput are left out.
 
     Returns:
         Rows with scaling (weak | strong), implementation, strategy, preset, precision, seq_len, device,
         micro_batch_size, grad_accum_steps, global_batch_size, world_size, base_world_size, samples_per_second, speedup,
-        ideal_speedup, efficiency, basis (per device | same total cores | same cores per rank).
+        ideal_speedup, efficiency, basis (per device | same total cores | equal shares of the cores |
+        same cores per rank).
     """
     usable = [row for row in rows if row.get("status", "ok") == "ok" and row.get("samples_per_second")]
+    usable = [row for row in usable if row.get("kind", "throughput") == "throughput"]
     result = []
     for kind in ("weak", "strong"):
         groups: dict[Hashable, list[Row]] = defaultdict(list)
@@ -48,8 +55,7 @@ def _global_batch(row: Row) -> int:
 
 def _group(row: Row, kind: str) -> Hashable:
     batch = (row["micro_batch_size"], row["grad_accum_steps"]) if kind == "weak" else (_global_batch(row),)
-    # A share of the cores (None) and a fixed number of threads are different hardware per rank.
-    return (*(str(row.get(name)) for name in _SAME), str(row.get("threads_per_rank")), *map(int, batch))
+    return (*circumstances(row), *(row.get(name) for name in _SAME), *map(int, batch))
 
 
 def _strategies(group: Sequence[Row]) -> list[str]:
@@ -72,9 +78,7 @@ def _curve(members: Sequence[Row], kind: str, strategy: str) -> list[dict[str, A
     rates = {size: _rate(by_size[size], strategy) for size in sizes}
     base = sizes[0]
     cpu_shared = members[0].get("device") == "cpu" and members[0].get("threads_per_rank") is None
-    basis = "same total cores" if cpu_shared else "per device"
-    if members[0].get("device") == "cpu" and not cpu_shared:
-        basis = "same cores per rank"
+    basis = _basis(members, cpu_shared)
     curve = []
     for size in sizes:
         row = by_size[size][0]
@@ -98,6 +102,16 @@ def _curve(members: Sequence[Row], kind: str, strategy: str) -> list[dict[str, A
             }
         )
     return curve
+
+
+def _basis(members: Sequence[Row], cpu_shared: bool) -> str:
+    if members[0].get("device") != "cpu":
+        return "per device"
+    if not cpu_shared:
+        return "same cores per rank"
+    # Cores that the ranks do not divide evenly are left over: three cores are two for two ranks.
+    threads = {row.get("total_threads") for row in members}
+    return "same total cores" if len(threads) == 1 and None not in threads else "equal shares of the cores"
 
 
 def _rate(rows: Sequence[Row], strategy: str) -> float:

@@ -114,6 +114,17 @@ def median_interval(
     return (float(low), float(high))
 
 
+def student_quantile(confidence: float, degrees: float) -> float:
+    """Return t such that a Student t variable lies in [-t, t] with probability `confidence`.
+
+    With x = sqrt(degrees) tan(angle) the density becomes cos(angle)^(degrees - 1), whose integral is inverted.
+    """
+    angles = np.linspace(0.0, np.pi / 2, 20001)
+    density = np.cos(angles) ** (degrees - 1)
+    mass = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
+    return float(np.sqrt(degrees) * np.tan(np.interp(confidence * mass[-1], mass, angles)))
+
+
 def relative_half_width(times: Times, confidence: float = 0.95) -> float:
     """Return half the width of the interval of the median, relative to the median; inf for fewer than two values."""
     if len(times) < 2:

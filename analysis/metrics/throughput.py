@@ -84,7 +84,8 @@ def summarize(
     Returns:
         MEASURED_COLUMNS, and unknown ({column: why it is None}), window_start, window_stop, warmup_source
         (given | detected), samples_per_step, median_half_width (relative), peak_memory_kind, parameters,
-        energy_devices, measured_peak ({dtype, shape, drift}), per_rank (see ranks.per_rank),
+        energy_devices (those that train), host_energy_joules (of GPU trials, where RAPL was read),
+        measured_peak ({dtype, shape, drift}), per_rank (see ranks.per_rank),
         cautions ([{code, message, remedy}]).
 
     Raises:
@@ -245,8 +246,9 @@ def _energy(
         return {}
     used = energy(telemetry, begin, end, trial.device, environment.get("telemetry_unavailable"))
     samples = _mean_count(window.rows, "samples")
+    host = {} if used.host_joules is None else {"host_energy_joules": used.host_joules}
     if used.joules is None:
         unknown["energy_joules"] = unknown["joules_per_sample"] = used.reason or "not measured"
-        return {}
+        return host
     per_sample = used.joules / (samples * len(window.rows)) if samples else None
-    return {"energy_joules": used.joules, "joules_per_sample": per_sample, "energy_devices": list(used.devices)}
+    return {"energy_joules": used.joules, "joules_per_sample": per_sample, "energy_devices": list(used.devices), **host}

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.load import CONFIGURATION, LoadedTrial
-from analysis.metrics.ratio import Ratio, typical_time
+from analysis.load import CONFIGURATION, Key, LoadedTrial, circumstances, measurement
+from analysis.metrics.ratio import Ratio, by_key, typical_time
 from analysis.report import tables
 
 Row = Mapping[str, Any]
@@ -65,12 +65,8 @@ class Answer:
 
 def points(trials: Sequence[LoadedTrial]) -> list[Point]:
     """Return every measured throughput configuration, its rounds combined, in the order of tables.order."""
-    groups: dict[Any, list[LoadedTrial]] = defaultdict(list)
-    for trial in trials:
-        if trial.ok and trial.trial.kind == "throughput" and trial.row.get("samples_per_second"):
-            groups[(trial.trial.data, *trial.key())].append(trial)
     found = []
-    for rounds in groups.values():
+    for rounds in by_key([trial for trial in trials if trial.row.get("samples_per_second")]).values():
         rounds.sort(key=lambda trial: float(trial.row["step_time_ms"]))
         middle = rounds[len(rounds) // 2]
         times = typical_time([trial.window_times() for trial in rounds])
@@ -94,6 +90,8 @@ def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
     tally = ", ".join(f"{statuses.count(name)} {name}" for name in dict.fromkeys(statuses))
     reasons = [str(trial.row["reason"]) for trial in trials if trial.row.get("reason")]
     sentences = (f"The first reason given: {reasons[0]}",) if reasons else ()
+    if trials and all(trial.trial.kind == "probe" for trial in trials):
+        return Answer("This run searched for the largest batch only: throughput was not measured.", (), ())
     profiled = [trial for trial in trials if trial.trial.kind == "profile" and trial.row["status"] == "ok"]
     if profiled:
         return Answer("This run holds profiles only: throughput was not measured.", (), ())
@@ -162,8 +160,8 @@ def _step_sentence(best: Point) -> list[str]:
 
 
 def _ratio(point: Point, ratios: Sequence[Row]) -> Row | None:
-    key = [point.row[name] for name in CONFIGURATION]
-    return next((item for item in ratios if [item[name] for name in CONFIGURATION] == key), None)
+    key = measurement(point.row)
+    return next((item for item in ratios if measurement(item) == key), None)
 
 
 def _versus(best: Point, ratios: Sequence[Row]) -> list[str]:
@@ -186,7 +184,12 @@ def _versus(best: Point, ratios: Sequence[Row]) -> list[str]:
 
 def _smaller(best: Point, group: Sequence[Point]) -> list[str]:
     """Name the smallest batch of the same kind that is nearly as fast."""
-    same = [p for p in group if all(p.row[name] == best.row[name] for name in CONFIGURATION if "batch" not in name)]
+
+    def kind(point: Point) -> Key:
+        names = [name for name in CONFIGURATION if "batch" not in name]
+        return (*circumstances(point.row), *(point.row[name] for name in names))
+
+    same = [p for p in group if kind(p) == kind(best)]
     near = [p for p in same if p.samples_per_second >= _NEARLY * best.samples_per_second and p is not best]
     near = [p for p in near if p.row["micro_batch_size"] < best.row["micro_batch_size"]]
     if near:

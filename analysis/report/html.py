@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.load import LoadedTrial, load_run
+from analysis.load import LoadedRun, LoadedTrial, load_run
 from analysis.metrics import cautions as cautions_of
 from analysis.metrics.breakdown import Breakdown, breakdown
 from analysis.metrics.regression import ratios_of
@@ -17,6 +17,7 @@ from analysis.records import RESULT_COLUMNS, RunDirectory
 from analysis.report import figures, sections, tables
 from analysis.report.answer import answers, nothing_measured, points
 from analysis.report.glossary import GLOSSARY
+from analysis.report.largest import largest_tables, read_largest
 from common.atomic import write_text
 from common.errors import InputError
 
@@ -47,16 +48,18 @@ def write_report(run: RunDirectory, price_per_hour: float | None = None) -> Path
     """
     trials = load_run(run, price_per_hour)
     rows = sorted((trial.row for trial in trials), key=tables.order)
-    throughput = [row for row in rows if row["kind"] != "profile"]
+    shown = sections.shown_rows(rows)
     reference = _reference(trials)
     ratios = ratios_of(trials, reference)
-    scaling = efficiency(throughput)
+    scaling = efficiency(rows)
     found = points(trials)
     profiles, profile_errors = _profiles(trials)
+    largest, largest_errors = read_largest(run)
     pictures = figures.draw_all(run.report, trials, found, scaling)
     _write_csvs(run.report, rows, ratios, scaling, trials, profiles)
     shown_tables = [
-        sections.results(throughput, ratios),
+        sections.results(shown, ratios),
+        *largest_tables(largest),
         *sections.rank_tables(trials),
         *sections.scaling_tables(scaling),
     ]
@@ -68,7 +71,8 @@ def write_report(run: RunDirectory, price_per_hour: float | None = None) -> Path
             "facts": sections.facts(trials),
             "failures": sections.failures(trials),
             "decides": sections.what_it_decides(trials, ratios),
-            "cautions": sections.grouped_cautions(trials, _run_cautions(ratios)),
+            "cautions": sections.grouped_cautions(trials, _run_cautions(trials, ratios)),
+            "largest_errors": largest_errors,
             "tables": {table.name: table for table in shown_tables},
             "pictures": [(picture, _data_uri(picture.path)) for picture in pictures],
             "profiles": [(name, profile, sections.profile_tables(profile)) for name, profile in profiles],
@@ -89,10 +93,12 @@ def _reference(trials: Sequence[LoadedTrial]) -> str:
     return "hf" if "hf" in names or not others else others[0]
 
 
-def _run_cautions(ratios: Sequence[Row]) -> list[cautions_of.Caution]:
+def _run_cautions(trials: LoadedRun, ratios: Sequence[Row]) -> list[cautions_of.Caution]:
+    found = [cautions_of.damaged(problem) for problem in trials.problems]
+    found += cautions_of.of_run([trial.environment for trial in trials])
     rounds = [min(row["rounds"], row["reference_rounds"]) for row in ratios if row["throughput_ratio"] is not None]
     fewest = min(rounds, default=3)
-    return [cautions_of.one_round(fewest)] if fewest < 3 else []
+    return [*found, cautions_of.one_round(fewest)] if fewest < 3 else found
 
 
 def _profiles(trials: Sequence[LoadedTrial]) -> tuple[list[tuple[str, Breakdown]], list[str]]:

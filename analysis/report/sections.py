@@ -14,6 +14,7 @@ Row = Mapping[str, Any]
 
 _MOST_NAMED = 3
 _MOST_RANK_TRIALS = 8
+_NOT_MEASURED = ("profile", "probe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,31 @@ class CautionGroup:
     """What to do."""
 
 
+def shown_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the table of results: neither profiles nor probes of the largest batch, unless a run has no
+    others; then its probes.
+    """
+    measured = [row for row in rows if row.get("kind") not in _NOT_MEASURED]
+    return measured or [row for row in rows if row.get("kind") != "profile"]
+
+
+def _without_probes(trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
+    """Probes of the largest batch are meant to fail at last: the section of that search tells how."""
+    return [trial for trial in trials if trial.trial.kind != "probe"]
+
+
 def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     """Return what ran and on what, as (name, value)."""
-    shown = [trial for trial in trials if trial.trial.kind != "profile"] or list(trials)
+    shown = [trial for trial in trials if trial.trial.kind not in _NOT_MEASURED] or list(trials)
     values = [trial.trial for trial in shown]
 
     def listed(name: str) -> str:
         return ", ".join(str(value) for value in sorted({getattr(value, name) for value in values}))
 
-    statuses = [str(trial.row["status"]) for trial in trials]
+    others = _without_probes(trials)
+    count = len(trials) - len(others)
+    probes = f", and {count} probe{'s' if count > 1 else ''} of the largest batch" if count else ""
+    statuses = [str(trial.row["status"]) for trial in others]
     tally = ", ".join(f"{statuses.count(name)} {name}" for name in dict.fromkeys(statuses))
     first = next((trial.environment for trial in trials if trial.environment), {})
     rounds = len({value.round for value in values})
@@ -48,9 +65,13 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
         ("task", f"{listed('task')}, data: {', '.join(sorted({_data(value.data) for value in values}))}"),
         ("implementations", f"{listed('implementation')} (strategy {listed('strategy')})"),
         ("swept", f"micro batch {listed('micro_batch_size')}; devices {listed('world_size')}"),
-        ("trials", f"{len(trials)} ({tally}), {rounds} round{'s' if rounds > 1 else ''}"),
+        ("trials", _count(len(others), tally, rounds) + probes),
         ("software", _software(first)),
     ]
+
+
+def _count(trials: int, tally: str, rounds: int) -> str:
+    return f"{trials} ({tally}), {rounds} round{'s' if rounds > 1 else ''}" if trials else "none but probes"
 
 
 def _data(source: str) -> str:
@@ -100,6 +121,7 @@ def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str
 
 def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -> list[CautionGroup]:
     """Return the cautions of the run, then those of its trials, equal ones together, the most frequent first."""
+    trials = _without_probes(trials)
     groups: dict[str, list[tuple[LoadedTrial, Row]]] = defaultdict(list)
     for trial in trials:
         for caution in trial.row.get("cautions") or []:
@@ -132,7 +154,8 @@ def _group(code: str, members: Sequence[tuple[str, str]], remedy: str, trials: i
 
 def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     """Return every trial that has no result, with its status and the whole reason."""
-    return [(_short(trial), tables.status(trial.row)) for trial in trials if trial.row["status"] != "ok"]
+    left = [trial for trial in _without_probes(trials) if trial.row["status"] != "ok"]
+    return [(_short(trial), tables.status(trial.row)) for trial in left]
 
 
 def _short(trial: LoadedTrial) -> str:
@@ -153,20 +176,17 @@ def results(rows: Sequence[Row], ratios: Sequence[Row]) -> tables.Table:
         columns.insert(-1, tables.measured("J/sample", "joules_per_sample"))
     if any(row.get("cost_per_million_samples") is not None for row in rows):
         columns.insert(-1, tables.measured("cost / 10⁶ samples", "cost_per_million_samples"))
-    columns[-1] = tables.Column("status", _status_word, _status_word, False, title=tables.status)
     columns.insert(-1, tables.measured("steps", "steps_measured", tables.count))
     columns.insert(-1, tables.measured("warm-up", "steps_warmup", tables.count))
     return tables.build("results", columns, rows)
 
 
-def _status_word(row: Row) -> str:
-    return str(row["status"])
-
-
 def rank_tables(trials: Sequence[LoadedTrial]) -> list[tables.Table]:
     """Return the table of ranks of the trials with several; those with the largest skew where there are many."""
     several = [
-        trial for trial in trials if trial.ok and len(trial.row["per_rank"]) > 1 and trial.trial.kind != "profile"
+        trial
+        for trial in trials
+        if trial.ok and len(trial.row["per_rank"]) > 1 and trial.trial.kind not in _NOT_MEASURED
     ]
     if not several:
         return []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.load import CONFIGURATION
+from analysis.load import measurement
 from common.atomic import atomic_path
 
 Row = Mapping[str, Any]
@@ -91,7 +91,7 @@ def batch(row: Row) -> str:
 
 def model(row: Row) -> str:
     """Return preset, precision and sequence length."""
-    return f"{row['preset']} {row['precision']} {row['seq_len']}"
+    return f"{row['preset']} {row['precision']} seq {row['seq_len']}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +171,8 @@ def build(name: str, columns: Sequence[Column], rows: Sequence[Row]) -> Table:
 
 def ratio_lookup(ratios: Sequence[Row]) -> Callable[[Row], Row | None]:
     """Return a function that finds the ratio of a result row."""
-    names = [name for name in ratios[0] if name in CONFIGURATION] if ratios else []
-    found = {tuple(item[name] for name in names): item for item in ratios}
-    return lambda row: found.get(tuple(row.get(name) for name in names)) if names else None
+    found = {measurement(item): item for item in ratios}
+    return lambda row: found.get(measurement(row))
 
 
 def result_columns(ratios: Sequence[Row]) -> list[Column]:
@@ -205,7 +204,7 @@ def result_columns(ratios: Sequence[Row]) -> list[Column]:
         measured("MFU", "mfu", percent),
         measured("peak memory", "peak_memory_bytes", size),
         Column(f"× {reference}", of, lambda row: ratio(of(row)), title=decided),  # noqa: RUF001
-        Column("status", lambda row: row["status"], status, False),
+        Column("status", lambda row: str(row["status"]), lambda row: str(row["status"]), False, title=status),
     ]
 
 

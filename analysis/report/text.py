@@ -1,5 +1,6 @@
 """Tables for the terminal, as text."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from analysis.metrics.breakdown import Breakdown
 from analysis.metrics.regression import Comparison
 from analysis.report import tables
-from analysis.report.sections import profile_tables
+from analysis.report.sections import profile_tables, shown_rows
 
 Row = Mapping[str, Any]
 
@@ -16,7 +17,7 @@ DEFAULT_WIDTH = 150
 
 
 def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = DEFAULT_WIDTH) -> str:
-    """Return the table of trials, one line each, and what the ratios in it can decide.
+    """Return the table of trials, one line each, why some have no result, and what the ratios can decide.
 
     Args:
         rows: result rows: a trial's fields, status, reason and measured columns.
@@ -25,8 +26,7 @@ def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = 
     """
     if not rows:
         return "no trials"
-    kinds = {row.get("kind", "throughput") for row in rows}
-    shown = sorted((row for row in rows if row.get("kind") != "profile" or kinds == {"profile"}), key=tables.order)
+    shown = sorted(shown_rows(rows) or rows, key=tables.order)
     columns = tables.result_columns(ratios)
     if not ratios:
         columns = [column for column in columns if not column.heading.startswith("×")]  # noqa: RUF001
@@ -35,15 +35,34 @@ def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = 
     if len({row.get("round") for row in shown}) > 1:
         columns.insert(1, tables.measured("round", "round", tables.count))
     text = _render(tables.build("results", columns, shown), width, title)
-    return f"{text}\n{_decisions(ratios)}".rstrip() if ratios else text
+    lines = [wrapped for line in [*_failures(shown), *_decisions(ratios)] for wrapped in _wrap(line, width)]
+    return "\n".join([text, *lines])
 
 
-def _decisions(ratios: Sequence[Row]) -> str:
+def _failures(rows: Sequence[Row]) -> list[str]:
+    """One line per trial without a result and its reason; equal ones once."""
+    failed = [row for row in rows if row["status"] != "ok"]
+    same = len({tables.model(row) for row in rows}) == 1
+    lines = []
+    for row in failed:
+        model = "" if same else f" {tables.model(row)}"
+        lines.append(f"{row['status']} {_place(row, model)}: {row.get('reason') or 'no reason was recorded'}")
+    return list(dict.fromkeys(lines))
+
+
+def _place(row: Row, model: str = "") -> str:
+    return f"{row['implementation']}{model} batch {tables.batch(row)} on {tables.devices(row)}"
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    return textwrap.wrap(_printable(line), width, subsequent_indent="  ", break_on_hyphens=False) or [""]
+
+
+def _decisions(ratios: Sequence[Row]) -> list[str]:
     """One line per distinct reason why ratios decide nothing."""
     open_ones = [row for row in ratios if row["decided"] == "cannot decide" and row["throughput_ratio"] is not None]
     reasons = dict.fromkeys(str(row["reason"]) for row in open_ones)
-    lines = [f"ratios to {ratios[0]['reference']} are measured, not decided: {reason}" for reason in reasons]
-    return "\n".join(lines)
+    return [f"ratios to {ratios[0]['reference']} are measured, not decided: {reason}" for reason in reasons]
 
 
 def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
@@ -62,16 +81,15 @@ def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
             lambda row: tables.interval(row["time_ratio_low"], row["time_ratio_high"], lambda x: f"{x:.3f}"),
         ),
         tables.measured("time saved", "time_saved", tables.percent),
-        tables.Column("verdict", lambda row: row["verdict"], lambda row: f"{row['verdict']}: {row['reason']}", False),
+        tables.plain("verdict", "verdict"),
     ]
     rows = sorted(comparison.rows, key=tables.order)
     lines = [_render(tables.build("compare", columns, rows), width)] if rows else ["no configuration is in both runs"]
+    lines += dict.fromkeys(f"{_place(row)}: {row['verdict']}: {row['reason']}" for row in rows)
     lines += [f"differs: {difference}" for difference in comparison.differences]
     for row in rows:
-        lines += [
-            f"differs at {row['implementation']} batch {tables.batch(row)}: {text}" for text in row["differences"]
-        ]
-    lines = list(dict.fromkeys(lines))
+        lines += [f"differs at {_place(row)}: {text}" for text in row["differences"]]
+    lines = [*lines[:1], *(part for line in dict.fromkeys(lines[1:]) for part in _wrap(line, width))]
     verdicts = [row["verdict"] for row in rows]
     tally = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts)) or "nothing compared"
     lines.append(f"{tally}; threshold {100 * comparison.threshold:g} %")

@@ -19,6 +19,7 @@ from bert.data.pool import ShardJob, ShardResult, run_jobs
 from bert.data.vocabulary import Vocabulary, load_vocabulary, train_vocabulary
 from common.atomic import storage_errors, write_json
 from common.errors import InputError, UsageError
+from common.locks import locked
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, the parts done and the parts in all."""
@@ -169,12 +170,18 @@ def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, tota
         InputError: no text, or a file that is none (named); a vocabulary that is none.
         UsageError: fewer documents than shards, or the text lies where the shards would go.
         StorageError: the output cannot be written.
+        LockedError: another preparation is writing to the output folder.
     """
     corpus, folder = config.corpus_folder.resolve(), config.folder.resolve()
     if corpus.is_relative_to(folder):
         raise UsageError(
             f"--output {config.output} would write the shards over the text in {corpus}: give another folder"
         )
+    with locked(config.output, "another preparation", "wait for it, or give another --output"):
+        return _prepare(config, corpus, folder, progress)
+
+
+def _prepare(config: PrepareConfig, corpus: Path, folder: Path, progress: Progress) -> PrepareSummary:
     if config.generate is not None:
         generate_corpus(corpus, config.seed, config.generate)
     files = text_files(corpus)

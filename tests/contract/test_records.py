@@ -165,6 +165,32 @@ def test_a_newer_trial_makes_the_whole_run_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"schema_version": 1, "kind": "other"}',
+        '{"schema_version": 1, "seq_len": "x"}',
+        '{"schema_version": 1, "max_seconds": null}',
+    ],
+)
+def test_a_damaged_trial_is_named_and_the_others_are_read(tmp_path: Path, text: str) -> None:
+    run = RunDirectory(tmp_path)
+    for name in ("bad", "good"):
+        directory = run.trial(name)
+        directory.path.mkdir(parents=True)
+        write_record(directory.trial_json, Trial().to_json())
+    run.trial("bad").trial_json.write_text(text)
+    loaded = load_run(run)
+    assert [trial.directory.path.name for trial in loaded] == ["good"]
+    assert len(loaded.problems) == 1 and "trial bad is left out" in loaded.problems[0]
+    run.trial("good").trial_json.write_text(text)
+    with pytest.raises(InputError, match="can be read: trial bad"):
+        load_run(run)
+
+
+@pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"status": "ok"}', '{"schema_version": true}', '{"schema_version": "1"}']
 )
 def test_what_is_no_record_is_named(tmp_path: Path, text: str) -> None:

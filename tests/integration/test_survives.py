@@ -1,7 +1,6 @@
 """What a sweep must survive, done for real: real processes, real signals, a real full disk."""
 
 import csv
-import json
 import os
 import signal
 import subprocess
@@ -134,24 +133,6 @@ def test_a_truncated_shard_is_named_before_anything_runs(cli: Cli, tmp_path: Pat
     assert done.returncode == 2
     assert shard.name in done.stderr and "Traceback" not in done.stderr
     assert not (cli.out / "trials").exists()
-
-
-def test_the_largest_batch_is_found_proved_and_one_more_fails(cli: Cli) -> None:
-    done = subprocess.run(
-        cli.sweep(
-            "--max-batch-search", "--seq-lens", "512", "--batch-sizes", "8", "--memory-limit-gib", "1.2", "--json"
-        ),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["max_batch"]
-    assert found["fails_at"] == found["micro_batch_size"] + 1
-    assert [found["fails_at"], "oom"] in found["tried"]
-    assert [found["micro_batch_size"], "ok"] in found["tried"]
 
 
 def test_a_relative_folder_with_spaces_works_from_anywhere(cli: Cli, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from fake_run import ENVIRONMENT, START_NS, rank_record, step_rows
 
-from analysis.metrics.cautions import one_round
+from analysis.metrics.cautions import of_run, one_round
 from analysis.metrics.throughput import summarize
 from analysis.records import Trial
 
@@ -93,3 +93,13 @@ def test_the_few_steps_of_a_profile_are_no_doubt() -> None:
 def test_one_round_says_what_to_do() -> None:
     assert one_round(1).code == "one_round" and one_round(2).code == "few_rounds"
     assert "--rounds 3" in one_round(1).remedy
+
+
+def test_trials_of_several_machines_or_versions_are_named_with_their_values() -> None:
+    one = {"device_name": "H200", "libraries": {"torch": "2.13.0", "numpy": "1"}, "git_commit": "abc"}
+    assert of_run([one, {}, {**one, "libraries": {"torch": "2.13.0", "numpy": "2"}}, {"git_commit": None}]) == []
+    other = {"device_name": "A100", "libraries": {"torch": "2.14.0", "transformers": "5"}, "git_commit": "abc-dirty"}
+    (found,) = of_run([one, other, one])
+    for text in ("device (H200, A100)", "torch (2.13.0, 2.14.0)", "commit of this suite (abc, abc-dirty)"):
+        assert text in found.message
+    assert "transformers" not in found.message and "new --out" in found.remedy

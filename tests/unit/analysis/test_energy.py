@@ -59,3 +59,20 @@ def test_throttles_are_named_and_the_power_cap_is_apart() -> None:
     idle = readings("gpu0", "throttle_reasons", {1: float(0x01 | 0x02)})
     assert throttle_reasons(idle, 0, 10 * SECOND) == ((), False)
     assert np.isfinite(rows[0]["value"])
+
+
+@pytest.mark.parametrize("names", [("cpu",), ("cpu0", "cpu1")])
+def test_a_gpus_energy_does_not_depend_on_whether_the_hosts_can_be_read(names: tuple[str, ...]) -> None:
+    gpu = readings("gpu0", "power_watts", {0: 50.0, 10: 50.0})
+    host = [row for name in names for row in readings(name, "energy_joules", {0: 0.0, 10: 100.0})]
+    alone, both = energy(gpu, 0, 10 * SECOND, "cuda"), energy(gpu + host, 0, 10 * SECOND, "cuda")
+    assert alone.joules == both.joules == pytest.approx(500) and both.devices == ("gpu0",)
+    assert alone.host_joules is None and both.host_joules == pytest.approx(100 * len(names))
+    cpu = energy(gpu + host, 0, 10 * SECOND, "cpu")
+    assert cpu.joules == pytest.approx(100 * len(names)) and cpu.devices == names and cpu.host_joules is None
+
+
+def test_a_host_that_was_read_too_short_does_not_cost_the_gpus_energy() -> None:
+    rows = readings("gpu0", "power_watts", {0: 50.0, 10: 50.0}) + readings("cpu0", "energy_joules", {0: 0.0, 2: 1.0})
+    found = energy(rows, 0, 10 * SECOND, "cuda")
+    assert found.joules == pytest.approx(500) and found.host_joules is None

@@ -39,6 +39,30 @@ def test_equal_sides_rarely_exclude_one() -> None:
     assert excluded <= 12
 
 
+@pytest.mark.parametrize("count", [3, 5])
+def test_few_equal_processes_exclude_one_in_hardly_more_than_one_case_of_twenty(count: int) -> None:
+    excluded = 0
+    for seed in range(150):
+        a, b = (processes(100, count, 2 * seed + side, between=0.03) for side in (0, 1))
+        found = ratio_interval(a, b, resamples=100)
+        excluded += not found.low <= 1 <= found.high
+    assert excluded <= 10
+
+
+def test_three_rounds_find_five_percent_where_processes_differ_by_one() -> None:
+    found = 0
+    for seed in range(60):
+        a, b = processes(100, 3, 2 * seed, between=0.01), processes(105, 3, 2 * seed + 1, between=0.01)
+        found += ratio_interval(a, b, resamples=100).low > 1
+    assert found >= 45
+
+
+def test_one_process_against_several_is_taken_to_vary_as_they_do() -> None:
+    one, several = processes(100, 1, 1), [np.full(10, value) for value in (100.0, 110.0, 120.0)]
+    found = ratio_interval(one, several)
+    assert found.low < 0.8 and found.high > 1.4
+
+
 def test_an_empty_side_is_refused() -> None:
     with pytest.raises(UsageError, match="both sides"):
         ratio_interval([np.array([])], processes(1, 1, 0))

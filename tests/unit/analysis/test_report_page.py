@@ -9,7 +9,7 @@ from fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_tri
 from test_kineto_reader import event, write
 
 from analysis.load import load_run
-from analysis.metrics.regression import ratios_of
+from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.records import RESULT_COLUMNS, RunDirectory, Trial, write_record
 from analysis.report.answer import answers, points
 from analysis.report.html import write_report
@@ -170,3 +170,78 @@ def test_stragglers_and_peaks_reach_the_page(tmp_path: Path) -> None:
     write_trial(run, trial, steps, ranks={0: rank_record(peak=1e9), 1: rank_record(peak=1e9)})
     text = write_report(run).read_text(encoding="utf-8")
     assert ">straggler<" in text and "the peak was measured too low" in text
+
+
+def test_a_run_of_several_versions_is_read_with_care(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, **SMALL)
+    assert "trials differ in" not in write_report(run).read_text(encoding="utf-8")
+    other = {**ENVIRONMENT, "libraries": {"torch": "2.14.0"}}
+    write_trial(run, Trial(preset="mini", micro_batch_size=4), {0: step_rows([9.0] * 20, 4)}, environment=other)
+    text = write_report(run).read_text(encoding="utf-8")
+    assert "trials differ in torch (2.14.0, 2.13.0)" in text or "trials differ in torch (2.13.0, 2.14.0)" in text
+
+
+FOUND = {
+    "implementation": HOSTILE,
+    "preset": "mini",
+    "precision": "fp32",
+    "seq_len": 32,
+    "world_size": 2,
+    "micro_batch_size": 48,
+    "fails_at": 49,
+    "failure": "oom: rank 1: out of memory",
+    "proved": True,
+    "tried": [[32, "ok"], [64, "oom"], [48, "ok"]],
+}
+
+
+def test_the_largest_batch_has_its_section_and_its_probes_are_in_no_other(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    write_trial(run, Trial(kind="probe", preset="mini", micro_batch_size=64), status="oom", reason="no memory left")
+    ended = {**FOUND, "fails_at": None, "failure": "the limit of 4096 was reached", "micro_batch_size": 4096}
+    write_record(run.path / "max_batch.json", {"found": [FOUND, ended]})
+    text = write_report(run).read_text(encoding="utf-8")
+    assert "This run searched for the largest batch only" in text and "Largest batch</h2>" in text
+    assert "mini fp32 seq 32" in text and ">48<" in text and ">49<" in text and "oom: rank 1: out of memory" in text
+    assert "32 ok, 64 oom, 48 ok" in text and "the limit of 4096 was reached" in text and ">4,096<" in text
+    assert "<script>alert" not in text and "Trials without a result" not in text
+    assert "none but probes, and 1 probe of" in text
+    write_trial(run, Trial(preset="mini"), {0: step_rows([9.0] * 20, 8)})
+    text = write_report(run).read_text(encoding="utf-8")
+    assert "1 (1 ok), 1 round, and 1 probe of the largest batch" in text and "no memory left" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("{", "max_batch.json"),
+        ('{"schema_version": 1}', "holds no list"),
+        ('{"schema_version": 99, "found": []}', "upgrade bertbench"),
+        ('{"schema_version": 1, "found": [3]}', "entry 1 is damaged"),
+        ('{"schema_version": 1, "found": [{"implementation": "hf"}]}', "entry 1 is damaged"),
+    ],
+)
+def test_a_damaged_record_of_the_largest_batch_is_named(tmp_path: Path, content: str, named: str) -> None:
+    run = write_sweep(tmp_path, **SMALL)
+    assert "Largest batch</h2>" not in write_report(run).read_text(encoding="utf-8")
+    (run.path / "max_batch.json").write_text(content)
+    text = write_report(run).read_text(encoding="utf-8")
+    assert "Largest batch</h2>" in text and named in text
+
+
+def test_odd_values_in_a_record_of_the_largest_batch_are_shown_as_not_recorded(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, **SMALL)
+    odd = {**FOUND, "proved": [], "tried": 3, "failure": None, "fails_at": None, "micro_batch_size": 0}
+    write_record(run.path / "max_batch.json", {"found": [odd]})
+    assert write_report(run).read_text(encoding="utf-8").count("not recorded") >= 3
+
+
+def test_a_damaged_trial_costs_neither_the_report_nor_the_comparison(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path / "a", rounds=3, **SMALL)
+    other = write_sweep(tmp_path / "b", rounds=3, **SMALL)
+    damaged = run.trials()[0]
+    damaged.trial_json.write_text('{"schema_version": 1, "kind"')
+    text = write_report(run).read_text(encoding="utf-8")
+    assert f"trial {damaged.path.name} is left out" in text and "trains BERT-mini" in text
+    found = compare_runs(run, other)
+    assert len(found.rows) == 4 and any(damaged.path.name in text for text in found.differences)

@@ -46,9 +46,22 @@ def test_the_table_has_a_line_per_trial_failed_ones_too(tmp_path: Path) -> None:
     rows = [trial.row for trial in load_run(run)]
     text = results_table(rows, implementation_ratios(run))
     lines = [line for line in text.splitlines() if "1 cpu" in line]
-    assert len(lines) == 3 and "2.4" in lines[0] and "oom: rank 0: no memory" in lines[2]
+    assert "2.4" in lines[0] and lines[2].endswith(" oom")
+    assert lines[3:] == ["oom bertbench batch 64 on 1 cpu: rank 0: no memory"]
     assert "measured, not decided: one round per side" in text
-    assert all(len(line) <= 150 for line in text.splitlines() if "not decided" not in line)
+    assert all(len(line) <= 150 for line in text.splitlines())
+
+
+def test_a_long_reason_leaves_the_table_alone_and_is_wrapped_below_it(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, **SMALL)
+    reason = "give ranks " + "fewer cores " * 30 + "or more of them"
+    write_trial(run, Trial(preset="mini", precision="fp32", seq_len=32, dropout=0.0), status="refused", reason=reason)
+    text = results_table([trial.row for trial in load_run(run)], width=120)
+    lines = text.splitlines()
+    assert sum(line.endswith(" refused") for line in lines) == 1 and "mini fp32 seq 32 " in text
+    first = next(number for number, line in enumerate(lines) if line.startswith("refused bertbench mini fp32 seq 32 "))
+    assert len(lines) > first + 1 and all(len(line) <= 120 for line in lines)
+    assert " ".join(line.strip() for line in lines[first:]).endswith(f"batch 8 on 1 cpu: {reason}")
 
 
 def test_markup_and_control_characters_in_names_are_shown_as_they_are() -> None:
@@ -76,7 +89,7 @@ def test_the_comparison_shows_verdicts_and_differences(tmp_path: Path) -> None:
     a = write_sweep(tmp_path / "a", rounds=3, **SMALL)
     b = write_sweep(tmp_path / "b", rounds=3, scale=1.3, implementations=("hf",), dropout=0.0, **SMALL)
     text = comparison_table(compare_runs(a, b))
-    assert "regression: slower by more than 5 %" in text
+    assert "hf batch 8 on 1 cpu: regression: slower by more than 5 %" in text
     assert "only in" in text and "dropout: 0.1 -> 0.0" in text
     assert text.splitlines()[-1] == "1 regression; threshold 5 %"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import noisy_times, step_rows, write_sweep, write_trial
+from fake_run import noisy_times, rank_record, step_rows, write_sweep, write_trial
 
 from analysis.load import load_run
 from analysis.metrics.regression import compare_runs, ratios_of
@@ -78,6 +78,15 @@ def test_data_that_lie_elsewhere_are_the_same_data(tmp_path: Path, fingerprint: 
     ]
     found = compare_runs(*runs)
     assert len(found.rows) == 2 and all(row["differences"] == [] for row in found.rows)
+
+
+def test_the_threads_of_the_ranks_reach_the_scaling(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for world in (1, 2):
+        trial = Trial(preset="mini", world_size=world)
+        steps = {rank: step_rows([50.0] * 20, 8) for rank in range(world)}
+        write_trial(run, trial, steps, ranks={rank: {**rank_record(), "threads": 4 // world} for rank in range(world)})
+    assert {row["basis"] for row in efficiency([trial.row for trial in load_run(run)])} == {"same total cores"}
 
 
 @pytest.mark.parametrize("kind", ["probe", "profile"])

@@ -53,8 +53,15 @@ def test_accumulation_counts_towards_the_global_batch() -> None:
 
 
 def test_on_a_cpu_it_is_against_the_same_total_cores_and_says_so() -> None:
-    found = by_size([row(1, 100.0, device="cpu"), row(2, 95.0, device="cpu")], "weak")
+    rows = [row(n, rate, device="cpu", total_threads=4) for n, rate in ((1, 100.0), (2, 95.0))]
+    found = by_size(rows, "weak")
     assert found[2]["efficiency"] == pytest.approx(0.95) and found[2]["basis"] == "same total cores"
+
+
+@pytest.mark.parametrize("threads", [(3, 2), (None, None), (4, None)])
+def test_the_same_cores_are_claimed_only_where_threads_times_ranks_are_equal(threads: tuple[int | None, ...]) -> None:
+    rows = [row(n + 1, 100.0, device="cpu", total_threads=count) for n, count in enumerate(threads)]
+    assert {found["basis"] for found in efficiency(rows)} == {"equal shares of the cores"}
 
 
 def test_a_fixed_number_of_threads_per_rank_is_more_hardware() -> None:

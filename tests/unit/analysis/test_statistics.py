@@ -146,3 +146,10 @@ def test_robust_deviation_equals_the_standard_deviation_of_normal_values_and_ign
     assert robust_deviation(values) == pytest.approx(2, rel=0.05)
     values[:200] = 1e6
     assert robust_deviation(values) == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize(("degrees", "quantile"), [(1, 12.706), (2, 4.3027), (2.5, 3.5747), (4, 2.7764), (30, 2.0423)])
+def test_students_quantile_is_that_of_the_tables(degrees: float, quantile: float) -> None:
+    from analysis.metrics.statistics import student_quantile
+
+    assert student_quantile(0.95, degrees) == pytest.approx(quantile, rel=1e-3)

@@ -69,3 +69,13 @@ def test_the_request_is_kept_with_those_before_it(tmp_path: Path) -> None:
         _record_request(run, [Trial(micro_batch_size=batch)], {"batch": batch})
     kept = json.loads(run.sweep_json.read_text())
     assert kept["request"] == {"batch": 8} and kept["earlier"] == [{"batch": 4}]
+
+
+def test_a_trial_with_an_impossible_value_is_left_out_of_the_table(tmp_path: Path) -> None:
+    run, good, bad = RunDirectory(tmp_path), Trial(micro_batch_size=4), Trial(micro_batch_size=8)
+    put(run, good, "ok")
+    put(run, bad, "ok")
+    path = run.trial(bad.trial_id).trial_json
+    path.write_text(path.read_text().replace('"fp32"', '"fp3"').replace('"bf16"', '"bf1"'))
+    assert [row["micro_batch_size"] for row in result_rows(run)] == [4]
+    assert finished_result(run.trial(bad.trial_id)) is None

@@ -17,7 +17,7 @@ from bert.data.hdf5 import Hdf5Batches, find_shards, folder_info, read_shard
 from bert.data.prepare import PrepareConfig, PrepareSummary, prepare
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.base import DataSpec
-from common.errors import InputError, StorageError, UsageError
+from common.errors import InputError, LockedError, StorageError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
 BOOKS = ROOT / "../shared/data/pretrain/books"
@@ -286,3 +286,16 @@ def test_real_books_are_prepared_in_seconds(tmp_path: Path) -> None:
     shown = {vocabulary.pieces[piece] for shard in shards for piece in np.unique(shard.input_ids)}
     assert {"holmes", "alice", "monster"} <= shown
     assert "copyright" not in shown, "the licence is left out"
+
+
+def test_two_preparations_into_one_folder_do_not_mix(text: Path, tmp_path: Path) -> None:
+    def second(stage: str, done: int, total: int) -> None:
+        for changes in ({}, {"seq_len": 64}):
+            with pytest.raises(LockedError, match=rf"{tmp_path} is in use by .*process {os.getpid()}\): wait"):
+                prepare(config(text, tmp_path, **changes))
+        refused.append(stage)
+
+    refused: list[str] = []
+    first = prepare(config(text, tmp_path), second)
+    assert refused and first.shards_kept == 0
+    assert prepare(config(text, tmp_path)).shards_kept == first.shards

@@ -1,0 +1,43 @@
+"""A lock on a folder, held by a process: the kernel lets go of it however the process ends."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from common.atomic import storage_errors
+from common.errors import LockedError
+
+LOCK_FILE = ".lock"
+
+
+@contextmanager
+def locked(folder: Path, holder: str, remedy: str) -> Iterator[None]:
+    """Hold `folder`, made where it is missing, for this process.
+
+    Args:
+        folder: what nobody else may use meanwhile.
+        holder: what uses it, in words: "another sweep".
+        remedy: what to do when it is in use.
+
+    Raises:
+        LockedError: another process holds it; the message names the folder and that process.
+        StorageError: it cannot be written.
+    """
+    path = folder / LOCK_FILE
+    with storage_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="ascii")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            process = file.read().strip() or "unknown"
+            raise LockedError(f"{folder} is in use by {holder} (process {process}): {remedy}") from None
+        with storage_errors(path):
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+        yield
