@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 bench: setup ## measure this machine, end in a report (DATA=<folder of .txt> uses your text)
-	@bash bench/bench.sh $(if $(DATA),'$(DATA)')
+	@bash bench/bench.sh $${DATA:+"$$DATA"}
 
 test: setup ## the fast tests, under 15 minutes on 2 cores
 	$(BIN)/python -m pytest

@@ -4,7 +4,7 @@
 #   bash bench/bench.sh [folder of .txt files]
 #
 # Without a folder a small text corpus is generated. Environment:
-#   OUT           run directory                      (runs/bench)
+#   OUT           run directory                      (runs/bench, with a folder runs/bench-<its name>)
 #   PRESET        model shape                        (mini; base on GPUs)
 #   BATCH_SIZES   micro batches                      ("4 8 16"; "32 64 128" on GPUs)
 #   DEVICES       device counts                      ("1 2"; on GPUs 1 2 4 ... up to all)
@@ -41,7 +41,7 @@ else
         bertbench doctor --has two-devices && DEVICES="1 2"
     fi
 fi
-: "${OUT:=runs/bench}" "${PRECISION:=auto}" "${ROUNDS:=1}"
+: "${OUT:=runs/bench${text:+-$(basename "$text")}}" "${PRECISION:=auto}" "${ROUNDS:=1}"
 read -ra batch_sizes <<<"$BATCH_SIZES"
 devices=()
 [[ -n $DEVICES ]] && read -ra devices <<<"$DEVICES"

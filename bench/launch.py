@@ -1,6 +1,7 @@
 """One trial in a child process: started through torchrun, watched, ended, and its outcome written down."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from bench.processes import PARENT_VARIABLE, descendants, end_tree, send
 from bench.telemetry import Telemetry, telemetry_writer
 from bert.strategies import JOIN_TIMEOUT_VARIABLE
 from common.atomic import storage_errors
-from common.errors import SchemaError
+from common.errors import SchemaError, UsageError
 from common.redact import redact_text
 
 _AGENT_JSON = "agent.json"
@@ -36,6 +37,13 @@ class LaunchOptions:
     """A trial that takes longer is ended."""
     price_per_hour: float | None = None
     """Price of all devices of a trial together, for the cost columns."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits and prices that mean nothing."""
+        if not self.timeout_seconds > 0:
+            raise UsageError(f"--timeout-seconds {self.timeout_seconds} must be above 0")
+        if self.price_per_hour is not None and not 0 < self.price_per_hour < math.inf:
+            raise UsageError(f"--price-per-hour {self.price_per_hour} must be above 0")
 
 
 def run_trial(
@@ -104,7 +112,14 @@ def finish(
             directory.read_telemetry(),
             options.price_per_hour,
         )
-    result = {"trial_id": trial.trial_id, "status": status, "reason": reason, "wall_seconds": wall_seconds, **metrics}
+    result = {
+        "trial_id": trial.trial_id,
+        "status": status,
+        "reason": reason,
+        "wall_seconds": wall_seconds,
+        "timeout_seconds": options.timeout_seconds,
+        **metrics,
+    }
     write_record(directory.result_json, result)
     return result
 

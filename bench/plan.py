@@ -1,6 +1,7 @@
 """From what was asked for to the list of trials: Sweep -> [Trial]."""
 
 import itertools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -56,7 +57,7 @@ class Sweep:
     stop: int | None = None
     """One past the last measured step."""
     min_steps: int = 10
-    """Fewest measured steps without a window."""
+    """Fewest measured steps without a window, time permitting."""
     max_steps: int = 1000
     """Most steps without a window."""
     max_seconds: float = 30.0
@@ -86,8 +87,18 @@ class Sweep:
                 raise UsageError(f"--{option.replace('_', '-')} needs at least one value")
         if self.rounds < 1:
             raise UsageError(f"--rounds {self.rounds} must be at least 1")
-        if self.memory_limit_gib is not None and self.memory_limit_gib <= 0:
-            raise UsageError(f"--memory-limit-gib {self.memory_limit_gib} must be above 0")
+        if self.memory_limit_gib is not None and not 0 < self.memory_limit_gib < math.inf:
+            raise UsageError(f"--memory-limit-gib {self.memory_limit_gib} must be above 0 and finite")
+        if not 0 < self.precision_target < 1:
+            raise UsageError(f"--precision-target {self.precision_target} must be between 0 and 1, such as 0.01")
+        if self.min_steps > self.max_steps:
+            raise UsageError(f"--min-steps {self.min_steps} is above --max-steps {self.max_steps}")
+        for name in self.presets:
+            longest = PRESETS[name].max_positions
+            if max(self.seq_lens) > longest:
+                raise UsageError(
+                    f"--seq-lens {max(self.seq_lens)}: {name} has {longest} positions, use {longest} or less"
+                )
         if any(count < 1 for count in self.devices):
             raise UsageError(f"--devices {' '.join(map(str, self.devices))}: each count must be at least 1")
 

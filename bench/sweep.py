@@ -43,7 +43,7 @@ def run_trials(
     results = []
     for number, trial in enumerate(trials, start=1):
         directory = run.trial(trial.trial_id)
-        done = finished_result(directory, retry_failed)
+        done = finished_result(directory, retry_failed, options.timeout_seconds)
         progress(number, len(trials), trial, done, done is not None)
         if done is None:
             try:
@@ -85,14 +85,24 @@ def _provenance(environment: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def finished_result(directory: TrialDirectory, retry_failed: bool = False) -> dict[str, Any] | None:
-    """Return the result of a trial that need not run again: neither half-written, interrupted nor damaged."""
+def finished_result(
+    directory: TrialDirectory, retry_failed: bool = False, timeout_seconds: float = 0.0
+) -> dict[str, Any] | None:
+    """Return the result of a trial that need not run again: neither half-written, interrupted nor damaged.
+
+    A refused trial is tried again, since what it lacked may be there now, and one that ran out of time where the limit
+    is longer now.
+    """
     try:
         result = directory.read_result()
         directory.read_trial()
     except SchemaError:
         return None
-    if result is None or result["status"] == "interrupted" or (retry_failed and result["status"] != "ok"):
+    if result is None or result["status"] in ("interrupted", "refused"):
+        return None
+    if result["status"] == "timeout" and timeout_seconds > float(result.get("timeout_seconds") or 0.0):
+        return None
+    if retry_failed and result["status"] != "ok":
         return None
     return result
 

@@ -97,13 +97,14 @@ def _measure(
     if strategy.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    _timed(seconds, "train", lambda: train(training, observer, window.keep_going))
+    steps = _timed(seconds, "train", lambda: train(training, observer, window.keep_going))
     memory = _memory(strategy.device)
     strategy.barrier()
     peak_after = matmul_peak(strategy.device, dtype)
     seconds["total"] = time.perf_counter() - _START
     return {
         **memory,
+        "steps": steps,
         "stopped_because": window.stopped_because,
         "measured_peak": {
             "before": peak_before["flops_per_second"],

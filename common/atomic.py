@@ -22,6 +22,7 @@ def storage_errors(path: Path) -> Iterator[None]:
             errno.ENOSPC: "the disk is full: free some space or choose another folder, then run the same command again",
             errno.EDQUOT: "your disk quota is used up: free some space or choose another folder, then run again",
             errno.EACCES: "no permission to write there: choose another folder or change its owner",
+            errno.ENOENT: "that folder cannot be made there: choose another folder",
             errno.EROFS: "the file system is read-only: choose another folder",
             errno.ENOTDIR: "a part of that path is a file, not a folder: choose another folder",
             errno.EEXIST: "a part of that path is a file, not a folder: choose another folder",

@@ -65,6 +65,22 @@ def of_trial(
     return [asdict(caution) for caution in found]
 
 
+def of_records(steps: Mapping[int, Sequence[Row]], ranks: Mapping[int, Row]) -> list[dict[str, str]]:
+    """Return a caution for every rank that has fewer step records than it made steps."""
+    found = []
+    for rank, record in ranks.items():
+        made, kept = record.get("steps"), len(steps.get(rank, ()))
+        if isinstance(made, int) and kept < made:
+            found.append(
+                Caution(
+                    "records_lost",
+                    f"rank {rank} made {made} steps, its record holds {kept}: it was cut, and the numbers with it",
+                    "restore steps-*.csv, or remove the trial's folder and run the sweep again",
+                )
+            )
+    return [asdict(caution) for caution in found]
+
+
 def one_round(rounds: int) -> Caution:
     """Return the caution of a run whose competing implementations were measured in fewer than three rounds."""
     return Caution(

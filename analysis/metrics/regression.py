@@ -43,6 +43,10 @@ class Comparison:
         return any(row["verdict"] == "regression" for row in self.rows)
 
 
+# Two sides are called equally fast when the whole interval of their ratio is this near to 1.
+EQUIVALENT = 0.05
+
+
 def implementation_ratios(run: RunDirectory, reference: str = "hf") -> list[dict[str, Any]]:
     """Return `ratios_of` for the trials of a run directory. Raises InputError, SchemaError (see load_run)."""
     return ratios_of(load_run(run), reference)
@@ -53,8 +57,8 @@ def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict
 
     Two different numbers, both named: throughput_ratio = new / old samples per second, time_saved = 1 - new / old step
     time. Columns: CONFIGURATION, CIRCUMSTANCES, reference, throughput_ratio, throughput_ratio_low,
-    throughput_ratio_high, time_saved, rounds, reference_rounds, decided (yes: they differ | no: no difference was
-    found | cannot decide), reason.
+    throughput_ratio_high, time_saved, rounds, reference_rounds, decided (yes: they differ | no: they are within
+    EQUIVALENT of each other | cannot decide), reason.
     Where one side failed the ratio is None and the reason says so.
     """
     spread = run_spread(trials)
@@ -103,9 +107,14 @@ def _ratio_row(
     reason = undecidable(len(mine), len(other), max(ratio, 1 / ratio) - 1, spread)
     if reason is not None:
         return {**row, "decided": "cannot decide", "reason": reason}
-    differs = low > 1 or high < 1
-    why = "the 95 % interval excludes 1" if differs else "the 95 % interval contains 1"
-    return {**row, "decided": "yes" if differs else "no", "reason": why}
+    if low > 1 or high < 1:
+        return {**row, "decided": "yes", "reason": "the 95 % interval excludes 1"}
+    if low > 1 - EQUIVALENT and high < 1 + EQUIVALENT:
+        return {**row, "decided": "no", "reason": f"the whole 95 % interval is within {100 * EQUIVALENT:g} % of 1"}
+    wide = (
+        f"the 95 % interval of the ratio, {low:.2f} to {high:.2f}, contains 1: more rounds or a quieter machine decide"
+    )
+    return {**row, "decided": "cannot decide", "reason": wide}
 
 
 def _samples(trials: Sequence[LoadedTrial]) -> float:

@@ -117,6 +117,7 @@ def summarize(
         result["cost_per_million_samples"] = price_per_hour / 3600 / rate * 1e6
     result["unknown"] = {name: unknown.get(name, "not measured") for name in MEASURED_COLUMNS if result[name] is None}
     result["cautions"] = cautions.of_trial(trial, result, window.rows, environment, telemetry)
+    result["cautions"] += cautions.of_records(steps, ranks)
     return result
 
 

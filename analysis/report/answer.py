@@ -176,7 +176,7 @@ def _versus(best: Point, ratios: Sequence[Row]) -> list[str]:
     text = f"At the same configuration its throughput is {value:.2f} times that of {found['reference']} ({change})"
     verdict = {
         "yes": "; the rounds decide that they differ.",
-        "no": "; the rounds show no difference.",
+        "no": "; the rounds decide that they are within 5 % of each other.",
         "cannot decide": f". This was measured, but it is not decided: {found['reason']}.",
     }[found["decided"]]
     return [text + verdict]

@@ -106,7 +106,7 @@ def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str
         return ""
     undecided = [row for row in measured if row["decided"] == "cannot decide"]
     if not undecided:
-        return f"All {len(measured)} comparisons with {ratios[0]['reference']} are decided by repeated rounds."
+        return f"Repeated rounds decide every comparison with {ratios[0]['reference']} ({len(measured)})."
     if all(trial.trial.round == 0 for trial in trials):
         return (
             "One round was run. It decides how fast each trial was in its own process, and how precisely that median "
@@ -115,7 +115,7 @@ def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str
         )
     return (
         f"{len(measured) - len(undecided)} of {len(measured)} comparisons with {ratios[0]['reference']} are decided; "
-        "the others need at least three rounds per side."
+        "the others need three rounds per side, more rounds, or a quieter machine."
     )
 
 

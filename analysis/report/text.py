@@ -33,7 +33,7 @@ def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = 
     columns = tables.without_constant_model(columns, shown)
     title = f"BERT {tables.model(shown[0])}" if all(column.heading != "model" for column in columns) else ""
     if len({row.get("round") for row in shown}) > 1:
-        columns.insert(1, tables.measured("round", "round", tables.count))
+        columns.insert(1, tables.Column("round", _round, lambda row: str(_round(row))))
     text = _render(tables.build("results", columns, shown), width, title)
     lines = [wrapped for line in [*_failures(shown), *_decisions(ratios)] for wrapped in _wrap(line, width)]
     return "\n".join([text, *lines])
@@ -54,15 +54,30 @@ def _place(row: Row, model: str = "") -> str:
     return f"{row['implementation']}{model} batch {tables.batch(row)} on {tables.devices(row)}"
 
 
+def _round(row: Row) -> int:
+    """Rounds are counted from 1 for people, from 0 in files."""
+    return int(row.get("round") or 0) + 1
+
+
 def _wrap(line: str, width: int) -> list[str]:
     return textwrap.wrap(_printable(line), width, subsequent_indent="  ", break_on_hyphens=False) or [""]
 
 
 def _decisions(ratios: Sequence[Row]) -> list[str]:
-    """One line per distinct reason why ratios decide nothing."""
-    open_ones = [row for row in ratios if row["decided"] == "cannot decide" and row["throughput_ratio"] is not None]
-    reasons = dict.fromkeys(str(row["reason"]) for row in open_ones)
-    return [f"ratios to {ratios[0]['reference']} are measured, not decided: {reason}" for reason in reasons]
+    """What repeated rounds decided, and one line per distinct reason why other ratios decide nothing."""
+    measured = [row for row in ratios if row["throughput_ratio"] is not None]
+    lines = []
+    for row in measured:
+        if min(row["rounds"], row["reference_rounds"]) < 2 and row["decided"] == "cannot decide":
+            continue
+        verdict = {"yes": "decided", "no": "decided: no difference"}.get(row["decided"], "not decided")
+        lines.append(
+            f"{row['implementation']} batch {tables.batch(row)} on {tables.devices(row)}: "
+            f"{row['throughput_ratio']:.2f} x {row['reference']} "
+            f"({row['throughput_ratio_low']:.2f} to {row['throughput_ratio_high']:.2f}), {verdict}"
+        )
+    reasons = dict.fromkeys(str(row["reason"]) for row in measured if row["decided"] == "cannot decide")
+    return lines + [f"ratios to {ratios[0]['reference']} are measured, not decided: {reason}" for reason in reasons]
 
 
 def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:

@@ -82,7 +82,7 @@ def _show(summary: "PrepareSummary") -> None:
             f"{summary.training_instances:,} training + {summary.test_instances:,} test, "
             f"{summary.seq_len} tokens, up to {summary.max_predictions} predictions",
         ),
-        ("padding", f"{summary.padding_efficiency:.1%} of the tokens are real"),
+        ("real tokens", f"{summary.padding_efficiency:.1%} of all, the rest is padding"),
         ("shards", f"{summary.shards}{kept}"),
         ("folder", str(summary.folder)),
     ):

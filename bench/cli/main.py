@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 a check failed (compare), 2 bad usage or input, 3 part of 
 """
 
 import importlib
+import io
 import signal
 import sys
 import types
@@ -41,6 +42,9 @@ def main(argv: list[str] | None = None) -> None:
 def run(argv: list[str]) -> int:
     """Run the command line and return its exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode shows ? where it has no character
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage(), end="")
         return 0 if argv else 2

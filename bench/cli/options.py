@@ -64,3 +64,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{value!r} has no JSON form")
+
+
+def run_folder(out: Path) -> Path:
+    """Return --out as an absolute path. Raises UsageError where it names the current folder."""
+    if out.resolve() == Path.cwd():
+        raise UsageError(f"--out {str(out)!r} is the current folder: give a folder of its own, such as runs/mine")
+    return out.resolve()

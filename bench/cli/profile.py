@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.records import RunDirectory, Trial
-from bench.cli.options import OUT_HELP, parse_task, request_of
+from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
 from bench.cli.progress import describe, note, show_progress
 from bench.devices import find_devices
 from bench.launch import LaunchOptions
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     devices = find_devices(options.device)
     sweep = options.sweep if options.sweep.devices else dataclasses.replace(options.sweep, devices=(1,))
     trials = expand(sweep, devices, kind="profile", profiler=options.profiler)
-    run = RunDirectory(options.out.resolve())
+    run = RunDirectory(run_folder(options.out))
     request = {"command": "profile", **request_of(options)}
     with locked(run):
         results = run_trials(

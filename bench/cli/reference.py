@@ -82,7 +82,11 @@ def _fields(options: type) -> Iterator[tuple[str, str, str]]:
             "positional" in str(marker).lower() for marker in getattr(hints[field.name], "__metadata__", ())
         )
         name = field.name.upper() if positional else f"--{field.name.replace('_', '-')}"
-        yield name, _default(field), meanings.get(field.name) or _help_text(hints[field.name])
+        yield (
+            name,
+            "required" if positional else _default(field),
+            meanings.get(field.name) or _help_text(hints[field.name]),
+        )
 
 
 def _default(field: "dataclasses.Field[Any]") -> str:

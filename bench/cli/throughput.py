@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from analysis.records import RunDirectory, write_record
-from bench.cli.options import OUT_HELP, parse_task, request_of
+from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
 from bench.cli.progress import note, show_progress
 from bench.devices import Devices, find_devices
 from bench.launch import LaunchOptions
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     devices = find_devices(options.device)
     if devices.note and options.device == "auto" and not options.json:
         print(f"measuring on the CPU: {devices.note}", file=sys.stderr)
-    run = RunDirectory(options.out.resolve())
+    run = RunDirectory(run_folder(options.out))
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour)
     if options.max_batch_search:
         return _search(options, devices, run, launch)

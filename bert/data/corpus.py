@@ -16,6 +16,9 @@ DOCUMENT_CHARACTERS = 32_768
 PREPARED_PREFIX = "hdf5_lower_case_"
 """Beginning of the names of the folders that `data pretrain` writes."""
 MOST_NUL_SHARE = 0.01
+# Bytes no text has, apart from tab, line feed, form feed and carriage return.
+MOST_CONTROL_SHARE = 0.01
+_CONTROL_CODES = [code for code in range(1, 32) if code not in (9, 10, 12, 13)]
 """A file with a larger share of NUL bytes is not text."""
 
 # Gutenberg's licence is no part of the book; the markers are those of every release since about 2000.
@@ -156,6 +159,12 @@ def read_text(path: Path, name: str, report: CorpusReport) -> str:
         try:
             text = raw.decode("utf-8-sig")
         except UnicodeDecodeError:
+            controls = sum(raw.count(bytes([code])) for code in _CONTROL_CODES)
+            if controls > MOST_CONTROL_SHARE * len(raw):
+                raise InputError(
+                    f"{path} is not a text file ({controls} of its {len(raw)} bytes are control characters): "
+                    "take it out of the folder, or convert it to UTF-8"
+                ) from None
             text = raw.decode("latin-1")
             report.latin1_files.append(name)
     return _strip_frame(text.replace("\r\n", "\n").replace("\r", "\n"), report)

@@ -1,5 +1,6 @@
 """The command line before any command runs."""
 
+import os
 import subprocess
 import sys
 import time
@@ -33,6 +34,13 @@ def test_an_unknown_command_is_bad_usage_with_the_nearest(capsys: pytest.Capture
         (["throughput", "pretrain", "--devices", "4096", "--device", "cpu"], "4096 devices were asked for"),
         (["throughput", "pretrain", "--start", "5", "--stop", "5", "--device", "cpu"], "is empty"),
         (["throughput", "pretrain", "--data", "/no/such/folder", "--device", "cpu"], "/no/such/folder"),
+        (
+            ["throughput", "pretrain", "--timeout-seconds", "0", "--device", "cpu"],
+            "--timeout-seconds 0.0 must be above",
+        ),
+        (["throughput", "pretrain", "--price-per-hour", "-2", "--device", "cpu"], "must be above 0"),
+        (["throughput", "pretrain", "--out", "", "--device", "cpu"], "is the current folder"),
+        (["throughput", "pretrain", "--out", "/proc/none/x", "--device", "cpu"], "cannot be made there"),
         (["profile", "pretrain"], "--start N --stop M"),
         (["profile", "pretrain", "--profiler", "perf", "--start", "1", "--stop", "2"], "unknown profiler"),
         (["report", "/no/such/run"], "/no/such/run"),
@@ -72,3 +80,10 @@ def test_help_of_a_command_imports_no_torch(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "usage" in done.stdout.lower()
+
+
+def test_a_terminal_without_unicode_gets_the_table_all_the_same() -> None:
+    code = "import sys; from bench.cli.main import run; run(['--help']); print('\u00d7 \u2013')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0 and done.stdout.rstrip().endswith(b"? ?")

@@ -79,3 +79,12 @@ def test_a_trial_with_an_impossible_value_is_left_out_of_the_table(tmp_path: Pat
     path.write_text(path.read_text().replace('"fp32"', '"fp3"').replace('"bf16"', '"bf1"'))
     assert [row["micro_batch_size"] for row in result_rows(run)] == [4]
     assert finished_result(run.trial(bad.trial_id)) is None
+
+
+def test_a_trial_that_ran_out_of_time_is_tried_again_with_a_longer_limit(tmp_path: Path) -> None:
+    run, trial = RunDirectory(tmp_path), Trial()
+    put(run, trial, "timeout")
+    directory = run.trial(trial.trial_id)
+    write_record(directory.result_json, {"trial_id": trial.trial_id, "status": "timeout", "timeout_seconds": 60.0})
+    assert finished_result(directory, timeout_seconds=60.0) is not None
+    assert finished_result(directory, timeout_seconds=61.0) is None

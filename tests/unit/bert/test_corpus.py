@@ -1,9 +1,10 @@
 import hashlib
+import random
 from pathlib import Path
 
 import pytest
 
-from bert.data.corpus import CorpusReport, generate_corpus, read_documents, split_sentences, text_files
+from bert.data.corpus import CorpusReport, generate_corpus, read_documents, read_text, split_sentences, text_files
 from common.errors import InputError, UsageError
 
 
@@ -149,3 +150,10 @@ def test_a_smaller_generated_corpus_replaces_a_larger_one(tmp_path: Path) -> Non
     assert set(tmp_path.glob("*.txt")) == {*few, tmp_path / "mine.txt"}
     with pytest.raises(UsageError, match="10000"):
         generate_corpus(tmp_path, 1, 500)
+
+
+def test_bytes_that_are_no_text_are_refused_by_name(tmp_path: Path) -> None:
+    noise = random.Random(0).randbytes(5000).replace(b"\0", b"")
+    (tmp_path / "noise.txt").write_bytes(noise)
+    with pytest.raises(InputError, match=r"noise\.txt is not a text file .* control characters"):
+        read_text(tmp_path / "noise.txt", "noise.txt", CorpusReport())
