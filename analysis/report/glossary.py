@@ -44,7 +44,7 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     (
         "decided",
         "A difference is decided when at least three interleaved processes per side give a 95 % interval of the ratio "
-        "that excludes 1, or lies wholly within 5 % of 1, or when it exceeds the known run-to-run spread of the machine.",
+        "that excludes 1 or lies within 5 % of it, or when it exceeds the known run-to-run spread of the machine.",
     ),
     (
         "scaling efficiency",
