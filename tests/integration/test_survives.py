@@ -30,7 +30,7 @@ def test_a_rank_that_dies_by_a_signal_is_a_row_that_names_rank_and_signal(cli: C
     wait_for(lambda: cli.steps_written(1) > 2, "steps of rank 1")
     victim = next(p for p in cli.workers() if p.environ()["RANK"] == "1")
     victim.send_signal(signal.SIGSEGV)
-    output, errors = sweep.communicate(timeout=150)
+    output, errors = sweep.communicate(timeout=60)
     assert sweep.returncode == 3, errors
     (result,) = cli.results()
     assert result["status"] == "crashed"
@@ -40,13 +40,13 @@ def test_a_rank_that_dies_by_a_signal_is_a_row_that_names_rank_and_signal(cli: C
 
 
 def test_a_trial_that_hangs_is_ended_with_its_whole_process_group(cli: Cli) -> None:
-    sweep = cli.start(*ENDLESS, "--batch-sizes", "2", "--devices", "2", "--timeout-seconds", "60")
+    sweep = cli.start(*ENDLESS, "--batch-sizes", "2", "--devices", "2", "--timeout-seconds", "25")
     wait_for(lambda: cli.steps_written(1) > 2, "steps of rank 1")
     next(p for p in cli.workers() if p.environ()["RANK"] == "1").suspend()  # rank 0 now waits for it for ever
-    _, errors = sweep.communicate(timeout=150)
+    _, errors = sweep.communicate(timeout=60)
     assert sweep.returncode == 3, errors
     (result,) = cli.results()
-    assert result["status"] == "timeout" and "60 s" in str(result["reason"])
+    assert result["status"] == "timeout" and "25 s" in str(result["reason"])
     assert not cli.processes()
     log = next(cli.out.glob("trials/*/log.txt")).read_text()
     assert "Current thread" in log or "Thread 0x" in log, "the ranks say where they hang"
@@ -59,7 +59,7 @@ def test_an_interrupt_ends_the_children_and_keeps_what_was_measured(cli: Cli, nu
     sweep = cli.start(*ENDLESS, "--batch-sizes", "4")
     wait_for(lambda: cli.steps_written() > 2 and len(cli.workers()) == 1, "steps")
     sweep.send_signal(number)
-    _, errors = sweep.communicate(timeout=90)
+    _, errors = sweep.communicate(timeout=30)
     assert sweep.returncode == 130
     assert "interrupted" in errors and "Traceback" not in errors
     assert not cli.processes()
@@ -76,8 +76,8 @@ def test_kill_9_of_the_sweep_leaves_no_process_and_a_rerun_continues(cli: Cli) -
     first = next(cli.out.glob("trials/*-b2-*/result.json"))
     before = first.stat().st_mtime_ns
     sweep.kill()
-    sweep.communicate(timeout=90)
-    wait_for(lambda: not cli.processes(), "the children to die with the sweep", seconds=30)
+    sweep.communicate(timeout=30)
+    wait_for(lambda: not cli.processes(), "the children to die with the sweep", seconds=10)
     assert not list(cli.out.glob("trials/*-b4-*/result.json"))
     done = cli.run(*options)
     assert done.returncode == 0, done.stderr
@@ -94,7 +94,7 @@ def test_a_second_sweep_on_the_same_folder_is_refused(cli: Cli) -> None:
     assert "in use by another sweep" in second.stderr and str(sweep.pid) in second.stderr
     assert sweep.poll() is None, "the first goes on"
     sweep.send_signal(signal.SIGINT)
-    sweep.communicate(timeout=90)
+    sweep.communicate(timeout=30)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")

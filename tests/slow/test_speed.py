@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.cli import ROOT, SHORT, Cli, slowness
+from support.cli import ROOT, SHORT, Cli
 
 from analysis.records import RunDirectory
 from bench.recorder import step_writer
@@ -54,7 +54,7 @@ def test_a_trial_costs_under_two_seconds_beyond_torch_the_model_and_the_training
         inherent = agent["import_seconds"] + spent["import_torch"] + spent["build_model"] + spent["train"]
         costs.append(result["wall_seconds"] - inherent)
     print(f"seconds beyond torch, model and training: {sorted(costs)}")
-    assert min(costs) < 2.0 * slowness()
+    assert sorted(costs)[1] < 2.0
 
 
 def test_observers_cost_under_one_percent_of_the_smallest_step_make_bench_measures(tmp_path: Path) -> None:

@@ -73,21 +73,3 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 90.0) 
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
         time.sleep(0.05)
-
-
-# Importing torch in a fresh process, in s, on the two-core machine the promised times are meant for.
-USUAL_IMPORT_SECONDS = 3.0
-
-
-def slowness() -> float:
-    """How much slower than usual this machine is just now, at least 1: time promises are held in proportion to it.
-
-    Shared virtual machines were seen five times slower for minutes on end; without this a promise would be a test of
-    the neighbours.
-    """
-    times = []
-    for _ in range(2):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", "import torch"], check=True)
-        times.append(time.perf_counter() - began)
-    return max(1.0, min(times) / USUAL_IMPORT_SECONDS)

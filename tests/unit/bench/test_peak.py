@@ -18,7 +18,7 @@ def test_no_product_of_the_same_size_is_much_faster_than_the_peak() -> None:
         left @ right
         times.append(time.perf_counter() - began)
     by_hand = 2 * size**3 / min(times)
-    assert 0.25 < found["flops_per_second"] / by_hand < 4.0
+    assert 0.5 < found["flops_per_second"] / by_hand < 2.0
 
 
 def test_the_sweep_keeps_to_its_time() -> None:
