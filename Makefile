@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
 
-.PHONY: help setup bench test test-slow check docs clean
+.PHONY: help setup bench test test-slow gpu-acceptance check docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -32,15 +32,26 @@ test: setup ## the fast tests, under 15 minutes on 2 cores
 test-slow: setup ## the tests with real tools, under 45 minutes on 2 cores
 	$(BIN)/python -m pytest tests/slow
 
-check: setup ## ruff, ruff format, mypy --strict, shellcheck, codespell
+# Uses the Python it is given, not .venv: GPU machines come with their own torch.
+gpu-acceptance: ## every check that needs a CUDA device, under 9 minutes, into OUT=<folder>
+	$(PYTHON) tests/gpu/acceptance.py "$(OUT)"
+
+check: setup ## ruff, ruff format, mypy --strict, shellcheck, hadolint, codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	git ls-files -z '*.sh' .ci/run | xargs -0 $(BIN)/shellcheck
+	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/codespell
 
 docs: setup ## write docs/reference from the code
 	$(BIN)/python -m bench.cli.reference
+
+lock: setup ## write docker/locks: exact versions and hashes of the image's packages (LOCK_OPTIONS=--upgrade for newer ones)
+	PATH="$(abspath $(BIN)):$$PATH" bash docker/lock.sh $(LOCK_OPTIONS)
+
+image-test: ## build target cpu for real and use it: needs root, buildah and debootstrap
+	bash docker/image_test.sh
 
 clean: ## remove the virtual environment and caches; never removes runs/
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -10,22 +10,11 @@ import numpy as np
 
 from analysis.metrics.ranks import combine
 from analysis.metrics.throughput import summarize
-from analysis.records import RunDirectory, Trial, TrialDirectory
+from analysis.records import SHAPE_COLUMNS, RunDirectory, Trial, TrialDirectory
 from common.errors import InputError, SchemaError, UsageError
 
 # What names a measurement; with CIRCUMSTANCES it is what rounds repeat.
-CONFIGURATION = (
-    "task",
-    "implementation",
-    "strategy",
-    "preset",
-    "precision",
-    "seq_len",
-    "micro_batch_size",
-    "grad_accum_steps",
-    "world_size",
-    "device",
-)
+CONFIGURATION = (*SHAPE_COLUMNS, "device")
 
 # What else has to agree before two trials are one measurement: a folder may hold several sweeps.
 CIRCUMSTANCES = (

@@ -50,14 +50,14 @@ STEP_COLUMNS: dict[str, type] = {
 
 # telemetry-<node>.csv: long form, one row per reading, so that any machine's sensors fit.
 # Quantities: cpu_percent, foreign_cpu_percent (used by other processes), memory_used_bytes, load_average,
-# gpu_utilization_percent, gpu_memory_used_bytes, power_watts, energy_joules (a counter), sm_clock_mhz,
-# memory_clock_mhz, temperature_celsius, throttle_reasons (NVML's bit mask).
+# gpu_utilization_percent, gpu_memory_utilization_percent (of the time, not of the bytes), gpu_memory_used_bytes,
+# power_watts, energy_joules (a counter), sm_clock_mhz, memory_clock_mhz, temperature_celsius, throttle_reasons (NVML's
+# bit mask), nvlink_rx_bytes and nvlink_tx_bytes (counters, all links of a GPU), pcie_rx_bytes_per_second and
+# pcie_tx_bytes_per_second (means over 20 ms, read once a second).
 TELEMETRY_COLUMNS: dict[str, type] = {"time_ns": int, "device": str, "quantity": str, "value": float}
 
-# results.csv, one row per trial; the first columns are a contract, measurement columns follow in this order.
-RESULT_COLUMNS = (
-    "trial_id",
-    "status",
+# The fields of a trial that name a measurement, in the order in which every table shows them; the device stands apart.
+SHAPE_COLUMNS = (
     "task",
     "implementation",
     "strategy",
@@ -67,6 +67,13 @@ RESULT_COLUMNS = (
     "micro_batch_size",
     "grad_accum_steps",
     "world_size",
+)
+
+# results.csv, one row per trial; the first columns are a contract, measurement columns follow in this order.
+RESULT_COLUMNS = (
+    "trial_id",
+    "status",
+    *SHAPE_COLUMNS,
     "samples_per_second",
     "tokens_per_second",
     "step_time_ms",
@@ -158,6 +165,8 @@ class Trial:
     """CPU threads of a rank; None shares the physical cores equally."""
     profiler: str | None = None
     """Name in bench.profilers, for kind profile."""
+    profiler_options: tuple[str, ...] = ()
+    """What the profiler was told by --with and --nvtx: "name" or "name=value" words, sorted."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, with the mend."""
@@ -192,6 +201,8 @@ class Trial:
         fields = dataclasses.asdict(self)
         if self.data_fingerprint:
             del fields["data"]
+        if not self.profiler_options:
+            del fields["profiler_options"]
         text = json.dumps(fields, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         words = (
@@ -209,7 +220,8 @@ class Trial:
     def from_json(cls, value: Mapping[str, Any]) -> "Trial":
         """Read what `to_json` wrote; unknown fields of the same schema version are ignored."""
         names = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: item for name, item in value.items() if name in names})
+        fields = {name: item for name, item in value.items() if name in names}
+        return cls(**{**fields, "profiler_options": tuple(fields.get("profiler_options", ()))})
 
 
 def _require(condition: bool, message: str) -> None:

@@ -11,11 +11,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from analysis.records import Trial
 from bench.devices import Devices
 from bench.environment import cpu_description, native_bf16
+from bench.profilers import PROFILERS, load_profiler, permission
 from common.errors import BertbenchError
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
+
+# Where the driver says who may read the GPUs' counters (https://developer.nvidia.com/ERR_NVGPUCTRPERM), and what this
+# process may do (capabilities(7)).
+_ALLOW_COUNTERS = (
+    "in a container start it with start_container.sh --profiling; for all users of the machine its administrator sets "
+    "NVreg_RestrictProfilingToAdminUsers=0 (docs/how-to/container.md)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +48,7 @@ def examine(devices: Devices | BertbenchError) -> list[Check]:
         checks.append(Check("GPU", WARNING, str(devices), "correct CUDA_VISIBLE_DEVICES"))
     else:
         checks += [*_gpus(devices), _bf16(devices)]
-    checks += [*_packages(), *_tools(), _memory_pages(), _load(), _disk()]
+    checks += [*_packages(), *_tools(), *profiler_checks(devices), _memory_pages(), _load(), _disk()]
     return checks
 
 
@@ -115,19 +124,72 @@ def _packages() -> Iterator[Check]:
 
 
 def _tools() -> Iterator[Check]:
-    tools = {
-        "nvidia-smi": "comes with NVIDIA's driver",
-        "nsys": "install Nsight Systems (NVIDIA's apt repository, or Debian non-free: nsight-systems)",
-        "ncu": "install Nsight Compute (NVIDIA's apt repository, or Debian non-free: nsight-compute)",
-        "nvprof": "only for GPUs older than compute capability 8.0; part of CUDA toolkits before 13",
-        "docker": "install docker or podman for start_container.sh",
-    }
+    tools = {"nvidia-smi": "comes with NVIDIA's driver"}
+    if "BERTBENCH_REVISION" not in os.environ:  # set in the container image, where no container is to be started
+        tools["docker"] = "install docker or podman for start_container.sh"
     for tool, remedy in tools.items():
         path = shutil.which(tool) or (shutil.which("podman") if tool == "docker" else None)
         if path is None:
             yield Check(f"tool {tool}", MISSING, "not on PATH", remedy)
         else:
             yield Check(f"tool {tool}", OK, _tool_version(path))
+
+
+def profiler_checks(devices: Devices | BertbenchError) -> Iterator[Check]:
+    """Look at every profiler: whether it can run here, else why not and how to allow it.
+
+    Each is asked itself (`Profiler.check`), so that this report and `bertbench profile` never disagree.
+    """
+    for name in PROFILERS:
+        if isinstance(devices, Devices) and devices.kind == "cpu" and name in ("ncu", "nvprof"):
+            yield _without_gpu(name)
+        else:
+            yield _profiler(name, devices.kind if isinstance(devices, Devices) else "cuda")
+
+
+def _without_gpu(name: str) -> Check:
+    path = shutil.which(name)
+    found = f"installed ({_tool_version(path)}), but there is no GPU here" if path else "needs a GPU, and there is none"
+    remedy = "on a CPU --profiler torch works, and nsys for NVTX ranges"
+    return Check(f"profiler {name}", MISSING, found, remedy)
+
+
+def _profiler(name: str, device: str) -> Check:
+    trial = Trial(kind="profile", device=device, profiler=name, start_iteration=10, stop_iteration=13)
+    try:
+        load_profiler(name).check(trial)
+    except BertbenchError as error:
+        problem, _, remedy = str(error).partition(": ")  # as every message here is made: what is wrong: what to do
+        return Check(f"profiler {name}", MISSING, problem, remedy)
+    except ImportError as error:
+        return Check(f"profiler {name}", MISSING, f"cannot be imported ({error})", "make setup")
+    if name in ("torch", "nvtx"):  # packages, not tools
+        if importlib.util.find_spec(name) is None:
+            return Check(f"profiler {name}", MISSING, f"the package {name} is not installed", "make setup")
+        detail = f"{name} {_version(name) or ''}".strip()
+    else:
+        detail = _tool_version(shutil.which(name) or name)
+    denied = permission.counters_denied() if name in ("ncu", "nvprof") else None
+    if denied is not None:
+        return Check(f"profiler {name}", MISSING if name == "ncu" else WARNING, f"{detail}; {denied}", _ALLOW_COUNTERS)
+    return Check(f"profiler {name}", OK, detail + _limits(name, trial))
+
+
+def _limits(name: str, trial: Trial) -> str:
+    """Return what a profiler that runs cannot do here, to be put behind its version."""
+    limits = ""
+    if trial.device == "cpu":
+        limits += {"torch": "; no GPU here: records CPU operators", "nsys": "; no GPU here: records NVTX ranges"}.get(
+            name, ""
+        )
+    if name == "nsys":
+        try:
+            load_profiler("nsys", ("sampling",)).check(trial)
+        except BertbenchError as error:
+            limits += f"; not here: {error}"
+    if name == "ncu" and not permission.DRIVER_PARAMETERS.exists():
+        limits += f"; whether it may read the counters is not known ({permission.DRIVER_PARAMETERS} is absent)"
+    return limits
 
 
 def _tool_version(path: str) -> str:

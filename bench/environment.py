@@ -129,8 +129,10 @@ def _version(name: str) -> str | None:
 
 
 def _git_commit() -> str | None:
+    """The checkout's commit; in the container image, which holds no git, what the image was built from."""
     root = Path(__file__).resolve().parent.parent
-    return _command(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"])
+    built_from = os.environ.get("BERTBENCH_REVISION")
+    return _command(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]) or built_from or None
 
 
 def _command(argv: list[str]) -> str | None:

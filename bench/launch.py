@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +16,28 @@ from typing import Any
 from analysis.metrics.throughput import summarize
 from analysis.records import Trial, TrialDirectory, read_record, write_record
 from bench.devices import Devices
-from bench.processes import PARENT_VARIABLE, descendants, end_tree, send
+from bench.processes import (
+    HARNESS_VARIABLE,
+    MARK_VARIABLE,
+    PARENT_VARIABLE,
+    descendants,
+    end_marked,
+    end_tree,
+    ranks_of,
+    send,
+)
 from bench.telemetry import Telemetry, telemetry_writer
 from bert.strategies import JOIN_TIMEOUT_VARIABLE
 from common.atomic import storage_errors
 from common.errors import SchemaError, UsageError
-from common.redact import redact_text
+from common.redact import redact_text, without_secrets
 
 _AGENT_JSON = "agent.json"
 _POLL_SECONDS = 0.05
 # Reading sensors costs a core some 2 ms: on a CPU-only machine that core is the trial's.
 _SAMPLE_SECONDS = {"cpu": 1.0, "cuda": 0.05}
+# A profiler's own processes may end a little after its command.
+_TOOL_GRACE_SECONDS = 5.0
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -71,21 +83,28 @@ def run_trial(
     oom_kills = _oom_kills()
     began = time.perf_counter()
     timed_out = False
+    mark = uuid.uuid4().hex
     with storage_errors(directory.log):
         log = directory.log.open("w", encoding="utf-8")
     with log:
-        child = _start(trial, directory, devices, options, log.fileno())
+        child = _start(trial, directory, devices, options, log.fileno(), mark)
         try:
             timed_out = not _wait(child, trial, directory, telemetry, options)
+            if trial.profiler is not None:
+                end_marked(mark, grace_seconds=_TOOL_GRACE_SECONDS)
         except BaseException:
             end_tree(child.pid)
+            end_marked(mark)
             child.wait()
             if isinstance(sys.exc_info()[1], KeyboardInterrupt):
                 finish(trial, directory, "interrupted", "the sweep was interrupted", options)
             raise
     wall_seconds = time.perf_counter() - began
     write_record(directory.env_json, {**described, "telemetry_unavailable": telemetry.unavailable})
-    if timed_out:
+    if trial.profiler is not None and _ranks_ended_well(directory):
+        # What the tool did after that is its own affair: what the ranks measured stands.
+        status, reason = "ok", ""
+    elif timed_out:
         status, reason = "timeout", _timeout_reason(directory, options)
     else:
         status, reason = _outcome(directory, child.returncode, _oom_kills() > oom_kills)
@@ -125,7 +144,7 @@ def finish(
 
 
 def _start(
-    trial: Trial, directory: TrialDirectory, devices: Devices, options: LaunchOptions, output: int
+    trial: Trial, directory: TrialDirectory, devices: Devices, options: LaunchOptions, output: int, mark: str
 ) -> "subprocess.Popen[bytes]":
     threads = trial.threads_per_rank or max(1, devices.cpu_cores // trial.world_size)
     variables = {
@@ -155,13 +174,22 @@ def _start(
     agent = [sys.executable, "-m", "bench.agent", str(directory.path / _AGENT_JSON), *torchrun]
     argv = agent
     if trial.profiler is not None:
-        from bench.profilers import PROFILERS
-        from common.registry import load
+        from bench.profilers import load_profiler
+        from bench.profilers.base import Scope
 
-        argv = load(PROFILERS, trial.profiler, "profiler")().wrap(agent, directory.profile)
+        profiler, scope = (
+            load_profiler(trial.profiler, trial.profiler_options),
+            Scope(trial=trial, directory=directory.profile),
+        )
+        variables |= profiler.environment(scope)
+        argv = profiler.wrap(agent, scope)
     variables.pop(PARENT_VARIABLE, None)
-    if argv is agent:  # else the agent's parent is the tool that wraps it
+    variables |= {MARK_VARIABLE: mark, HARNESS_VARIABLE: str(os.getpid())}
+    if argv is agent:
         variables[PARENT_VARIABLE] = str(os.getpid())
+    else:  # the agent's parent is the tool, which a process between it and the harness watches
+        variables = without_secrets(variables)  # tools write the environment into their reports
+        argv = [sys.executable, "-m", "bench.processes", *argv]
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -187,12 +215,12 @@ def _wait(
     with telemetry_writer(directory.telemetry_csv(0)) as writer:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=_POLL_SECONDS)
+                child.wait(timeout=max(0.001, min(_POLL_SECONDS, next_sample - time.monotonic())))
                 return True
             now = time.monotonic()
             if now >= deadline:
                 # The ranks write where they hang into the log (faulthandler) before they are killed.
-                send(descendants(child.pid), signal.SIGUSR1)
+                send(ranks_of(descendants(child.pid)), signal.SIGUSR1)
                 time.sleep(0.5)
                 end_tree(child.pid)
                 child.wait()
@@ -202,7 +230,8 @@ def _wait(
                 next_census = now + 1.0
             if now >= next_sample:
                 telemetry.sample(writer, members)
-                next_sample = now + _SAMPLE_SECONDS[trial.device]
+                # Kept to its beat; what was missed is not made up for.
+                next_sample = max(next_sample, now - _SAMPLE_SECONDS[trial.device]) + _SAMPLE_SECONDS[trial.device]
 
 
 def _timeout_reason(directory: TrialDirectory, options: LaunchOptions) -> str:
@@ -262,6 +291,14 @@ def _agent_failures(directory: TrialDirectory) -> list[dict[str, Any]]:
         return list(read_record(directory.path / _AGENT_JSON)["failures"])
     except SchemaError:
         return []
+
+
+def _ranks_ended_well(directory: TrialDirectory) -> bool:
+    """Whether the launcher of the ranks has written down that none of them failed."""
+    try:
+        return not read_record(directory.path / _AGENT_JSON)["failures"]
+    except SchemaError:
+        return False
 
 
 def _signal_name(number: int) -> str:

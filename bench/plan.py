@@ -136,7 +136,13 @@ def inspect_data(data: str, seq_len: int | None = None) -> DataSource:
     )
 
 
-def expand(sweep: Sweep, devices: Devices, kind: str = "throughput", profiler: str | None = None) -> list[Trial]:
+def expand(
+    sweep: Sweep,
+    devices: Devices,
+    kind: str = "throughput",
+    profiler: str | None = None,
+    profiler_options: tuple[str, ...] = (),
+) -> list[Trial]:
     """Return the trials in the order they run: round by round, competing implementations next to each other.
 
     Raises:
@@ -200,6 +206,7 @@ def expand(sweep: Sweep, devices: Devices, kind: str = "throughput", profiler: s
                     memory_limit_bytes=_bytes(sweep.memory_limit_gib),
                     threads_per_rank=sweep.threads,
                     profiler=profiler,
+                    profiler_options=profiler_options,
                 )
             )
     return list(dict.fromkeys(trials))

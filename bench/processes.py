@@ -3,11 +3,18 @@
 import contextlib
 import ctypes
 import os
+import select
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# Environment variable: a word of one trial's own, which every process of it inherits, daemons of profilers included.
+MARK_VARIABLE = "BERTBENCH_MARK"
+# Environment variable: the harness's process id, for `main`.
+HARNESS_VARIABLE = "BERTBENCH_HARNESS_PID"
 # Environment variable: the process whose death a child must not outlive, told by itself before it starts the child.
 PARENT_VARIABLE = "BERTBENCH_PARENT_PID"
 
@@ -33,6 +40,19 @@ def descendants(pid: int) -> list[int]:
         return []
 
 
+def ranks_of(pids: list[int]) -> list[int]:
+    """Return those of the processes that run a rank; launchers and tools would not survive every signal."""
+    import psutil
+
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            words = psutil.Process(pid).cmdline()
+            if "bench.worker" in words and "bench.agent" not in words:
+                found.append(pid)
+    return found
+
+
 def send(pids: list[int], number: int) -> None:
     """Send a signal to every process that still exists."""
     for pid in pids:
@@ -51,6 +71,54 @@ def end_tree(pid: int, grace_seconds: float = 5.0) -> None:
         time.sleep(0.02)
 
 
+def marked(mark: str) -> list[int]:
+    """Return the processes, this one apart, that inherited MARK_VARIABLE=`mark`, wherever they are in the tree."""
+    wanted = f"{MARK_VARIABLE}={mark}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+def end_marked(mark: str, grace_seconds: float = 0.0) -> None:
+    """Kill every marked process that does not end by itself within `grace_seconds`; return when none is left.
+
+    A profiler's daemon is nobody's child: Nsight Systems' agent outlives a killed `nsys`.
+    """
+    deadline = time.monotonic() + grace_seconds
+    while (left := _living(marked(mark))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    send(left, signal.SIGKILL)
+    deadline = time.monotonic() + 5.0
+    while _living(left) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def main(argv: list[str]) -> int:
+    """Run `argv`, a tool that starts daemons of its own; when the harness dies end every process of the trial.
+
+    The harness starts wrapped trials through this process, since neither the tool nor its daemons die with the harness.
+    """
+    mark, harness = os.environ[MARK_VARIABLE], int(os.environ[HARNESS_VARIABLE])
+    try:
+        watched = os.pidfd_open(harness)
+    except ProcessLookupError:
+        return 1
+    child = subprocess.Popen(argv)
+    ended = os.pidfd_open(child.pid)
+    readable, _, _ = select.select([watched, ended], [], [])  # a pidfd is readable when its process has ended
+    if watched in readable:
+        end_marked(mark)
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _living(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if _alive(pid)]
+
+
 def _alive(pid: int) -> bool:
     import psutil
 
@@ -58,3 +126,7 @@ def _alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -191,12 +191,11 @@ def _batches(trial: Trial, task: Any, strategy: Any, adapt: Any) -> Iterator[Any
 def _profiler_observers(directory: TrialDirectory, trial: Trial, rank: int) -> list[Any]:
     if trial.profiler is None:
         return []
-    from bench.profilers import PROFILERS
-    from common.registry import load
+    from bench.profilers import load_profiler
+    from bench.profilers.base import Scope
 
-    assert trial.start_iteration is not None and trial.stop_iteration is not None
-    profiler = load(PROFILERS, trial.profiler, "profiler")()
-    return [profiler.observer(directory.profile, rank, trial.start_iteration, trial.stop_iteration)]
+    profiler = load_profiler(trial.profiler, trial.profiler_options)
+    return [profiler.observer(Scope(trial=trial, directory=directory.profile), rank)]
 
 
 def _take_share_of_cores(trial: Trial) -> None:

@@ -28,6 +28,11 @@ def redact_text(text: str) -> str:
     return _SECRET_TEXT.sub(replace, text)
 
 
+def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables whose names and values hold no secret, for programs that record their environment."""
+    return {name: value for name, value in variables.items() if redact_environment({name: value})[name] == value}
+
+
 def redact_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Copy `variables`; values whose name speaks of a secret, or that hold one, are replaced."""
     return {

@@ -5,10 +5,10 @@ which adds up over all threads.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from analysis.metrics.intervals import union_ns
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -94,19 +94,6 @@ def family(name: str) -> str:
         if re.search(pattern, name, re.IGNORECASE):
             return label
     return "elementwise" if name.startswith("aten::") or "elementwise" in name else OTHER
-
-
-def union_ns(spans: Sequence[tuple[int, int]]) -> int:
-    """Return the length of the union of [start, end) intervals, in ns."""
-    covered, reached = 0, None
-    for start, end in sorted(spans):
-        if reached is None or start > reached:
-            covered += max(0, end - start)
-            reached = max(start, end)
-        elif end > reached:
-            covered += end - reached
-            reached = end
-    return covered
 
 
 def _work(timeline: Timeline) -> "pd.DataFrame":

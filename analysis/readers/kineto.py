@@ -1,14 +1,13 @@
 """Traces of the PyTorch profiler (Kineto's Chrome trace JSON), plain or gzip-compressed."""
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.readers.packed import read_bytes
 from analysis.timeline import Timeline
 from common.errors import InputError
 
@@ -74,14 +73,7 @@ def read(path: Path) -> Timeline:
 
 
 def _load(path: Path) -> Mapping[str, Any]:
-    try:
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot read {path}: {error}; the file is damaged or cut short, copy it again") from error
-    if raw.startswith(b"version https://git-lfs"):
-        raise InputError(f"{path} is a Git LFS pointer, not the trace itself: run `git lfs pull`, then try again")
+    raw = read_bytes(path, "trace")
     try:
         # Microseconds come with fractions that float64 cannot hold beside 1.7e15; control characters occur in names.
         document = json.loads(raw.decode("utf-8", errors="replace"), parse_float=Decimal, strict=False)

@@ -15,22 +15,27 @@ from bench.cli.progress import describe, note, show_progress
 from bench.devices import find_devices
 from bench.launch import LaunchOptions
 from bench.plan import Sweep, expand
-from bench.profilers import PROFILERS
-from bench.sweep import locked, run_trials
-from common.errors import InputError, UsageError
-from common.registry import load
+from bench.profilers import PROFILERS, load_profiler
+from bench.profiling import Profiled, mark_unread, profile_trials
+from bench.sweep import locked
+from common.errors import UsageError
+from common.registry import lookup
 
 if TYPE_CHECKING:
-    from analysis.metrics.breakdown import Breakdown
+    from analysis.profiles import ProfileSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileOptions:
-    """Run each trial under a profiler that records iterations [start, stop), then show what it recorded."""
+    """Run each trial without and with a profiler that records iterations [start, stop), then show what it recorded."""
 
     sweep: Annotated[Sweep, tyro.conf.arg(name="")] = field(default_factory=Sweep)
     profiler: str = "torch"
-    """torch."""
+    """torch nsys ncu nvprof nvtx; `bertbench doctor` says which can run here."""
+    nvtx: str = "bertbench"
+    """NVTX ranges for nsys, ncu, nvprof, nvtx: bertbench emit dlprof off."""
+    with_: Annotated[tuple[str, ...], tyro.conf.arg(name="with")] = ()
+    """Options of the profiler, NAME or NAME=VALUE; an unknown one lists those that exist."""
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/profile")
     device: str = "auto"
     """cpu cuda auto."""
@@ -44,64 +49,110 @@ OPTIONS = {"profile TASK": ProfileOptions}
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; 0 when every trial gave its traces, 3 when some did not."""
+    """Run the command; 0 when every trial gave its profile, 3 when some did not."""
     options = parse_task(ProfileOptions, argv, "bertbench profile")
-    from analysis.metrics.breakdown import breakdown
-    from analysis.readers.kineto import read
+    from analysis.profiles import summarize, write_tables
 
     if options.sweep.start is None or options.sweep.stop is None:
         raise UsageError("profile needs the iterations to record: --start N --stop M records N .. M-1")
-    profiler = load(PROFILERS, options.profiler, "profiler")()
-    profiler.check()
     devices = find_devices(options.device)
     sweep = options.sweep if options.sweep.devices else dataclasses.replace(options.sweep, devices=(1,))
-    trials = expand(sweep, devices, kind="profile", profiler=options.profiler)
+    trials = expand(sweep, devices, "profile", options.profiler, profiler_words(options))
+    profiler = load_profiler(options.profiler, profiler_words(options))
+    for trial in trials:
+        profiler.check(trial)
+    if any(trial.implementation != "bertbench" for trial in trials):
+        note("hf and hf-compiled make no ranges inside the model: steps and phases are marked, layers are not")
     run = RunDirectory(run_folder(options.out))
     request = {"command": "profile", **request_of(options)}
+    launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     with locked(run):
-        results = run_trials(
-            run,
-            trials,
-            request,
-            devices,
-            LaunchOptions(timeout_seconds=options.timeout_seconds),
-            show_progress(options.json),
-            note,
-        )
-    failed = False
-    profiles: list[dict[str, Any]] = []
-    for trial, result in zip(trials, results, strict=True):
-        directory = run.trial(trial.trial_id)
-        try:
-            traces = profiler.collect(directory.profile) if result["status"] == "ok" else []
-            breakdowns = [breakdown(read(trace)) for trace in traces]
-        except InputError as error:
-            print(f"bertbench: {error}", file=sys.stderr)
-            traces, breakdowns = [], []
-        failed = failed or not traces
+        profiled = profile_trials(run, trials, request, devices, launch, show_progress(options.json), note)
+        summaries = [summarize(run.trial(item.trial.trial_id), item.files) for item in profiled]
+        profiled = [
+            mark_unread(run.trial(item.trial.trial_id), item, found.unread) if found.unread and item.files else item
+            for item, found in zip(profiled, summaries, strict=True)
+        ]
+        tables = write_tables(run)
+    for item, summary in zip(profiled, summaries, strict=True):
+        for problem in dict.fromkeys(filter(None, [item.problem, *summary.problems])):
+            print(f"bertbench: {describe(item.trial)}: {problem}", file=sys.stderr)
         if not options.json:
-            _show(trial, traces, breakdowns)
-        profiles.append(
-            {
-                "trial_id": trial.trial_id,
-                "status": result["status"],
-                "reason": result["reason"],
-                "traces": [str(trace) for trace in traces],
-                "breakdowns": [dataclasses.asdict(found) for found in breakdowns],
-            }
-        )
+            _show(item, summary)
     if options.json:
-        print(json.dumps({"run": str(run.path), "profiles": profiles}, indent=2))
+        pairs = zip(profiled, summaries, strict=True)
+        document = {
+            "run": str(run.path),
+            "profiles": [_plain(item, summary) for item, summary in pairs],
+            "tables": [str(table) for table in tables],
+        }
+        print(json.dumps(document, indent=2))
     else:
+        for table in tables:
+            print(f"table:   {table}")
         print(f"report:  bertbench report {run.path}")
-    return 3 if failed else 0
+    return 3 if any(item.problem for item in profiled) else 0
 
 
-def _show(trial: Trial, traces: list[Path], breakdowns: "list[Breakdown]") -> None:
-    """Print the tables of the first rank, and where all traces are."""
+def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
+    """Return --with and, for tools that take it, --nvtx, as the words that go into the trial. Raises UsageError."""
+    words = list(options.with_)
+    lookup(PROFILERS, options.profiler, "profiler")
+    if options.nvtx != "bertbench":
+        if "nvtx" not in load_profiler(options.profiler).OPTIONS:
+            raise UsageError(
+                f"--nvtx {options.nvtx}: --profiler {options.profiler} makes no NVTX ranges; use nsys, ncu or nvtx"
+            )
+        words.append(f"nvtx={options.nvtx}")
+    return tuple(sorted(words))
+
+
+def _show(item: Profiled, summary: "ProfileSummary") -> None:
+    """Print what was found, what the profiler cost, and where its files are."""
+    from analysis.report.range_tree_text import range_tree_text
     from analysis.report.text import profile_text
 
-    if breakdowns:
-        print(f"\n{describe(trial)}, rank {breakdowns[0].rank}\n\n{profile_text(breakdowns[0])}\n")
-    for trace in traces:
-        print(f"trace:   {trace}  (opens in https://ui.perfetto.dev)")
+    print(f"\n{describe(item.trial)}")
+    if summary.breakdowns:
+        first = summary.breakdowns[0]
+        print(f"\nrank {first.rank}\n\n{profile_text(first)}")
+    if summary.tree is not None:
+        print(f"\n{range_tree_text(summary.tree)}")
+    print()
+    for row in summary.compute:
+        share = row["compute_utilization"]
+        print(f"rank {row['rank']}:  " + (f"computes {share:.1%} of the time" if share is not None else row["reason"]))
+    cost = item.result["profile"]
+    if cost["step_time_ratio"] is not None:
+        print(
+            f"step:    {item.result['step_time_ms']:.2f} ms under {item.trial.profiler}, "
+            f"{cost['unprofiled_step_time_ms']:.2f} ms without: x {cost['step_time_ratio']:.2f}"
+        )
+    for file in item.files:
+        print(f"file:    {file}{_opens_in(file)}")
+
+
+def _opens_in(file: Path) -> str:
+    hints = {
+        ".json.gz": "  (opens in https://ui.perfetto.dev)",
+        ".nsys-rep": "  (opens in Nsight Systems)",
+        ".ncu-rep": "  (opens in Nsight Compute)",
+        ".nvvp": "  (opens in NVIDIA's Visual Profiler)",
+    }
+    return next((hint for suffix, hint in hints.items() if file.name.endswith(suffix)), "")
+
+
+def _plain(item: Profiled, summary: "ProfileSummary") -> dict[str, Any]:
+    from analysis.profiles import plain
+
+    trial: Trial = item.trial
+    return {
+        "trial_id": trial.trial_id,
+        "status": item.result["status"],
+        "reason": item.result["reason"],
+        "problem": item.problem,
+        "files": [str(file) for file in item.files],
+        "step_time_ms": item.result.get("step_time_ms"),
+        **{name: item.result["profile"][name] for name in ("unprofiled_step_time_ms", "step_time_ratio")},
+        **plain(summary),
+    }

@@ -1,5 +1,24 @@
-"""The profilers, by name. An entry is "module:class"; `common.registry.load` imports it when it is asked for."""
+"""The profilers, by name. An entry is "module:class"; `load_profiler` imports it when it is asked for."""
+
+from typing import TYPE_CHECKING
+
+from common.registry import load
+
+if TYPE_CHECKING:
+    from bench.profilers.base import Profiler
 
 PROFILERS = {
     "torch": "bench.profilers.kineto:TorchProfiler",
+    "nsys": "bench.profilers.nsys:NsightSystems",
+    "ncu": "bench.profilers.ncu:NsightCompute",
+    "nvprof": "bench.profilers.nvprof:Nvprof",
+    "nvtx": "bench.profilers.nvtx_only:NvtxOnly",
 }
+
+
+def load_profiler(name: str, options: tuple[str, ...] = ()) -> "Profiler":
+    """Return the profiler `name` with its options ("name" or "name=value"). Raises UsageError for unknown ones."""
+    from bench.profilers.base import parse_options
+
+    profiler: Profiler = load(PROFILERS, name, "profiler")(parse_options(options))
+    return profiler

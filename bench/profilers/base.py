@@ -1,22 +1,94 @@
 """What a profiler is to the harness."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
+from analysis.records import Trial
 from bert.observer import Observer
+from common.errors import InputError, UsageError
 
 
-class Profiler(Protocol):
-    """One profiling tool; bench.profilers.PROFILERS lists them. Iterations [start, stop) are captured."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scope:
+    """What is profiled, and where its files go."""
 
-    def check(self) -> None:
-        """Raise MissingToolError or UsageError, with the remedy, where this tool cannot run here."""
+    trial: Trial
+    """The trial, with its window [start_iteration, stop_iteration)."""
+    directory: Path
+    """trials/<id>/profile, which exists."""
 
-    def wrap(self, argv: list[str], directory: Path) -> list[str]:
-        """Return the command that runs `argv` under a tool that launches the program; others return `argv`."""
+    @property
+    def start(self) -> int:
+        """First recorded iteration."""
+        assert self.trial.start_iteration is not None
+        return self.trial.start_iteration
 
-    def observer(self, directory: Path, rank: int, start: int, stop: int) -> Observer:
-        """Return the observer of tools that work inside the program."""
+    @property
+    def stop(self) -> int:
+        """One past the last recorded iteration."""
+        assert self.trial.stop_iteration is not None
+        return self.trial.stop_iteration
 
-    def collect(self, directory: Path) -> list[Path]:
-        """List what the tool wrote. Raises InputError where it wrote nothing."""
+
+class Profiler:
+    """One profiling tool; `bench.profilers.PROFILERS` lists them. Subclasses override what they need."""
+
+    OPTIONS: ClassVar[Mapping[str, str]] = {}
+    """Options of `--with`, by name: what each does. "name=value" gives one a value."""
+
+    LEAVES_FILES: ClassVar[bool] = True
+    """Whether a profile is made of files, which another call need not make again."""
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        """Take the options of `--with`. Raises UsageError for one that this tool does not know."""
+        self.options = dict(options or {})
+        for name in self.options:
+            if name not in self.OPTIONS:
+                known = ", ".join(sorted(self.OPTIONS)) or "it has none"
+                raise UsageError(f"--with {name}: no option of {type(self).__name__}; known: {known}")
+
+    def check(self, trial: Trial) -> None:
+        """Raise MissingToolError or UsageError, with the remedy, where this tool cannot profile `trial` here."""
+
+    def environment(self, scope: Scope) -> dict[str, str]:
+        """Return the environment variables that the profiled program needs."""
+        return {}
+
+    def wrap(self, argv: list[str], scope: Scope) -> list[str]:
+        """Return the command that runs `argv` (a node's launcher) under a tool that launches the program."""
+        return argv
+
+    def observer(self, scope: Scope, rank: int) -> Observer:
+        """Return what works inside the program, on one rank."""
+        return Observer()
+
+    def collect(self, scope: Scope) -> list[Path]:
+        """Finish what the tool left (export it) and list its files. Raises InputError where it left nothing usable."""
+        return []
+
+
+def parse_options(words: tuple[str, ...]) -> dict[str, str]:
+    """Return "name" and "name=value" words as a mapping; a bare name has the value ""."""
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def whole_number(options: Mapping[str, str], name: str, default: int) -> int:
+    """Return an option that has to be a positive whole number. Raises UsageError."""
+    text = options.get(name, str(default))
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"--with {name}={text}: give a whole number above 0")
+    return int(text)
+
+
+def written(files: list[Path], what: str, directory: Path) -> list[Path]:
+    """Return `files`. Raises InputError when there is none, or one is empty."""
+    if not files:
+        raise InputError(
+            f"{directory} holds no {what}: the run ended before the window was over; see log.txt beside it"
+        )
+    for file in files:
+        if file.stat().st_size == 0:
+            raise InputError(f"{file} is empty: the disk was full or the profiler was killed; record again")
+    return files

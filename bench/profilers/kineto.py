@@ -1,97 +1,38 @@
 """The PyTorch profiler (Kineto): one Chrome trace per rank, with the steps [start, stop) and nothing else."""
 
-import gzip
-import shutil
-import socket
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
-import torch
-from torch.profiler import ProfilerActivity, profile, record_function
-
-from bert.observer import Observer, StepResult
-from common.atomic import atomic_path
+from bench.profilers.base import Profiler, Scope, written
+from bert.observer import Observer
 from common.errors import InputError
 
-PHASE_PREFIX = "bertbench:"
 
-
-class TorchProfiler:
+class TorchProfiler(Profiler):
     """Runs inside every rank; needs nothing but torch."""
 
-    def check(self) -> None:
-        """Always there."""
+    OPTIONS: ClassVar[Mapping[str, str]] = {
+        "shapes": "record the shapes of every operator's inputs",
+        "stacks": "record Python's call stacks (slow)",
+        "memory": "record allocations",
+        "tensorboard": "also put the traces into profile/tensorboard, for TensorBoard's PyTorch plugin",
+    }
 
-    def wrap(self, argv: list[str], directory: Path) -> list[str]:
-        """Works inside the program: nothing is put in front of it."""
-        return argv
-
-    def observer(self, directory: Path, rank: int, start: int, stop: int) -> Observer:
+    def observer(self, scope: Scope, rank: int) -> Observer:
         """Return what starts and stops the recording on one rank."""
-        return _TraceObserver(directory / f"trace-rank{rank}.json.gz", rank, start, stop)
+        from bench.profilers.kineto_trace import TraceObserver
 
-    def collect(self, directory: Path) -> list[Path]:
-        """List the traces. Raises InputError where there is none."""
-        traces = sorted(directory.glob("trace-rank*.json.gz"))
-        if not traces:
-            raise InputError(f"{directory} holds no trace: the run ended before the window was over; see its log.txt")
-        return traces
+        return TraceObserver(_trace(scope.directory, rank), rank, scope.start, scope.stop, frozenset(self.options))
+
+    def collect(self, scope: Scope) -> list[Path]:
+        """List the traces, one per rank. Raises InputError where one is missing or empty."""
+        traces = [_trace(scope.directory, rank) for rank in range(scope.trial.world_size)]
+        missing = [str(rank) for rank, trace in enumerate(traces) if not trace.exists()]
+        if missing and len(missing) < len(traces):
+            raise InputError(f"{scope.directory} lacks the trace of rank {', '.join(missing)}; see log.txt beside it")
+        return written([trace for trace in traces if trace.exists()], "trace", scope.directory)
 
 
-class _TraceObserver(Observer):
-    """Records steps [start, stop); each step is a range ProfilerStep#<n>, each phase a range bertbench:<phase>."""
-
-    model_phases = True
-
-    def __init__(self, path: Path, rank: int, start: int, stop: int) -> None:
-        self._path = path
-        self._rank = rank
-        self._start = start
-        self._stop = stop
-        self._profile: profile | None = None
-        self._step: AbstractContextManager[object] | None = None
-
-    def step_begin(self, step: int) -> None:
-        if step == self._start:
-            activities = [ProfilerActivity.CPU]
-            if torch.cuda.is_available():
-                activities.append(ProfilerActivity.CUDA)
-            self._profile = profile(activities=activities)
-            self._profile.add_metadata_json("bertbench", f'{{"rank": {self._rank}, "host": "{socket.gethostname()}"}}')
-            self._profile.start()
-        if self._profile is not None:
-            self._step = record_function(f"ProfilerStep#{step}")
-            self._step.__enter__()
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        if self._profile is None:
-            return super().phase(name)
-        return record_function(PHASE_PREFIX + name)
-
-    def step_end(self, step: int, result: StepResult) -> None:
-        if self._step is not None:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()  # the step's range ends when its kernels do
-            self._step.__exit__(None, None, None)
-            self._step = None
-        if step == self._stop - 1:
-            self._finish()
-
-    def run_end(self) -> None:
-        self._finish()
-
-    def _finish(self) -> None:
-        if self._profile is None:
-            return
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self._profile.stop()
-        with atomic_path(self._path) as temporary:
-            plain = temporary.with_suffix(".json")
-            try:
-                self._profile.export_chrome_trace(str(plain))
-                with plain.open("rb") as source, gzip.open(temporary, "wb", compresslevel=3) as target:
-                    shutil.copyfileobj(source, target)
-            finally:
-                plain.unlink(missing_ok=True)
-        self._profile = None
+def _trace(directory: Path, rank: int) -> Path:
+    return directory / f"trace-rank{rank}.json.gz"

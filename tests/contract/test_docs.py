@@ -14,8 +14,6 @@ from analysis.records import Trial
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)>\s]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
-# What the container's own build and start read; nobody runs them by hand.
-INTERNAL_SCRIPTS = {"docker/engine.sh", "docker/entrypoint.sh"}
 
 
 def reference() -> str:
@@ -36,9 +34,9 @@ def make_targets() -> list[str]:
 
 
 def scripts() -> list[str]:
-    folders = (ROOT, *(ROOT / name for name in ("bench", "bert", "profiling", "docker")))
+    folders = (ROOT, *(ROOT / name for name in ("bench", "bert", "profiling")))
     found = {path for folder in folders for path in (folder.glob("*.sh") if folder == ROOT else folder.rglob("*.sh"))}
-    return sorted({str(path.relative_to(ROOT)) for path in found} - INTERNAL_SCRIPTS)
+    return sorted({str(path.relative_to(ROOT)) for path in found})
 
 
 def pages() -> list[Path]:
@@ -76,6 +74,13 @@ def test_every_make_target_is_documented() -> None:
     targets = make_targets()
     assert {"setup", "bench", "test", "check"} <= set(targets)
     assert missing_words([f"make {name}" for name in targets], reference()) == []
+
+
+def test_every_file_of_the_image_is_described() -> None:
+    text = (ROOT / "docker/README.md").read_text(encoding="utf-8")
+    names = [path.name for path in (ROOT / "docker").iterdir() if path.name not in ("README.md", "__pycache__")]
+    assert "Dockerfile" in names
+    assert [name for name in names if f"`{name}" not in text] == []
 
 
 def test_every_script_is_documented() -> None:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("analysis", "bench", "bert", "common")
 MAP = {
     "": ("build_image.sh", "start_container.sh", "Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
-    "docker": ("Dockerfile", "entrypoint.sh", "constraints.txt"),
+    "docker": ("Dockerfile", "entrypoint.sh", "image_test.sh", "lock.sh"),
     "bert": ("config.py", "model.py", "attention.py", "heads.py", "optim.py", "flops.py", "train.py", "observer.py"),
     "bert/data": ("__init__.py",),
     "bert/tasks": ("__init__.py",),

@@ -1,9 +1,11 @@
 """`bertbench profile --profiler torch` on two real ranks, and what comes of it."""
 
+import csv
 import json
 import subprocess
 from pathlib import Path
 
+import pytest
 from support.cli import ROOT, TINY, Cli
 
 from analysis.readers.kineto import read
@@ -18,8 +20,8 @@ def test_the_traces_of_two_ranks_hold_exactly_the_steps_asked_for(cli: Cli) -> N
     done = profile(cli, "--profiler", "torch", "--start", "3", "--stop", "6", "--devices", "2", "--json")
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["profiles"]
-    assert [Path(trace).name for trace in found["traces"]] == ["trace-rank0.json.gz", "trace-rank1.json.gz"]
-    for rank, trace in enumerate(found["traces"]):
+    assert [Path(trace).name for trace in found["files"]] == ["trace-rank0.json.gz", "trace-rank1.json.gz"]
+    for rank, trace in enumerate(found["files"]):
         timeline = read(Path(trace))
         assert timeline.rank == rank
         assert sorted(timeline.steps["step"]) == [3, 4, 5]
@@ -39,8 +41,39 @@ def test_the_traces_of_two_ranks_hold_exactly_the_steps_asked_for(cli: Cli) -> N
 def clock_rows(cli: Cli) -> list[dict[str, float]]:
     from analysis.records import RunDirectory
 
-    (trial,) = RunDirectory(cli.out).trials()
+    (trial,) = (found for found in RunDirectory(cli.out).trials() if found.read_trial().kind == "profile")
     return trial.read_steps(0)
+
+
+def test_what_the_profiler_cost_stands_beside_the_profile(cli: Cli) -> None:
+    done = profile(cli, "--profiler", "torch", "--start", "1", "--stop", "3", "--with", "tensorboard", "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["profiles"]
+    ratio = found["step_time_ms"] / found["unprofiled_step_time_ms"]
+    assert found["step_time_ratio"] == pytest.approx(ratio)
+    (row,) = csv.DictReader((cli.out / "compute_utilization.csv").open(encoding="utf-8"))
+    assert float(row["step_time_ratio"]) == pytest.approx(ratio)
+    assert 0 < float(row["compute_utilization"]) <= 1 and row["counted"] == "CPU operators" and row["steps"] == "2"
+    assert len(list(cli.out.glob("trials/profile-*/profile/tensorboard/rank0.*.pt.trace.json.gz"))) == 1
+    kinds = {line.split(",")[20] for line in (cli.out / "results.csv").read_text(encoding="utf-8").splitlines()[1:]}
+    assert kinds == {"probe", "profile"}, "neither run counts as throughput"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--profiler", "nsight"], "unknown profiler"),
+        (["--profiler", "torch", "--with", "shape"], "no option of TorchProfiler; known: memory, shapes, stacks"),
+        (["--profiler", "torch", "--nvtx", "emit"], "makes no NVTX ranges"),
+        (["--profiler", "ncu"], "CPU"),
+        (["--profiler", "nvprof"], "CPU"),
+        (["--profiler", "torch", "--stop", "1"], "is empty"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused_before_anything_runs(cli: Cli, options: list[str], words: str) -> None:
+    done = profile(cli, "--start", "1", "--stop", "3", *options)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+    assert not (cli.out / "trials").exists()
 
 
 def test_a_window_is_needed(cli: Cli) -> None:

@@ -1,0 +1,235 @@
+"""NVTX ranges of an nsys export: push/pop and start/end ranges of all processes, and which of them are iterations.
+
+Columns of the ranges: name ("domain:text" as nsys writes it, the text alone in the default domain), thread, start, end,
+domain ("" the default one), payload (Int64, NA where the range has no whole number), json (an extended payload as nsys
+exports it, "" where there is none), cut (its end is the end of the recording, or was not recorded), process.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.readers.nsys_database import MISSING, Integers, NsysDatabase, distinct_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DOMAIN = "bertbench"
+CAPTURE = "bertbench:capture"
+
+_TABLE = "NVTX_EVENTS"
+_RANGE_TYPES = (59, 60, 70, 71)  # push/pop, start/end; the same two from NVTXT files
+_DOMAIN_TYPE = 75
+_PROCESS = 1 << 24
+_PAYLOADS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
+_COLUMNS = {
+    "start": MISSING,
+    "end": MISSING,
+    "eventType": 59,  # a table without the column holds ranges alone
+    "globalTid": -1,
+    "domainId": 0,
+    "textId": -1,
+    "jsonTextId": -1,
+    **dict.fromkeys(_PAYLOADS, MISSING),
+}
+_STEP = re.compile(r"(ProfilerStep|(?:train\w*[ _-])?(?:step|iteration|iter))(?:[ _#:=-]*(\d{1,18}))?", re.IGNORECASE)
+_STEP_COLUMNS = ["step", "start", "end", "thread"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """The ranges of all processes."""
+
+    frame: "pd.DataFrame"
+    """One row per range, in order of start; see the module."""
+    problems: tuple[str, ...]
+    """What was missing: one sentence each."""
+
+
+def read_ranges(database: NsysDatabase, recorded_until: set[int]) -> Ranges:
+    """Read the ranges.
+
+    Args:
+        database: an open export.
+        recorded_until: times, ns, at which the recording was ended, as far as it says; a range with such an end was
+            still open.
+    """
+    import pandas as pd
+
+    columns = database.integers(_TABLE, _COLUMNS)
+    kept = np.isin(columns["eventType"], [*_RANGE_TYPES, _DOMAIN_TYPE]) & (columns["start"] != MISSING)
+    columns = {name: values[kept] for name, values in columns.items()}
+    texts = _texts(database, columns, "text", "textId")
+    extended = _texts(database, columns, "jsonText", "jsonTextId")
+    known = columns["globalTid"] >= 0
+    process = np.where(known, columns["globalTid"] // _PROCESS, -1)
+    is_range = columns["eventType"] != _DOMAIN_TYPE
+    problems: list[str] = []
+    domains = _domains(columns, texts, process, "domainId" in database.tables.get(_TABLE, ()), problems)
+
+    columns = {name: values[is_range] for name, values in columns.items()}
+    text, extended, process = texts[is_range], extended[is_range], process[is_range]
+    domain = _domain_names(process, columns["domainId"], domains, problems)
+    end, cut = _ends(columns, text, recorded_until, problems)
+    thread = np.where(columns["globalTid"] >= 0, columns["globalTid"] % _PROCESS, -1)
+    frame = pd.DataFrame(
+        {
+            "name": _qualified(domain, text),
+            "thread": _thread_names(process, thread),
+            "start": columns["start"],
+            "end": end,
+            "domain": domain,
+            "payload": _payloads(columns, extended),
+            "json": extended,
+            "cut": cut,
+            "process": process,
+        }
+    )
+    # Outer ranges first where several begin at once.
+    order = np.lexsort((-frame["end"].to_numpy(), frame["start"].to_numpy()))
+    return Ranges(frame.iloc[order].reset_index(drop=True), tuple(problems))
+
+
+def take_steps(ranges: "pd.DataFrame") -> tuple["pd.DataFrame", "pd.DataFrame", str]:
+    """Take the iterations out of one process's ranges.
+
+    They are the ranges `step <n>` of the domain bertbench, or else those of the name and thread with most of them among
+    "step 3", "iteration 3", "iter_3", "ProfilerStep#3" and the like. Where the name has no number ("step"), it is the
+    payload.
+
+    Returns:
+        steps, the other ranges (a step that the recording cut among them), and the numbers of the cut steps as text.
+    """
+    import pandas as pd
+
+    names, codes = distinct_rows(ranges["name"].to_numpy(dtype=object))
+    parsed = [_parse_step(name) for (name,) in names]
+    numbers = np.array([MISSING if found is None else found[1] for found in parsed], dtype=np.int64)[codes]
+    prefixes = np.array([None if found is None else found[0] for found in parsed], dtype=object)[codes]
+    payload = ranges["payload"].fillna(MISSING).to_numpy(dtype=np.int64)
+    ours = (ranges["domain"] == DOMAIN).to_numpy()
+    is_step = np.array([found is not None for found in parsed], dtype=bool)[codes]
+    numbers = np.where(is_step & (numbers == MISSING), payload, numbers)
+    found = ranges.assign(step=numbers, prefix=prefixes, ours=ours)[is_step & (numbers != MISSING)]
+    if not len(found):
+        return pd.DataFrame({name: [] for name in _STEP_COLUMNS}).astype(_step_types()), ranges, ""
+    found = found.assign(duration=found["end"] - found["start"])
+    groups = found.groupby(["ours", "prefix", "thread"], sort=True).agg(
+        count=("step", "size"), duration=("duration", "sum")
+    )
+    best = max(groups.itertuples(), key=lambda row: (row.Index[0], row.count, row.duration)).Index
+    chosen = found[(found[["ours", "prefix", "thread"]] == list(best)).all(axis=1)]
+    whole = chosen[~chosen["cut"]]
+    cut = ", ".join(str(number) for number in chosen.loc[chosen["cut"], "step"])
+    steps = whole[_STEP_COLUMNS].reset_index(drop=True).astype(_step_types())
+    return steps, ranges.drop(index=whole.index).reset_index(drop=True), cut
+
+
+def _step_types() -> dict[str, str]:
+    return {"step": "int64", "start": "int64", "end": "int64", "thread": "str"}
+
+
+def _parse_step(name: str) -> tuple[str, int] | None:
+    """Return what precedes the number, with the domain, and the number, MISSING where there is none."""
+    domain, _, text = name.rpartition(":")
+    match = _STEP.fullmatch(text.strip())
+    return (f"{domain}:{match[1].lower()}", int(match[2]) if match[2] else MISSING) if match else None
+
+
+def _texts(database: NsysDatabase, columns: dict[str, Integers], column: str, id_column: str) -> Any:
+    """Text of each row, inline or by id; "" where there is none."""
+    names = database.strings(columns[id_column][columns[id_column] >= 0])
+    distinct, place = distinct_rows(columns[id_column])
+    texts = np.array([names.get(value, "") for (value,) in distinct], dtype=object)[place]
+    rowids, values = database.texts(_TABLE, column)
+    if len(rowids):
+        order = np.argsort(columns["rowid"], kind="stable")
+        spot = np.searchsorted(columns["rowid"], rowids, sorter=order)
+        inside = spot < len(order)
+        row = order[spot[inside]]
+        same = columns["rowid"][row] == rowids[inside]
+        texts[row[same]] = np.array(values, dtype=object)[inside][same]
+    return texts
+
+
+def _domains(
+    columns: dict[str, Integers], texts: Any, process: Integers, has_domains: bool, problems: list[str]
+) -> dict[tuple[int, int], str]:
+    """Names by process and id; ours is known by the range `bertbench:capture` where its creation was not recorded."""
+    found: dict[tuple[int, int], str] = {}
+    created = np.flatnonzero(columns["eventType"] == _DOMAIN_TYPE)
+    for row in created[np.argsort(columns["start"][created], kind="stable")]:
+        found.setdefault((int(process[row]), int(columns["domainId"][row])), str(texts[row]))
+    for row in np.flatnonzero((texts == CAPTURE) & (columns["eventType"] != _DOMAIN_TYPE)):
+        key = (int(process[row]), int(columns["domainId"][row]))
+        if not found.get(key):
+            found[key] = DOMAIN
+            if not has_domains:
+                problems.append("NVTX domains were not exported: all ranges of the run are taken as bertbench's")
+    return found
+
+
+def _domain_names(process: Integers, ids: Integers, domains: dict[tuple[int, int], str], problems: list[str]) -> Any:
+    pairs, place = distinct_rows(process, ids)
+    names = [domains.get(pair, "") for pair in pairs]
+    unnamed = [pair for pair, name in zip(pairs, names, strict=True) if pair[1] > 0 and not name]
+    if unnamed:
+        problems.append(f"{len(unnamed)} NVTX domains have no name in the export: their ranges are shown without one")
+    return np.array(names, dtype=object)[place]
+
+
+def _ends(
+    columns: dict[str, Integers], texts: Any, recorded_until: set[int], problems: list[str]
+) -> tuple[Integers, Any]:
+    """Ends, and which are the recording's rather than the range's own."""
+    start, end = columns["start"], columns["end"]
+    open_ = end < start  # NULL reads as MISSING; old versions wrote 0
+    if open_.any():
+        last = max([*recorded_until, int(end.max()), int(start.max())])
+        problems.append(f"{int(open_.sum()):,} ranges have no end: they are taken to last until the recording's end")
+        end = np.where(open_, last, end)
+    cut = open_ | (np.isin(end, list(recorded_until)) & (texts != CAPTURE))
+    return end, cut
+
+
+def _payloads(columns: dict[str, Integers], extended: Any) -> "pd.Series[Any]":
+    import pandas as pd
+
+    values = np.full(len(columns["start"]), MISSING, dtype=np.int64)
+    for name in _PAYLOADS:
+        # Old versions write 0 into the columns of the other types.
+        better = (columns[name] != MISSING) & ((values == MISSING) | (values == 0))
+        values = np.where(better, columns[name], values)
+    for row in np.flatnonzero((values == MISSING) & (extended != "")):
+        number = _json_number(str(extended[row]))
+        if number is not None:
+            values[row] = number
+    return pd.Series(values, dtype="Int64").mask(values == MISSING)
+
+
+def _json_number(text: str) -> int | None:
+    """The number in `7`, `[7]` or `{"any name": 7}`; None for every other payload."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    while isinstance(value, dict | list) and len(value) == 1:
+        value = next(iter(value.values())) if isinstance(value, dict) else value[0]
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and abs(value) < 2**62 else None
+
+
+def _qualified(domain: Any, text: Any) -> Any:
+    """nsys's own way of writing a range: domain, colon, text."""
+    pairs, place = distinct_rows(domain, text)
+    names = [name if not owner or name.startswith(f"{owner}:") else f"{owner}:{name}" for owner, name in pairs]
+    return np.array(names, dtype=object)[place]
+
+
+def _thread_names(process: Integers, thread: Integers) -> Any:
+    pairs, place = distinct_rows(process, thread)
+    names = [f"{owner % _PROCESS}/{number}" if owner >= 0 else "" for owner, number in pairs]
+    return np.array(names, dtype=object)[place]

@@ -1,0 +1,323 @@
+"""Nsight Compute: counters of every kernel of the window, one report per node, exported to CSV.
+
+`ncu` wraps the node's launcher, records between cudaProfilerStart and cudaProfilerStop, and runs each kernel alone and
+several times over (replay). Kernels of collectives are left out: replayed alone they would wait for ever for the other
+ranks. Of several ranks the first is counted, so that no two wait for each other at ncu's lock. Its switches are taken
+from its own --help, its metrics from profiling/ncu and its own --query-metrics.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from analysis.counters import KernelCounters
+from analysis.records import Trial
+from bench.profilers.base import Profiler, Scope, whole_number, written
+from bench.profilers.ncu_sections import (
+    FOLDER,
+    available,
+    known_metrics,
+    metric_names,
+    replay_modes,
+    section_for,
+    switches,
+)
+from bench.profilers.nvprof import first_gpu_capability
+from bench.profilers.permission import counters_denied
+from bench.profilers.ranges import CAPTURE, DOMAIN, RangeObserver, check_ranges
+from bench.profilers.tool import Version, find_tool, run_tool, tool_version
+from bert.observer import Observer
+from common.atomic import write_json, write_text
+from common.errors import InputError, MissingToolError, UsageError
+
+OLDEST: Version = (2020, 1)
+MOST_KERNELS = 2000
+"""Kernels counted if --with kernels does not say: a step of BERT large launches fewer."""
+# Names of kernels that talk to other GPUs, for a search in the function's name.
+COLLECTIVES = (
+    "[Nn][Cc][Cc][Ll]|nvshmem|multimem|AllReduce|AllGather|ReduceScatter|(^|_)all_?(reduce|gather)|reduce_scatter"
+)
+PERMISSION = "ERR_NVGPUCTRPERM"
+
+_IMPORT_SECONDS = 900.0
+_NEEDED = ("--target-processes", "--profile-from-start", "--export", "--csv", "--page", "--import")
+_REMEDY = (
+    "install Nsight Compute (NVIDIA's apt repository; Debian non-free: nsight-compute), or start the container with "
+    "start_container.sh; --profiler nsys gives a timeline without counters"
+)
+_ALLOW = (
+    "start the container with start_container.sh --profiling, have the administrator set "
+    "NVreg_RestrictProfilingToAdminUsers=0, or run as root (docs/how-to/container.md)"
+)
+
+
+class NsightCompute(Profiler):
+    """Wraps the launcher of a node with `ncu`."""
+
+    OPTIONS: ClassVar[Mapping[str, str]] = {
+        "nvtx": "which NVTX ranges: bertbench, emit, dlprof, off",
+        "kernels": f"most kernels to count ({MOST_KERNELS})",
+        "skip": "kernels to pass over first (0)",
+        "metrics": "what to count, comma-separated, as ncu names it (what profiling/ncu lists for this GPU)",
+        "replay": "kernel: each kernel alone; range: the whole window at once, one rank, from ncu 2022.1 on (kernel)",
+        "ranks": "first: count the first rank; all: every rank, which can come to a standstill (first)",
+        "cache-control": "all: empty the caches before each run of a kernel, which is repeatable; none: do not (all)",
+        "clock-control": "base: lock the clocks to base; none: those of training, as the times of the window (none)",
+    }
+
+    @cached_property
+    def _path(self) -> Path:
+        return find_tool("ncu", _REMEDY)
+
+    @cached_property
+    def _version(self) -> Version:
+        return tool_version(self._path)
+
+    @cached_property
+    def _help(self) -> str:
+        return run_tool([str(self._path), "--help"], timeout_seconds=60, any_exit_code=True)
+
+    @cached_property
+    def _switches(self) -> frozenset[str]:
+        return switches(self._help)
+
+    def check(self, trial: Trial) -> None:
+        """Raise UsageError or MissingToolError where ncu cannot profile `trial` here; the message says what to do."""
+        if trial.device != "cuda":
+            raise UsageError(
+                "--profiler ncu counts in GPUs and this trial runs on the CPU: use --profiler torch, "
+                "or --profiler nsys for NVTX ranges"
+            )
+        self._check_options(trial)
+        needed = OLDEST
+        if "metrics" not in self.options:
+            needed = section_for(_capability())[1]
+        if self._version[:2] < needed:
+            raise MissingToolError(
+                f"ncu {_dotted(self._version)} at {self._path} is too old for this GPU, which needs "
+                f"{_dotted(needed)}: {_REMEDY}"
+            )
+        lacking = [name for name in _NEEDED if name not in self._switches]
+        if lacking:
+            raise MissingToolError(
+                f"ncu {_dotted(self._version)} at {self._path} lacks {', '.join(lacking)}: {_REMEDY}"
+            )
+        if self._replay not in (replay_modes(self._help) or {"kernel"}):
+            raise UsageError(
+                f"--with replay={self._replay}: ncu {_dotted(self._version)} cannot, 2022.1 is the first that can; "
+                "leave it out or install a newer one"
+            )
+        check_ranges(self.options.get("nvtx", "bertbench"), trial.device)
+        _check_permission()
+
+    def _check_options(self, trial: Trial) -> None:
+        for name, choices in _CHOICES.items():
+            value = self.options.get(name)
+            if value is not None and value not in choices:
+                raise UsageError(f"--with {name}={value}: choose one of {', '.join(choices)}")
+        whole_number(self.options, "kernels", MOST_KERNELS)
+        if not self.options.get("skip", "0").isdigit():
+            raise UsageError(f"--with skip={self.options['skip']}: give a whole number, 0 or more")
+        if "metrics" in self.options and not all(name.strip() for name in self.options["metrics"].split(",")):
+            raise UsageError("--with metrics: name at least one metric; `ncu --query-metrics` lists them")
+        if self._replay == "range" and trial.world_size > 1:
+            raise UsageError(
+                f"--with replay=range replays the all-reduce of {trial.world_size} ranks on one alone, which waits for "
+                "ever: use --devices 1, or leave the option out"
+            )
+
+    def wrap(self, argv: list[str], scope: Scope) -> list[str]:
+        """Return `ncu ... argv`, with the switches that this version knows. Makes the folder for the report.
+
+        Raises:
+            UsageError, MissingToolError: the GPU or its metrics are not known.
+        """
+        report = _report(scope)
+        report.parent.mkdir(exist_ok=True)
+        several = scope.trial.world_size > 1
+        wanted: list[tuple[str, str | None]] = [
+            ("--target-processes", "all"),
+            # Range replay refuses it: there the NVTX range alone says when.
+            ("--profile-from-start", "off" if self._replay == "kernel" else None),
+            ("--nvtx", ""),
+            ("--replay-mode", self._replay),
+            ("--launch-skip", self.options.get("skip", "0")),
+            ("--launch-count", str(self._limit)),
+            ("--devices", "0" if several and self.options.get("ranks", "first") == "first" else None),
+            ("--cache-control", self.options.get("cache-control", "all")),
+            ("--clock-control", self.options.get("clock-control", "none")),
+            ("--apply-rules", "no"),
+            ("--force-overwrite", ""),
+            ("--export", str(report.with_suffix("")).replace("%", "%%")),  # %h, %p and the like mean something to ncu
+        ]
+        if self._replay == "range":
+            wanted.append(("--nvtx-include", f"{DOMAIN}@{CAPTURE}"))
+        else:
+            wanted += self._without_collectives(several)
+        words = [str(self._path)]
+        for name, value in [*wanted, *self._what()]:
+            if value is not None and name in self._switches:
+                words += [name, value] if value else [name]
+        return [*words, *argv]
+
+    def _without_collectives(self, several: bool) -> list[tuple[str, str | None]]:
+        others = f"^(?!.*({COLLECTIVES})).*$"
+        if "--kernel-name" in self._switches:
+            return [("--kernel-name-base", "function"), ("--kernel-name", f"regex:{others}")]
+        if "--kernel-regex" in self._switches:  # its name in 2020
+            return [("--kernel-regex-base", "function"), ("--kernel-regex", others)]
+        if several:
+            raise MissingToolError(
+                f"ncu {_dotted(self._version)} cannot leave NCCL's kernels out, and would wait for ever at the first "
+                f"one: use --devices 1, or {_REMEDY}"
+            )
+        return []
+
+    def _what(self) -> list[tuple[str, str | None]]:
+        """Return what selects the metrics: the GPU's section, or those of its metrics that ncu knows on this GPU."""
+        if "metrics" in self.options:
+            return [("--metrics", self.options["metrics"])]
+        identifier, _ = section_for(_capability())
+        names = metric_names(identifier)
+        section: list[tuple[str, str | None]] = [("--section-folder", str(FOLDER)), ("--section", identifier)]
+        try:
+            known = known_metrics(run_tool([str(self._path), "--query-metrics"], timeout_seconds=120))
+        except InputError:
+            return section
+        found = available(names, known)
+        if not found:
+            raise MissingToolError(
+                f"ncu {_dotted(self._version)} at {self._path} knows none of the metrics of {identifier}: {_REMEDY}"
+            )
+        return section if len(found) == len(names) else [("--metrics", ",".join(found))]
+
+    def observer(self, scope: Scope, rank: int) -> Observer:
+        """Return what makes the ranges and calls cudaProfilerStart and cudaProfilerStop."""
+        return RangeObserver(rank, scope.start, scope.stop, self.options.get("nvtx", "bertbench"))
+
+    def collect(self, scope: Scope) -> list[Path]:
+        """Export the report and return it, the CSV (a row per kernel) and collected.json (what was counted, what not).
+
+        Raises:
+            InputError: no permission, no report, no kernel in it, or it is cut short.
+        """
+        from analysis.readers.ncu import read
+
+        report = _report(scope)
+        if not report.exists():
+            raise InputError(_nothing(scope, "ncu wrote no report"))
+        written([report], "report", scope.directory)
+        table = report.with_suffix(".csv")
+        page = self._export(report, table)
+        try:
+            counters = read(table)
+        except InputError as error:
+            raise InputError(_nothing(scope, f"the report cannot be used ({error})")) from error
+        if counters.kernels.empty:
+            raise InputError(_nothing(scope, f"{report} holds no kernel"))
+        note = table.with_name("collected.json")
+        write_json(note, self._collected(counters, page))
+        return [report, table, note]
+
+    def _export(self, report: Path, table: Path) -> str:
+        """Write the CSV and return its page: raw, or details where this ncu cannot export the raw one."""
+        ncu = str(self._path)
+        units = next((name for name in ("--print-units", "--units") if name in self._switches), None)
+        problem = InputError("")
+        for page in ("raw", "details"):
+            argv = [ncu, "--import", str(report), "--csv", "--page", page, *([units, "base"] if units else [])]
+            try:
+                write_text(table, run_tool(argv, _IMPORT_SECONDS))
+                return page
+            except InputError as error:
+                if "load report" in str(error) or "open report" in str(error):
+                    raise InputError(
+                        f"{report} is damaged or cut short (ncu was ended while it wrote, or the disk was full): "
+                        f"record again; {error}"
+                    ) from error
+                if "did not end" in str(error):
+                    raise
+                problem = error
+        raise problem
+
+    def _collected(self, counters: KernelCounters, page: str) -> dict[str, Any]:
+        reached = len(counters.kernels) >= self._limit
+        problems = list(counters.problems)
+        if reached:
+            problems.append(
+                f"counting ended at {self._limit} kernels, the rest of the window is missing: --with kernels=N "
+                "sets more"
+            )
+        return {
+            "ncu_version": _dotted(self._version),
+            "replay": self._replay,
+            "page": page,
+            "kernels": len(counters.kernels),
+            "kernel_limit": self._limit,
+            "limit_reached": reached,
+            "metrics": list(counters.metrics),
+            "device": counters.device_name,
+            "compute_capability": counters.compute_capability and _dotted(counters.compute_capability),
+            "problems": problems,
+        }
+
+    @property
+    def _limit(self) -> int:
+        return whole_number(self.options, "kernels", MOST_KERNELS)
+
+    @property
+    def _replay(self) -> str:
+        return self.options.get("replay", "kernel")
+
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "replay": ("kernel", "range"),
+    "ranks": ("first", "all"),
+    "cache-control": ("all", "none"),
+    "clock-control": ("base", "none"),
+}
+
+
+def _report(scope: Scope) -> Path:
+    return scope.directory / "ncu" / f"batch_{scope.trial.micro_batch_size}.ncu-rep"
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _capability() -> tuple[int, int]:
+    found = first_gpu_capability()
+    if isinstance(found, str):
+        raise UsageError(f"what ncu should count depends on the GPU's compute capability, which is not known ({found})")
+    return found
+
+
+def _check_permission() -> None:
+    denied = counters_denied()
+    if denied is not None:
+        reason = denied.replace(": ", " is ")  # a message has one ": ", before what to do
+        raise UsageError(f"ncu would end with {PERMISSION}, since {reason}: {_ALLOW}")
+
+
+def _nothing(scope: Scope, what: str) -> str:
+    """Say why there is no kernel, by what ncu said in the log."""
+    log = scope.directory.parent / "log.txt"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    if PERMISSION in text:
+        why = f"it was not allowed to read the GPU's counters ({PERMISSION}): {_ALLOW}"
+    elif "lock file" in text:
+        why = "it may not write its lock file, left by another user in the temporary folder: set TMPDIR to your own"
+    elif "driver resource was unavailable" in text:
+        why = "another program holds the GPU's counters (DCGM, another profiler): end it, or dcgmi profile --pause"
+    elif "No space left" in text:
+        why = "the disk is full"
+    elif "No kernels were profiled" in text or "No ranges were profiled" in text:
+        why = (
+            "no kernel was profiled: the window was never reached, the ranks ran on the CPU, --with skip passed over "
+            "all, or another ncu must be used for this GPU"
+        )
+    else:
+        why = "the run ended first, or ncu was ended before it had written"
+    return f"{what} into {scope.directory / 'ncu'}: {why}; {log} has what it said"

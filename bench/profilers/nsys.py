@@ -1,0 +1,220 @@
+"""Nsight Systems: one report per node with all its ranks, exported to SQLite and summary CSVs.
+
+`nsys profile` wraps the node's launcher and records between the opening and the closing of the capture range: by
+cudaProfilerStart/Stop on GPUs, by the NVTX range on a CPU. Its switches are taken from what its own --help names, so
+that versions 2022.4 to 2026 are all told what they understand.
+"""
+
+import contextlib
+import re
+import sqlite3
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from analysis.records import Trial
+from bench.profilers.base import Profiler, Scope, written
+from bench.profilers.ranges import CAPTURE, DOMAIN, RangeObserver, check_ranges
+from bench.profilers.tool import Version, find_tool, run_tool, tool_version
+from bert.observer import Observer
+from common.errors import InputError, MissingToolError, UsageError
+
+OLDEST: Version = (2022, 4)
+# The reports of `nsys stats` that are kept, by their name up to 2022 and since 2023.
+REPORTS = {
+    "gpukernsum": "cuda_gpu_kern_sum",
+    "gpumemtimesum": "cuda_gpu_mem_time_sum",
+    "cudaapisum": "cuda_api_sum",
+    "nvtxsum": "nvtx_sum",
+    "osrtsum": "osrt_sum",
+}
+_EXPORT_SECONDS = 900.0
+_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+_REMEDY = (
+    "install Nsight Systems 2022.4 or newer (NVIDIA's apt repository; Debian non-free: nsight-systems), or start the "
+    "container with start_container.sh; --profiler torch needs no tool"
+)
+
+
+class NsightSystems(Profiler):
+    """Wraps the launcher of a node with `nsys profile`."""
+
+    OPTIONS: ClassVar[Mapping[str, str]] = {
+        "nvtx": "which NVTX ranges: bertbench, emit, dlprof, off",
+        "sampling": "sample CPU stacks too (off otherwise: it costs time, and hangs on some virtual machines)",
+        "trace": "what to trace, comma-separated, as nsys names it (cuda,nvtx,osrt,cublas,cudnn; nvtx,osrt on a CPU)",
+    }
+
+    @cached_property
+    def _path(self) -> Path:
+        return find_tool("nsys", _REMEDY)
+
+    @cached_property
+    def _version(self) -> Version:
+        return tool_version(self._path)
+
+    @cached_property
+    def _switches(self) -> frozenset[str]:
+        return switches(run_tool([str(self._path), "profile", "--help"], timeout_seconds=60, any_exit_code=True))
+
+    def check(self, trial: Trial) -> None:
+        """Raise MissingToolError or UsageError where nsys cannot profile here; the message says what to do."""
+        check_ranges(self._kind, trial.device)
+        if self._version[:2] < OLDEST:
+            raise MissingToolError(f"nsys {_dotted(self._version)} at {self._path} is too old: {_REMEDY}")
+        _check_importer(self._path)
+        _check_nvtx(self._version)
+        if "sampling" in self.options:
+            _check_sampling()
+
+    def environment(self, scope: Scope) -> dict[str, str]:
+        """Let the capture range be an unregistered string, which is what Python's nvtx sends."""
+        return {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+
+    def wrap(self, argv: list[str], scope: Scope) -> list[str]:
+        """Return `nsys profile ... argv`."""
+        on_gpu = scope.trial.device == "cuda"
+        trace = self.options.get("trace") or ("cuda,nvtx,osrt,cublas,cudnn" if on_gpu else "nvtx,osrt")
+        wanted = {
+            "--trace": trace,
+            "--sample": "process-tree" if "sampling" in self.options else "none",
+            "--cpuctxsw": "process-tree" if "sampling" in self.options else "none",
+            "--capture-range": "cudaProfilerApi" if on_gpu else "nvtx",
+            "--nvtx-capture": None if on_gpu else f"{CAPTURE}@{DOMAIN}",
+            "--capture-range-end": "stop",
+            "--cuda-graph-trace": "node" if on_gpu else None,
+            "--cuda-memory-usage": "false" if on_gpu else None,
+            "--kill": "none",  # the run goes on to its end, and records its steps
+            "--force-overwrite": "true",
+            "--output": str(_report(scope.directory)).replace("%", "%%"),  # %h, %p and the like mean something to nsys
+        }
+        options = [f"{name}={value}" for name, value in wanted.items() if value is not None and name in self._switches]
+        return [str(self._path), "profile", *options, *argv]
+
+    def observer(self, scope: Scope, rank: int) -> Observer:
+        """Return what makes the ranges and opens and closes the capture."""
+        return RangeObserver(rank, scope.start, scope.stop, self._kind)
+
+    def collect(self, scope: Scope) -> list[Path]:
+        """Export the node's report and return it, the SQLite file and the CSVs that are not empty.
+
+        Raises:
+            InputError: no report was written, or it cannot be exported.
+        """
+        report = _report(scope.directory)
+        if not report.exists():
+            raise InputError(_no_report(scope))
+        written([report], "report", scope.directory)
+        database = report.with_suffix(".sqlite")
+        nsys = str(self._path)
+        run_tool(
+            [
+                nsys,
+                "export",
+                "--type=sqlite",
+                "--force-overwrite=true",
+                "--quiet=true",
+                f"--output={database}",
+                str(report),
+            ],
+            _EXPORT_SECONDS,
+        )
+        written([database], "SQLite export", scope.directory)
+        _forget_environment(database)
+        return [report, database, *self._summaries(database)]
+
+    def _summaries(self, database: Path) -> list[Path]:
+        """Write the summary CSVs; a table without rows makes no file, and what nsys cannot summarise is left out."""
+        nsys, base = str(self._path), database.with_suffix("")
+        names: list[str] = []
+        with contextlib.suppress(InputError):  # the export has it all; these are for people's convenience
+            names = report_names(run_tool([nsys, "stats", "--help-reports"], timeout_seconds=60, any_exit_code=True))
+            options = ["--quiet", "--force-overwrite=true", "--format=csv", f"--report={','.join(names)}"]
+            if names:
+                run_tool([nsys, "stats", *options, f"--output={base}", str(database)], _EXPORT_SECONDS)
+        files = [base.with_name(f"{base.name}_{name}.csv") for name in names]
+        for file in files:
+            if file.exists() and file.stat().st_size == 0:
+                file.unlink()
+        return [file for file in files if file.exists()]
+
+    @property
+    def _kind(self) -> str:
+        return self.options.get("nvtx", "bertbench")
+
+
+def _forget_environment(database: Path) -> None:
+    """Remove the table of the program's environment variables from an export. Raises InputError for a damaged one."""
+    try:
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            connection.execute("DROP TABLE IF EXISTS TARGET_INFO_SYSTEM_ENV")
+            connection.commit()
+            connection.execute("VACUUM")
+    except sqlite3.Error as error:
+        raise InputError(f"{database} is no usable SQLite export ({error}): record again") from error
+
+
+def switches(help_text: str) -> frozenset[str]:
+    """Return the long switches that `nsys profile --help` names, such as "--cuda-graph-trace"."""
+    return frozenset(re.findall(r"^\s+(?:-\w,\s+)?(--[a-z][a-z-]*)", help_text, re.MULTILINE))
+
+
+def report_names(help_text: str) -> list[str]:
+    """Return the names that this version gives to REPORTS, from what `nsys stats --help-reports` lists."""
+    listed = set(re.findall(r"^\s+([a-z_0-9]+)(?:\[|\s--)", help_text, re.MULTILINE))
+    return [name for pair in REPORTS.items() for name in reversed(pair) if name in listed]
+
+
+def _report(directory: Path) -> Path:
+    return directory / "node0.nsys-rep"
+
+
+def _dotted(version: Version) -> str:
+    return ".".join(map(str, version))
+
+
+def _check_importer(path: Path) -> None:
+    """Debian's package lacks a link without which every recording ends without a report."""
+    home = Path("/usr/lib/x86_64-linux-gnu/nsight-systems")
+    debian = Path("/usr/lib/nsight-systems/host-linux-x64")
+    if path == Path("/usr/bin/nsys") and debian.is_dir() and home.is_dir() and not (home / debian.name).exists():
+        raise MissingToolError(
+            f"Debian's nsys cannot write reports without a link: sudo ln -s {debian} {home / debian.name}"
+        )
+
+
+def _check_nvtx(version: Version) -> None:
+    """nsys before 2023 does not see the ranges of nvtx 0.2.12 and later, so that no capture would begin."""
+    from importlib import metadata
+
+    own = metadata.version("nvtx")
+    if version[0] < 2023 and tuple(int(part) for part in re.findall(r"\d+", own)[:3]) >= (0, 2, 12):
+        raise MissingToolError(
+            f"nsys {_dotted(version)} does not see the ranges of nvtx {own}: "
+            "pip install nvtx==0.2.11, or take nsys 2023 or newer"
+        )
+
+
+def _check_sampling() -> None:
+    try:
+        level = int(_PARANOID.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return
+    if level > 2:
+        raise UsageError(
+            f"--with sampling: {_PARANOID} is {level}, sampling needs 2 or less: "
+            "sudo sysctl kernel.perf_event_paranoid=2, or leave the option out"
+        )
+
+
+def _no_report(scope: Scope) -> str:
+    log = scope.directory.parent / "log.txt"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    if "Capture range started" not in text:
+        why = "the capture never began: the run ended first, or nsys did not see its NVTX ranges"
+    elif "No space left" in text:
+        why = "the disk is full"
+    else:
+        why = "the capture began, but nsys was ended before it had written"
+    return f"nsys wrote no report into {scope.directory}: {why}; {log} has what it said"

@@ -1,0 +1,174 @@
+"""nvprof, for GPUs older than compute capability 8.0: one .nvvp file (SQLite) and one log per process.
+
+`nvprof` wraps the launcher of a node, follows it into the ranks, and records between cudaProfilerStart and
+cudaProfilerStop. It was part of CUDA toolkits up to 12 and knows no GPU from Ampere on (CUDA Profiler User's Guide).
+"""
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import ClassVar
+
+from analysis.records import Trial
+from bench.devices import find_devices
+from bench.profilers.base import Profiler, Scope
+from bench.profilers.ranges import RangeObserver, check_ranges
+from bench.profilers.tool import find_tool
+from bert.observer import Observer
+from common.errors import BertbenchError, InputError, UsageError
+
+NEWER: tuple[int, int] = (8, 0)
+"""The first compute capability that nvprof does not know."""
+
+PERMISSION = "ERR_NVGPUCTRPERM"
+"""What NVIDIA's tools say where the driver keeps its counters for administrators."""
+
+_INSTEAD = "use --profiler nsys (timeline) or --profiler ncu (counters)"
+_REMEDY = f"it is part of CUDA toolkits before 13 (put the toolkit's bin folder on PATH), or {_INSTEAD}"
+
+
+class Nvprof(Profiler):
+    """Wraps the launcher of a node with `nvprof`."""
+
+    OPTIONS: ClassVar[Mapping[str, str]] = {
+        "nvtx": "which NVTX ranges: bertbench, emit, dlprof, off",
+        "metrics": "what to count per kernel, comma-separated, as nvprof names it (sm_efficiency,achieved_occupancy)",
+    }
+
+    def check(self, trial: Trial) -> None:
+        """Raise UsageError or MissingToolError where nvprof cannot profile `trial` here; the message says what can."""
+        if trial.device != "cuda":
+            raise UsageError(
+                f"--profiler nvprof records GPUs alone and this trial runs on the CPU: {_INSTEAD} on a GPU; "
+                "--profiler torch records CPU operators"
+            )
+        capability = first_gpu_capability()
+        if isinstance(capability, str):
+            raise UsageError(
+                f"nvprof knows GPUs older than compute capability {_dotted(NEWER)} and this one's is not known "
+                f"({capability}): {_INSTEAD}"
+            )
+        if capability >= NEWER:
+            raise UsageError(
+                f"nvprof does not know GPUs of compute capability {_dotted(NEWER)} or newer, this one has "
+                f"{_dotted(capability)}: {_INSTEAD}"
+            )
+        find_tool("nvprof", _REMEDY)
+        check_ranges(self._kind, trial.device)
+        if "metrics" in self.options:
+            _check_metrics(self.options["metrics"], trial)
+
+    def wrap(self, argv: list[str], scope: Scope) -> list[str]:
+        """Return `nvprof ... argv`."""
+        nvprof = str(find_tool("nvprof", _REMEDY))
+        folder = str(scope.directory).replace("%", "%%")  # nvprof replaces %p by the process's number
+        metrics = self.options.get("metrics")
+        counting = ["--metrics", metrics, "--csv", "--print-summary"] if metrics else []
+        return [
+            nvprof,
+            "--profile-child-processes",
+            *("--profile-from-start", "off"),
+            *("--unified-memory-profiling", "off"),  # fails on GPUs without peer access, and BERT uses none of it
+            "--force-overwrite",
+            *("--export-profile", f"{folder}/nvprof-%p.nvvp"),
+            *("--log-file", f"{folder}/nvprof-%p.{'csv' if metrics else 'log'}"),
+            *counting,
+            *argv,
+        ]
+
+    def observer(self, scope: Scope, rank: int) -> Observer:
+        """Return what makes the ranges and calls cudaProfilerStart and cudaProfilerStop."""
+        return RangeObserver(rank, scope.start, scope.stop, self._kind)
+
+    def collect(self, scope: Scope) -> list[Path]:
+        """Return the .nvvp file of every rank, and the CSVs of `metrics`; processes without GPU work are left out.
+
+        Raises:
+            InputError: the driver gave no permission, or a rank has no whole file.
+        """
+        logs = sorted([*scope.directory.glob("nvprof-*.log"), *scope.directory.glob("nvprof-*.csv")])
+        texts = {log: log.read_text(encoding="utf-8", errors="replace") for log in logs}
+        for log, text in texts.items():
+            if PERMISSION in text:
+                raise InputError(
+                    f"nvprof was not allowed to read the GPU's counters ({PERMISSION} in {log}): start the container "
+                    "with start_container.sh --profiling, or have the administrator set "
+                    "NVreg_RestrictProfilingToAdminUsers=0 (docs/how-to/container.md)"
+                )
+        found = {file: _activities(file) for file in sorted(scope.directory.glob("nvprof-*.nvvp"))}
+        good = [file for file, activities in found.items() if isinstance(activities, int) and activities > 0]
+        if len(good) < scope.trial.world_size:
+            raise InputError(_too_few(scope, len(good), found, texts))
+        return [*good, *(log for log, text in texts.items() if log.suffix == ".csv" and "Metric result" in text)]
+
+    @property
+    def _kind(self) -> str:
+        return self.options.get("nvtx", "bertbench")
+
+
+def first_gpu_capability() -> tuple[int, int] | str:
+    """Return the compute capability of the first GPU that CUDA_VISIBLE_DEVICES shows, or why it is not known."""
+    try:
+        devices = find_devices("cuda")
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = devices.gpus[0].uuid
+        if not uuid:
+            return "NVML names no UUID for the first visible GPU"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        if devices.gpus[0].is_mig:
+            handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return int(major), int(minor)
+    except BertbenchError as error:
+        return str(error)
+    except Exception as error:  # NVML raises a class per code, and ImportError where it is absent
+        return f"NVML does not say the compute capability ({error})"
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+def _check_metrics(metrics: str, trial: Trial) -> None:
+    if not all(name.strip() for name in metrics.split(",")):
+        raise UsageError(f"--with metrics={metrics}: name at least one metric; `nvprof --query-metrics` lists them")
+    if trial.world_size > 1:
+        raise UsageError(
+            f"--with metrics replays every kernel alone, and an all-reduce of {trial.world_size} ranks replayed alone "
+            "waits for ever: use --devices 1, or leave metrics out"
+        )
+
+
+def _activities(file: Path) -> int | str:
+    """Return how many kernels and copies a file holds, or what is wrong with it."""
+    if file.stat().st_size == 0:
+        return "is empty"
+    wanted = ("KERNEL", "CONCURRENT_KERNEL", "MEMCPY", "MEMSET")
+    try:
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            present = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            tables = [f"CUPTI_ACTIVITY_KIND_{name}" for name in wanted]
+            counts = [f"SELECT count(*) FROM {name}" for name in tables if name in present]  # noqa: S608
+            return sum(int(database.execute(count).fetchone()[0]) for count in counts)
+    except sqlite3.Error as error:
+        return f"is damaged ({error})"
+
+
+def _too_few(scope: Scope, good: int, found: Mapping[Path, int | str], texts: Mapping[Path, str]) -> str:
+    damaged = [f"{file.name} {problem}" for file, problem in found.items() if isinstance(problem, str)]
+    complaints = [
+        line for text in texts.values() for line in text.splitlines() if "Error:" in line or "Warning:" in line
+    ]
+    if damaged:
+        why = f"{', '.join(damaged)}: the disk was full, or nvprof was killed before it had written; record again"
+    elif found:
+        why = "the others hold no GPU work: the window was never reached, or the ranks ran on the CPU"
+    else:
+        why = "nvprof wrote no file: the run ended before the window was over"
+    said = f"; nvprof said: {' | '.join(complaints[:3])}" if complaints else ""
+    ranks = f"{scope.trial.world_size} rank{'' if scope.trial.world_size == 1 else 's'}"
+    log = scope.directory.parent / "log.txt"
+    return f"{scope.directory} holds {good} usable .nvvp for {ranks}; {why}{said}; see {log}"

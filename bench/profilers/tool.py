@@ -1,0 +1,77 @@
+"""External tools: found on PATH, asked for their version, run with a time limit."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+from bench.processes import HARNESS_VARIABLE, MARK_VARIABLE, end_marked
+from common.errors import InputError, MissingToolError
+from common.redact import redact_text, without_secrets
+
+Version = tuple[int, ...]
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def find_tool(name: str, remedy: str) -> Path:
+    """Return the tool's path. Raises MissingToolError, with the remedy, when it is not on PATH."""
+    found = shutil.which(name)
+    if found is None:
+        raise MissingToolError(f"{name} is not on PATH: {remedy}")
+    return Path(found)
+
+
+def tool_version(path: Path) -> Version:
+    """Return the tool's version, (2022, 4, 2). Raises MissingToolError when it does not say."""
+    text = run_tool([str(path), "--version"], timeout_seconds=60)
+    match = re.search(r"[Vv]ersion:?\s+(?:\D*\s)?(\d+(?:\.\d+)+)", text) or re.search(r"\b(\d{2,4}(?:\.\d+)+)", text)
+    if match is None:
+        raise MissingToolError(f"{path} --version does not name a version (it said {text[:200]!r}): reinstall it")
+    return tuple(int(part) for part in match[1].split("."))
+
+
+def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = False) -> str:
+    """Run a tool and return its standard output.
+
+    Args:
+        argv: the command, the tool's path first.
+        timeout_seconds: time after which it is ended.
+        any_exit_code: do not take an exit code for a failure (`nsys stats --help-reports` ends with 1).
+
+    Raises:
+        MissingToolError: it cannot be started.
+        InputError: it failed or did not end in time; the message ends with what it said.
+    """
+    name, mark = Path(argv[0]).name, uuid.uuid4().hex
+    # Through a process that ends all of it when the harness dies: tools are scripts around programs with daemons.
+    watched = [sys.executable, "-m", "bench.processes", *argv]
+    variables = {
+        **without_secrets(os.environ),
+        MARK_VARIABLE: mark,
+        HARNESS_VARIABLE: str(os.getpid()),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
+    }
+    if shutil.which(argv[0]) is None:
+        raise MissingToolError(f"{argv[0]} cannot be started (it is no program): reinstall it")
+    try:
+        done = subprocess.run(
+            watched,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+            errors="replace",
+            env=variables,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"{name} {argv[1]} did not end within {timeout_seconds:g} s and was ended") from error
+    finally:
+        end_marked(mark)
+    if done.returncode != 0 and not any_exit_code:
+        said = redact_text((done.stderr.strip() or done.stdout.strip() or "nothing")[-800:])
+        raise InputError(f"{name} {argv[1]} failed (exit code {done.returncode}); it said: {said}")
+    return done.stdout

@@ -1,0 +1,212 @@
+#!/usr/bin/env bash
+# Builds the image's target cpu for real, on a machine without a container engine, and uses it: `make image-test`.
+#
+# The base is a Debian made by debootstrap; build_image.sh and start_container.sh run as they are, on a stand-in for podman
+# that calls buildah (podman_by_buildah.sh). Needs root, buildah and debootstrap, about 10 GB and ten minutes.
+#
+# By environment:
+#   IMAGE_TEST_DIR    where images and results go                  (a temporary folder, removed at the end)
+#   TORCH_INDEX       wheel index for torch                        (PyTorch's CPU index; this machine's own wheels where
+#                                                                   its pip has a find-links folder)
+#   WITH_DEEPSPEED, WITH_HOROVOD, ...    as for build_image.sh     (0)
+#   DEBIAN            release of the base                          (bookworm)
+#   DEBIAN_MIRROR     where debootstrap takes it from              (http://deb.debian.org/debian)
+
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=docker/engine.sh
+source "$root/docker/engine.sh"
+declare -A took=()
+revision=$(git -C "$root" rev-parse --short=12 HEAD 2>/dev/null || true)
+
+for tool in buildah debootstrap; do
+    command -v "$tool" >/dev/null || die "$tool is not installed: sudo apt-get install buildah debootstrap"
+done
+[[ $(id -u) == 0 ]] || die "only root can make a base with debootstrap: run it with sudo"
+if [[ -n ${IMAGE_TEST_DIR:-} ]]; then
+    mkdir -p "$IMAGE_TEST_DIR"
+    work=$(realpath "$IMAGE_TEST_DIR")
+else
+    work=$(mktemp -d)
+    chmod 755 "$work" # the user inside is another one
+fi
+current=start
+finish() {
+    local code=$?
+    if ((code != 0)); then echo "image_test.sh: step $current failed (exit code $code)" >&2; fi
+    pkill -TERM -P $$ || true
+    wait
+    # Killed in the middle, buildah leaves containers mounted.
+    awk -v work="$work/" 'index($2, work) == 1 { print $2 }' /proc/self/mounts | sort --reverse | xargs -r umount --lazy
+    if [[ -z ${IMAGE_TEST_DIR:-} ]]; then rm -rf "$work"; fi
+}
+trap finish EXIT
+[[ $work != *[[:space:]]* ]] || die "the folder '$work' has a blank in its path, which debootstrap cannot take: set TMPDIR or IMAGE_TEST_DIR"
+export BUILDAH_STORE=$work/store RUN_OPTIONS='' BUILDAH_OPTIONS=''
+
+store() {
+    buildah --root "$BUILDAH_STORE/root" --runroot "$BUILDAH_STORE/run" "$@"
+}
+
+step() {
+    local began=$EPOCHSECONDS
+    current=$1
+    shift
+    printf '\n== %s\n' "$current"
+    "$@"
+    took[$current]=$((EPOCHSECONDS - began))
+}
+
+# Where overlay mounts are possible layers share their files; elsewhere every layer is a copy.
+choose_storage() {
+    mkdir -p "$work"/overlay/{lower,upper,work,merged}
+    export STORAGE_DRIVER=vfs
+    if mount -t overlay overlay -o "lowerdir=$work/overlay/lower,upperdir=$work/overlay/upper,workdir=$work/overlay/work" \
+        "$work/overlay/merged" 2>/dev/null; then
+        umount "$work/overlay/merged"
+        STORAGE_DRIVER=overlay
+    fi
+}
+
+# The stand-in is the only engine on PATH.
+choose_engine() {
+    mkdir -p "$work/bin"
+    ln -sf "$root/docker/podman_by_buildah.sh" "$work/bin/podman"
+    export PATH=$work/bin:$PATH ENGINE=podman GPUS=none
+}
+
+# pip inside the image reaches what pip on this machine reaches: the same certificates, and the same local wheels.
+choose_packages() {
+    local folder
+    local -a shared=()
+    local certificates=/etc/ssl/certs/ca-certificates.crt
+    if [[ -f $certificates ]]; then
+        export PIP_CERT=/opt/certificates.crt
+        shared+=("--volume=$certificates:$PIP_CERT:ro")
+    fi
+    PIP_FIND_LINKS=${PIP_FIND_LINKS:-$(pip config get global.find-links 2>/dev/null || true)}
+    for folder in $PIP_FIND_LINKS; do
+        if [[ $folder == /* && $folder != *:* ]]; then shared+=("--volume=$folder:$folder:ro"); fi
+    done
+    if [[ -n $PIP_FIND_LINKS ]]; then
+        export PIP_FIND_LINKS TORCH_INDEX=${TORCH_INDEX:-https://pypi.org/simple}
+    else
+        unset PIP_FIND_LINKS
+    fi
+    BUILDAH_OPTIONS="${shared[*]}"
+    RUN_OPTIONS="${shared[*]} ${PIP_CERT:+--env=PIP_CERT=$PIP_CERT}"
+}
+
+make_base() {
+    local container
+    export BASE_IMAGE=localhost/bertbench-base:${DEBIAN:-bookworm}
+    if podman image inspect "$BASE_IMAGE" >/dev/null 2>&1; then return; fi
+    debootstrap --variant=minbase "${DEBIAN:-bookworm}" "$work/base" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >"$work/debootstrap.log" 2>&1 ||
+        { tail -n 5 "$work/debootstrap.log" >&2 && return 1; }
+    container=$(store from scratch)
+    store copy --quiet "$container" "$work/base" /
+    store commit --quiet --rm "$container" "$BASE_IMAGE"
+    rm -rf "$work/base"
+}
+
+# A user who is not root calls through sudo: start_container.sh reads SUDO_UID.
+inside() {
+    SUDO_UID=12345 SUDO_GID=12345 RUNS_DIR=$work/runs bash "$root/start_container.sh" "$work/my data" -- "$@"
+}
+
+# What was written belongs to the user who called, and nobody in the container was root.
+check_user() {
+    [[ $(inside id -u) == 12345 ]] || die "the command did not run as uid 12345"
+    # shellcheck disable=SC2016  # the shell inside expands it
+    [[ $(inside bash -c 'echo "$HOME" && touch runs/mine /data/mine') == /tmp/home-12345 ]] || die "uid 12345 has no home"
+    [[ $(stat -c %u "$work/runs/mine" "$work/my data/mine" | sort -u) == 12345 ]] || die "files belong to another"
+}
+
+# The image's own user, when nothing is said: not root.
+check_default_user() {
+    [[ $(podman run bertbench:cpu id -un) == bertbench ]] || die "the image's default user is not bertbench"
+}
+
+# start_container.sh --profiling starts as root with one more capability; the entrypoint keeps that one alone.
+check_capability() {
+    local capabilities
+    capabilities=$(podman run --user 0:0 --cap-add SYS_ADMIN --env BERTBENCH_RUN_AS=12345:12345 --env BERTBENCH_CAPABILITY=sys_admin \
+        bertbench:cpu bash -c 'id -u; sed -n "s/^Cap\(Eff\|Bnd\|Amb\):\s*0*//p" /proc/self/status')
+    [[ $capabilities == $'12345\n200000\n200000\n200000' ]] || die "not exactly CAP_SYS_ADMIN: $capabilities"
+}
+
+# nsight.sh with a real apt and a real .deb, as a user would put it into docker/installers.
+check_installers() {
+    local tool package=$work/tools
+    rm -rf "$package" "$work/installers"
+    mkdir -p "$package/DEBIAN" "$package/opt/nvidia/nsight-systems-cli/2025.1.1/bin" "$package/opt/nvidia/nsight-compute/2025.1.0" "$work/installers"
+    printf '%s\n' 'Package: nsight-tools' 'Version: 1' 'Architecture: all' 'Maintainer: nobody' 'Description: stand-in' >"$package/DEBIAN/control"
+    for tool in nsight-systems-cli/2025.1.1/bin/nsys nsight-compute/2025.1.0/ncu; do
+        printf '#!/bin/sh\necho "%s $*"\n' "${tool##*/}" >"$package/opt/nvidia/$tool"
+        chmod +x "$package/opt/nvidia/$tool"
+    done
+    dpkg-deb --build --root-owner-group "$package" "$work/installers/tools.deb" >/dev/null
+    [[ $(podman run --user 0:0 --env WITH_NSIGHT=1 --mount "type=bind,source=$work/installers,target=/data" bertbench:cpu \
+        bash -c 'bash docker/install/nsight.sh /data >/dev/null && nsys x && ncu y') == $'nsys x\nncu y' ]] ||
+        die "the tools of an installer are not on PATH"
+}
+
+check_bench() {
+    mkdir -p "$work/my data/text"
+    # Documents are separated by empty lines.
+    for _ in {1..400}; do
+        printf '%s\n' {1..8}' times the model read a sentence about the weather, and then another one about the sea.' ''
+    done >"$work/my data/text/one.txt"
+    inside bash bench/bench.sh /data/text
+    [[ -s $work/runs/bench-text/report/report.html ]] || die "no report in runs/bench-text"
+    if [[ -n $revision ]]; then
+        grep -rqF "\"git_commit\": \"$revision" --include=*.json "$work/runs/bench-text" || die "the results do not name the revision $revision"
+    fi
+}
+
+check_unit_tests() {
+    inside bash -c '
+        python -m pip install --quiet --target /tmp/tests "pytest>=8.3" "pytest-timeout>=2.3" "hypothesis>=6.110" "scipy>=1.13" &&
+        PYTHONPATH=/tmp/tests HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis python -m pytest -q -p no:cacheprovider tests/unit'
+}
+
+# A change of the code remakes the last layers alone.
+check_rebuild() {
+    local copy=$work/checkout began=$EPOCHSECONDS
+    rm -rf "$copy"
+    mkdir "$copy"
+    tar --create --directory "$root" --exclude ./.venv --exclude ./runs --exclude ./.git . | tar --extract --directory "$copy"
+    echo "# changed" >>"$copy/bench/plan.py"
+    IMAGE=bertbench:changed bash "$copy/build_image.sh" --cpu >"$work/rebuild.log" 2>&1 || { tail "$work/rebuild.log" >&2 && return 1; }
+    rebuild_seconds=$((EPOCHSECONDS - began))
+    ! grep -q 'Collecting\|Setting up' "$work/rebuild.log" || die "the rebuild installed packages again: see $work/rebuild.log"
+    [[ $(podman run bertbench:changed tail -n 1 bench/plan.py) == "# changed" ]] || die "the rebuilt image holds the old code"
+}
+
+size_mb() {
+    local container mounted
+    container=$(store from --pull-never bertbench:cpu)
+    mounted=$(store mount "$container")
+    du --summarize --block-size=1M "$mounted" | cut -f1
+    store rm "$container" >/dev/null
+}
+
+choose_storage
+choose_engine
+choose_packages
+step base make_base
+step build bash "$root/build_image.sh" --cpu
+size=$(size_mb)
+step user check_user
+step default-user check_default_user
+step capability check_capability
+step installers check_installers
+step doctor inside bertbench doctor
+step bench check_bench
+step unit-tests check_unit_tests
+step rebuild check_rebuild
+
+printf '\n== image-test passed\n'
+printf 'bertbench:cpu on %s: %s MB unpacked, built in %s s on %s cores (%s storage), rebuilt after a change of the code in %s s\n' \
+    "$BASE_IMAGE" "$size" "${took[build]}" "$(nproc)" "$STORAGE_DRIVER" "$rebuild_seconds"
+for name in "${!took[@]}"; do printf '%s: %s s\n' "$name" "${took[$name]}"; done | sort

@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.metrics.breakdown import union_ns as union_of_breakdown
+from analysis.metrics.intervals import clipped, difference, intersection, merged, total_ns, union_ns
+
+SPANS = st.lists(
+    st.tuples(st.integers(-60, 60), st.integers(-3, 25)).map(lambda item: (item[0], sum(item))), max_size=25
+)
+
+
+def made(spans: list[tuple[int, int]]) -> np.ndarray:
+    return merged([start for start, _ in spans], [end for _, end in spans])
+
+
+def points(intervals) -> set[int]:
+    return {point for start, end in intervals for point in range(start, end)}
+
+
+def assert_is_a_set(intervals: np.ndarray) -> None:
+    assert intervals.dtype == np.int64 and intervals.shape[1] == 2
+    bounds = intervals.ravel().tolist()
+    assert bounds == sorted(set(bounds)), "sorted, none empty, none touching another"
+
+
+@given(SPANS)
+def test_the_union_holds_every_covered_nanosecond_once(spans: list[tuple[int, int]]) -> None:
+    found = made(spans)
+    assert_is_a_set(found)
+    assert points(found.tolist()) == points(spans)
+    assert total_ns(found) == union_ns(spans) == len(points(spans))
+
+
+@given(SPANS, SPANS)
+def test_intersection_and_difference_agree_with_sets_of_points(
+    first: list[tuple[int, int]], second: list[tuple[int, int]]
+) -> None:
+    both, only = intersection(made(first), made(second)), difference(made(first), made(second))
+    assert_is_a_set(both)
+    assert_is_a_set(only)
+    assert points(both.tolist()) == points(first) & points(second)
+    assert points(only.tolist()) == points(first) - points(second)
+
+
+@given(SPANS, st.integers(-60, 60), st.integers(0, 60))
+def test_clipping_keeps_what_is_inside(spans: list[tuple[int, int]], begin: int, length: int) -> None:
+    found = clipped(made(spans), begin, begin + length)
+    assert_is_a_set(found)
+    assert points(found.tolist()) == points(spans) & set(range(begin, begin + length))
+
+
+def test_nothing_gives_an_empty_set_everywhere() -> None:
+    empty, one = merged([], []), merged([3], [5])
+    assert empty.shape == (0, 2) and union_ns([]) == total_ns(empty) == 0
+    assert intersection(empty, one).tolist() == difference(empty, one).tolist() == []
+    assert difference(one, empty).tolist() == [[3, 5]] and clipped(one, 5, 9).tolist() == []
+
+
+def test_nanoseconds_since_1970_keep_their_last_digit() -> None:
+    base = 1_700_000_000_123_456_789
+    assert merged([base, base + 1], [base + 1, base + 3]).tolist() == [[base, base + 3]]
+    assert union_ns([(base, base + 1), (base + 7, base + 8)]) == 2
+
+
+@pytest.mark.parametrize("spans", [[(5, 3)], [(5, 5)]])
+def test_what_ends_before_it_starts_covers_nothing(spans: list[tuple[int, int]]) -> None:
+    assert union_ns(spans) == 0
+
+
+def test_the_breakdown_uses_the_same_union() -> None:
+    assert union_of_breakdown is union_ns

@@ -1,0 +1,298 @@
+"""Reading the CSVs of Nsight Compute, small hand-made ones and the real ones of ../shared/traces/ncu."""
+
+import csv
+import gzip
+import math
+from pathlib import Path
+
+import pytest
+
+from analysis.counters import IDENTITY
+from analysis.readers.ncu import read
+from analysis.readers.ncu_units import base_unit, number
+from common.errors import InputError
+
+TRACES = Path(__file__).parents[3].parent / "shared" / "traces" / "ncu"
+REAL = {
+    "attention_5-9__bert_flashattn_nsight.csv.gz": (10, None),
+    "attention_5-9__bert_torch_nsight.csv.gz": (26, None),
+    "kernel_0001__ncu.details.csv": (1, (12, 0)),
+    "kernel_0001__ncu.metrics.csv": (1, (12, 0)),
+    "tests__copy_blocked.csv": (1, (7, 5)),
+}
+
+LONG = '"ID","Process ID","Kernel Name","Context","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name"'
+RAW = '"ID","Process ID","Kernel Name","gpc__cycles_elapsed.max","gpu__time_duration.sum","dram__bytes.sum"'
+PIPE = "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_elapsed"
+
+
+def table(tmp_path: Path, *lines: str, ending: str = "\n", name: str = "a.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes((ending.join(lines) + ending).encode())
+    return path
+
+
+def long_row(kernel: int, metric: str, unit: str, value: str, process: int = 7, name: str = "gemm") -> str:
+    return f'"{kernel}","{process}","{name}","1","s","{metric}","{unit}","{value}",'
+
+
+# ---- forms ----
+
+
+def test_the_details_page_gives_one_row_per_kernel(tmp_path: Path) -> None:
+    path = table(
+        tmp_path,
+        LONG,
+        long_row(0, "gpu__time_duration.sum", "usecond", "2.50"),
+        long_row(0, "gpc__cycles_elapsed.max", "cycle", "4,000"),
+        long_row(0, PIPE, "%", "12.5"),
+        long_row(1, "gpu__time_duration.sum", "nsecond", "1,500"),
+        long_row(1, "gpc__cycles_elapsed.max", "cycle", "2,000.00"),
+    )
+    found = read(path)
+    assert tuple(found.kernels.columns[: len(IDENTITY)]) == IDENTITY
+    assert list(found.kernels["duration_ns"]) == [2500.0, 1500.0] and list(found.kernels["cycles"]) == [4000.0, 2000.0]
+    assert found.kernels[PIPE][0] == 12.5 and math.isnan(found.kernels[PIPE][1])
+    assert (found.units[PIPE], found.units["gpu__time_duration.sum"]) == ("%", "ns")
+    assert found.metrics == ("gpu__time_duration.sum", "gpc__cycles_elapsed.max", PIPE)
+
+
+def test_the_raw_page_is_read_with_its_units_row(tmp_path: Path) -> None:
+    path = table(
+        tmp_path,
+        "step 1 done, it's \"fine",
+        "==PROF== Connected to process 7",
+        RAW,
+        '"","","","cycle","msecond","Mbyte"',
+        '"0","7","a","1,000","0.5","2.5"',
+        '"1","7","b","3,000","1.5","1,000"',
+        "==PROF== Disconnected from process 7",
+        "42 samples",
+    )
+    found = read(path)
+    assert list(found.kernels["name"]) == ["a", "b"]
+    assert list(found.kernels["duration_ns"]) == [500_000.0, 1_500_000.0]
+    assert list(found.kernels["dram__bytes.sum"]) == [2.5e6, 1e9] and found.units["dram__bytes.sum"] == "byte"
+    assert found.problems == ()
+
+
+def test_the_raw_page_names_the_device_and_its_attributes_are_no_metrics(tmp_path: Path) -> None:
+    head = (
+        RAW
+        + ',"device__attribute_display_name","device__attribute_compute_capability_major"'
+        + ',"device__attribute_compute_capability_minor","device__attribute_device_index"'
+    )
+    found = read(
+        table(tmp_path, head, '"","","","","","","","","",""', '"0","7","a","1","2","3","NVIDIA H200","9","0","3"')
+    )
+    assert (found.device_name, found.compute_capability) == ("NVIDIA H200", (9, 0))
+    assert list(found.kernels["device"]) == [3]
+    assert not [name for name in found.metrics if name.startswith("device__")]
+
+
+def test_the_same_ids_of_two_processes_are_two_kernels(tmp_path: Path) -> None:
+    rows = [long_row(0, PIPE, "%", value, process) for process, value in ((7, "1"), (8, "2"))]
+    found = read(table(tmp_path, LONG, *rows)).kernels
+    assert list(zip(found["process"], found["kernel_id"], found[PIPE], strict=True)) == [(7, 0, 1.0), (8, 0, 2.0)]
+
+
+def test_several_tables_in_one_file_are_joined(tmp_path: Path) -> None:
+    first, second = ((RAW, '"","","","cycle","ns","byte"', f'"0","{process}","a","1","2","3"') for process in (7, 8))
+    found = read(table(tmp_path, *first, "==PROF== more", *second))
+    assert list(found.kernels["process"]) == [7, 8] and list(found.kernels["duration_ns"]) == [2.0, 2.0]
+
+
+def test_rows_shorter_than_the_header_and_rows_of_rules_are_read(tmp_path: Path) -> None:
+    rule = '"0","7","gemm","1","SpeedOfLight","","","","SOLBottleneck"'
+    found = read(table(tmp_path, LONG, rule, '"0","7","gemm","1","s","a__b.sum","inst","5"'))
+    assert list(found.kernels["a__b.sum"]) == [5.0] and found.metrics == ("a__b.sum",)
+
+
+def test_a_row_that_is_cut_off_is_told(tmp_path: Path) -> None:
+    found = read(table(tmp_path, LONG, long_row(0, "a__b.sum", "inst", "5"), '"0","7","gemm","1","s","c__d.sum","in'))
+    assert any("line 3 ends before the value of c__d.sum" in problem for problem in found.problems)
+    assert list(found.kernels["a__b.sum"]) == [5.0]
+
+
+def test_a_row_longer_than_the_header_is_left_out_and_told(tmp_path: Path) -> None:
+    unquoted = "1,7,f(int, int, int),1,s,a__b.sum,inst,12,319,469"
+    found = read(table(tmp_path, LONG, long_row(0, "a__b.sum", "inst", "5"), unquoted))
+    assert list(found.kernels["kernel_id"]) == [0]
+    assert any("line 3 has 12 fields, the header has 9" in problem for problem in found.problems)
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+def test_line_endings_do_not_matter(tmp_path: Path, ending: str) -> None:
+    path = table(tmp_path, "x", LONG, long_row(0, PIPE, "%", "1"), long_row(1, PIPE, "%", "2"), ending=ending)
+    assert list(read(path).kernels[PIPE]) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp949", "utf-16"])
+def test_encodings_are_told_apart(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("\n".join(["커널", LONG, long_row(0, PIPE, "%", "1", name="커널")]).encode(encoding))
+    assert list(read(path).kernels["name"]) == ["커널"]
+
+
+def test_bytes_of_no_encoding_do_not_stop_the_reading(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"\xff\x00\x80\xfe\n" + "\n".join([LONG, long_row(0, PIPE, "%", "1")]).encode())
+    assert list(read(path).kernels[PIPE]) == [1.0]
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_a_save_by_a_spreadsheet_without_quotes_is_read(tmp_path: Path, delimiter: str) -> None:
+    lines = [line.replace('"', "").replace(",", delimiter) for line in (LONG, long_row(0, PIPE, "%", "1.5"))]
+    assert list(read(table(tmp_path, *lines)).kernels[PIPE]) == [1.5]
+
+
+def test_a_field_with_a_line_break_stays_in_its_row(tmp_path: Path) -> None:
+    rule = '"0","7","gemm","1","SpeedOfLight","","","","a rule that\nsays ""two"" lines"'
+    broken = long_row(1, PIPE, "%", "2", name="lambda\n[with T = int]")
+    found = read(table(tmp_path, LONG, long_row(0, PIPE, "%", "1"), rule, broken)).kernels
+    assert list(found[PIPE]) == [1.0, 2.0] and found["name"][1] == "lambda\n[with T = int]"
+
+
+# ---- values ----
+
+
+def test_values_that_are_no_numbers_are_unknown_and_told(tmp_path: Path) -> None:
+    values = ["n/a", "", "all", "CachePreferNone", "nan", "inf", "7"]
+    rows = [long_row(kernel, "a__b.sum", "inst", value) for kernel, value in enumerate(values)]
+    found = read(table(tmp_path, LONG, *rows))
+    assert found.kernels["a__b.sum"].notna().tolist() == [False] * 6 + [True]
+    assert any("a__b.sum is n/a for some kernels" in problem for problem in found.problems)
+
+
+def test_a_metric_in_two_sections_is_one_column_and_a_label_in_two_sections_is_two(tmp_path: Path) -> None:
+    def row(section: str, name: str, unit: str, value: str) -> str:
+        return f'"0","7","k","1","{section}","{name}","{unit}","{value}",'
+
+    path = table(
+        tmp_path,
+        LONG,
+        row("one", "a__b.sum", "inst", "5"),
+        row("two", "a__b.sum", "inst", "5"),
+        row("one", "Memory Throughput", "%", "61"),
+        row("two", "Memory Throughput", "Gbyte/s", "3"),
+    )
+    found = read(path)
+    assert set(found.metrics) == {"a__b.sum", "one: Memory Throughput", "two: Memory Throughput"}
+    assert found.units["two: Memory Throughput"] == "byte/s" and found.problems[0].startswith("duration_ns of 1")
+
+
+def test_two_different_values_of_one_metric_are_told(tmp_path: Path) -> None:
+    found = read(table(tmp_path, LONG, long_row(0, "a__b.sum", "inst", "5"), long_row(0, "a__b.sum", "inst", "9")))
+    assert list(found.kernels["a__b.sum"]) == [5.0]
+    assert any("two values for one kernel" in problem for problem in found.problems)
+
+
+def test_units_that_differ_by_row_become_one(tmp_path: Path) -> None:
+    rows = [long_row(i, "dram__bytes.sum", unit, "2") for i, unit in enumerate(["byte", "Kbyte", "Mbyte", "Gbyte"])]
+    assert list(read(table(tmp_path, LONG, *rows)).kernels["dram__bytes.sum"]) == [2.0, 2e3, 2e6, 2e9]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("16,764,800,860,160.00", 16764800860160.0), (" 5 ", 5.0), ("-0.5", -0.5), ("1e3", 1000.0), (".5", 0.5),
+     ("12 (3; 9)", 12.0), ("61.84%", 61.84), ("n/a", None), ("", None), ("all", None), ("5 kernels", None),
+     ("inf", None), ("nan", None), ("1e999", None), ("(32, 4, 1)", None)],
+)  # fmt: skip
+def test_numbers(text: str, value: float | None) -> None:
+    assert number(text) == value
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor", "base"),
+    [("nsecond", 1, "ns"), ("usecond", 1e3, "ns"), ("ms", 1e6, "ns"), ("second", 1e9, "ns"), ("Mbyte", 1e6, "byte"),
+     ("Gbyte/second", 1e9, "byte/s"), ("byte/nsecond", 1e9, "byte/s"), ("Gbyte/s", 1e9, "byte/s"), ("%", 1, "%"),
+     ("Ghz", 1e9, "hz"), ("cycle/usecond", 1e6, "hz"), ("cycle/nsecond", 1e9, "hz"), ("inst/cycle", 1, "inst/cycle"),
+     ("byte/block", 1, "byte/block"), ("", 1, ""), ("register/thread", 1, "register/thread"), ("Kinst", 1e3, "inst")],
+)  # fmt: skip
+def test_units(unit: str, factor: float, base: str) -> None:
+    found = base_unit(unit)
+    assert found[0] == pytest.approx(factor) and found[1] == base
+
+
+# ---- what is no table ----
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"", "is empty"),
+        (b"hello\n", "holds no table of ncu"),
+        (b"==ERROR== Option '--section x' did not match any section.\n", r"ncu failed; it said: Option '--section x'"),
+        (b'"Process ID","Kernel Name","Invocations","Metric Name"\n', "is a summary of ncu"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        (gzip.compress(b"x" * 1000)[:20], "damaged or cut short"),
+    ],
+)
+def test_what_is_no_table_is_told(tmp_path: Path, content: bytes, match: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=match):
+        read(path)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read"):
+        read(tmp_path / "none.csv")
+
+
+def test_a_table_without_kernels_gives_an_empty_frame_with_its_columns(tmp_path: Path) -> None:
+    found = read(table(tmp_path, RAW, '"","","","cycle","ns","byte"'))
+    assert found.kernels.empty and tuple(found.kernels.columns) == IDENTITY
+    assert any("holds no kernel" in problem for problem in found.problems)
+
+
+# ---- real files ----
+
+
+def real(name: str) -> Path:
+    path = TRACES / name
+    if not path.exists():
+        pytest.skip(f"{path} is not here: real traces are not part of the project")
+    return path
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_files_give_their_kernels_and_every_number_in_them(name: str) -> None:
+    path = real(name)
+    found = read(path)
+    count, capability = REAL[name]
+    assert (len(found.kernels), found.compute_capability) == (count, capability)
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    by_kernel = found.kernels.set_index(["process", "kernel_id"])
+    checked = 0
+    for row in csv.DictReader(text.decode().splitlines()):
+        metric, value = row["Metric Name"], (row["Metric Value"] or "").replace(",", "")
+        try:
+            expected = float(value)
+        except ValueError:
+            continue
+        column = metric if metric in by_kernel else f"{row['Section Name']}: {metric}"
+        factor = base_unit(row["Metric Unit"])[0]
+        assert by_kernel.loc[(int(row["Process ID"]), int(row["ID"])), column] == pytest.approx(expected * factor)
+        checked += 1
+    assert checked == int(found.kernels[list(found.metrics)].notna().sum().sum()) > 0
+
+
+def test_every_real_file_is_looked_at() -> None:
+    real("ERROR_ONLY_raw.csv")
+    assert {path.name for path in TRACES.iterdir()} == {*REAL, "ERROR_ONLY_raw.csv"}
+
+
+def test_known_values_of_real_files() -> None:
+    details = read(real("kernel_0001__ncu.details.csv"))
+    (row,) = details.kernels.to_dict("records")
+    assert (row["process"], row["device"], row["duration_ns"], row["cycles"]) == (1740670, 0, 6750.0, 13485.0)
+    assert row["dram__bytes_read.sum"] == 2.33e6 and details.units["dram__bytes_read.sum"] == "byte"
+    assert any("flop_count_hp.sum is n/a" in problem for problem in details.problems)
+    (row,) = read(real("tests__copy_blocked.csv")).kernels.to_dict("records")
+    assert (row["duration_ns"], row["cycles"]) == (21_058_944.0, 12_319_469.0)
+
+
+def test_a_real_file_of_a_failed_run_is_told_in_the_words_of_ncu() -> None:
+    with pytest.raises(InputError, match=r"ncu failed; it said: Option '--section .*did not match any section"):
+        read(real("ERROR_ONLY_raw.csv"))

@@ -1,0 +1,488 @@
+import gzip
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.metrics.range_tree import range_tree
+from analysis.metrics.utilization import compute_utilization
+from analysis.readers.nsys import read
+from analysis.timeline import Timeline
+from common.errors import InputError
+
+TRACES = Path(__file__).parents[3].parent / "shared" / "traces" / "nsys"
+VM = 7 << 48
+
+PLACE = "start end deviceId contextId streamId correlationId globalPid"
+KERNEL_2020 = (
+    f"{PLACE} demangledName shortName launchType cacheConfig registersPerThread gridX gridY gridZ blockX blockY"
+)
+KERNEL_2020 += " blockZ staticSharedMemory dynamicSharedMemory localMemoryPerThread localMemoryTotal gridId"
+KERNEL_2022 = f"{KERNEL_2020} mangledName sharedMemoryExecuted graphNodeId sharedMemoryLimitConfig"
+KERNEL_2026 = f"{KERNEL_2022} greenContextId " + " ".join(f"later{number}" for number in range(13))
+COPY = f"{PLACE} bytes copyKind"
+NVTX_2020 = "start end eventType rangeId category color text globalTid endGlobalTid textId"
+NVTX_2022 = (
+    f"{NVTX_2020} domainId uint64Value int64Value doubleValue uint32Value int32Value floatValue jsonTextId jsonText"
+)
+NVTX_2026 = f"{NVTX_2022} binaryData"
+GRAPH = f"{PLACE} graphId graphExecId"
+
+
+def pid(process: int) -> int:
+    return VM | process << 24
+
+
+def tid(process: int, thread: int | None = None) -> int:
+    return pid(process) | (process if thread is None else thread)
+
+
+class Export:
+    """Writes an export with the tables that a test asks for; a value that a row leaves out is NULL."""
+
+    def __init__(self, path: Path, not_null: bool = False) -> None:
+        self.path = path
+        self._connection = sqlite3.connect(path)
+        self._not_null = not_null
+        self.table("StringIds", "id value", [])
+
+    def table(self, name: str, columns: str, rows: Sequence[dict[str, Any]]) -> "Export":
+        names = columns.split()
+        texts = ("text", "jsonText", "value", "name")
+
+        def default(column: str) -> Any:
+            return ("" if column in texts else 0) if self._not_null else None
+
+        declared = ", ".join(f'"{column}" {"TEXT" if column in texts else "INTEGER"}' for column in names)
+        self._connection.execute(f'CREATE TABLE IF NOT EXISTS "{name}" ({declared})')
+        for row in rows:
+            assert set(row) <= set(names), set(row) - set(names)
+            values = [row.get(column, default(column)) for column in names]
+            self._connection.execute(f'INSERT INTO "{name}" VALUES ({", ".join("?" * len(names))})', values)
+        return self
+
+    def strings(self, **ids: str) -> "Export":
+        return self.table("StringIds", "id value", [{"id": int(key[1:]), "value": text} for key, text in ids.items()])
+
+    def done(self) -> Path:
+        self._connection.commit()
+        self._connection.close()
+        return self.path
+
+
+def kernel(start: int, end: int, name: int, process: int = 40, **more: Any) -> dict[str, Any]:
+    place = {"deviceId": 0, "streamId": 7, "correlationId": 5, "globalPid": pid(process)}
+    return {"start": start, "end": end, **place, "demangledName": name, "shortName": name, **more}
+
+
+def nvtx(start: int, end: int | None, process: int = 40, thread: int | None = None, **more: Any) -> dict[str, Any]:
+    return {"start": start, "end": end, "eventType": 59, "globalTid": tid(process, thread), **more}
+
+
+def ours(process: int = 40, number: int = 1) -> dict[str, Any]:
+    return nvtx(-500, None, process, eventType=75, text="bertbench", domainId=number)
+
+
+def only(found: list[Timeline]) -> Timeline:
+    (timeline,) = found
+    return timeline
+
+
+def names(timeline: Timeline) -> list[str]:
+    return list(timeline.ranges["name"])
+
+
+def steps(timeline: Timeline) -> list[tuple[int, int, int]]:
+    return [(row.step, row.start, row.end) for row in timeline.steps.itertuples()]
+
+
+def test_an_export_of_2020_with_defaults_for_null_and_no_domains(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite", not_null=True).strings(i0="", i3="gemm", i4="backward")
+    export.table("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL_2020, [kernel(120, 150, 3, gridX=4, blockX=256)])
+    rows = [nvtx(100, 200, text="step 5"), nvtx(110, 150, text="forward"), nvtx(150, 190, textId=4)]
+    export.table("NVTX_EVENTS", NVTX_2020, rows)
+    export.table("TARGET_INFO_CUDA_GPU", "deviceId name", [{"deviceId": 0, "name": "Tesla V100"}])
+    found = only(read(export.done()))
+    assert (found.rank, found.process, found.source) == (None, 40, "nsys, version not recorded")
+    assert steps(found) == [(5, 100, 200)] and names(found) == ["forward", "backward"]
+    (row,) = found.kernels.to_dict("records")
+    assert (row["name"], row["kind"], row["device"], row["stream"], row["start"], row["end"]) == (
+        *("gemm", "kernel", 0, 7),
+        *(120, 150),
+    )
+    assert (row["grid_x"], row["block_x"], row["correlation_id"]) == (4, 256, 5)
+    assert found.devices == {0: "Tesla V100"} and found.problems == ()
+
+
+def test_an_export_of_2022_with_domains_payloads_and_two_processes(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite").strings(i1="bertbench:capture", i2="void gemm<float>(int)", i3="gemm")
+    export.table("EXPORT_META_DATA", "name value", [{"name": "EXPORT_PRODUCT_VERSION", "value": "2022.4.2.1"}])
+    rows: list[dict[str, Any]] = []
+    for process, rank, domain in ((41, 0, 2), (40, 1, 1)):
+        rows += [
+            ours(process, domain),
+            nvtx(50, 900, process, eventType=60, textId=1, domainId=domain, int64Value=rank),
+        ]
+        rows += [nvtx(100, 200, process, text="step 7", domainId=domain, int64Value=7)]
+        rows += [nvtx(110, 160, process, text="all-reduce", domainId=domain)]
+    rows += [nvtx(120, 130, 40, 99, text="aten::mm", domainId=0), nvtx(140, 150, 40, text="not a range", eventType=34)]
+    export.table("NVTX_EVENTS", NVTX_2022, rows)
+    export.table("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL_2022, [kernel(130, 140, 2, 40, shortName=3)])
+    export.table("CUPTI_ACTIVITY_KIND_MEMCPY", COPY, [{**kernel_place(105, 115), "bytes": 4096, "copyKind": 1}])
+    export.table("CUPTI_ACTIVITY_KIND_MEMSET", f"{PLACE} bytes", [{**kernel_place(116, 117), "bytes": 8}])
+    export.table("TARGET_INFO_GPU", "id cuDevice name", [{"id": 0, "cuDevice": 0, "name": "A100"}])
+    zero, one = read(export.done())
+    assert [(item.rank, item.process) for item in (zero, one)] == [(0, 41), (1, 40)]
+    assert one.source == "nsys 2022.4.2.1" and one.devices == {0: "A100"}
+    assert names(zero) == ["bertbench:capture", "bertbench:all-reduce"] and len(zero.kernels) == 0
+    assert names(one) == ["bertbench:capture", "bertbench:all-reduce", "aten::mm"]
+    assert list(one.ranges["domain"]) == ["bertbench", "bertbench", ""]
+    assert list(one.ranges["thread"]) == ["40/40", "40/40", "40/99"] and steps(one) == [(7, 100, 200)]
+    assert list(one.kernels["kind"]) == ["memcpy", "memset", "kernel"]
+    assert list(one.kernels["name"]) == ["Memcpy HtoD", "Memset", "void gemm<float>(int)"]
+    assert one.kernels["short_name"].iloc[2] == "gemm" and list(one.kernels["bytes"]) == [4096, 8, 0]
+
+
+def kernel_place(start: int, end: int, process: int = 40) -> dict[str, Any]:
+    return {"start": start, "end": end, "deviceId": 0, "streamId": 7, "correlationId": 5, "globalPid": pid(process)}
+
+
+def test_an_export_of_2024_names_gpus_process_by_process(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite").strings(i3="gemm")
+    export.table("META_DATA_EXPORT", "name value", [{"name": "EXPORT_PRODUCT_VERSION", "value": "2024.6.2.225"}])
+    rows = [kernel(1, 2, 3, 40), kernel(1, 2, 3, 41), kernel(5, 6, 3, 41, deviceId=1)]
+    export.table("CUPTI_ACTIVITY_KIND_KERNEL", f"{KERNEL_2022} greenContextId", rows)
+    gpus = [{"id": number, "cuDevice": number, "name": f"GPU {number}"} for number in (0, 1, 2)]
+    export.table("TARGET_INFO_GPU", "id cuDevice name", gpus)
+    mapping = [(40, 0, 2), (41, 0, 1), (41, 1, 0)]  # as CUDA_VISIBLE_DEVICES=2 and =1,0 do
+    rows = [{"pid": owner, "cudaId": device, "gpuId": gpu} for owner, device, gpu in mapping]
+    export.table("TARGET_INFO_CUDA_DEVICE", "gpuId cudaId pid", rows)
+    first, second = read(export.done())
+    assert first.source == "nsys 2024.6.2.225"
+    assert first.devices == {0: "GPU 2"} and second.devices == {0: "GPU 1", 1: "GPU 0"}
+
+
+def test_an_export_of_2026_with_forty_kernel_columns_extended_payloads_and_graphs(tmp_path: Path) -> None:
+    assert len(KERNEL_2026.split()) >= 40
+    export = Export(tmp_path / "a.sqlite").strings(i3="gemm", i4='{"rank": 6}')
+    rows = [kernel(120, 130, 3), kernel(140, 150, 3, graphNodeId=77)]
+    export.table("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL_2026, rows)
+    graph = {**kernel_place(160, 190), "graphId": 9}
+    export.table("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", GRAPH, [graph, {**graph, "start": 195, "end": 199}])
+    message = '{"Message size [bytes]": 4, "Communicator": 8}'
+    rows = [
+        ours(),
+        nvtx(1, 999, eventType=60, text="bertbench:capture", domainId=1, jsonTextId=4),
+        nvtx(100, 200, text="step", domainId=1, jsonText="[12]"),
+        nvtx(150, 160, text="ncclAllReduce", domainId=0, jsonText=message),
+    ]
+    export.table("NVTX_EVENTS", NVTX_2026, rows)
+    found = only(read(export.done()))
+    assert found.rank == 6 and steps(found) == [(12, 100, 200)]
+    assert found.ranges["json"].iloc[1] == message and found.ranges["payload"].isna().iloc[1]
+    assert list(found.kernels["kind"]) == ["kernel", "kernel", "graph", "graph"]
+    assert list(found.kernels["graph_node"]) == [0, 77, 0, 0] and found.kernels["name"].iloc[2] == "CUDA graph 9"
+    assert any("2 launches of CUDA graphs" in problem for problem in found.problems)
+    assert compute_utilization(found).busy_ms == pytest.approx(54e-6)  # 10 + 10 + 30 + 4 ns
+
+
+def test_a_graph_alone_is_work_of_the_process(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite")
+    export.table("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", GRAPH, [{**kernel_place(1, 5), "graphId": 9}])
+    assert list(only(read(export.done())).kernels["name"]) == ["CUDA graph 9"]
+
+
+def test_steps_cut_by_the_recording_s_end_are_left_out_and_said(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite")
+    export.table("ANALYSIS_DETAILS", "globalVid duration", [{"globalVid": 1, "duration": 500}])
+    rows = [ours(), nvtx(50, 500, eventType=60, text="bertbench:capture", domainId=1, int64Value=0)]
+    rows += [nvtx(start, end, text=f"step {n}", domainId=1) for n, start, end in ((3, 100, 200), (4, 200, 300))]
+    rows += [nvtx(300, 500, text="step 5", domainId=1), nvtx(310, None, text="forward", domainId=1)]
+    export.table("NVTX_EVENTS", NVTX_2022, rows)
+    found = only(read(export.done()))
+    assert steps(found) == [(3, 100, 200), (4, 200, 300)]
+    cut = found.ranges.set_index("name")["cut"].to_dict()
+    assert cut == {"bertbench:capture": False, "bertbench:step 5": True, "bertbench:forward": True}
+    assert found.ranges["end"].iloc[-1] == 500
+    assert any("left out: 5" in problem for problem in found.problems)
+    assert any("1 ranges have no end" in problem for problem in found.problems)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (("step 3", "step 4"), [3, 4]),
+        (("ProfilerStep#3", "ProfilerStep#4"), [3, 4]),
+        (("iteration 3", "iteration 4"), [3, 4]),
+        (("iter_3", "iter_4"), [3, 4]),
+        (("Train step 3", "Train step 4"), [3, 4]),
+        (("Step 10 to 20", "Step 20 to 30"), []),
+        (("stepwise 3", "my step 4"), []),
+        (("step", "step"), []),  # no number anywhere
+        (("3", "4"), []),
+    ],
+)
+def test_iterations_of_others_are_known_by_their_names(tmp_path: Path, texts: tuple[str, str], expected: Any) -> None:
+    export = Export(tmp_path / "a.sqlite")
+    rows = [nvtx(100 * number, 100 * number + 90, text=text) for number, text in enumerate(texts)]
+    export.table("NVTX_EVENTS", NVTX_2022, rows)
+    found = only(read(export.done()))
+    assert [number for number, _, _ in steps(found)] == expected
+    assert len(found.ranges) == 2 - len(expected)
+
+
+def test_our_steps_win_over_others_and_one_thread_s_over_another_s(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite")
+    rows = [ours(), nvtx(100, 300, text="step 3", domainId=1, int64Value=3)]
+    rows += [nvtx(start, start + 40, text=f"iteration {start}") for start in (100, 150, 200)]
+    rows += [nvtx(110, 120, 40, 99, text="step 3", domainId=1)]
+    export.table("NVTX_EVENTS", NVTX_2022, rows)
+    found = only(read(export.done()))
+    assert steps(found) == [(3, 100, 300)] and list(found.steps["thread"]) == ["40/40"]
+    assert sorted(names(found)) == ["bertbench:step 3", "iteration 100", "iteration 150", "iteration 200"]
+
+
+def test_the_domain_is_known_by_the_capture_where_its_creation_was_not_recorded(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite")
+    rows = [nvtx(50, 500, eventType=60, text="bertbench:capture", domainId=4, int64Value=2)]
+    rows += [nvtx(60, 70, text="forward", domainId=4), nvtx(80, 90, text="foreign", domainId=5)]
+    export.table("NVTX_EVENTS", NVTX_2022, rows)
+    found = only(read(export.done()))
+    assert names(found) == ["bertbench:capture", "bertbench:forward", "foreign"] and found.rank == 2
+    assert any("1 NVTX domains have no name" in problem for problem in found.problems)
+
+
+def test_two_processes_with_one_rank_are_told_and_have_none(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite")
+    rows = [nvtx(50, 500, process, eventType=60, text="bertbench:capture", int64Value=0) for process in (40, 41)]
+    export.table("NVTX_EVENTS", NVTX_2022, rows)
+    found = read(export.done())
+    assert [item.rank for item in found] == [None, None] and "rank 0" in found[0].problems[-1]
+
+
+def test_a_zero_that_stands_for_null_does_not_hide_the_payload(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite", not_null=True)
+    rows = [
+        nvtx(50, 500, process, eventType=60, text="bertbench:capture", uint32Value=process - 40) for process in (40, 43)
+    ]
+    export.table("NVTX_EVENTS", NVTX_2022, rows)
+    assert [(item.rank, item.process) for item in read(export.done())] == [(0, 40), (3, 43)]
+
+
+def test_work_without_a_process_goes_to_the_only_one_there_is(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite").strings(i3="gemm")
+    export.table("NVTX_EVENTS", "start end text globalTid", [{"start": 1, "end": 9, "text": "a", "globalTid": tid(40)}])
+    export.table("CUPTI_ACTIVITY_KIND_KERNEL", "start end demangledName", [{"start": 2, "end": 4, "demangledName": 3}])
+    found = only(read(export.done()))
+    assert (found.process, len(found.kernels), names(found)) == (40, 1, ["a"])
+
+
+def test_text_that_is_not_utf8_and_missing_names_are_survived(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite")
+    export.table("StringIds", "id value", [{"id": 3, "value": b"ge\xffmm"}])
+    export.table("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL_2022, [kernel(1, 2, 3), kernel(3, 4, 999)])
+    found = only(read(export.done()))
+    assert list(found.kernels["name"]) == ["ge�mm", "(name not recorded)"]
+
+
+def test_records_without_times_are_left_out_and_counted(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite").strings(i3="gemm")
+    rows = [kernel(1, 2, 3), kernel(9, 5, 3), {**kernel(3, 4, 3), "end": None}, kernel(5, 5, 3)]
+    export.table("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL_2022, rows)
+    found = only(read(export.done()))
+    assert [(row.start, row.end) for row in found.kernels.itertuples()] == [(1, 2), (5, 5)]
+    assert found.problems == ("2 records of kind kernel have no start or end and were left out",)
+
+
+def test_what_nsys_says_it_lost_is_a_problem_and_nothing_else_of_its_messages_is(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite")
+    export.table("NVTX_EVENTS", NVTX_2022, [nvtx(1, 2, text="a")])
+    texts = ["Not all CUDA events might have been collected.", "Process launched with TOKEN=hush", "No NVTX events"]
+    export.table("DIAGNOSTIC_EVENT", "text", [{"text": text} for text in texts])
+    assert only(read(export.done())).problems == ("nsys says: Not all CUDA events might have been collected.",)
+
+
+def test_the_recorded_environment_is_never_read(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite")
+    export.table("NVTX_EVENTS", NVTX_2022, [nvtx(1, 2, text="a")])
+    rows = [{"name": "EnvVar", "value": "TOKEN=hush"}]
+    export.table("TARGET_INFO_SYSTEM_ENV", "name value", rows).table("META_DATA_CAPTURE", "name value", rows)
+    assert "hush" not in repr(only(read(export.done())))
+
+
+def test_a_machine_with_a_gpu_and_no_kernel_is_a_problem_and_one_without_is_not(tmp_path: Path) -> None:
+    for name, has_gpu in (("gpu", True), ("cpu", False)):
+        export = Export(tmp_path / f"{name}.sqlite")
+        export.table("NVTX_EVENTS", NVTX_2022, [nvtx(1, 2, text="a")])
+        export.table("TARGET_INFO_GPU", "id name", [{"id": 0, "name": "A100"}] if has_gpu else [])
+        assert bool(only(read(export.done())).problems) == has_gpu
+
+
+def test_nsys_without_ranges_or_work_gives_no_timeline(tmp_path: Path) -> None:
+    assert read(Export(tmp_path / "a.sqlite").table("OSRT_API", "start end", [{"start": 1, "end": 2}]).done()) == []
+
+
+def test_a_timeline_has_the_columns_that_every_reader_gives(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite").table("NVTX_EVENTS", NVTX_2022, [nvtx(1, 2, text="a")])
+    found = only(read(export.done()))
+    assert {"step", "start", "end"} <= set(found.steps) and {"name", "thread", "start", "end"} <= set(found.ranges)
+    assert {"name", "kind", "device", "stream", "start", "end"} <= set(found.kernels)
+    assert {"name", "thread", "start", "end", "self_ns", "outermost"} <= set(found.operators)
+
+
+def big(path: Path, rows: int) -> Path:
+    export = Export(path).strings(i3="gemm")
+    export.table("NVTX_EVENTS", NVTX_2022, [nvtx(1, 2, text="a")])
+    return export.table(
+        "CUPTI_ACTIVITY_KIND_KERNEL", KERNEL_2022, [kernel(n, n + 1, 3) for n in range(1, rows + 1)]
+    ).done()
+
+
+def test_a_damaged_page_costs_the_rows_behind_it_and_is_said(tmp_path: Path) -> None:
+    path = big(tmp_path / "a.sqlite", 2000)
+    content = bytearray(path.read_bytes())
+    page = int.from_bytes(content[16:18], "big")
+    middle = len(content) // page // 2 * page
+    content[middle : middle + page] = b"\xff" * page
+    path.write_bytes(content)
+    found = only(read(path))
+    assert 0 < len(found.kernels) < 2000 and names(found) == ["a"]
+    (problem,) = found.problems
+    assert (
+        f"CUPTI_ACTIVITY_KIND_KERNEL is damaged (database disk image is malformed): {len(found.kernels):,}" in problem
+    )
+
+
+def test_gzip_is_read_and_its_temporary_file_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    path = tmp_path / "a.sqlite.gz"
+    path.write_bytes(gzip.compress(big(tmp_path / "a.sqlite", 100).read_bytes()))
+    assert len(only(read(path)).kernels) == 100
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match="damaged or cut short"):
+        read(path)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_the_file_is_only_read(tmp_path: Path) -> None:
+    path = big(tmp_path / "a.sqlite", 100)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode=WAL")  # SQLite writes files beside such a database on reading it
+    connection.close()
+    before = path.read_bytes()
+    (tmp_path / "folder").mkdir()
+    path = path.rename(tmp_path / "folder" / "with ?#% in it.sqlite")
+    path.parent.chmod(0o500)
+    try:
+        assert len(only(read(path)).kernels) == 100
+    finally:
+        path.parent.chmod(0o700)
+    assert path.read_bytes() == before and [item.name for item in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.sqlite", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
+        ("a.sqlite", b"", "is empty"),
+        ("a.sqlite", b"Start (ns),Duration\n1,2\n", "is no SQLite database"),
+        (
+            "run.nsys-rep",
+            b"NVIDIA Tegra Profiler Report 1..",
+            r"nsys export --type=sqlite --output=run\.sqlite run\.nsys",
+        ),
+        ("a.sqlite", b"NVIDIA Tegra Profiler Report 1..", "nsys export --type=sqlite"),
+        ("old.qdrep", b"whatever", "nsys export --type=sqlite"),
+        ("a.sqlite.gz", b"\x1f\x8bgarbage", "damaged or cut short"),
+        ("a.sqlite", b"SQLite format 3\0" + b"\xff" * 200, "cut short|damaged"),
+    ],
+)
+def test_a_foreign_file_is_named_with_what_to_do(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read(path)
+    assert name in str(caught.value)
+
+
+def test_a_database_that_is_cut_short_is_refused_with_its_sizes(tmp_path: Path) -> None:
+    path = big(tmp_path / "a.sqlite", 500)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match=rf"cut short: {len(content) // 2:,} of {len(content):,} bytes"):
+        read(path)
+
+
+def test_databases_of_others_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="without any table of nsys"):
+        read(Export(tmp_path / "a.sqlite").done())
+    nvprof = sqlite3.connect(tmp_path / "b.nvvp")
+    nvprof.executescript("CREATE TABLE StringTable(_id_, value); CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL(start, end)")
+    nvprof.close()
+    with pytest.raises(InputError, match="nvprof"):
+        read(tmp_path / "b.nvvp")
+
+
+def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "gone.sqlite", tmp_path):
+        with pytest.raises(InputError, match=path.name):
+            read(path)
+
+
+REAL = {
+    # kernels, their total ns, ranges, GPU, problems that must be stated
+    "pipit__tests__data__saxpy-mpi-cuda_nsys_perlmutter0": (5, 88_573_480, 22, "NVIDIA A100-SXM4-40GB", ()),
+    "poolformer": (0, 0, 1113, "NVIDIA TITAN RTX", ("no kernel or copy",)),
+    "result_2_7B_nvtx": (7328, None, 516, "NVIDIA A100-SXM4-80GB", ("Not all NVTX",)),
+    "tests__power_iteration__baseline": (3689, None, 786, "Tesla T4", ("Not all NVTX", "Not all CUDA")),
+}
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.parametrize("name", REAL)
+def test_public_exports_give_instances_and_total_time_of_every_kernel(name: str, tmp_path: Path) -> None:
+    count, total, ranges, gpu, problems = REAL[name]
+    path = TRACES / f"{name}.sqlite.gz"
+    found = only(read(path))
+    kernels = found.kernels[found.kernels["kind"] == "kernel"]
+    durations = kernels["end"] - kernels["start"]
+    assert (len(kernels), len(found.ranges)) == (count, ranges) and found.devices == {0: gpu}
+    assert total is None or durations.sum() == total
+    assert len(found.problems) == len(problems)
+    assert all(part in problem for part, problem in zip(problems, found.problems, strict=True))
+    (tmp_path / "a.sqlite").write_bytes(gzip.decompress(path.read_bytes()))
+    if count:
+        query = """SELECT value, count(*), sum("end" - start) FROM CUPTI_ACTIVITY_KIND_KERNEL
+                   JOIN StringIds ON id = demangledName GROUP BY value"""
+        connection = sqlite3.connect(tmp_path / "a.sqlite")
+        expected = {name: (instances, length) for name, instances, length in connection.execute(query)}
+        connection.close()
+        sums = durations.groupby(kernels["name"]).agg(["count", "sum"])
+        assert {row.Index: (row.count_, row.sum_) for row in sums.add_suffix("_").itertuples()} == expected
+    assert "REDACTED" not in repr(found)
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+def test_a_domain_of_a_public_export_names_its_ranges() -> None:
+    found = only(read(TRACES / "pipit__tests__data__saxpy-mpi-cuda_nsys_perlmutter0.sqlite.gz"))
+    counts = found.ranges["name"].value_counts().to_dict()
+    assert counts == {"MPI:MPI_Send": 10, "MPI:MPI_Recv": 5, "MPI:MPI_Init": 1, "MPI:MPI_Finalize": 1, "saxpy": 5}
+
+
+def test_ranges_of_a_step_make_its_tree(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite")
+    rows = [ours(), nvtx(0, 10_000_000, text="run", domainId=1)]
+    rows += [nvtx(1_000_000, 5_000_000, text="step 3", domainId=1, int64Value=3)]
+    rows += [nvtx(1_000_000, 3_000_000, text="forward", domainId=1)]
+    rows += [nvtx(1_500_000, 2_500_000, text="layer.0", domainId=1)]
+    rows += [nvtx(3_500_000, 4_500_000, 40, 99, text="AddmmBackward")]
+    export.table("NVTX_EVENTS", NVTX_2022, rows)
+    tree = range_tree(only(read(export.done())), 3)
+    assert [(child.name, child.thread, child.duration_ms) for child in tree.children] == [
+        ("forward", "40/40", 2.0),
+        ("AddmmBackward", "40/99", 1.0),
+    ]
+    assert tree.children[0].children[0].start_ms == 0.5 and tree.thread == "40/40"

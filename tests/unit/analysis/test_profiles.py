@@ -1,0 +1,128 @@
+"""What a trial's profile files become: rows, problems, tables of the run."""
+
+import csv
+import json
+import sqlite3
+from pathlib import Path
+
+from analysis.profiles import summarize, write_tables
+from analysis.records import STEP_COLUMNS, RunDirectory, Trial, TrialDirectory, write_record
+
+COLUMNS = (
+    *("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Device", "CC"),
+    *("gpu__time_duration.sum", "gpc__cycles_elapsed.max"),
+    "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_elapsed",
+)
+ROWS = (
+    COLUMNS,
+    (*[""] * 9, "ns", "cycle", "%"),
+    ("0", "7", "python", "host", "gemm", "1", "7", "0", "9.0", "3,000", "4,000", "50"),
+    ("1", "7", "python", "host", "add", "1", "7", "0", "9.0", "1,000", "1,000", "10"),
+)
+NCU = "".join(",".join(f'"{cell}"' for cell in row) + "\n" for row in ROWS)
+
+
+def trial_of(
+    run: RunDirectory, batch: int, profiler: str, options: tuple[str, ...] = (), **result: object
+) -> TrialDirectory:
+    trial = Trial(
+        kind="profile",
+        profiler=profiler,
+        profiler_options=options,
+        micro_batch_size=batch,
+        start_iteration=3,
+        stop_iteration=5,
+        device="cuda",
+    )
+    directory = run.trial(trial.trial_id)
+    directory.profile.mkdir(parents=True)
+    write_record(directory.trial_json, trial.to_json())
+    write_record(directory.result_json, {"trial_id": trial.trial_id, "status": "ok", "reason": "", **result})
+    return directory
+
+
+def counted(directory: TrialDirectory, batch: int, note: dict[str, object]) -> list[Path]:
+    folder = directory.profile / "ncu"
+    folder.mkdir()
+    table = folder / f"batch_{batch}.csv"
+    table.write_text(NCU, encoding="utf-8")
+    (folder / "collected.json").write_text(json.dumps(note), encoding="utf-8")
+    return [table, folder / "collected.json"]
+
+
+def test_core_rows_weight_by_cycles_and_hold_the_time_against_the_unprofiled_window(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    directory = trial_of(run, 16, "ncu", step_time_ms=9.0, profile={"problem": "", "unprofiled_step_time_ms": 0.01})
+    files = counted(directory, 16, {"limit_reached": False, "problems": []})
+    summary = summarize(directory, files)
+    (row,) = summary.core
+    assert summary.problems == (), "collected.json is a note of ours, not a trace"
+    assert row["fma_percent"] == (4000 * 50 + 1000 * 10) / 5000
+    # 3000 ns x 50 % + 1000 ns x 10 % over two steps of 10,000 ns
+    assert row["fma_in_window_percent"] == (3000 * 50 + 1000 * 10) / 20000
+    assert (row["profiler"], row["start_iteration"], row["stop_iteration"]) == ("ncu", 3, 5)
+
+
+def test_skipped_kernels_and_a_damaged_note_claim_nothing_of_the_window(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    known = {"problem": "", "unprofiled_step_time_ms": 0.01}
+    directory = trial_of(run, 16, "ncu", ("skip=5",), profile=known)
+    (row,) = summarize(directory, counted(directory, 16, {"problems": []})).core
+    assert row["fma_in_window_percent"] is None and row["fma_percent"] is not None
+    damaged = trial_of(run, 8, "ncu", profile=known)
+    files = counted(damaged, 8, {"problems": []})
+    files[1].write_text("{", encoding="utf-8")
+    summary = summarize(damaged, files)
+    assert summary.core[0]["fma_in_window_percent"] is None
+    assert "collected.json" in summary.problems[0] and summary.unread == "", "the kernels are there"
+
+
+def test_sensors_are_read_over_the_window_alone(tmp_path: Path) -> None:
+    directory = trial_of(RunDirectory(tmp_path), 8, "nsys", profile={"problem": "", "files": []})
+    header = ",".join(STEP_COLUMNS)
+    steps = [f"{n},{n * 10**9},1000" + "," * (len(STEP_COLUMNS) - 3) for n in range(6)]
+    directory.steps_csv(0).write_text("\n".join([header, *steps]) + "\n", encoding="utf-8")
+    readings = [f"{int((n + 0.5) * 10**9)},gpu0,power_watts,{n}" for n in range(6)]
+    directory.telemetry_csv(0).write_text(
+        "\n".join(["time_ns,device,quantity,value", *readings]) + "\n", encoding="utf-8"
+    )
+    (row,) = summarize(directory, []).sensors
+    assert (row["samples"], row["mean"], row["min"], row["max"]) == (2, 3.5, 3, 4), "steps 3 and 4"
+
+
+def test_a_count_that_was_cut_short_says_so_and_claims_nothing_of_the_window(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    directory = trial_of(run, 16, "ncu", step_time_ms=9.0, profile={"problem": "", "unprofiled_step_time_ms": 0.01})
+    note = {"limit_reached": True, "problems": ["counting ended at 2 kernels"]}
+    summary = summarize(directory, counted(directory, 16, note))
+    (row,) = summary.core
+    assert row["fma_in_window_percent"] is None
+    assert "counting ended at 2 kernels" in row["reason"] and "counting ended at 2 kernels" in summary.problems
+
+
+def test_the_table_of_the_run_is_in_order_of_batch_sizes_and_keeps_earlier_ones(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for batch in (16, 2):
+        directory = trial_of(run, batch, "ncu", profile={"problem": ""})
+        summarize(directory, counted(directory, batch, {"problems": []}))
+    assert write_tables(run) == [tmp_path / "core_utilization.csv"]
+    with (tmp_path / "core_utilization.csv").open(encoding="utf-8") as file:
+        assert [row["micro_batch_size"] for row in csv.DictReader(file)] == ["2", "16"]
+
+
+def test_a_trial_without_a_profile_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    directory = trial_of(run, 8, "nsys", profile={"problem": "nsys wrote no report", "files": []})
+    (row,) = summarize(directory, []).compute
+    assert row["compute_utilization"] is None and row["reason"] == "nsys wrote no report"
+
+
+def test_a_damaged_file_is_a_problem_and_not_the_end(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    directory = trial_of(run, 8, "nsys", profile={"problem": "", "files": []})
+    database = directory.profile / "node0.sqlite"
+    with sqlite3.connect(database) as connection:
+        connection.execute("create table OTHER (a)")
+    summary = summarize(directory, [database])
+    assert len(summary.problems) == 1 and str(database) in summary.problems[0]
+    assert summary.compute[0]["compute_utilization"] is None

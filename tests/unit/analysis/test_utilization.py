@@ -1,0 +1,164 @@
+"""Known nanoseconds by hand: every expected number is counted in the comments."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from test_kineto_reader import event, write
+
+from analysis.metrics.utilization import (
+    CPU_OPERATORS,
+    GPU_KERNELS,
+    UTILIZATION_COLUMNS,
+    Utilization,
+    compute_utilization,
+    compute_utilization_rows,
+)
+from analysis.readers.kineto import read
+from analysis.report.tables import write_csv
+from analysis.timeline import Timeline
+
+TRACES = Path(__file__).parents[3].parent / "shared" / "traces" / "kineto"
+STEPS = [event("ProfilerStep#3", 0, 500, "user_annotation"), event("ProfilerStep#4", 500, 500, "user_annotation")]
+
+
+def measured(tmp_path: Path, events: list[Any], name: str = "trace-rank1.json") -> Utilization:
+    return compute_utilization(read(write(tmp_path / name, events)))
+
+
+def test_kernels_that_overlap_count_once_and_copies_do_not_count(tmp_path: Path) -> None:
+    events = [
+        *STEPS,
+        event("gemm", 100, 300, "kernel", args={"device": 0, "stream": 7}),  # 100..400
+        event("gelu", 300, 200, "kernel", args={"device": 0, "stream": 8}),  # 300..500
+        event("Memcpy HtoD", 600, 300, "gpu_memcpy", args={"device": 0, "stream": 9}),
+        event("Memset", 600, 300, "gpu_memset", args={"device": 0, "stream": 9}),
+    ]
+    found = measured(tmp_path, events)
+    assert (found.window_ms, found.busy_ms, found.compute_utilization) == (1.0, 0.4, pytest.approx(0.4))
+    assert (found.rank, found.steps, found.devices, found.counted, found.reason) == (1, 2, 1, GPU_KERNELS, "")
+
+
+def test_kernels_are_clipped_to_the_steps(tmp_path: Path) -> None:
+    events = [*STEPS, event("early", -100, 200, "kernel"), event("late", 950, 5000, "kernel")]  # 100 + 50 inside
+    assert measured(tmp_path, events).busy_ms == pytest.approx(0.15)
+
+
+def test_communication_kernels_count_and_the_share_without_them_stands_beside(tmp_path: Path) -> None:
+    events = [
+        *STEPS,
+        event("gemm", 0, 200, "kernel"),
+        event("ncclDevKernel_AllReduce_Sum_f32", 100, 500, "kernel"),  # 0..600 together, 0..200 without
+    ]
+    found = measured(tmp_path, events)
+    assert found.compute_utilization == pytest.approx(0.6)
+    assert found.compute_utilization_without_communication == pytest.approx(0.2)
+
+
+def test_a_rank_with_two_gpus_gets_the_mean_of_both(tmp_path: Path) -> None:
+    events = [
+        *STEPS,
+        event("gemm", 0, 1000, "kernel", args={"device": 0, "stream": 7}),
+        event("gemm", 0, 500, "kernel", args={"device": 1, "stream": 7}),
+    ]
+    found = measured(tmp_path, events)
+    assert (found.compute_utilization, found.devices) == (pytest.approx(0.75), 2)
+
+
+def test_without_steps_the_window_is_the_whole_trace(tmp_path: Path) -> None:
+    events = [event("bertbench:forward", 0, 100, "user_annotation"), event("gemm", 100, 300, "kernel")]
+    found = measured(tmp_path, events)
+    assert (found.window_ms, found.busy_ms, found.steps) == (0.4, 0.3, 0)
+
+
+def test_on_a_cpu_outermost_operators_count_less_the_communication_inside_them(tmp_path: Path) -> None:
+    events = [
+        *STEPS,
+        event("aten::linear", 0, 300),
+        event("aten::addmm", 50, 200),  # inside the first: counts once
+        event("autograd::engine", 400, 200),  # 400..600, of which 450..550 is communication
+        event("c10d::allreduce_", 450, 100),
+        event("c10d::barrier", 700, 200),  # outermost, but no computation
+    ]
+    found = measured(tmp_path, events)
+    assert (found.busy_ms, found.counted, found.devices) == (pytest.approx(0.4), CPU_OPERATORS, None)  # 300 + 200 - 100
+    assert found.compute_utilization_without_communication == found.compute_utilization == pytest.approx(0.4)
+
+
+def test_communication_of_one_thread_does_not_stop_another(tmp_path: Path) -> None:
+    events = [
+        *STEPS,
+        event("aten::mm", 0, 600, tid=1),
+        event("gloo:all_reduce", 100, 800, tid=2),
+        event("aten::mul", 500, 200, tid=3),  # 0..700 together
+    ]
+    assert measured(tmp_path, events).busy_ms == pytest.approx(0.7)
+
+
+def ranges_only(**more: Any) -> Timeline:
+    empty = pd.DataFrame({name: [] for name in ("name", "kind", "thread", "start", "end")})
+    one = pd.DataFrame([{"name": "forward", "thread": "1/1", "start": 0, "end": 5_000_000}])
+    steps = pd.DataFrame({"step": [], "start": [], "end": []})
+    return Timeline(**{"rank": 0, "steps": steps, "operators": empty, "kernels": empty, "ranges": one, **more})
+
+
+def test_a_trace_with_ranges_alone_is_unknown_with_a_reason_and_a_window() -> None:
+    found = compute_utilization(ranges_only())
+    assert found.compute_utilization is found.busy_ms is None and found.window_ms == 5.0
+    assert "--profiler torch" in found.reason
+
+
+def test_the_reason_is_the_reader_s_where_it_knows_why_kernels_are_missing() -> None:
+    found = compute_utilization(ranges_only(problems=("clock drifts", "no kernel was recorded: was CUDA traced?")))
+    assert found.reason == "no kernel was recorded: was CUDA traced?"
+
+
+def test_copies_alone_are_unknown_and_an_empty_trace_too(tmp_path: Path) -> None:
+    only_copies = measured(tmp_path, [event("Memcpy HtoD", 0, 5, "gpu_memcpy")])
+    assert only_copies.compute_utilization is None and "no kernel" in only_copies.reason
+    nothing = measured(tmp_path, [])
+    assert nothing.window_ms is nothing.compute_utilization is None and "no event" in nothing.reason
+
+
+def test_steps_without_any_kernel_are_a_measured_zero(tmp_path: Path) -> None:
+    found = measured(tmp_path, [*STEPS, event("late", 5000, 10, "kernel")])
+    assert (found.compute_utilization, found.reason) == (0.0, "")
+
+
+def test_a_graph_recorded_as_one_piece_computes() -> None:
+    graph = pd.DataFrame([{"name": "CUDA graph 7", "kind": "graph", "device": 0, "start": 0, "end": 2_000_000}])
+    assert compute_utilization(ranges_only(kernels=graph)).compute_utilization == pytest.approx(0.4)
+
+
+def test_rows_are_by_rank_with_the_trial_s_fields_in_front(tmp_path: Path) -> None:
+    gpu = [event("gemm", 0, 100, "kernel"), event("x", 0, 400, "user_annotation")]
+    timelines = [read(write(tmp_path / f"trace-rank{rank}.json", gpu)) for rank in (1, 0)]
+    trial = {"trial_id": "abc", "micro_batch_size": 8, "world_size": 2, "preset": "tiny", "status": "ok", "rank": 99}
+    rows = compute_utilization_rows(trial, [ranges_only(rank=None), *timelines])
+    assert [row["rank"] for row in rows] == [0, 1, None]
+    assert tuple(rows[0]) == UTILIZATION_COLUMNS and "status" not in rows[0]
+    assert (rows[0]["micro_batch_size"], rows[0]["precision"]) == (8, None)
+    assert rows[0]["compute_utilization"] == pytest.approx(0.25)
+    write_csv(tmp_path / "compute_utilization.csv", rows, UTILIZATION_COLUMNS)
+    header, first, *_ = (tmp_path / "compute_utilization.csv").read_text().splitlines()
+    assert header.startswith("trial_id,") and header.endswith(",reason") and first.startswith("abc,,,,tiny,")
+
+
+def test_a_trial_without_a_trace_is_one_row_that_says_why() -> None:
+    (row,) = compute_utilization_rows({"trial_id": "abc"}, [], reason="nsys is not installed")
+    assert (row["trial_id"], row["compute_utilization"], row["reason"]) == ("abc", None, "nsys is not installed")
+    assert compute_utilization_rows({}, [])[0]["reason"]
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+def test_a_public_trace_gives_the_published_computation() -> None:
+    """Holistic Trace Analysis, rank 0: 600,058 us without the last step, of which computation 106,252 us."""
+    trace = read(TRACES / "hta" / "timeline_analysis__sampled_rank-0.json.gz")
+    kernels = trace.kernels[trace.kernels["start"] < trace.steps["start"].max()]
+    nothing = {name: getattr(trace, name).iloc[:0] for name in ("steps", "ranges", "operators")}
+    found = compute_utilization(dataclasses.replace(trace, kernels=kernels, **nothing))
+    assert found.window_ms == pytest.approx(600.058, abs=5e-4)
+    assert found.compute_utilization_without_communication == pytest.approx(106_252 / 600_058, abs=1e-6)
+    assert found.compute_utilization > 0.4, "communication kernels are kernels"

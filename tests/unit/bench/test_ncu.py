@@ -1,0 +1,381 @@
+"""Nsight Compute as a profiler: what it is told, and what is said when it cannot or did not."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support import fake_ncu
+
+from analysis.records import Trial
+from bench.profilers import ncu, ncu_sections, permission
+from bench.profilers.base import Scope, parse_options
+from bench.profilers.ncu import NsightCompute
+from common.errors import InputError, MissingToolError, UsageError
+
+CPU = Trial(kind="profile", profiler="ncu", device="cpu", start_iteration=3, stop_iteration=6)
+GPU = Trial(kind="profile", profiler="ncu", device="cuda", start_iteration=3, stop_iteration=6, micro_batch_size=16)
+GPUS = Trial(kind="profile", profiler="ncu", device="cuda", start_iteration=3, stop_iteration=6, world_size=2)
+
+# What gh100 has in ncu 2022.3 of the section for 9.0: all but the names marked unchecked.
+HOPPER = ncu_sections.metric_names("BertbenchCores90")
+OLD_HOPPER = tuple(name.partition(".")[0] for name, checked in HOPPER.items() if checked)
+ALL_HOPPER = tuple(name.partition(".")[0] for name in HOPPER)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with a GPU of compute capability 9.0, the stand-in of ncu 2022.3, and permission to count."""
+    path = fake_ncu.install(tmp_path / "bin", metrics=OLD_HOPPER)
+    monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(ncu, "first_gpu_capability", lambda: (9, 0))
+    monkeypatch.setattr(permission, "DRIVER_PARAMETERS", tmp_path / "driver/params")
+    monkeypatch.setattr(permission, "DRIVER_VERSION", tmp_path / "driver/version")
+    (tmp_path / "driver").mkdir()
+    return tmp_path
+
+
+def profiler(*words: str) -> NsightCompute:
+    return NsightCompute(parse_options(words))
+
+
+def scope(tmp_path: Path, trial: Trial = GPU, log: str = "") -> Scope:
+    directory = tmp_path / "trial" / "profile"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory.parent / "log.txt").write_text(log, encoding="utf-8")
+    return Scope(trial=trial, directory=directory)
+
+
+def switches_of(command: list[str]) -> dict[str, str]:
+    """Return the switches before the program "app", with the word behind each that is no switch itself."""
+    given, words = {}, command[1 : command.index("app")]
+    for word, after in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            given[word] = "" if after.startswith("--") else after
+    return given
+
+
+def told(machine: Path, *words: str, trial: Trial = GPU) -> dict[str, str]:
+    return switches_of(profiler(*words).wrap(["app", "--x"], scope(machine, trial)))
+
+
+# ---- what it is told ----
+
+
+@pytest.mark.parametrize("version", list(fake_ncu.SWITCHES))
+@pytest.mark.parametrize("trial", [GPU, GPUS])
+def test_every_switch_is_one_that_the_version_knows(machine: Path, version: str, trial: Trial) -> None:
+    fake_ncu.install(machine / "bin", version, OLD_HOPPER)
+    command = profiler().wrap(["app", "--x"], scope(machine, trial))
+    assert Path(command[0]).name == "ncu" and command[-2:] == ["app", "--x"]
+    assert set(switches_of(command)) <= set(fake_ncu.SWITCHES[version].split())
+
+
+def test_the_window_is_recorded_in_all_processes_into_one_report(machine: Path) -> None:
+    given = told(machine)
+    assert (given["--target-processes"], given["--profile-from-start"]) == ("all", "off")
+    assert (given["--replay-mode"], given["--launch-count"], given["--launch-skip"]) == ("kernel", "2000", "0")
+    assert (given["--cache-control"], given["--clock-control"]) == ("all", "none")
+    assert given["--export"] == str(machine / "trial" / "profile" / "ncu" / "batch_16")
+    assert (machine / "trial" / "profile" / "ncu").is_dir()  # ncu makes no folders
+
+
+@pytest.mark.parametrize(
+    ("version", "switch", "prefix"), [("2022.3.0.0", "--kernel-name", "regex:"), ("2020.1.0", "--kernel-regex", "")]
+)
+def test_kernels_of_collectives_are_left_out_and_no_others(
+    machine: Path, version: str, switch: str, prefix: str
+) -> None:
+    fake_ncu.install(machine / "bin", version, OLD_HOPPER)
+    given = told(machine, trial=GPUS)
+    assert given[f"{switch}-base"] == "function" and given[switch].startswith(prefix)
+    chosen = re.compile(given[switch].removeprefix(prefix))
+    for name in (
+        "ncclKernel_AllReduce_RING_LL_Sum_float",
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+        "ncclSymkDevKernel_ReduceScatter",
+        "horovod_nccl_x",
+        "two_shot_all_reduce_kernel",
+        "multimem_all_gather_kernel",
+        "oneShotAllReduceKernel",
+        "allreduce_bf16",
+    ):
+        assert not chosen.search(name), name
+    for name in ("vectorized_elementwise_kernel", "sm90_xmma_gemm_bf16", "small_reduce_kernel", "all_gemms", "gather"):
+        assert chosen.fullmatch(name), name
+
+
+def test_an_ncu_that_cannot_choose_kernels_is_refused_for_several_ranks(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fake_ncu.SWITCHES, "9999.1", fake_ncu._COMMON)
+    monkeypatch.setitem(fake_ncu.REPLAY, "9999.1", ())
+    fake_ncu.install(machine / "bin", "9999.1", OLD_HOPPER)
+    assert not [name for name in told(machine) if name.startswith("--kernel")]
+    with pytest.raises(MissingToolError, match=r"cannot leave NCCL's kernels out.*--devices 1"):
+        told(machine, trial=GPUS)
+
+
+def test_of_several_ranks_the_first_is_counted_unless_all_are_asked_for(machine: Path) -> None:
+    assert "--devices" not in told(machine)
+    assert told(machine, trial=GPUS)["--devices"] == "0"
+    assert "--devices" not in told(machine, "ranks=all", trial=GPUS)
+
+
+def test_an_ncu_that_knows_every_metric_gets_the_section(machine: Path) -> None:
+    fake_ncu.install(machine / "bin", "2025.3.1.0", ALL_HOPPER)
+    given = told(machine)
+    assert given["--section"] == "BertbenchCores90" and "--metrics" not in given
+    assert (Path(given["--section-folder"]) / "BertbenchCores90.section").is_file()
+
+
+def test_metrics_that_this_ncu_does_not_know_are_left_out(machine: Path) -> None:
+    given = told(machine)
+    asked = given["--metrics"].split(",")
+    assert "--section" not in given
+    assert asked == [name for name, checked in HOPPER.items() if checked]
+    assert "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_elapsed" in asked
+
+
+def test_where_the_chip_cannot_be_asked_the_section_is_given(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_NCU", "no-query")
+    assert told(machine)["--section"] == "BertbenchCores90"
+
+
+def test_an_ncu_that_knows_none_of_the_metrics_is_told(machine: Path) -> None:
+    fake_ncu.install(machine / "bin", metrics=("other__metric",))
+    with pytest.raises(MissingToolError, match="knows none of the metrics of BertbenchCores90"):
+        told(machine)
+
+
+def test_options_change_what_is_recorded(machine: Path) -> None:
+    given = told(machine, "kernels=50", "skip=7", "metrics=dram__bytes.sum", "cache-control=none", "clock-control=base")
+    assert (given["--launch-count"], given["--launch-skip"]) == ("50", "7")
+    assert (given["--cache-control"], given["--clock-control"]) == ("none", "base")
+    assert given["--metrics"] == "dram__bytes.sum" and "--section" not in given
+
+
+def test_range_replay_takes_the_capture_range_and_every_kernel_in_it(machine: Path) -> None:
+    given = told(machine, "replay=range")
+    assert given["--replay-mode"] == "range" and given["--nvtx-include"] == "bertbench@bertbench:capture"
+    assert "--nvtx" in given and not {"--kernel-name", "--profile-from-start"} & set(given)  # refused by real ones
+    assert "--nvtx-include" not in told(machine)
+
+
+def test_the_observer_makes_the_ranges_that_were_asked_for(machine: Path) -> None:
+    assert profiler().observer(scope(machine), 0).model_phases
+    assert not profiler("nvtx=off").observer(scope(machine), 0).model_phases
+
+
+@pytest.mark.parametrize(
+    ("capability", "number"),
+    [((7, 0), 70), ((7, 2), 70), ((7, 5), 75), ((8, 0), 80), ((8, 6), 86), ((8, 7), 86), ((8, 9), 89), ((9, 0), 90),
+     ((10, 0), 100), ((10, 3), 100), ((11, 0), 100), ((12, 0), 120), ((12, 1), 120)],
+)  # fmt: skip
+def test_every_architecture_has_a_section_with_its_own_names(capability: tuple[int, int], number: int) -> None:
+    identifier, _ = ncu_sections.section_for(capability)
+    names = ncu_sections.metric_names(identifier)
+    assert identifier == f"BertbenchCores{number}"
+    text = (ncu_sections.FOLDER / f"{identifier}.section").read_text(encoding="utf-8")
+    assert f'Identifier: "{identifier}"' in text and text.count("{") == text.count("}")
+    fp16 = "fp16" if number <= 80 else "fma_type_fp16"
+    tensor = "sm__pipe_tc_cycles_active" if number == 100 else "sm__inst_executed_pipe_tensor"
+    bases = {name.partition(".")[0] for name in names}
+    assert {
+        "sm__inst_executed_pipe_fma",
+        f"sm__inst_executed_pipe_{fp16}",
+        tensor,
+        "sm__inst_executed_pipe_xu",
+    } <= bases
+    assert {"gpc__cycles_elapsed.max", "gpu__time_duration.sum", "dram__bytes.sum"} <= set(names)
+    assert ("sm__pipe_tensor_cycles_active_v2" in bases) == (number == 89)
+    assert any(names.values()) == (number < 100)  # Blackwell's names were checked against no chip
+
+
+# ---- when it cannot ----
+
+
+def test_a_machine_that_can_passes(machine: Path) -> None:
+    profiler().check(GPU)
+    profiler("replay=range").check(GPU)
+
+
+def test_a_cpu_is_refused_with_what_works_there() -> None:
+    with pytest.raises(UsageError, match=r"runs on the CPU: use --profiler torch, or --profiler nsys"):
+        profiler().check(CPU)
+
+
+def test_a_missing_ncu_is_told_with_the_remedy(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(machine))
+    with pytest.raises(MissingToolError, match=r"ncu is not on PATH.*install Nsight Compute"):
+        profiler().check(GPU)
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "needed"),
+    [("2020.1.0", (9, 0), "2022.3"), ("2020.1.0", (8, 6), "2020.2"), ("2022.3.0.0", (10, 0), "2025.1")],
+)
+def test_an_ncu_older_than_the_gpu_is_told(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, version: str, capability: tuple[int, int], needed: str
+) -> None:
+    monkeypatch.setattr(ncu, "first_gpu_capability", lambda: capability)
+    fake_ncu.install(machine / "bin", version, OLD_HOPPER)
+    with pytest.raises(MissingToolError, match=rf"ncu {re.escape(version)} .* too old .* needs {re.escape(needed)}"):
+        profiler().check(GPU)
+
+
+def test_a_version_that_fits_the_gpu_passes(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ncu, "first_gpu_capability", lambda: (8, 0))
+    fake_ncu.install(machine / "bin", "2020.1.0", OLD_HOPPER)
+    profiler().check(GPU)
+
+
+@pytest.mark.parametrize(
+    ("found", "match"),
+    [
+        ("NVML is not there", r"compute capability, which is not known \(NVML is not there\)"),
+        ((6, 1), r"7\.0 or newer, this one has 6\.1: use --profiler nvprof"),
+        ((99, 0), r"no section for compute capability 99\.0: .*--with metrics"),
+    ],
+)
+def test_a_gpu_without_a_section_is_told(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, found: object, match: str
+) -> None:
+    monkeypatch.setattr(ncu, "first_gpu_capability", lambda: found)
+    with pytest.raises(UsageError, match=match):
+        profiler().check(GPU)
+    profiler("metrics=dram__bytes.sum").check(GPU)
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (("stacks",), r"--with stacks: no option of NsightCompute; known: cache-control, .*skip"),
+        (("kernels=0",), "--with kernels=0: give a whole number above 0"),
+        (("skip=-1",), "--with skip=-1: give a whole number, 0 or more"),
+        (("metrics=a,,b",), "name at least one metric"),
+        (("replay=app",), "--with replay=app: choose one of kernel, range"),
+        (("clock-control=boost",), "choose one of base, none"),
+        (("ranks=1",), "choose one of first, all"),
+        (("nvtx=all",), "choose one of bertbench, emit"),
+    ],
+)
+def test_a_wrong_option_is_told(machine: Path, words: tuple[str, ...], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        profiler(*words).check(GPU)
+
+
+def test_range_replay_is_refused_where_it_would_hang_or_is_not_known(machine: Path) -> None:
+    with pytest.raises(UsageError, match=r"replays the all-reduce of 2 ranks.*--devices 1"):
+        profiler("replay=range").check(GPUS)
+    fake_ncu.install(machine / "bin", "2020.1.0")
+    with pytest.raises(UsageError, match=r"replay=range: ncu 2020\.1\.0 cannot, 2022\.1 is the first"):
+        profiler("replay=range", "metrics=dram__bytes.sum").check(GPU)
+
+
+@pytest.mark.parametrize(
+    ("admin_only", "capabilities", "driver", "refused"),
+    [
+        (1, 0, 570, True),
+        (0, 0, 570, False),
+        (1, 1 << 21, 470, False),
+        (1, 1 << 38, 570, False),
+        (1, 1 << 38, 550, True),
+    ],
+)
+def test_without_permission_to_count_it_is_refused_with_the_ways_out(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, admin_only: int, capabilities: int, driver: int, refused: bool
+) -> None:
+    (machine / "driver" / "params").write_text(f"RmProfilingAdminOnly: {admin_only}\n", encoding="ascii")
+    (machine / "driver" / "version").write_text(f"NVRM version: NVIDIA UNIX Kernel Module  {driver}.86.10\n", "ascii")
+    (machine / "status").write_text(f"CapEff:\t{capabilities:016x}\n", encoding="ascii")
+    monkeypatch.setattr(permission, "STATUS", machine / "status")
+    if not refused:
+        return profiler().check(GPU)
+    with pytest.raises(UsageError) as caught:
+        profiler().check(GPU)
+    problem, _, remedy = str(caught.value).partition(": ")
+    assert "ERR_NVGPUCTRPERM" in problem and problem.count("(") == problem.count(")")
+    for way in ("start_container.sh --profiling", "NVreg_RestrictProfilingToAdminUsers=0", "root", "container.md"):
+        assert way in remedy
+    return None
+
+
+# ---- what comes out ----
+
+
+def reported(machine: Path, trial: Trial = GPU, log: str = "", content: bytes = b"report") -> Scope:
+    here = scope(machine, trial, log)
+    (here.directory / "ncu").mkdir()
+    (here.directory / "ncu" / f"batch_{trial.micro_batch_size}.ncu-rep").write_bytes(content)
+    return here
+
+
+def test_the_report_is_exported_with_a_note_of_what_was_counted(machine: Path) -> None:
+    files = profiler("kernels=4").collect(reported(machine))
+    assert [file.name for file in files] == ["batch_16.ncu-rep", "batch_16.csv", "collected.json"]
+    note = json.loads(files[2].read_text(encoding="utf-8"))
+    assert (note["kernels"], note["kernel_limit"], note["limit_reached"]) == (3, 4, False)
+    assert (note["page"], note["ncu_version"], note["compute_capability"]) == ("raw", "2022.3.0.0", "9.0")
+    assert note["metrics"] == ["gpu__time_duration.sum"]
+    assert not any("counting ended" in problem for problem in note["problems"])
+
+
+def test_a_reached_limit_is_noted(machine: Path) -> None:
+    note = json.loads(profiler("kernels=3").collect(reported(machine))[2].read_text(encoding="utf-8"))
+    assert note["limit_reached"]
+    assert any("counting ended at 3 kernels" in problem and "kernels=N" in problem for problem in note["problems"])
+
+
+def test_where_the_raw_page_cannot_be_exported_the_details_page_is(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NCU", "no-raw")
+    note = json.loads(profiler().collect(reported(machine))[2].read_text(encoding="utf-8"))
+    assert (note["page"], note["kernels"]) == ("details", 3)
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM - The user", r"ERR_NVGPUCTRPERM\): start the container .*--profiling"),
+        ("==WARNING== No kernels were profiled.", "no kernel was profiled: the window was never reached"),
+        ("==WARNING== No ranges were profiled.", "no kernel was profiled"),
+        ("==ERROR== Failed to open/create lock file /tmp/x.", "set TMPDIR"),
+        ("==ERROR== Profiling failed because a driver resource was unavailable.", "DCGM"),
+        ("No space left on device", "the disk is full"),
+        ("==PROF== Connected", "the run ended first, or ncu was ended before"),
+    ],
+)
+def test_a_missing_report_is_told_with_the_likely_reason(machine: Path, log: str, why: str) -> None:
+    with pytest.raises(InputError, match=rf"wrote no report.*{why}.*log\.txt"):
+        profiler().collect(scope(machine, log=log))
+
+
+def test_a_report_without_kernels_is_told_with_the_reason(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_NCU", "no-kernels")
+    with pytest.raises(InputError, match=r"holds no kernel .*ERR_NVGPUCTRPERM"):
+        profiler().collect(reported(machine, log="==ERROR== ERR_NVGPUCTRPERM"))
+
+
+def test_an_empty_report_is_told(machine: Path) -> None:
+    with pytest.raises(InputError, match="is empty"):
+        profiler().collect(reported(machine, content=b""))
+
+
+def test_a_truncated_report_is_told_in_the_words_of_ncu_without_secrets(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NCU", "bad-import")
+    with pytest.raises(InputError, match=r"batch_16\.ncu-rep is damaged or cut short.*record again") as caught:
+        profiler().collect(reported(machine))
+    assert "Failed to load report" in str(caught.value) and "hf_abcdefghijkl" not in str(caught.value)
+
+
+def test_an_export_that_hangs_is_ended_and_not_tried_on_another_page(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NCU", "hangs")
+    monkeypatch.setattr(ncu, "_IMPORT_SECONDS", 0.5)
+    with pytest.raises(InputError, match=r"did not end within 0\.5 s"):
+        profiler().collect(reported(machine))

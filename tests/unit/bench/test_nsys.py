@@ -1,0 +1,199 @@
+"""Nsight Systems as a profiler: what it is told, and what is said when it cannot or did not."""
+
+import contextlib
+import sqlite3
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from support import fake_nsys
+
+from analysis.records import Trial
+from bench.profilers import load_profiler, nsys
+from bench.profilers.base import Scope
+from common.errors import InputError, MissingToolError, UsageError
+
+CPU = Trial(kind="profile", profiler="nsys", device="cpu", start_iteration=3, stop_iteration=6)
+GPU = Trial(kind="profile", profiler="nsys", device="cuda", start_iteration=3, stop_iteration=6)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose PATH has the stand-in of version 2026.1."""
+    path = fake_nsys.install(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
+    return path
+
+
+def scope(tmp_path: Path, trial: Trial = CPU) -> Scope:
+    directory = tmp_path / "trial" / "profile"
+    directory.mkdir(parents=True, exist_ok=True)
+    return Scope(trial=trial, directory=directory)
+
+
+def switches_of(command: list[str]) -> dict[str, str]:
+    given = command[2 : command.index("app")]
+    return dict(word.split("=", 1) for word in given)
+
+
+@pytest.mark.parametrize("version", ["2022.4.2", "2026.1"])
+@pytest.mark.parametrize("trial", [CPU, GPU])
+def test_every_switch_is_one_that_the_version_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, trial: Trial
+) -> None:
+    monkeypatch.setenv("PATH", str(fake_nsys.install(tmp_path / "bin", version).parent))
+    command = load_profiler("nsys").wrap(["app", "--x"], scope(tmp_path, trial))
+    assert command[1] == "profile" and command[-2:] == ["app", "--x"]
+    assert set(switches_of(command)) <= set(fake_nsys.SWITCHES[version].split())
+
+
+def test_a_percent_sign_in_the_folder_is_no_macro(tmp_path: Path, installed: Path) -> None:
+    given = switches_of(load_profiler("nsys").wrap(["app"], scope(tmp_path / "100%pure")))
+    assert given["--output"].endswith("/100%%pure/trial/profile/node0.nsys-rep")
+
+
+def test_a_switch_that_the_version_lacks_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fake_nsys.SWITCHES, "9999", "--trace --output --capture-range --nvtx-capture")
+    monkeypatch.setenv("PATH", str(fake_nsys.install(tmp_path / "bin", "9999").parent))
+    given = switches_of(load_profiler("nsys").wrap(["app"], scope(tmp_path)))
+    assert set(given) == {"--trace", "--output", "--capture-range", "--nvtx-capture"}
+
+
+def test_a_cpu_run_is_captured_between_its_nvtx_ranges(tmp_path: Path, installed: Path) -> None:
+    given = switches_of(load_profiler("nsys").wrap(["app"], scope(tmp_path)))
+    assert (given["--capture-range"], given["--nvtx-capture"]) == ("nvtx", "bertbench:capture@bertbench")
+    assert given["--trace"] == "nvtx,osrt" and "--cuda-graph-trace" not in given
+    assert (given["--sample"], given["--capture-range-end"], given["--kill"]) == ("none", "stop", "none")
+
+
+def test_a_gpu_run_is_captured_by_the_profiler_api_with_every_node_of_its_graphs(
+    tmp_path: Path, installed: Path
+) -> None:
+    given = switches_of(load_profiler("nsys").wrap(["app"], scope(tmp_path, GPU)))
+    assert given["--capture-range"] == "cudaProfilerApi" and "--nvtx-capture" not in given
+    assert given["--cuda-graph-trace"] == "node"
+    assert given["--trace"].split(",")[:2] == ["cuda", "nvtx"]
+
+
+def test_options_change_what_is_recorded(tmp_path: Path, installed: Path) -> None:
+    given = switches_of(load_profiler("nsys", ("sampling", "trace=nvtx")).wrap(["app"], scope(tmp_path)))
+    assert (given["--trace"], given["--sample"], given["--cpuctxsw"]) == ("nvtx", "process-tree", "process-tree")
+
+
+def test_an_unknown_option_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"--with stacks.*nvtx, sampling, trace"):
+        load_profiler("nsys", ("stacks",))
+
+
+def test_a_missing_nsys_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingToolError, match=r"nsys is not on PATH.*install Nsight Systems"):
+        load_profiler("nsys").check(CPU)
+
+
+def test_an_old_nsys_is_told_with_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(fake_nsys.install(tmp_path / "bin", "2021.1").parent))
+    with pytest.raises(MissingToolError, match=r"nsys 2021\.1 .* too old"):
+        load_profiler("nsys").check(CPU)
+
+
+@pytest.mark.parametrize(("own", "refused"), [("0.2.11", False), ("0.2.12", True), ("0.3.0", True)])
+def test_nvtx_that_this_nsys_cannot_see_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, refused: bool
+) -> None:
+    monkeypatch.setenv("PATH", str(fake_nsys.install(tmp_path / "bin", "2022.4.2").parent))
+    monkeypatch.setattr(metadata, "version", lambda name: own)
+    if refused:
+        with pytest.raises(MissingToolError, match=r"does not see the ranges of nvtx .*nvtx==0\.2\.11"):
+            load_profiler("nsys").check(CPU)
+    else:
+        load_profiler("nsys").check(CPU)
+
+
+def test_newer_nsys_sees_every_nvtx(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: "0.2.17")
+    load_profiler("nsys").check(CPU)
+
+
+@pytest.mark.parametrize("kind", ["emit", "dlprof"])
+def test_cuda_annotations_are_refused_on_a_cpu(installed: Path, kind: str) -> None:
+    with pytest.raises(UsageError, match=r"runs on the CPU.*--nvtx bertbench"):
+        load_profiler("nsys", (f"nvtx={kind}",)).check(CPU)
+
+
+def test_an_unknown_kind_of_ranges_is_refused(installed: Path) -> None:
+    with pytest.raises(UsageError, match=r"--nvtx all: choose one of bertbench, emit, dlprof, off"):
+        load_profiler("nsys", ("nvtx=all",)).check(CPU)
+
+
+def test_sampling_is_refused_where_the_kernel_forbids_it(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    level = tmp_path / "paranoid"
+    level.write_text("4\n", encoding="ascii")
+    monkeypatch.setattr(nsys, "_PARANOID", level)
+    with pytest.raises(UsageError, match=r"is 4, sampling needs 2 or less"):
+        load_profiler("nsys", ("sampling",)).check(CPU)
+    load_profiler("nsys").check(CPU)
+
+
+# ---- what comes out ----
+
+
+def test_the_environment_is_taken_out_of_the_export(tmp_path: Path, installed: Path) -> None:
+    here = scope(tmp_path)
+    (here.directory / "node0.nsys-rep").write_bytes(b"report")
+    load_profiler("nsys").collect(here)
+    export = here.directory / "node0.sqlite"
+    with contextlib.closing(sqlite3.connect(export)) as connection:
+        assert connection.execute("select name from sqlite_master").fetchall() == [
+            ("StringIds",),
+            ("NVTX_EVENTS",),
+        ]
+    assert b"home-of-someone" not in export.read_bytes()
+
+
+def test_the_report_is_exported_and_empty_summaries_are_dropped(tmp_path: Path, installed: Path) -> None:
+    here = scope(tmp_path)
+    (here.directory / "node0.nsys-rep").write_bytes(b"report")
+    files = load_profiler("nsys").collect(here)
+    assert [file.name for file in files] == [
+        "node0.nsys-rep",
+        "node0.sqlite",
+        "node0_nvtxsum.csv",
+        "node0_osrt_sum.csv",
+    ]
+    assert not (here.directory / "node0_cuda_gpu_kern_sum.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("Generating report", "the capture never began"),
+        ("Capture range started in the application.\nNo space left on device", "the disk is full"),
+        ("Capture range started in the application.", "nsys was ended before it had written"),
+    ],
+)
+def test_a_missing_report_is_told_with_the_likely_reason(tmp_path: Path, installed: Path, log: str, why: str) -> None:
+    here = scope(tmp_path)
+    (here.directory.parent / "log.txt").write_text(log, encoding="utf-8")
+    with pytest.raises(InputError, match=why):
+        load_profiler("nsys").collect(here)
+
+
+def test_an_empty_report_is_told(tmp_path: Path, installed: Path) -> None:
+    here = scope(tmp_path)
+    (here.directory / "node0.nsys-rep").touch()
+    with pytest.raises(InputError, match="is empty"):
+        load_profiler("nsys").collect(here)
+
+
+def test_a_report_that_cannot_be_exported_is_told_in_the_words_of_nsys_without_secrets(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NSYS", "bad-export")
+    here = scope(tmp_path)
+    (here.directory / "node0.nsys-rep").write_bytes(b"half a rep")
+    with pytest.raises(InputError, match=r"nsys export failed \(exit code 1\).*truncated") as caught:
+        load_profiler("nsys").collect(here)
+    assert "hf_abcdefghijkl" not in str(caught.value)

@@ -1,0 +1,302 @@
+"""nvprof, with a stand-in for the tool and for NVML: no machine of this project has either."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records import Trial
+from bench.devices import Devices, Gpu
+from bench.profilers.base import Scope
+from bench.profilers.nvprof import Nvprof, first_gpu_capability
+from bench.profilers.nvtx_only import NvtxOnly
+from bench.profilers.ranges import RangeObserver
+from common.errors import InputError, MissingToolError, UsageError
+
+# Plays nvprof: follows two child processes, and writes what nvprof would for each under the names it was given.
+FAKE = """#!{python}
+import sqlite3, subprocess, sys
+words = sys.argv[1:]
+options = {{}}
+while words[0].startswith("--"):
+    name = words.pop(0)
+    bare = name in ("--profile-child-processes", "--force-overwrite", "--csv", "--print-summary")
+    options[name] = "" if bare else words.pop(0)
+for pid in ("101", "102"):
+    out = options["--export-profile"].replace("%%", "\\0").replace("%p", pid).replace("\\0", "%")
+    log = options["--log-file"].replace("%%", "\\0").replace("%p", pid).replace("\\0", "%")
+    database = sqlite3.connect(out)
+    database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL (start INTEGER, end INTEGER)")
+    database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL VALUES (1, 2)")
+    database.commit()
+    with open(log, "w") as file:
+        print(f"=={{pid}}== NVPROF is profiling process {{pid}}", file=file)
+        if "--metrics" in options:
+            print(f"=={{pid}}== Metric result:", file=file)
+            print('"Device","Kernel","Invocations","Metric Name"', file=file)
+sys.exit(subprocess.run(words).returncode)
+"""
+
+
+@pytest.fixture
+def scope(tmp_path: Path) -> Scope:
+    return scope_of(tmp_path / "50%p done", 2)
+
+
+def scope_of(directory: Path, world_size: int, device: str = "cuda") -> Scope:
+    directory.mkdir(exist_ok=True)
+    trial = Trial(
+        kind="profile",
+        device=device,
+        profiler="nvprof",
+        start_iteration=3,
+        stop_iteration=5,
+        world_size=world_size,
+    )
+    return Scope(trial=trial, directory=directory)
+
+
+@pytest.fixture
+def nvprof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with nvprof on PATH and a GPU of compute capability 7.5."""
+    path = tmp_path / "bin" / "nvprof"
+    path.parent.mkdir()
+    path.write_text(FAKE.format(python=sys.executable), encoding="ascii")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
+    capability(monkeypatch, (7, 5))
+    return path
+
+
+def capability(monkeypatch: pytest.MonkeyPatch, value: tuple[int, int] | str) -> None:
+    monkeypatch.setattr("bench.profilers.nvprof.first_gpu_capability", lambda: value)
+
+
+def profile(directory: Path, pid: int, kernels: int = 1, table: str = "CUPTI_ACTIVITY_KIND_KERNEL") -> Path:
+    """What nvprof writes for one process."""
+    path = directory / f"nvprof-{pid}.nvvp"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE Version (version INTEGER)")
+        database.execute(f"CREATE TABLE {table} (start INTEGER, end INTEGER, name TEXT)")
+        database.executemany(
+            f"INSERT INTO {table} VALUES (?, ?, ?)", [(n, n + 1, "gemm" * 500) for n in range(kernels)]
+        )
+    database.close()
+    return path
+
+
+# --- check
+
+
+@pytest.mark.parametrize("value", [(8, 0), (9, 0), (12, 1)])
+def test_newer_gpus_are_refused_with_what_to_use_instead(
+    value: tuple[int, int], nvprof: Path, scope: Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capability(monkeypatch, value)
+    with pytest.raises(UsageError, match=rf"{value[0]}\.{value[1]}.*--profiler nsys.*--profiler ncu"):
+        Nvprof().check(scope.trial)
+
+
+@pytest.mark.parametrize("value", [(7, 5), (3, 7)])
+def test_older_gpus_are_accepted(
+    value: tuple[int, int], nvprof: Path, scope: Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capability(monkeypatch, value)
+    Nvprof().check(scope.trial)
+
+
+def test_a_capability_that_is_not_known_is_not_guessed(
+    nvprof: Path, scope: Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capability(monkeypatch, "NVML is lost")
+    with pytest.raises(UsageError, match=r"not known \(NVML is lost\).*--profiler nsys"):
+        Nvprof().check(scope.trial)
+
+
+def test_on_a_cpu_it_is_refused_without_asking_for_a_gpu(
+    nvprof: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("bench.profilers.nvprof.first_gpu_capability")
+    with pytest.raises(UsageError, match=r"runs on the CPU.*--profiler nsys.*--profiler torch"):
+        Nvprof().check(scope_of(tmp_path / "p", 1, device="cpu").trial)
+
+
+def test_where_it_is_not_installed_the_message_says_where_it_was(
+    scope: Scope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    capability(monkeypatch, (7, 0))
+    with pytest.raises(MissingToolError, match="CUDA toolkits before 13"):
+        Nvprof().check(scope.trial)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metrics": ""}, "name at least one metric"),
+        ({"metrics": "ipc,,"}, "name at least one metric"),
+        ({"metrics": "ipc"}, "all-reduce of 2 ranks replayed alone"),
+        ({"nvtx": "loud"}, "--nvtx loud"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(
+    options: dict[str, str], message: str, nvprof: Path, scope: Scope
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Nvprof(options).check(scope.trial)
+
+
+def test_an_unknown_option_lists_those_there_are() -> None:
+    with pytest.raises(UsageError, match="known: metrics, nvtx"):
+        Nvprof({"stacks": ""})
+
+
+# --- compute capability
+
+
+class NvmlError(Exception):
+    """What NVML raises."""
+
+
+@pytest.mark.parametrize(
+    ("uuids", "found"),
+    [(["GPU-new", "GPU-old"], (9, 0)), (["GPU-old"], (7, 0)), (["MIG-1"], (8, 0)), ([""], "no UUID")],
+)
+def test_the_first_visible_gpu_decides(uuids: list[str], found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml: Any = types.ModuleType("pynvml")
+    nvml.nvmlInit = lambda: None
+    nvml.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+    nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle = lambda handle: {"MIG-1": "parent"}[handle]
+    nvml.nvmlDeviceGetCudaComputeCapability = {"GPU-new": (9, 0), "GPU-old": (7, 0), "parent": (8, 0)}.__getitem__
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    gpus = tuple(Gpu("name", uuid, uuid, None) for uuid in uuids)
+    monkeypatch.setattr("bench.profilers.nvprof.find_devices", lambda kind: Devices(kind, gpus, 4))
+    answer = first_gpu_capability()
+    assert answer == found or (isinstance(found, str) and found in str(answer))
+
+
+def test_without_a_gpu_the_reason_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    answer = first_gpu_capability()
+    assert isinstance(answer, str) and "hides every GPU" in answer
+
+
+# --- wrap
+
+
+def test_the_launcher_is_followed_and_recording_waits_for_the_range(nvprof: Path, tmp_path: Path) -> None:
+    argv = Nvprof().wrap(["python", "-m", "bench.agent"], scope_of(tmp_path / "p", 1))
+    assert argv[0] == str(nvprof) and argv[-3:] == ["python", "-m", "bench.agent"]
+    text = " ".join(argv)
+    for part in (
+        "--profile-child-processes",
+        "--profile-from-start off",
+        f"--export-profile {tmp_path}/p/nvprof-%p.nvvp",
+        f"--log-file {tmp_path}/p/nvprof-%p.log",
+    ):
+        assert part in text
+    assert "--metrics" not in argv and "--csv" not in argv
+
+
+def test_metrics_are_counted_into_csv_files(nvprof: Path, tmp_path: Path) -> None:
+    scope = scope_of(tmp_path / "p", 1)
+    profiler = Nvprof({"metrics": "sm_efficiency,ipc"})
+    profiler.check(scope.trial)
+    text = " ".join(profiler.wrap(["run"], scope))
+    assert "--metrics sm_efficiency,ipc --csv" in text and "nvprof-%p.csv" in text
+
+
+def test_it_makes_the_ranges_that_open_and_close_the_recording(scope: Scope) -> None:
+    observer = Nvprof({"nvtx": "off"}).observer(scope, 1)
+    assert isinstance(observer, RangeObserver) and not observer.model_phases
+    assert Nvprof().observer(scope, 0).model_phases
+
+
+@pytest.mark.parametrize(
+    ("options", "endings"), [({}, [".nvvp"] * 2), ({"metrics": "ipc"}, [".nvvp"] * 2 + [".csv"] * 2)]
+)
+def test_the_command_runs_and_what_it_writes_is_collected(
+    options: dict[str, str], endings: list[str], nvprof: Path, scope: Scope
+) -> None:
+    profiler = Nvprof(options)
+    done = subprocess.run(profiler.wrap([sys.executable, "-c", "raise SystemExit(7)"], scope), check=False)
+    assert done.returncode == 7
+    assert [file.suffix for file in profiler.collect(scope)] == endings
+
+
+# --- collect
+
+
+def test_files_of_processes_without_gpu_work_are_left_out(scope: Scope) -> None:
+    profile(scope.directory, 1, kernels=0)
+    (scope.directory / "nvprof-2.nvvp").touch()
+    ranks = [profile(scope.directory, 3), profile(scope.directory, 4, table="CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL")]
+    (scope.directory / "nvprof-3.log").write_text("==3== Profiling application: python\n")
+    assert Nvprof().collect(scope) == ranks
+
+
+def test_no_file_at_all_is_explained(scope: Scope) -> None:
+    (scope.directory / "nvprof-3.log").write_text("==3== Error: unified memory profiling failed.\n")
+    with pytest.raises(InputError, match=r"0 usable \.nvvp for 2 ranks.*wrote no file.*unified memory.*log\.txt"):
+        Nvprof().collect(scope)
+
+
+def test_files_without_a_kernel_are_explained(scope: Scope) -> None:
+    profile(scope.directory, 1, kernels=0)
+    profile(scope.directory, 2)
+    with pytest.raises(InputError, match=r"holds 1 usable \.nvvp for 2 ranks.*window was never reached"):
+        Nvprof().collect(scope)
+
+
+@pytest.mark.parametrize("kept", [0, 0.5, 0.99])
+def test_an_empty_or_truncated_file_is_named(kept: float, scope: Scope) -> None:
+    profile(scope.directory, 1, kernels=200)
+    cut = profile(scope.directory, 2, kernels=200)
+    content = cut.read_bytes()
+    cut.write_bytes(content[: int(kept * len(content))])
+    with pytest.raises(InputError, match=r"holds 1 usable .*nvprof-2\.nvvp is (empty|damaged).*disk was full"):
+        Nvprof().collect(scope)
+
+
+def test_a_file_that_is_no_database_is_named(scope: Scope) -> None:
+    profile(scope.directory, 1)
+    (scope.directory / "nvprof-2.nvvp").write_text("<?xml version='1.0'?><session/>" * 100)
+    with pytest.raises(InputError, match=r"nvprof-2\.nvvp is damaged \(file is not a database\)"):
+        Nvprof().collect(scope)
+
+
+@pytest.mark.parametrize("ending", ["log", "csv"])
+def test_missing_permission_is_told_with_the_ways_to_get_it(ending: str, scope: Scope) -> None:
+    profile(scope.directory, 1)
+    profile(scope.directory, 2)
+    (scope.directory / f"nvprof-2.{ending}").write_text(
+        "==2== Warning: The user does not have permission to profile on the target device. See the following link for "
+        "instructions: https://developer.nvidia.com/ERR_NVGPUCTRPERM\n"
+    )
+    with pytest.raises(InputError, match=r"start_container\.sh --profiling.*NVreg_RestrictProfilingToAdminUsers=0"):
+        Nvprof().collect(scope)
+
+
+# --- ranges alone
+
+
+def test_ranges_alone_start_no_tool_and_collect_nothing(scope: Scope) -> None:
+    profiler = NvtxOnly({"nvtx": "bertbench"})
+    assert profiler.wrap(["run"], scope) == ["run"] and profiler.collect(scope) == []
+    assert isinstance(profiler.observer(scope, 0), RangeObserver)
+    assert profiler.environment(scope) == {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+
+
+def test_ranges_alone_are_refused_where_they_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = scope_of(tmp_path / "p", 1, device="cpu").trial
+    NvtxOnly().check(trial)
+    with pytest.raises(UsageError, match="--nvtx emit annotates CUDA work"):
+        NvtxOnly({"nvtx": "emit"}).check(trial)
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with pytest.raises(MissingToolError, match=r"bertbench\[gpu\]"):
+        NvtxOnly().check(trial)

@@ -1,0 +1,231 @@
+"""A machine made of a folder: fake engines and tools on PATH that record how they are called."""
+
+import os
+import pty
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+BASH = shutil.which("bash") or "/bin/bash"
+# Real tools; what could touch the system (rm, chown, chmod, dpkg, apt-get, setpriv ...) is always a fake one.
+TOOLS = (
+    *("bash", "cat", "cut", "dirname", "env", "find", "grep", "gzip", "head", "ln", "mkdir", "mktemp", "realpath"),
+    *("sed", "sort", "tail", "tar", "test", "timeout", "xargs"),
+)
+NVIDIA_RUNTIME = '{"io.containerd.runc.v2":{},"nvidia":{}}'
+# One write for each call, since the parts of a pipeline record at the same time.
+RECORD = """printf '%s\\0' "${0##*/}" "$@" $'\\36' >>"$FAKE_LOG"\n"""
+
+# What it answers comes from variables FAKE_...; a call to build or run is kept apart, with its environment.
+ENGINE = """case $1 in
+    --version) echo "$really version 99.0.0" ;;
+    version) [[ $3 == "{{.$field.Version}}" && -n $FAKE_VERSION ]] && echo "$FAKE_VERSION" ;;
+    ps) [[ -z $ps_error ]] || { printf '%s\\n' "$ps_error" >&2; exit 1; } ;;
+    info)
+        case $3 in
+            *Runtimes*) echo "$FAKE_RUNTIMES" ;;
+            *CDISpecDirs*) [[ -n $FAKE_CDI_DIRS ]] && echo "$FAKE_CDI_DIRS" ;;
+            *SecurityOptions*) echo "$FAKE_SECURITY" ;;
+            "{{.Host.OCIRuntime.Name}}") [[ $really == podman ]] && echo "$FAKE_OCI_RUNTIME" ;;
+            *) exit 98 ;;
+        esac ;;
+    image) [[ $2 == inspect && " $FAKE_IMAGES " == *" $3 "* ]] ;;
+    buildx) [[ $2 == version && -z $FAKE_NO_BUILDX ]] ;;
+    build | run)
+        printf '%s\\0' "${0##*/}" "$@" >"$FAKE_CALL"
+        printf '%s' "${DOCKER_BUILDKIT-unset}" >"$FAKE_CALL.buildkit"
+        exit "${FAKE_EXIT:-0}" ;;
+    *) exit 99 ;;
+esac
+"""
+
+# Runs its command as who calls it; an option that it does not know ends it.
+SETPRIV = """while [[ $1 == -* ]]; do
+    case $1 in
+        --reuid | --regid | --groups) shift 2 ;;
+        --inh-caps=* | --ambient-caps=* | --bounding-set=*) shift ;;
+        *) exit 97 ;;
+    esac
+done
+exec "$@"
+"""
+
+
+@dataclass
+class Host:
+    """A machine: its PATH, what its tools answer, and what they were asked. Its user is 1000:100, without git."""
+
+    folder: Path
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bin = self._new("bin")
+        self.work = self._new("work")
+        self.log_file = self.folder / "log"
+        self.call_file = self.folder / "call"
+        for tool in TOOLS:
+            self.real(tool)
+        for tool in ("rm", "chown", "chmod", "apt-get", "dpkg", "useradd"):
+            self.program(tool)
+        self.program("setpriv", SETPRIV)
+        self.program("git", "exit 128")
+        self.caller(1000, 100)
+        self.variables = {
+            "FAKE_LOG": str(self.log_file),
+            "FAKE_CALL": str(self.call_file),
+            "FAKE_IMAGES": "bertbench:cuda bertbench:cpu",
+            "FAKE_RUNTIMES": "{}",
+            "FAKE_CDI_DIRS": "null",
+            "FAKE_OCI_RUNTIME": "crun",
+            "FAKE_VERSION": "99.0.0",
+            "CDI_SPEC_DIRS": str(self.folder / "cdi"),
+            "TEST_HOST": str(self._new("host")),
+            "TMPDIR": str(self._new("tmp")),
+            "HOME": str(self.folder),
+            "PATH": str(self.bin),
+        }
+
+    def _new(self, name: str) -> Path:
+        path = self.folder / name
+        path.mkdir()
+        return path
+
+    # ---- what the machine has ----
+
+    def real(self, tool: str) -> bool:
+        """Put the true tool on PATH; False where this machine has none."""
+        found = shutil.which(tool)
+        (self.bin / tool).unlink(missing_ok=True)
+        if found is not None:
+            (self.bin / tool).symlink_to(found)
+        return found is not None
+
+    def program(self, name: str, text: str = "", folder: Path | None = None) -> Path:
+        """Put a fake tool on PATH (or into `folder`): it records its call, then runs `text`."""
+        path = (folder or self.bin) / name
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!{BASH}\n{RECORD}{text}\n", encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    def caller(self, uid: int, gid: int, groups: str = "") -> None:
+        """Who calls, with what `id -G` says of the caller; of uid N it says what FAKE_GROUPS_N holds."""
+        others = "name=FAKE_GROUPS_$2; [[ -n ${!name-} ]] && echo ${!name}"
+        answers = {"1-u": uid, "1-g": gid, "1-G": groups or gid}
+        cases = "".join(f"{asked}) echo {answer} ;; " for asked, answer in answers.items())
+        self.program("id", f"case $#$1 in {cases}2-G) {others} ;; *) exit 1 ;; esac")
+
+    def engine(self, name: str, really: str = "", error: str = "") -> None:
+        """Install an engine: `really` is what it is behind its name, `error` why it does not answer."""
+        kind = really or name
+        answer = "Client" if kind == "podman" else "Server"
+        head = f"really={kind} field={answer} ps_error={shlex.quote(error)}${{FAKE_PS_ERROR-}}\n"
+        self.program(name, head + ENGINE)
+
+    def gpu(self, driver: str = "580.65.06") -> None:
+        """Two GPUs; the driver tells no version where it is empty."""
+        self.program(
+            "nvidia-smi",
+            "[[ $1 == -L ]] && printf 'GPU %s: NVIDIA H100\\n' 0 1 && exit\n"
+            f"[[ $* == *driver_version* && -n '{driver}' ]] && printf '%s\\n' '{driver}' '{driver}'",
+        )
+
+    def cdi(self) -> None:
+        text = 'cdiVersion: "0.5.0"\nkind: nvidia.com/gpu\n'
+        (self._new("cdi") / "nvidia.yaml").write_text(text, encoding="utf-8")
+
+    def path_of_host(self, path: str) -> Path:
+        """The folder of a path such as /dev or /proc on this machine, made now."""
+        folder = self.folder / "host" / path.lstrip("/")
+        folder.mkdir(parents=True)
+        return folder
+
+    # ---- what is run on it ----
+
+    def run(
+        self, script: str | Path, *arguments: str, unprivileged: bool = False, **extra: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a script of the checkout; `unprivileged`: bound by the modes of files even where root tests."""
+        prefix = without_capabilities() if unprivileged else []
+        return subprocess.run(
+            [*prefix, BASH, str(ROOT / script), *arguments],
+            cwd=self.work,
+            env={**self.variables, **extra},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def call(self) -> list[str]:
+        """The words of the engine's last build or run, the engine's name first; fails when there was none."""
+        words = self.call_file.read_text(encoding="utf-8").split("\0")[:-1]
+        assert "--privileged" not in words
+        return words
+
+    def called(self) -> bool:
+        return self.call_file.exists()
+
+    def calls(self, name: str) -> list[list[str]]:
+        """The arguments of every call of a fake tool, in order."""
+        text = self.log_file.read_text(encoding="utf-8") if self.log_file.exists() else ""
+        calls = [entry.split("\0")[:-1] for entry in text.split("\36\0")[:-1]]
+        return [words[1:] for words in calls if words[0] == name]
+
+
+def without_capabilities() -> list[str]:
+    """A prefix that takes root's rights over files away; nothing for other users."""
+    if os.getuid() != 0:
+        return []
+    prefix = [shutil.which("setpriv") or "", "--bounding-set=-all", "--inh-caps=-all"]
+    if not prefix[0] or subprocess.run([*prefix, "true"], check=False).returncode != 0:
+        pytest.skip("root may write everywhere, and setpriv cannot take that away here")
+    return prefix
+
+
+def on_terminal(
+    command: list[str], cwd: Path, environment: Mapping[str, str], typed: str = "", output: bool = True
+) -> tuple[int, str]:
+    """Run a command on a terminal, `output` False: with its stdout elsewhere; its exit code and what it showed."""
+    master, slave = pty.openpty()
+    try:
+        os.write(master, typed.encode())
+        stdout = slave if output else subprocess.DEVNULL
+        code = subprocess.run(
+            command,
+            cwd=cwd,
+            env=dict(environment),
+            stdin=slave,
+            stdout=stdout,
+            stderr=slave,
+            check=False,
+            timeout=30,
+            start_new_session=True,
+        ).returncode
+        os.write(slave, b"\n<end>\n")
+        shown = b""
+        while b"<end>" not in shown:
+            shown += os.read(master, 65536)
+    finally:
+        os.close(master)
+        os.close(slave)
+    return code, shown.decode().replace("\r\n", "\n")
+
+
+def option(words: list[str], name: str) -> list[str]:
+    """All values of an option."""
+    return [words[i + 1] for i, word in enumerate(words) if word == name]
+
+
+def refused(outcome: subprocess.CompletedProcess[str], *texts: str) -> None:
+    """The last line of stderr is one message with all of `texts`; exit code 2; nothing on stdout."""
+    assert (outcome.returncode, outcome.stdout) == (2, ""), outcome.stderr
+    message = outcome.stderr.splitlines()[-1]
+    assert [text for text in texts if text not in message] == [], message
