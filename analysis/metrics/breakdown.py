@@ -4,32 +4,17 @@ On a GPU trace the work is the kernels, on a CPU trace the operators' self time 
 which adds up over all threads.
 """
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from analysis.metrics.intervals import union_ns
+from analysis.names import OTHER, family
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PHASE_PREFIX = "bertbench:"
-OTHER = "other"
-
-# First match wins; names of ATen operators, and of the CUDA kernels behind them.
-_FAMILIES: tuple[tuple[str, str], ...] = (
-    ("communication", r"nccl|gloo|c10d|all_?reduce|record_param_comms"),
-    ("optimizer", r"adam|lamb|sgd|optimizer|multi_tensor|_foreach|clip_grad"),
-    ("attention", r"scaled_dot_product|flash|fmha|attention|cutlass.*attn|mem_eff"),
-    ("matrix product", r"\bmm\b|addmm|bmm|matmul|linear|gemm|mkldnn|xmma|cutlass|cublas|einsum"),
-    ("normalisation", r"layer_?norm|batch_?norm|rms_?norm"),
-    ("dropout", r"dropout|bernoulli|philox|rand"),
-    ("activation", r"gelu|relu|tanh|sigmoid"),
-    ("softmax and loss", r"softmax|nll|cross_entropy|loss"),
-    ("embedding", r"embedding|index|gather|scatter"),
-    ("copy and cast", r"copy|\bto\b|_to_copy|cast|memcpy|clone|contiguous|cat\b|memset|fill|zero"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +71,6 @@ def breakdown(timeline: Timeline, top: int = 15) -> Breakdown:
     ]
     source = "GPU kernels" if on_gpu else "CPU operators"
     return Breakdown(timeline.rank, source, _steps(timeline), operators, _phases(timeline), families)
-
-
-def family(name: str) -> str:
-    """Return which kind of work an operator or kernel does, by its name; "other" where the name does not say."""
-    for label, pattern in _FAMILIES:
-        if re.search(pattern, name, re.IGNORECASE):
-            return label
-    return "elementwise" if name.startswith("aten::") or "elementwise" in name else OTHER
 
 
 def _work(timeline: Timeline) -> "pd.DataFrame":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import KernelCounters
-from analysis.metrics.breakdown import family
+from analysis.names import family
 
 if TYPE_CHECKING:
     import pandas as pd

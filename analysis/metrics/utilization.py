@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.metrics.breakdown import family
+from analysis.names import family
 from analysis.metrics.intervals import Intervals, clipped, difference, merged, total_ns
 from analysis.records import SHAPE_COLUMNS
 from analysis.timeline import Timeline

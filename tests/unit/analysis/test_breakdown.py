@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_kineto_reader import event, write
 
-from analysis.metrics.breakdown import breakdown, family, union_ns
+from analysis.metrics.breakdown import breakdown, union_ns
+from analysis.names import family
 from analysis.readers.kineto import read
 
 

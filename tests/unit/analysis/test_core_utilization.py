@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.counters import KernelCounters
-from analysis.metrics.breakdown import family
+from analysis.names import family
 from analysis.metrics.core_utilization import PIPES, core_use, core_use_by_family, rows
 from analysis.readers.ncu import read
 
