@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
 
-.PHONY: help setup bench test test-slow gpu-acceptance check docs lock image-test clean
+.PHONY: help setup bench bench-analysis test test-slow fuzz gpu-acceptance check docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -26,11 +26,17 @@ $(STAMP): pyproject.toml
 bench: setup ## measure this machine, end in a report (DATA=<folder of .txt> uses your text)
 	@bash bench/bench.sh $${DATA:+"$$DATA"}
 
+bench-analysis: setup ## the readers' speed and memory, side by side with Holistic Trace Analysis (OUT=<folder>)
+	$(BIN)/python tests/slow/bench_analysis.py --out "$(or $(OUT),runs/bench-analysis)"
+
 test: setup ## the fast tests, under 15 minutes on 2 cores
 	$(BIN)/python -m pytest
 
 test-slow: setup ## the tests with real tools, under 45 minutes on 2 cores
 	$(BIN)/python -m pytest tests/slow
+
+fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
+	FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} $(BIN)/python -m pytest tests/unit/analysis -k "survive or mutat or damaged"
 
 # Uses the Python it is given, not .venv: GPU machines come with their own torch.
 gpu-acceptance: ## every check that needs a CUDA device, under 9 minutes, into OUT=<folder>

@@ -1,6 +1,6 @@
 """What a profiler counted in every kernel, whatever tool wrote it; readers make it, metrics use it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 IDENTITY = ("process", "kernel_id", "name", "device", "duration_ns", "cycles")
-"""The columns that every table of kernels has; all others are metrics, under the tool's own names."""
+"""The columns that every table of kernels has."""
+LABELS = ("push_pop_ranges", "start_stop_ranges")
+"""Columns that are there only where the file has NVTX ranges. All others are metrics, under the tool's own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,9 @@ class KernelCounters:
 
     kernels: "pd.DataFrame"
     """process (int64, the system's number), kernel_id (int64, per process), name, device (Int64, may be missing),
-    duration_ns and cycles (float64, NaN where unknown), and one float64 column per metric, in the units of `units`."""
+    duration_ns and cycles (float64, NaN where unknown), and one float64 column per metric, in the units of `units`.
+    push_pop_ranges and start_stop_ranges, where there: the NVTX ranges open at the launch, outermost first, a tuple of
+    "domain@name"; the push/pop ones are those of the launching thread."""
     units: Mapping[str, str]
     """Unit of each metric column: %, ns, byte, byte/s, hz, inst, ...; "" where the tool names none."""
     device_name: str | None
@@ -30,4 +34,39 @@ class KernelCounters:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metric columns."""
-        return tuple(str(name) for name in self.kernels.columns if name not in IDENTITY)
+        return tuple(str(name) for name in self.kernels.columns if name not in IDENTITY and name not in LABELS)
+
+
+def joined(parts: Sequence[KernelCounters]) -> KernelCounters:
+    """Return the kernels of several files of one run as one table; at least one part is needed.
+
+    Processes are numbered anew, 0, 1, ...: two containers can give two processes the same number. What the files
+    disagree on is None (device, capability) or a problem (the unit of a metric: the later file's values are left out).
+    """
+    import pandas as pd
+
+    if len(parts) == 1:
+        return parts[0]
+    units: dict[str, str] = {}
+    problems: dict[str, None] = {}
+    frames = []
+    for part in parts:
+        other = [name for name, unit in part.units.items() if units.get(name, unit) != unit]
+        problems |= dict.fromkeys(part.problems)
+        problems |= dict.fromkeys(f"{name} has another unit in another file: it is left out there" for name in other)
+        units = {**part.units, **units}
+        frames.append(part.kernels.drop(columns=other))
+    if not any(len(frame) for frame in frames):
+        return parts[0]
+    kernels = pd.concat([frame for frame in frames if len(frame)], keys=range(len(frames)), names=["file"])
+    files = kernels.index.get_level_values("file")
+    kernels["process"] = pd.MultiIndex.from_arrays([files, kernels["process"]]).factorize()[0].astype("int64")
+    names = {part.device_name for part in parts}
+    capabilities = {part.compute_capability for part in parts}
+    return KernelCounters(
+        kernels.reset_index(drop=True),
+        {name: unit for name, unit in units.items() if name in kernels},
+        names.pop() if len(names) == 1 else None,
+        capabilities.pop() if len(capabilities) == 1 else None,
+        tuple(problems),
+    )

@@ -6,19 +6,77 @@ from functools import lru_cache
 COMMUNICATION = "communication"
 OTHER = "other"
 
-# First match wins; names of ATen operators, and of the CUDA kernels behind them.
-_FAMILIES: tuple[tuple[str, str], ...] = (
-    (COMMUNICATION, r"nccl|gloo|c10d|all_?reduce|record_param_comms"),
-    ("optimizer", r"adam|lamb|sgd|optimizer|multi_tensor|_foreach|clip_grad"),
-    ("attention", r"scaled_dot_product|flash|fmha|attention|cutlass.*attn|mem_eff"),
-    ("matrix product", r"\bmm\b|addmm|bmm|matmul|linear|gemm|mkldnn|xmma|cutlass|cublas|einsum"),
-    ("normalisation", r"layer_?norm|batch_?norm|rms_?norm"),
-    ("dropout", r"dropout|bernoulli|philox|rand"),
-    ("activation", r"gelu|relu|tanh|sigmoid"),
-    ("softmax and loss", r"softmax|nll|cross_entropy|loss"),
-    ("embedding", r"embedding|index|gather|scatter"),
-    ("copy and cast", r"copy|\bto\b|_to_copy|cast|memcpy|clone|contiguous|cat\b|memset|fill|zero"),
+# First match wins; names of ATen operators, and of the CUDA, ROCm and Triton kernels behind them. Words are looked for
+# in the name in small letters, several times faster than patterns; patterns are for what a word cannot tell.
+_FAMILIES: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    (
+        COMMUNICATION,
+        ("nccl", "rccl", "gloo", "allreduce", "all_reduce", "record_param_comms", "cross_device_reduce", "nvshmem"),
+        r"\bc10d|\bmpi_",
+    ),
+    # Tensile's names list the options of its generator, which hold other families' words.
+    ("GEMM", (), r"^(?:custom_)?cijk_"),
+    ("copy", ("memcpy", "memset"), r"^triton_poi_fused(?:_+(?:to_copy|clone|copy|view|permute|transpose|cat))+_*\d*$"),
+    ("embedding", ("embedding", "permute_pooled_embs", "bounds_check_indices", "linearize_index"), ""),
+    (
+        "optimizer",
+        ("multi_tensor_apply", "adam", "adagrad", "optimizer", "_foreach", "clip_grad", "fused_sgd"),
+        r"lamb(?!da)|(?<![a-z])sgd",
+    ),
+    (
+        "norm",
+        ("batch_norm", "batchnorm", "rms_norm", "rmsnorm", "group_norm", "groupnorm", "gammabeta", "rowwisemoments"),
+        r"layer_?norm|cucomputegradinput|ln_fwd|ln_bwd|bn_fw|bn_bw",
+    ),
+    (
+        "attention",
+        ("scaled_dot_product", "flash", "fmha", "attention", "mem_eff", "attn_fwd", "attn_bwd", "_sdpa_"),
+        "",
+    ),
+    ("softmax and loss", ("softmax", "soft_max", "cross_entropy", "crossentropy", "nll_loss"), r"(?<![a-z])loss"),
+    ("dropout", ("dropout", "bernoulli", "distribution_elementwise"), r"\baten::(?:rand|uniform|normal)"),
+    (
+        "convolution",
+        ("convolution", "fprop", "dgrad", "wgrad", "winograd", "scudnn", "convolve", "implicit_con"),
+        r"(?<![a-z])conv(?!ert)",
+    ),
+    (
+        "GEMM",
+        (
+            "addmm",
+            "bmm",
+            "matmul",
+            "matrixmul",
+            "gemv",
+            "xmma",
+            "wmma",
+            "cublas",
+            "cutlass",
+            "nvjet",
+            "mkldnn",
+            "einsum",
+        ),
+        r"(?<!fb)gemm|\bmm\b|_mm(?:_|$)|(?<![a-z])linear\b|splitkreduce|einsum",  # fbgemm is a library of embeddings
+    ),
+    ("activation", ("gelu", "relu", "tanh", "sigmoid", "silu"), ""),
+    (
+        "embedding",
+        ("index_select", "indexselect", "index_put", "index_add", "indexfunc", "index_elementwise"),
+        r"indexing_backward|\bindex\b|gather(?!topk)|scatter",
+    ),
+    ("elementwise", ("triton_poi",), ""),
+    ("copy", ("copy", "fillfunctor", "clone", "contiguous", "nchwtonhwc", "nhwctonchw", "fill_kernel", "autocast"), ""),
+    ("copy", (), r"\baten::(?:to|_?cat|stack|fill|zero)|(?<!with)cast\b|cupy_fill"),
+    (
+        "reduction and sort",
+        ("reduce_kernel", "devicereduce", "devicescan", "radixsort", "triton_red", "triton_per", "topk"),
+        r"\baten::(?:sum|mean|a?max|a?min|argmax|norm|linalg_vector_norm|cumsum|sort|any|all)\b|reduce_1block|dot_kernel|"
+        r"bitonicsort|segmentedsort",
+    ),
+    ("elementwise", ("elementwise", "functor", "cupy_"), r"^aten::"),
 )
+_COMPILED = tuple((label, words, re.compile(pattern) if pattern else None) for label, words, pattern in _FAMILIES)
+_MOST_READ = 4096  # characters of a name; those of real templates reach 3,000
 
 COLLECTIVES = (
     "all_reduce",
@@ -31,32 +89,43 @@ COLLECTIVES = (
     "scatter",
     "send_recv",
     "barrier",
+    "other",
 )
-"""Collective operations, under one name each whatever library ran them; send_recv is point to point."""
+"""Collective operations, under one name each whatever library ran them; send_recv is point to point, other is a
+communication kernel whose name does not say its operation (`ncclDevKernel_Generic`, RCCL's only one)."""
 
 # A communication name holds one of these libraries' names; what follows it is the operation.
-_LIBRARY = re.compile(r"nccl|rccl|gloo|mscclpp|c10d|\bmpi", re.IGNORECASE)
-_OPERATIONS: tuple[tuple[str, str], ...] = (
-    ("all_reduce", r"all_?reduce"),
-    ("reduce_scatter", r"reduce_?scatter"),
-    ("all_gather", r"all_?gather"),
-    ("all_to_all", r"all_?to_?all"),
-    ("send_recv", r"send_?recv|\bsend|\brecv|[_:]send|[_:]recv|coalesced_p2p"),
-    ("broadcast", r"broadcast"),
-    ("barrier", r"barrier"),
-    ("reduce", r"reduce"),
-    ("gather", r"gather"),
-    ("scatter", r"scatter"),
+_LIBRARY = re.compile(r"nccl|rccl|gloo|mscclpp|c10d|\bp?mpi[_:]|\bucc:|\bxccl:|\bhccl:", re.IGNORECASE)
+_OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (label, re.compile(pattern, re.IGNORECASE))
+    for label, pattern in (
+        ("barrier", r"barrier"),  # first: PyTorch runs NCCL's as "nccl:all_reduce_barrier"
+        ("all_reduce", r"all_?reduce"),
+        ("reduce_scatter", r"reduce_?scatter"),
+        ("all_gather", r"all_?gather"),
+        ("all_to_all", r"all_?to_?all"),
+        ("send_recv", r"send_?recv|[_:]i?send|[_:]i?recv|ncclsend|ncclrecv|coalesced_p2p"),
+        ("broadcast", r"broadcast|bcast"),
+        ("reduce", r"reduce"),
+        ("gather", r"gather"),
+        ("scatter", r"scatter"),
+    )
 )
+_DEVICE_KERNEL = re.compile(r"\b[nr]ccl(?:Symk)?(?:Dev)?Kernel|\bncclDev(?!ice)\w*_", re.IGNORECASE)
 
 
 @lru_cache(maxsize=65536)
 def family(name: str) -> str:
-    """Return which kind of work an operator or kernel does, by its name; "other" where the name does not say."""
-    for label, pattern in _FAMILIES:
-        if re.search(pattern, name, re.IGNORECASE):
+    """Return which kind of work an operator or kernel does, by its name; "other" where the name does not say.
+
+    A fused kernel is of the first family whose operator its name tells (Triton lists them): norm before softmax,
+    softmax before dropout, dropout before activation, activation before elementwise.
+    """
+    text = name[:_MOST_READ].lower()
+    for label, words, pattern in _COMPILED:
+        if any(word in text for word in words) or (pattern and pattern.search(text)):
             return label
-    return "elementwise" if name.startswith("aten::") or "elementwise" in name else OTHER
+    return OTHER
 
 
 @lru_cache(maxsize=65536)
@@ -66,9 +135,10 @@ def collective(name: str) -> str | None:
     Takes NCCL's four forms (ncclKernel_AllReduce_..., ncclDevKernel_AllReduce_..., ncclDev..., ncclAllReduce...Kernel),
     PyTorch's ("nccl:all_reduce", "gloo:all_reduce") and MPI's ("MPI_Allreduce").
     """
-    if not _LIBRARY.search(name):
+    own = name.partition("(")[0]  # a kernel's parameters say nothing about what it does
+    if not _LIBRARY.search(own):
         return None
     for label, pattern in _OPERATIONS:
-        if re.search(pattern, name, re.IGNORECASE):
+        if pattern.search(own):
             return label
-    return None
+    return "other" if _DEVICE_KERNEL.search(own) else None

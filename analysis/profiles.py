@@ -7,17 +7,19 @@ are the rows of all its trials.
 import csv
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.metrics.breakdown import Breakdown, breakdown
+from analysis.explain import explain
+from analysis.findings import Finding
 from analysis.metrics.core_utilization import rows as core_rows
 from analysis.metrics.range_tree import RangeNode, range_tree
 from analysis.metrics.telemetry import telemetry_in_window
 from analysis.metrics.utilization import TRIAL_FIELDS, UTILIZATION_COLUMNS, compute_utilization_rows
 from analysis.records import RunDirectory, Trial, TrialDirectory, read_record, write_record
+from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
@@ -31,8 +33,8 @@ TABLES = {"compute_utilization.csv": "compute", "core_utilization.csv": "core"}
 class ProfileSummary:
     """What was found in one trial's profile."""
 
-    breakdowns: tuple[Breakdown, ...] = ()
-    """One per rank whose trace holds operators or kernels, by rank."""
+    findings: tuple[Finding, ...] = ()
+    """What `explain` says of it."""
     tree: RangeNode | None = None
     """The ranges of the first recorded step of the first rank, where the trace has ranges."""
     compute: tuple[dict[str, Any], ...] = ()
@@ -47,16 +49,49 @@ class ProfileSummary:
     @property
     def unread(self) -> str:
         """Why nothing of the files could be used; "" where something could, or there was none."""
-        return self.problems[0] if self.problems and not (self.breakdowns or self.tree or self.counted) else ""
-
-    @property
-    def counted(self) -> bool:
-        """Whether kernels were counted."""
-        return any(row.get("kernels") for row in self.core)
+        return self.problems[0] if self.problems and not (self.findings or self.tree) else ""
 
 
-def summarize(directory: TrialDirectory, files: Sequence[Path]) -> ProfileSummary:
-    """Read the files that a profiler left for a trial; keep the rows in profile/summary.json.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedProfile:
+    """The files of one trial's profile, read, with what the trial says about them."""
+
+    source: Source
+    """What was read; of a profile that nothing can be used of, empty but for its problems."""
+    window_ns: float | None
+    """Length of the counted steps without the profiler; None where unknown, or where not all kernels were counted."""
+    measured: Mapping[str, float]
+    """Measured ceilings, as roofline takes them."""
+
+    def explained(self) -> list[Finding]:
+        """Return what the analyses say."""
+        return explain(self.source, self.window_ns, self.measured)
+
+
+def open_profile(directory: TrialDirectory) -> OpenedProfile:
+    """Read what a profiler left for a trial; what cannot be read is a problem, not the end."""
+    trial, profile = directory.read_trial(), (directory.read_result() or {}).get("profile") or {}
+    problems: list[str] = []
+    notes = list(_notes(directory.profile, problems)) if trial.profiler == "ncu" else []
+    for note in notes:
+        problems += note.get("problems", [])
+    window = None
+    # Kernels that were passed over leave the window's share unknown.
+    skipped = any(word.startswith("skip=") for word in trial.profiler_options)
+    whole = bool(notes) and not skipped and not any(note.get("limit_reached") for note in notes)
+    step_time_ms = profile.get("unprofiled_step_time_ms")
+    if whole and step_time_ms and trial.start_iteration is not None and trial.stop_iteration is not None:
+        window = (trial.stop_iteration - trial.start_iteration) * step_time_ms * 1e6
+    try:
+        source = open_sources(directory.path)
+    except InputError as error:
+        source = Source(path=directory.path, problems=(str(error),))
+    source = dataclasses.replace(source, problems=tuple(dict.fromkeys([*problems, *source.problems])))
+    return OpenedProfile(source=source, window_ns=window, measured=_measured(directory))
+
+
+def summarize(directory: TrialDirectory) -> ProfileSummary:
+    """Say what the profile of a trial shows; keep the rows in profile/summary.json.
 
     Raises:
         StorageError: the summary cannot be written.
@@ -64,23 +99,27 @@ def summarize(directory: TrialDirectory, files: Sequence[Path]) -> ProfileSummar
     trial, result = directory.read_trial(), directory.read_result() or {}
     profile = result.get("profile") or {}
     cost = {"step_time_ms": result.get("step_time_ms"), **{name: profile.get(name) for name in COST_FIELDS[1:]}}
-    timelines, problems = _timelines(files)
-    reason = str(profile.get("problem") or result.get("reason") or (problems[0] if problems else ""))
+    missing = str(profile.get("problem") or result.get("reason") or "")
+    if trial.profiler == "nvtx" or (missing and not any(directory.profile.glob("*"))):
+        opened = OpenedProfile(source=Source(path=directory.path), window_ns=None, measured={})
+    else:
+        opened = open_profile(directory)
+    source = opened.source
+    reason = missing or "; ".join(source.problems[:1])
+    fields = {name: _field(trial, name) for name in TRIAL_FIELDS}
     compute: list[dict[str, Any]] = []
     core: list[dict[str, Any]] = []
     if trial.profiler == "ncu":
-        core, lost = _core_rows(trial, files, reason, cost["unprofiled_step_time_ms"])
-        problems += lost
+        core = _core_rows(trial, opened, reason)
     elif trial.profiler != "nvtx":
-        compute = compute_utilization_rows({name: _field(trial, name) for name in TRIAL_FIELDS}, timelines, reason)
-    with_work = [timeline for timeline in timelines if len(timeline.kernels) or len(timeline.operators)]
+        compute = compute_utilization_rows(fields, source.timelines, reason)
     summary = ProfileSummary(
-        breakdowns=tuple(breakdown(timeline) for timeline in with_work),
-        tree=_first_tree(timelines),
+        findings=tuple(opened.explained()),
+        tree=_first_tree(source.timelines),
         compute=tuple({**row, **cost} for row in compute),
-        core=tuple({**row, **cost} for row in core),
+        core=tuple({**fields, **row, **cost} for row in core),
         sensors=tuple(_sensors(directory, trial)),
-        problems=tuple(dict.fromkeys([*problems, *(problem for found in timelines for problem in found.problems)])),
+        problems=source.problems,
     )
     if directory.profile.is_dir():
         rows = {name: list(getattr(summary, name)) for name in ("compute", "core", "sensors")}
@@ -109,69 +148,37 @@ def write_tables(run: RunDirectory) -> list[Path]:
     return written
 
 
-def _timelines(files: Sequence[Path]) -> tuple[list[Timeline], list[str]]:
-    """Read every trace among the files, by rank; a damaged one is a problem, not the end."""
-    timelines: list[Timeline] = []
-    problems: list[str] = []
-    for file in files:
+def _notes(folder: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield what was written down when the kernels were counted; a damaged note is a problem."""
+    for path in sorted(folder.rglob("collected.json")):
         try:
-            if file.name.startswith("trace-rank"):
-                from analysis.readers import kineto
-
-                timelines.append(kineto.read(file))
-            elif file.suffix == ".sqlite":
-                from analysis.readers import nsys
-
-                timelines.extend(nsys.read(file))
-            elif file.suffix == ".nvvp":
-                problems.append(f"{file.name} is kept for NVIDIA's Visual Profiler; this version does not read it")
-        except InputError as error:
-            problems.append(str(error))
-    return sorted(timelines, key=lambda found: (found.rank is None, found.rank or 0)), problems
+            yield json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            problems.append(f"cannot read {path}: {error}; whether all kernels were counted is not known")
 
 
-def _core_rows(
-    trial: Trial, files: Sequence[Path], reason: str, step_time_ms: float | None
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of core_utilization.csv, with the trial's fields, and what could not be read.
+def _core_rows(trial: Trial, opened: OpenedProfile, reason: str) -> list[dict[str, Any]]:
+    """Return the rows of core_utilization.csv: one per table of counters, or one that says why there is none."""
+    said = "; ".join(opened.source.problems)
+    windows = None if opened.window_ns is None else {trial.micro_batch_size: opened.window_ns}
+    found = [
+        {**row, "reason": "; ".join(dict.fromkeys(filter(None, [said, row["reason"]])))}
+        for counters in opened.source.counters
+        for row in core_rows({trial.micro_batch_size: counters}, windows)
+    ]
+    return found or [{"reason": reason or said}]
 
-    `step_time_ms` is the unprofiled one: the window that the kernels' time is held against.
-    """
-    from analysis.readers import ncu
 
-    own = {name: _field(trial, name) for name in TRIAL_FIELDS}
-    problems: list[str] = []
-    windows = None
-    for file in files:
-        if file.name == "collected.json":
-            try:
-                note = json.loads(file.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                problems.append(f"cannot read {file}: {error}; whether all kernels were counted is not known")
-                continue
-            problems.extend(note["problems"])
-            # Kernels that were passed over leave the window's share unknown.
-            skipped = any(word.startswith("skip=") for word in trial.profiler_options)
-            if not note.get("limit_reached") and not skipped and step_time_ms:
-                assert trial.start_iteration is not None and trial.stop_iteration is not None
-                steps = trial.stop_iteration - trial.start_iteration
-                windows = {trial.micro_batch_size: steps * step_time_ms * 1e6}
-    said = "; ".join(problems)
-    found: list[dict[str, Any]] = []
-    for file in files:
-        if file.suffix != ".csv":
-            continue
-        try:
-            counters = ncu.read(file)
-        except InputError as error:
-            problems.append(str(error))
-            continue
-        problems.extend(counters.problems)
-        for row in core_rows({trial.micro_batch_size: counters}, windows):
-            found.append({**own, **row, "reason": "; ".join(filter(None, [said, row["reason"]]))})
-    if not found:
-        found = [{**own, "reason": reason or "; ".join(problems)}]
-    return found, problems
+def _measured(directory: TrialDirectory) -> dict[str, float]:
+    """The measured peak of the first rank, as a ceiling."""
+    from analysis.metrics.roofline import measured_ceiling
+
+    for record in directory.read_ranks().values():
+        peak = record.get("measured_peak") or {}
+        rates = [float(peak[name]) for name in ("before", "after") if peak.get(name)]
+        if rates and peak.get("dtype"):
+            return measured_ceiling(str(peak["dtype"]), max(rates))
+    return {}
 
 
 def _sensors(directory: TrialDirectory, trial: Trial) -> list[dict[str, Any]]:
@@ -218,8 +225,13 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def plain(summary: ProfileSummary) -> dict[str, Any]:
     """Return a summary as plain JSON values."""
+    from analysis.report.findings_tables import plain_rows
+
     return {
-        "breakdowns": [dataclasses.asdict(found) for found in summary.breakdowns],
+        "findings": {
+            found.name: {"title": found.title, "sentence": found.sentence, "rows": plain_rows(found.table)}
+            for found in summary.findings
+        },
         "ranges": None if summary.tree is None else dataclasses.asdict(summary.tree),
         "compute_utilization": list(summary.compute),
         "core_utilization": list(summary.core),

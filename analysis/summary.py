@@ -18,8 +18,9 @@ class Summary:
     title: str
     """Heading, such as the report's own name: "CUDA GPU Kernel Summary"."""
     table: "pd.DataFrame"
-    """Columns carry their unit in the name. kernels, copies, api, ranges: name, count, total_ns, and, where the file has
-    them, average_ns, median_ns, min_ns, max_ns, stddev_ns, total_bytes. Others: see the reader. In the file's order."""
+    """Columns carry their unit in the name. kernels, copies, api, ranges: name, count, total_ns, and, where the file
+    has them, average_ns, median_ns, min_ns, max_ns, stddev_ns, total_bytes. Others: see the reader. In the
+    order of the file."""
     source: str = ""
     """What wrote it, with its version where the file says it."""
     facts: Mapping[str, Any] = field(default_factory=dict)

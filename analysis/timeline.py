@@ -19,7 +19,7 @@ COLLECTIVE_COLUMNS = {
     "stream": "int64",  # -1 on a CPU
     "start": "int64",
     "end": "int64",
-    "bytes": "int64",  # of one rank, as nccl-tests counts them: all_reduce the buffer, all_gather what one rank receives
+    "bytes": "int64",  # as nccl-tests counts: all_reduce the buffer, all_gather what one rank receives
     "dtype": "str",  # as the trace has it; "" unknown
     "group": "str",  # process group; "" unknown
     "group_size": "int64",  # ranks in it; -1 unknown
@@ -60,8 +60,8 @@ class Timeline:
     """name, thread, start, end, self_ns (less what it called), outermost (called by no other operator)."""
     kernels: "pd.DataFrame"
     """name, kind (kernel | memcpy | memset | graph), device, stream, start, end: work on a GPU. A graph is a CUDA graph
-    that was recorded as one piece. Where the trace has them: correlation_id (of the launching call in `api`, -1 unknown),
-    bytes (of copies), grid_x, grid_y, grid_z, block_x, block_y, block_z (0 unknown)."""
+    that was recorded as one piece. Where the trace has them: correlation_id (of the launching call in `api`, -1
+    unknown), bytes (of copies), grid_x, grid_y, grid_z, block_x, block_y, block_z (0 unknown)."""
     ranges: "pd.DataFrame"
     """name, thread, start, end: named regions of the program, such as the phases of a step ("bertbench:forward":
     domain, colon, name); nsys: domain, payload, json, cut too."""

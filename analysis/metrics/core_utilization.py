@@ -5,17 +5,29 @@ duration where cycles are not known. docs/explanation/core-utilization.md derive
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import KernelCounters
+from analysis.metrics.core_phases import kernel_phases
+from analysis.metrics.kernel_work import dram_bytes, tensor_flop, thread_flop
 from analysis.names import family
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
 
 _PERCENT = ".avg.pct_of_peak_sustained_elapsed"
+_PERCENT_ACTIVE = ".avg.pct_of_peak_sustained_active"
+# Cycles in which an SM had work, and all cycles: their ratio brings a percentage of the first to one of the second.
+_CYCLES_PAIRS = (
+    ("sm__cycles_active.avg", "sm__cycles_elapsed.avg"),
+    ("sm__cycles_active.avg", "sm__cycles_elapsed.max"),
+    ("GPU Speed Of Light Throughput: SM Active Cycles", "GPU Speed Of Light Throughput: Elapsed Cycles"),
+    ("sm__cycles_active.avg", "gpc__cycles_elapsed.max"),
+)
 PIPES: Mapping[str, tuple[str, ...]] = {
     "fma": ("sm__inst_executed_pipe_fma",),
     "fp16": ("sm__inst_executed_pipe_fp16", "sm__inst_executed_pipe_fma_type_fp16"),
@@ -25,6 +37,8 @@ PIPES: Mapping[str, tuple[str, ...]] = {
         "sm__pipe_tc_cycles_active",
         "sm__pipe_tensor_cycles_active_v2",
         "sm__pipe_tensor_cycles_active",
+        "sm__inst_executed_pipe_tensor_op_hmma",
+        "sm__pipe_tensor_op_hmma_cycles_active",
     ),
     "sfu": ("sm__inst_executed_pipe_xu",),
     "fma_active": ("sm__pipe_fma_cycles_active",),
@@ -32,13 +46,13 @@ PIPES: Mapping[str, tuple[str, ...]] = {
         "sm__pipe_tc_cycles_active",
         "sm__pipe_tensor_cycles_active_v2",
         "sm__pipe_tensor_cycles_active",
+        "sm__pipe_tensor_op_hmma_cycles_active",
     ),
 }
 """Metrics of each pipe, best first: the first that the file has is used. `..._active` counts cycles in which the pipe
 worked, the others instructions against the highest rate."""
-
-_DRAM = "dram__bytes.sum"
-_TENSOR_OPS = tuple(f"sm__ops_path_tensor_src_{source}_dst_fp32.sum" for source in ("fp16", "bf16", "tf32"))
+FOUR = ("fma", "fp16", "tensor", "sfu")
+"""The kinds of cores that people ask for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +77,8 @@ class CoreUse:
     """Launches."""
     kernel_time_ms: float | None
     """Sum of their durations under the profiler; None where not every kernel has one."""
+    cycles: float | None
+    """Sum of their elapsed cycles; None where not every kernel has them."""
     weight: str | None
     """What kernels are weighted by: "cycles" or "duration"; None where neither is known."""
     pipes: Mapping[str, PipeUse]
@@ -85,21 +101,42 @@ def core_use(counters: KernelCounters, window_ns: float | None = None) -> CoreUs
         window_ns: length of the same iterations without the profiler, in ns (steps x median step time). With several
             processes in the file the window counts once per process.
     """
-    return _use(counters.kernels, window_ns)
+    import numpy as np
+
+    frame = counters.kernels
+    return _uses(frame, np.zeros(len(frame), "int64"), 1, _Window.of(frame, window_ns))[0]
 
 
-def core_use_by_family(counters: KernelCounters) -> dict[str, CoreUse]:
-    """Return the same for each family of kernels (matrix product, attention, ...), longest first."""
+def core_use_by(
+    counters: KernelCounters, labels: "pd.Series[str]", window_ns: float | None = None
+) -> dict[str, CoreUse]:
+    """Return the same for each group of kernels, longest first.
+
+    Args:
+        counters: what a reader returned.
+        labels: the group of every kernel, in their order; a missing one leaves the kernel out.
+        window_ns: as for `core_use`; the shares of the window add up over the groups to those of all kernels.
+    """
     frame = counters.kernels
     if frame.empty:
         return {}
-    families = frame["name"].map(family)
-    found = {str(name): _use(group, None) for name, group in frame.groupby(families, sort=False)}
+    codes, names = labels.factorize()
+    inside = codes >= 0
+    uses = _uses(frame[inside], codes[inside], len(names), _Window.of(frame, window_ns))
     column = _weight(frame)
-    if column is None:
-        return found
-    sums = frame[column].groupby(families).sum()
-    return dict(sorted(found.items(), key=lambda item: -float(sums[item[0]])))
+    order = [0.0] * len(names) if column is None else _sums(codes[inside], frame[inside][column].fillna(0), len(names))
+    return {str(names[place]): uses[place] for place in sorted(range(len(names)), key=lambda place: -order[place])}
+
+
+def core_use_by_family(counters: KernelCounters, window_ns: float | None = None) -> dict[str, CoreUse]:
+    """Return the same for each family of kernels (GEMM, attention, ...), longest first."""
+    return core_use_by(counters, counters.kernels["name"].map(family), window_ns)
+
+
+def core_use_by_phase(counters: KernelCounters, window_ns: float | None = None) -> dict[str, CoreUse]:
+    """Return the same for each phase of a step, longest first; nothing where the file has no ranges of the suite."""
+    phases = kernel_phases(counters)
+    return {} if phases is None else core_use_by(counters, phases["phase"], window_ns)
 
 
 def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float] | None = None) -> list[dict[str, Any]]:
@@ -131,21 +168,65 @@ def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float]
     return table
 
 
-def _use(frame: "pd.DataFrame", window_ns: float | None) -> CoreUse:
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The window that all kernels of a file are held against."""
+
+    length_ns: float
+    problem: str
+
+    @classmethod
+    def of(cls, frame: "pd.DataFrame", window_ns: float | None) -> "_Window | None":
+        if window_ns is None:
+            return None
+        length = window_ns * max(1, int(frame["process"].nunique()))
+        if frame["duration_ns"].isna().any():
+            return cls(length, "the share of the window needs the duration of every kernel")
+        busy = float(frame["duration_ns"].sum())
+        if length > 0 and busy <= length:
+            return cls(length, "")
+        return cls(
+            length,
+            f"the kernels took {busy / 1e6:.3f} ms under ncu, the window has {length / 1e6:.3f} ms: profile with "
+            "--with clock-control=none, or overlapping kernels make the share unknowable",
+        )
+
+
+def _uses(frame: "pd.DataFrame", codes: "NDArray[np.int64]", groups: int, window: _Window | None) -> list[CoreUse]:
+    """Return a CoreUse per group; `codes` says which group each kernel is of."""
     column = _weight(frame)
-    time_ns = _total(frame, ["duration_ns"])
-    window = None if window_ns is None else window_ns * max(1, int(frame["process"].nunique()))
-    pipes = {name: _pipe(frame, bases, column, window) for name, bases in PIPES.items()}
-    return CoreUse(
-        kernels=len(frame),
-        kernel_time_ms=None if time_ns is None else time_ns / 1e6,
-        weight={"cycles": "cycles", "duration_ns": "duration"}.get(column or ""),
-        pipes=pipes,
-        dram_bytes=_total(frame, [_DRAM]),
-        fp32_flop=_flop(frame, "f"),
-        fp16_flop=_flop(frame, "h"),
-        tensor_flop=_tensor_flop(frame, pipes),
-    )
+    launches = _sums(codes, None, groups)
+    pipes = {name: _pipe(frame, name, column, window, codes, launches) for name in PIPES}
+    times, cycles = (_whole(frame[name], codes, groups) for name in ("duration_ns", "cycles"))
+    moved = _whole(dram_bytes(frame), codes, groups)
+    fp32, fp16 = (_whole(thread_flop(frame, kind), codes, groups) for kind in ("fp32", "fp16"))
+    tensor = [_whole(values, codes, groups) for values in tensor_flop(frame).values()]
+    found = []
+    for group in range(groups):
+        own = {name: pipe[group] for name, pipe in pipes.items()}
+        time_ns = times[group]
+        found.append(
+            CoreUse(
+                kernels=int(launches[group]),
+                kernel_time_ms=None if time_ns is None else time_ns / 1e6,
+                cycles=cycles[group],
+                weight={"cycles": "cycles", "duration_ns": "duration"}.get(column or ""),
+                pipes=own,
+                dram_bytes=moved[group],
+                fp32_flop=fp32[group],
+                fp16_flop=fp16[group],
+                tensor_flop=_tensor_total([values[group] for values in tensor], own),
+            )
+        )
+    return found
+
+
+def _sums(codes: "NDArray[np.int64]", values: "pd.Series[Any] | None", groups: int) -> list[float]:
+    """Sum per group; the number of kernels where `values` is None."""
+    import numpy as np
+
+    weights = None if values is None else values.to_numpy("float64")
+    return [float(value) for value in np.bincount(codes, weights=weights, minlength=groups)]
 
 
 def _weight(frame: "pd.DataFrame") -> str | None:
@@ -155,58 +236,92 @@ def _weight(frame: "pd.DataFrame") -> str | None:
     return best if lacking[best] < len(frame) else None
 
 
-def _pipe(frame: "pd.DataFrame", bases: tuple[str, ...], column: str | None, window_ns: float | None) -> PipeUse:
-    if frame.empty:
-        return PipeUse(percent=None, in_window_percent=None, metric=None, reason="no kernel was profiled")
-    base = next((base for base in bases if base + _PERCENT in frame and frame[base + _PERCENT].notna().any()), None)
-    if base is None:
-        reason = "this GPU or this ncu has no such metric, or it was not collected"
-        return PipeUse(percent=None, in_window_percent=None, metric=None, reason=reason)
-    if column is None:
-        reason = "neither cycles nor durations are in the file, so kernels cannot be weighted"
-        return PipeUse(percent=None, in_window_percent=None, metric=base, reason=reason)
-    values, weights = frame[base + _PERCENT], frame[column]
-    counted = values.notna() & weights.notna()
-    total = float(weights[counted].sum())
-    percent = float((values[counted] * weights[counted]).sum()) / total if total > 0 else None
-    reasons = []
-    if percent is None:
-        reasons.append("the counted kernels took no time")
-    elif not counted.all():
-        reasons.append(f"{int((~counted).sum())} of {len(frame)} kernels have no value and are left out")
-    in_window = None
-    if window_ns is not None:
-        in_window, why = _in_window(values, frame["duration_ns"], window_ns)
-        reasons += [why] if why else []
-    return PipeUse(percent=percent, in_window_percent=in_window, metric=base, reason=", ".join(reasons))
+def pipe_percent(frame: "pd.DataFrame", pipe: str) -> "tuple[pd.Series[float], str] | None":
+    """Return a pipe's percentage of its peak over all cycles of each kernel, and the metric; None where there is none.
+
+    A file that has it over active cycles only (`ncu --set full`) gives it x active cycles / elapsed cycles of the SMs.
+    """
+    for base in PIPES[pipe]:
+        if base + _PERCENT in frame and frame[base + _PERCENT].notna().any():
+            return frame[base + _PERCENT], base
+    for base in PIPES[pipe]:
+        name = base + _PERCENT_ACTIVE
+        if name not in frame or not frame[name].notna().any():
+            continue
+        for active, elapsed in _CYCLES_PAIRS:
+            if active in frame and elapsed in frame and (frame[active] / frame[elapsed]).notna().any():
+                return frame[name] * (frame[active] / frame[elapsed]), f"{base} (of active cycles, x {active})"
+    return None
 
 
-def _in_window(values: "pd.Series[float]", durations: "pd.Series[float]", window_ns: float) -> tuple[float | None, str]:
-    """Return sum(duration x percent) / window: time without a kernel counts as 0 %. Also why it is None."""
-    if durations.isna().any() or values.isna().any():
-        return None, "the share of the window needs duration and value of every kernel"
-    busy = float(durations.sum())
-    if not window_ns > 0 or busy > window_ns:
-        return None, (
-            f"the kernels took {busy / 1e6:.3f} ms under ncu, the window has {window_ns / 1e6:.3f} ms: profile with "
-            "--with clock-control=none, or overlapping kernels make the share unknowable"
+def _no_metric(frame: "pd.DataFrame", pipe: str) -> str:
+    if any(base + _PERCENT_ACTIVE in frame for base in PIPES[pipe]):
+        return (
+            "the file has it over active cycles only, without sm__cycles_active.avg and sm__cycles_elapsed.avg: "
+            "collect them, or the metric that ends in _elapsed"
         )
-    return float((values * durations).sum()) / window_ns, ""
+    return "this GPU or this ncu has no such metric, or it was not collected"
 
 
-def _flop(frame: "pd.DataFrame", kind: str) -> float | None:
-    add, mul, fma = (f"sm__sass_thread_inst_executed_op_{kind}{op}_pred_on.sum" for op in ("add", "mul", "fma"))
-    return _total(frame, [add, mul, fma, fma])
+def _pipe(
+    frame: "pd.DataFrame",
+    pipe: str,
+    column: str | None,
+    window: _Window | None,
+    codes: "NDArray[np.int64]",
+    launches: Sequence[float],
+) -> list[PipeUse]:
+    """Return the use of a pipe per group."""
+    groups = len(launches)
+    found = pipe_percent(frame, pipe)
+    if frame.empty or found is None or column is None:
+        metric = found[1] if found is not None and not frame.empty else None
+        reason = "no kernel was profiled" if frame.empty else _no_metric(frame, pipe)
+        if metric is not None:
+            reason = "neither cycles nor durations are in the file, so kernels cannot be weighted"
+        return [PipeUse(percent=None, in_window_percent=None, metric=metric, reason=reason)] * groups
+    values, metric = found
+    counted = values.notna() & frame[column].notna()
+    totals = _sums(codes, frame[column].where(counted, 0.0), groups)
+    parts = _sums(codes, (values * frame[column]).where(counted, 0.0), groups)
+    counts = _sums(codes, counted, groups)
+    valued = _sums(codes, values.notna(), groups)
+    busy = _sums(codes, (values * frame["duration_ns"]).fillna(0.0), groups)
+    uses = []
+    for group in range(groups):
+        percent = parts[group] / totals[group] if totals[group] > 0 else None
+        reasons = []
+        lacking = int(launches[group] - counts[group])
+        if not counts[group]:
+            reasons.append(f"none of {int(launches[group])} kernels has a value")
+        elif percent is None:
+            reasons.append("the counted kernels took no time")
+        elif lacking:
+            reasons.append(f"{lacking} of {int(launches[group])} kernels have no value and are left out")
+        in_window = None
+        if window is not None:
+            whole = valued[group] == launches[group]
+            why = window.problem or ("" if whole else "the share of the window needs a value of every kernel")
+            reasons += [why] if why else []
+            in_window = None if why else busy[group] / window.length_ns
+        uses.append(PipeUse(percent=percent, in_window_percent=in_window, metric=metric, reason=", ".join(reasons)))
+    return uses
 
 
-def _tensor_flop(frame: "pd.DataFrame", pipes: Mapping[str, PipeUse]) -> float | None:
+def _tensor_total(parts: Sequence[float | None], pipes: Mapping[str, PipeUse]) -> float | None:
     """Return the tensor cores' operations; None where the pipe worked and the metric is 0: it missed that."""
-    total = _total(frame, [name for name in _TENSOR_OPS if name in frame])
+    known = [part for part in parts if part is not None]
+    if not parts or len(known) < len(parts):
+        return None
+    total = math.fsum(known)
     return None if total == 0 and any(pipes[name].percent for name in ("tensor", "tensor_active")) else total
 
 
-def _total(frame: "pd.DataFrame", names: list[str]) -> float | None:
-    """Return the sum of these columns; None where one is absent or a kernel lacks it: a part must not pass for all."""
-    if frame.empty or not names or any(name not in frame or frame[name].isna().any() for name in names):
-        return None
-    return math.fsum(float(frame[name].sum()) for name in names)
+def _whole(values: "pd.Series[float] | None", codes: "NDArray[np.int64]", groups: int) -> list[float | None]:
+    """Return the sum per group; None where a kernel of it lacks the value: a part must not pass for all."""
+    if values is None or values.empty:
+        return [None] * groups
+    lacking = _sums(codes, values.isna(), groups)
+    return [
+        None if bad else total for bad, total in zip(lacking, _sums(codes, values.fillna(0.0), groups), strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""Sets of time intervals: union, intersection, difference, vectorised.
+"""Sets of time intervals: union, intersection, difference, vectorised; linear in their number once they are sorted.
 
 A set is an array of shape (n, 2), int64 nanoseconds: half-open intervals [start, end), sorted, none empty, none
 touching another. `merged` makes one out of any intervals; the other functions take and return such sets.
@@ -21,15 +21,24 @@ def merged(starts: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
     """
     begin, end = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
     kept = end > begin
-    order = np.argsort(begin[kept], kind="stable")
-    begin, end = begin[kept][order], end[kept][order]
+    if not kept.all():
+        begin, end = begin[kept], end[kept]
     if not len(begin):
         return np.empty((0, 2), dtype=np.int64)
+    if (begin[1:] < begin[:-1]).any():
+        order = np.argsort(begin)
+        begin, end = begin[order], end[order]
     reached = np.maximum.accumulate(end)
     # A new interval begins where nothing before it reaches.
     first = np.concatenate([[True], begin[1:] > reached[:-1]])
     last = np.concatenate([first[1:], [True]])
     return np.column_stack([begin[first], reached[last]])
+
+
+def union(*sets: Intervals) -> Intervals:
+    """Return what is in any of the sets."""
+    joined = np.concatenate([np.empty((0, 2), dtype=np.int64), *sets])
+    return merged(joined[:, 0], joined[:, 1])
 
 
 def total_ns(intervals: Intervals) -> int:
@@ -54,6 +63,17 @@ def difference(first: Intervals, second: Intervals) -> Intervals:
     return _select(first, second, inside_second=False)
 
 
+def inside_ns(intervals: Intervals, begins: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
+    """Return how much of a set lies in each of n windows [begin, end), ns, n values; windows may overlap."""
+    return _before(intervals, np.asarray(ends, dtype=np.int64)) - _before(intervals, np.asarray(begins, dtype=np.int64))
+
+
+def contains(intervals: Intervals, points: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Return for each of n points in time whether it is in the set."""
+    place = np.searchsorted(intervals[:, 0], points, side="right")
+    return np.asarray(place > np.searchsorted(intervals[:, 1], points, side="right"))
+
+
 def union_ns(spans: Sequence[tuple[int, int]]) -> int:
     """Return the length of the union of [start, end) intervals in any order, ns."""
     pairs = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
@@ -61,14 +81,25 @@ def union_ns(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def _select(first: Intervals, second: Intervals, inside_second: bool) -> Intervals:
-    """Cut time at every boundary; between two of them a piece is wholly inside or outside of each set."""
-    bounds = np.unique(np.concatenate([first.ravel(), second.ravel()]))
-    starts, ends = bounds[:-1], bounds[1:]
-    kept = _contains(first, starts) & (_contains(second, starts) == inside_second)
-    return merged(starts[kept], ends[kept])
+    """Walk over all boundaries in order of time: each is where one of the sets begins or ends.
+
+    A piece between two boundaries is wholly inside or outside of each set, and every boundary leaves the result: pieces
+    that are kept never touch.
+    """
+    bounds = np.concatenate([first.ravel(), second.ravel()])
+    # Two runs that are sorted already: a stable sort merges them in linear time.
+    order = np.argsort(bounds, kind="stable")
+    bounds, of_first = bounds[order], order < first.size
+    in_first = np.cumsum(of_first) % 2 == 1
+    in_second = np.cumsum(~of_first) % 2 == 1
+    kept = (in_first & (in_second == inside_second))[:-1] & (bounds[1:] > bounds[:-1])
+    return np.column_stack([bounds[:-1][kept], bounds[1:][kept]])
 
 
-def _contains(intervals: Intervals, points: Intervals) -> npt.NDArray[np.bool_]:
+def _before(intervals: Intervals, points: Intervals) -> Intervals:
+    """Length of the part of a set before each point."""
+    sums = np.concatenate([[0], np.cumsum(intervals[:, 1] - intervals[:, 0])])
     begun = np.searchsorted(intervals[:, 0], points, side="right")
-    over = np.searchsorted(intervals[:, 1], points, side="right")
-    return begun > over
+    last_end = np.concatenate([[np.iinfo(np.int64).min], intervals[:, 1]])[begun]
+    ahead = np.where(last_end > points, last_end - points, 0)
+    return np.asarray(sums[begun] - ahead)

@@ -1,155 +1,295 @@
-"""Traces of the PyTorch profiler (Kineto's Chrome trace JSON), plain or gzip-compressed."""
+"""Traces of the PyTorch profiler (Kineto's Chrome trace JSON), plain or gzip-compressed.
 
-import json
+A trace is unpacked and decoded in blocks of some megabytes; its size is limited by the tables that it makes, not by the
+text. Times are exact to the nanosecond. See docs/explanation/analysis.md.
+"""
+
+import gc
 import re
-from collections.abc import Iterable, Mapping
-from decimal import Decimal, InvalidOperation
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.readers.packed import read_bytes
+from analysis.counters import KernelCounters
+from analysis.readers.kineto_arguments import whole
+from analysis.readers.kineto_stream import EventStream
+from analysis.readers.kineto_tables import Tables, label
 from analysis.timeline import Timeline
 from common.errors import InputError
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import numpy.typing as npt
 
-# Categories of 2021 (capitals) and of later versions.
-_GPU_KINDS = {
-    "kernel": "kernel",
-    "Kernel": "kernel",
-    "gpu_memcpy": "memcpy",
-    "Memcpy": "memcpy",
-    "gpu_memset": "memset",
-    "Memset": "memset",
-}
-_OPERATORS = ("cpu_op", "Operator", "operator")
-_RANGES = ("user_annotation",)
-_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+    from analysis.readers.registry import Head
 
-_STEP_COLUMNS = {"step": "int64", "start": "int64", "end": "int64"}
-_SPAN_COLUMNS = {"name": "str", "thread": "str", "start": "int64", "end": "int64"}
-_OPERATOR_COLUMNS = {**_SPAN_COLUMNS, "self_ns": "int64", "outermost": "bool"}
-_KERNEL_COLUMNS = {"name": "str", "kind": "str", "device": "int64", "stream": "int64", "start": "int64", "end": "int64"}
+FORM = "timelines"
 
-Span = dict[str, Any]
+_FIELD = re.compile(
+    rb'"(?:traceEvents|deviceProperties|schemaVersion|distributedInfo|baseTimeNanoseconds|trace_id|displayTimeUnit)"\s*:'
+)
+_EXECUTION_TRACE = re.compile(rb'"schema"\s*:\s*"[^"]*"|"nodes"\s*:\s*\[')
+_LIST_OF_EVENTS = re.compile(rb'\s*\[\s*\{[^{}]*"ph"\s*:')
+_MOST = 2**61
+_ARRAYS_PAY_FROM_BYTES = 16 << 20
+
+
+def recognises(head: "Head") -> bool:
+    """Return whether a file is a PyTorch trace, or is so like one that `read` says best what it is."""
+    data = head.data.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if data.startswith(b"["):
+        return _LIST_OF_EVENTS.match(data) is not None or data.rstrip().endswith(b"]")
+    return data.startswith(b"{") and bool(_FIELD.search(data) or _EXECUTION_TRACE.search(data))
 
 
 def read(path: Path) -> Timeline:
     """Read one rank's trace.
 
+    Names and threads are categories. `kernels` also has blocks_per_sm (blocks of the kernel per multiprocessor, NaN
+    unknown) where the trace says it. What is malformed or cut off is left out and stated in `problems`.
+
     Raises:
-        InputError: the file is damaged, or no PyTorch trace; the message names it and says what it seems to be.
+        InputError: nothing of the file can be read, it is no PyTorch trace, or larger than the limits; the message
+            names it and says what it seems to be.
     """
-    document = _load(path)
-    base_ns = _whole(document.get("baseTimeNanoseconds"))
-    steps: list[Span] = []
-    operators: list[Span] = []
-    kernels: list[Span] = []
-    ranges: list[Span] = []
-    for event in document["traceEvents"]:
-        if not isinstance(event, dict) or event.get("ph") != "X":
-            continue
-        category = str(event.get("cat", ""))
-        span = _span(event, base_ns)
-        if span is None:
-            continue
-        if category in _GPU_KINDS:
-            kernels.append({**span, **_place(event), "kind": _GPU_KINDS[category]})
-        elif (match := _STEP.match(span["name"])) and category in (*_OPERATORS, *_RANGES):
-            steps.append({**span, "step": int(match[1])})
-        elif category in _RANGES:
-            ranges.append(span)
-        elif category in _OPERATORS:
-            operators.append(span)
-    _nest(operators)
-    return Timeline(
-        rank=_rank(document, path),
-        steps=_frame(steps, _STEP_COLUMNS),
-        operators=_frame(operators, _OPERATOR_COLUMNS),
-        kernels=_frame(kernels, _KERNEL_COLUMNS),
-        ranges=_frame(ranges, _SPAN_COLUMNS),
+    return _read(path).timeline
+
+
+def read_counters(path: Path) -> KernelCounters | None:
+    """Read the counters that Kineto's CUPTI range profiler left in a trace; None where there are none.
+
+    Raises:
+        InputError: as `read`.
+    """
+    return _read(path).counters
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """All that is in one trace."""
+
+    timeline: Timeline
+    """Its timeline."""
+    counters: KernelCounters | None
+    """Its counters, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWork:
+    """The GPU work of one rank as arrays: what sums over many ranks need, without the cost of importing pandas."""
+
+    rank: int | None
+    """Rank, None where the trace does not say."""
+    names: tuple[str, ...]
+    """Names of kernels, copies and memsets."""
+    columns: Mapping[str, "npt.NDArray[Any]"]
+    """Those of Timeline.kernels, `name` as place in `names`, `kind` as place in KINDS; in the order of the file."""
+    problems: tuple[str, ...]
+    """As Timeline.problems."""
+
+
+def read_work(path: Path) -> GpuWork:
+    """Read one rank's GPU work.
+
+    Raises:
+        InputError: as `read`.
+    """
+    stream, tables = _scanned(path)
+    about = stream.about
+    columns, names = tables.work_columns(_base(about)), tuple(label(name) for name in tables.names["gpu"])
+    if stream.damage and not tables.events:
+        raise InputError(_nothing(path, stream))
+    return GpuWork(_rank(about, path), names, columns, _problems(path, stream, tables, about, len(columns["name"]) > 0))
+
+
+def read_works(paths: Sequence[Path]) -> Iterator[GpuWork]:
+    """Read the GPU work of several ranks, in parallel processes where that is faster, in the order given.
+
+    Raises:
+        InputError: as `read`, of the first file that cannot be read.
+    """
+    from analysis.readers.kineto_parallel import each
+
+    for _, work in each(read_work, paths, _ARRAYS_PAY_FROM_BYTES):
+        if isinstance(work, InputError):
+            raise work
+        yield work
+
+
+def _read(path: Path) -> Content:
+    return _content(path, *_scanned(path))
+
+
+def _scanned(path: Path) -> tuple[EventStream, Tables]:
+    stream = EventStream(path)
+    tables = Tables()
+    with _no_collection():
+        for chunk in stream.chunks():
+            tables.add(chunk)
+    return stream, tables
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Events hold no cycles: looking for some costs as much as the decoding."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
+    from analysis.readers.kineto_collectives import collectives
+    from analysis.readers.kineto_counters import counters
+
+    about = stream.about
+    base_ns = _base(about)
+    api = tables.calls(base_ns)
+    steps, operators, ranges = tables.steps_and_spans(base_ns)
+    kernels = tables.work(base_ns)
+    host_calls = [
+        (name, thread, start + base_ns, end + base_ns, said) for name, thread, start, end, said in tables.host_calls
+    ]
+    information = about.get("distributedInfo")
+    information = information if isinstance(information, dict) else {}
+    communication = collectives(kernels, tables.kernel_calls, host_calls, api, _groups(information))
+    if not kernels["start"].is_monotonic_increasing:
+        kernels = kernels.sort_values("start", kind="stable", ignore_index=True)
+    devices = _Devices(about)
+    problems = _problems(path, stream, tables, about, len(kernels) > 0)
+    if stream.damage and not tables.events:
+        raise InputError(_nothing(path, stream))
+    timeline = Timeline(
+        rank=_rank(about, path),
+        steps=steps,
+        operators=operators,
+        kernels=kernels,
+        ranges=ranges,
+        api=api,
+        collectives=communication,
+        source=_source(about),
+        process=tables.process(),
+        problems=problems,
+        devices=devices.names,
+        sm_counts=devices.sm_counts,
+        world_size=_positive(information.get("world_size")),
+    )
+    own = counters(
+        path, tables.counted, process=tables.process(), device_names=devices.names,
+        capabilities=devices.capabilities, problems=problems,
+    )  # fmt: skip
+    return Content(timeline, own)
+
+
+def _nothing(path: Path, stream: EventStream) -> str:
+    return (
+        f"cannot read {path}: {stream.damage[0]} before the end of its first event, so it is not complete JSON; the "
+        "file is damaged or cut short: copy it again, or record again"
     )
 
 
-def _load(path: Path) -> Mapping[str, Any]:
-    raw = read_bytes(path, "trace")
-    try:
-        # Microseconds come with fractions that float64 cannot hold beside 1.7e15; control characters occur in names.
-        document = json.loads(raw.decode("utf-8", errors="replace"), parse_float=Decimal, strict=False)
-    except (ValueError, RecursionError, InvalidOperation) as error:
-        raise InputError(
-            f"{path} is not complete JSON ({error}): the profiler was ended early, record again"
-        ) from error
-    if isinstance(document, dict) and isinstance(document.get("traceEvents"), list):
-        return document
-    if isinstance(document, dict) and "nodes" in document:
-        raise InputError(f"{path} is a PyTorch execution trace, not a profiler trace: give export_chrome_trace's file")
-    raise InputError(f"{path} is JSON but no PyTorch profiler trace: it has no list `traceEvents`")
+def _problems(
+    path: Path, stream: EventStream, tables: Tables, about: Mapping[str, Any], on_gpu: bool
+) -> tuple[str, ...]:
+    said = [f"{path.name} is damaged: {clause}; what could be read of it is shown" for clause in stream.damage]
+    if stream.lost:
+        said.append(f"{path.name} is malformed in {stream.lost:,} places: the events there are left out")
+    if tables.timeless:
+        said.append(f"{tables.timeless:,} events of {path.name} have no usable time and are left out")
+    if on_gpu and not about.get("deviceProperties"):
+        said.append(f"{path.name} does not say which GPU it is of (no deviceProperties)")
+    return tuple(said)
 
 
-def _span(event: Mapping[str, Any], base_ns: int) -> Span | None:
-    start, duration = _nanoseconds(event.get("ts")), _nanoseconds(event.get("dur"))
-    if start is None or duration is None or duration < 0:
-        return None
-    start += base_ns
-    thread = f"{event.get('pid')}/{event.get('tid')}"
-    return {"name": str(event.get("name", "")), "thread": thread, "start": start, "end": start + duration}
+def _source(about: Mapping[str, Any]) -> str:
+    version = about.get("schemaVersion")
+    return "PyTorch profiler (Kineto" + (f", schema {version})" if type(version) is int else ")")
 
 
-def _nanoseconds(value: Any) -> int | None:
-    """Microseconds to whole ns; None for what is no finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | Decimal | str | float):
-        return None
-    try:
-        return int((Decimal(value) * 1000).to_integral_value())
-    except (InvalidOperation, ValueError, OverflowError):
-        return None
+def _base(about: Mapping[str, Any]) -> int:
+    base = about.get("baseTimeNanoseconds")
+    return base if type(base) is int and abs(base) < _MOST else 0
 
 
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+def _positive(value: Any, least: int = 1) -> int | None:
+    return value if type(value) is int and least <= value < 2**31 else None
 
 
-def _place(event: Mapping[str, Any]) -> dict[str, int]:
-    arguments = event.get("args")
-    arguments = arguments if isinstance(arguments, dict) else {}
-    place = {}
-    for name, fallback in (("device", event.get("pid")), ("stream", event.get("tid"))):
-        try:
-            place[name] = int(str(arguments.get(name, fallback)))
-        except (TypeError, ValueError):
-            place[name] = -1
-    return place
-
-
-def _rank(document: Mapping[str, Any], path: Path) -> int | None:
+def _rank(about: Mapping[str, Any], path: Path) -> int | None:
     for name in ("bertbench", "distributedInfo"):
-        information = document.get(name)
-        if isinstance(information, dict) and isinstance(information.get("rank"), int):
-            return int(information["rank"])
-    match = re.search(r"rank[-_]?(\d+)", path.name)
+        information = about.get(name)
+        if isinstance(information, dict) and (rank := _positive(information.get("rank"), 0)) is not None:
+            return rank
+    match = re.search(r"rank[-_]?(\d{1,9})(?!\d)", path.name)
     return int(match[1]) if match else None
 
 
-def _nest(operators: list[Span]) -> None:
-    """Add self_ns and outermost: on one thread, a span that lies inside another was called by it."""
-    operators.sort(key=lambda span: (span["thread"], span["start"], -span["end"]))
-    stack: list[Span] = []
-    for span in operators:
-        while stack and (stack[-1]["thread"] != span["thread"] or stack[-1]["end"] <= span["start"]):
-            stack.pop()
-        span["self_ns"] = span["end"] - span["start"]
-        span["outermost"] = not stack
-        if stack:
-            inside = min(span["end"], stack[-1]["end"]) - span["start"]
-            stack[-1]["self_ns"] = max(0, stack[-1]["self_ns"] - inside)
-        stack.append(span)
+def _groups(information: Mapping[str, Any]) -> dict[str, int]:
+    """Size of each process group by name."""
+    listed = information.get("pg_config")
+    groups = {}
+    for group in listed if isinstance(listed, list) else []:
+        size = _positive(group.get("pg_size")) if isinstance(group, dict) else None
+        if size is not None:
+            groups[str(group.get("pg_name", ""))] = size
+    return groups
 
 
-def _frame(rows: Iterable[Span], columns: Mapping[str, str]) -> "pd.DataFrame":
-    import pandas as pd
+class _Devices:
+    """What deviceProperties says."""
 
-    frame = pd.DataFrame(list(rows), columns=list(columns))
-    types = {name: kind for name, kind in columns.items() if kind != "str"}
-    return frame.astype(types).sort_values("start", kind="stable", ignore_index=True)
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self.names: dict[int, str] = {}
+        self.sm_counts: dict[int, int] = {}
+        self.capabilities: dict[int, tuple[int, int]] = {}
+        listed = about.get("deviceProperties")
+        for device in listed if isinstance(listed, list) else []:
+            number = _positive(device.get("id"), 0) if isinstance(device, dict) else None
+            if number is None:
+                continue
+            if isinstance(device.get("name"), str):
+                self.names[number] = device["name"]
+            count = _positive(device.get("numSms"))
+            if count is not None:
+                self.sm_counts[number] = count
+            major, minor = whole(device.get("computeMajor")), whole(device.get("computeMinor"))
+            if 0 < major < 100 and 0 <= minor < 100:
+                self.capabilities[number] = (major, minor)
+
+
+def read_ranks(paths: Sequence[Path], problems: list[str] | None = None) -> list[Timeline]:
+    """Read the traces of several ranks, in parallel processes where that is faster; return them by rank.
+
+    Args:
+        paths: the files.
+        problems: takes the message of each file that cannot be read; None: the first one ends the reading.
+
+    Raises:
+        InputError: a file cannot be read, and `problems` is None.
+    """
+    found: list[Timeline] = []
+    for _, content in read_many(paths):
+        if isinstance(content, Timeline):
+            found.append(content)
+        elif isinstance(content, InputError):
+            if problems is None:
+                raise content
+            problems.append(str(content))
+    return sorted(found, key=lambda timeline: (timeline.rank is None, timeline.rank or 0))
+
+
+def read_many(paths: Sequence[Path]) -> Iterator[tuple[Path, Timeline | KernelCounters | InputError]]:
+    """Yield (file, what is in it) in the order given: a timeline, then counters if any, or why it cannot be read."""
+    from analysis.readers.kineto_parallel import each
+
+    for path, content in each(_read, paths):
+        if isinstance(content, InputError):
+            yield path, content
+            continue
+        yield path, content.timeline
+        if content.counters is not None:
+            yield path, content.counters

@@ -1,4 +1,4 @@
-"""NVTX ranges of an nsys export: push/pop and start/end ranges of all processes, and which of them are iterations.
+"""Ranges of an nsys export: NVTX push/pop and start/end ranges and MPI's calls, and which ranges are iterations.
 
 Columns of the ranges: name ("domain:text" as nsys writes it, the text alone in the default domain), thread, start, end,
 domain ("" the default one), payload (Int64, NA where the range has no whole number), json (an extended payload as nsys
@@ -8,19 +8,23 @@ exports it, "" where there is none), cut (its end is the end of the recording, o
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.readers.nsys_database import MISSING, Integers, NsysDatabase, distinct_rows
+from analysis.readers.sqlite_database import MISSING, Database, Integers, distinct_rows
 
 if TYPE_CHECKING:
     import pandas as pd
 
 DOMAIN = "bertbench"
+LAST_TIME = 1 << 62
+"""Times from here on are damage, ns."""
 CAPTURE = "bertbench:capture"
 
 _TABLE = "NVTX_EVENTS"
+_MPI_TABLES = ("MPI_P2P_EVENTS", "MPI_COLLECTIVES_EVENTS", "MPI_START_WAIT_EVENTS", "MPI_OTHER_EVENTS")
 _RANGE_TYPES = (59, 60, 70, 71)  # push/pop, start/end; the same two from NVTXT files
 _DOMAIN_TYPE = 75
 _PROCESS = 1 << 24
@@ -49,7 +53,7 @@ class Ranges:
     """What was missing: one sentence each."""
 
 
-def read_ranges(database: NsysDatabase, recorded_until: set[int]) -> Ranges:
+def read_ranges(database: Database, recorded_until: set[int]) -> Ranges:
     """Read the ranges.
 
     Args:
@@ -60,7 +64,9 @@ def read_ranges(database: NsysDatabase, recorded_until: set[int]) -> Ranges:
     import pandas as pd
 
     columns = database.integers(_TABLE, _COLUMNS)
-    kept = np.isin(columns["eventType"], [*_RANGE_TYPES, _DOMAIN_TYPE]) & (columns["start"] != MISSING)
+    kept = np.isin(columns["eventType"], [*_RANGE_TYPES, _DOMAIN_TYPE])
+    # NULL reads as MISSING; a time beyond a century is none.
+    kept &= (np.abs(columns["start"] // 2) < LAST_TIME // 2) & (columns["end"] < LAST_TIME)
     columns = {name: values[kept] for name, values in columns.items()}
     texts = _texts(database, columns, "text", "textId")
     extended = _texts(database, columns, "jsonText", "jsonTextId")
@@ -88,9 +94,32 @@ def read_ranges(database: NsysDatabase, recorded_until: set[int]) -> Ranges:
             "process": process,
         }
     )
+    if len(calls := _mpi_calls(database)):
+        frame = pd.concat([frame, calls], ignore_index=True)
     # Outer ranges first where several begin at once.
     order = np.lexsort((-frame["end"].to_numpy(), frame["start"].to_numpy()))
     return Ranges(frame.iloc[order].reset_index(drop=True), tuple(problems))
+
+
+def _mpi_calls(database: Database) -> "pd.DataFrame":
+    """MPI's calls, which newer versions keep in tables of their own, as the ranges that older ones made of them."""
+    import pandas as pd
+
+    frames = []
+    for table in _MPI_TABLES:
+        columns = database.integers(table, {"start": MISSING, "end": MISSING, "globalTid": -1, "textId": -1})
+        good = (columns["end"] >= columns["start"]) & (columns["start"] > -LAST_TIME) & (columns["end"] < LAST_TIME)
+        columns = {name: values[good] for name, values in columns.items()}
+        names = database.strings(columns["textId"])
+        ids, place = distinct_rows(columns["textId"])
+        texts = np.array([f"MPI:{names.get(number, 'call')}" for (number,) in ids], dtype=object)[place]
+        known = columns["globalTid"] >= 0
+        process = np.where(known, columns["globalTid"] // _PROCESS, -1)
+        thread = _thread_names(process, np.where(known, columns["globalTid"] % _PROCESS, -1))
+        own = {"name": texts, "thread": thread, "start": columns["start"], "end": columns["end"], "domain": "MPI"}
+        payload = pd.array([pd.NA] * len(texts), dtype="Int64")
+        frames.append(pd.DataFrame({**own, "payload": payload, "json": "", "cut": False, "process": process}))
+    return pd.concat(frames, ignore_index=True)
 
 
 def take_steps(ranges: "pd.DataFrame") -> tuple["pd.DataFrame", "pd.DataFrame", str]:
@@ -128,6 +157,12 @@ def take_steps(ranges: "pd.DataFrame") -> tuple["pd.DataFrame", "pd.DataFrame", 
     return steps, ranges.drop(index=whole.index).reset_index(drop=True), cut
 
 
+def captured_rank(ranges: "pd.DataFrame") -> int | None:
+    """Return the payload of the range `bertbench:capture`, None where there is none."""
+    payloads = ranges.loc[(ranges["name"] == CAPTURE) & ranges["payload"].notna(), "payload"]
+    return int(payloads.iloc[0]) if len(payloads) else None
+
+
 def _step_types() -> dict[str, str]:
     return {"step": "int64", "start": "int64", "end": "int64", "thread": "str"}
 
@@ -139,7 +174,7 @@ def _parse_step(name: str) -> tuple[str, int] | None:
     return (f"{domain}:{match[1].lower()}", int(match[2]) if match[2] else MISSING) if match else None
 
 
-def _texts(database: NsysDatabase, columns: dict[str, Integers], column: str, id_column: str) -> Any:
+def _texts(database: Database, columns: dict[str, Integers], column: str, id_column: str) -> Any:
     """Text of each row, inline or by id; "" where there is none."""
     names = database.strings(columns[id_column][columns[id_column] >= 0])
     distinct, place = distinct_rows(columns[id_column])
@@ -162,7 +197,7 @@ def _domains(
     found: dict[tuple[int, int], str] = {}
     created = np.flatnonzero(columns["eventType"] == _DOMAIN_TYPE)
     for row in created[np.argsort(columns["start"][created], kind="stable")]:
-        found.setdefault((int(process[row]), int(columns["domainId"][row])), str(texts[row]))
+        found.setdefault((int(process[row]), int(columns["domainId"][row])), str(texts[row])[:256])
     for row in np.flatnonzero((texts == CAPTURE) & (columns["eventType"] != _DOMAIN_TYPE)):
         key = (int(process[row]), int(columns["domainId"][row]))
         if not found.get(key):
@@ -210,8 +245,11 @@ def _payloads(columns: dict[str, Integers], extended: Any) -> "pd.Series[Any]":
     return pd.Series(values, dtype="Int64").mask(values == MISSING)
 
 
+@lru_cache(maxsize=4096)
 def _json_number(text: str) -> int | None:
     """The number in `7`, `[7]` or `{"any name": 7}`; None for every other payload."""
+    if len(text) > 1000:
+        return None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

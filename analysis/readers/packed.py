@@ -1,28 +1,116 @@
 """Files that may be gzip-compressed, cut short, or a Git LFS pointer in place of the file."""
 
-import gzip
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common.errors import InputError
 
+MOST_BYTES = 16 << 30
+"""Unpacked size of a file that is read: more is taken for a bomb."""
+_BLOCK_BYTES = 8 << 20
+_GZIP = b"\x1f\x8b"
+_POINTER = b"version https://git-lfs"
+_WITH_GZIP_HEADER = 16 + zlib.MAX_WBITS
 
-def read_bytes(path: Path, what: str) -> bytes:
+
+def read_bytes(path: Path, what: str, most_bytes: int = MOST_BYTES) -> bytes:
     """Return the content, unpacked where it is gzip-compressed.
 
     Args:
         path: the file.
         what: what it should be, such as "trace", for the message.
+        most_bytes: unpacked size that is accepted.
 
     Raises:
-        InputError: it cannot be read, is damaged, or is a Git LFS pointer.
+        InputError: it cannot be read, is damaged, larger than `most_bytes`, or is a Git LFS pointer.
     """
+
+    def refuse(reason: str) -> None:
+        raise InputError(f"cannot read {path}: {reason}; the file is damaged or cut short, copy it again")
+
+    return b"".join(unpacked_blocks(path, what, refuse, most_bytes=most_bytes))
+
+
+def unpacked_blocks(
+    path: Path,
+    what: str,
+    damaged: Callable[[str], None],
+    *,
+    block_bytes: int = _BLOCK_BYTES,
+    most_bytes: int = MOST_BYTES,
+) -> Iterator[bytes]:
+    """Yield the content in blocks of about `block_bytes`, unpacked where it is gzip-compressed (several members too).
+
+    Args:
+        path: the file.
+        what: what it should be, for the message.
+        damaged: called with the reason where the packed form ends early or is damaged; what was unpacked up to there
+            has been yielded.
+        block_bytes: size of a block.
+        most_bytes: unpacked size that is accepted.
+
+    Raises:
+        InputError: it cannot be read, is larger than `most_bytes`, or is a Git LFS pointer.
+    """
+    total = 0
+    for number, block in enumerate(_blocks(path, damaged, block_bytes)):
+        if not number and block.startswith(_POINTER):
+            raise InputError(f"{path} is a Git LFS pointer, not the {what} itself: run `git lfs pull`, then try again")
+        total += len(block)
+        if total > most_bytes:
+            raise InputError(
+                f"{path} is larger than {most_bytes:,} bytes unpacked, the limit of one {what}: record fewer steps"
+            )
+        yield block
+
+
+def _blocks(path: Path, damaged: Callable[[str], None], block_bytes: int) -> Iterator[bytes]:
     try:
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as error:
+        with path.open("rb") as file:
+            first = file.read(2)
+            file.seek(0)
+            if first != _GZIP:
+                while block := file.read(block_bytes):
+                    yield block
+                return
+            yield from _unpacked(iter(lambda: file.read(1 << 20), b""), damaged, block_bytes)
+    except OSError as error:
         raise InputError(f"cannot read {path}: {error}; the file is damaged or cut short, copy it again") from error
-    if raw.startswith(b"version https://git-lfs"):
-        raise InputError(f"{path} is a Git LFS pointer, not the {what} itself: run `git lfs pull`, then try again")
-    return raw
+
+
+def _unpacked(packed: Iterator[bytes], damaged: Callable[[str], None], block_bytes: int) -> Iterator[bytes]:
+    """Unpack member after member; zeros between and after them are padding."""
+    member = zlib.decompressobj(_WITH_GZIP_HEADER)
+    parts: list[bytes] = []
+    size, reason, inside = 0, "", True
+    for piece in packed:
+        while not reason:
+            room = block_bytes - size
+            try:
+                part = member.decompress(piece, room)
+            except zlib.error as error:
+                reason = str(error)
+                break
+            parts.append(part)
+            size += len(part)
+            piece = member.unconsumed_tail
+            inside = inside or bool(part)
+            if member.eof:
+                piece = member.unused_data.lstrip(b"\0")
+                inside = bool(piece)
+                member = zlib.decompressobj(_WITH_GZIP_HEADER)
+            if size >= block_bytes:
+                yield b"".join(parts)
+                parts, size = [], 0
+            elif not piece:
+                break
+        if reason:
+            break
+        inside = inside or member.unconsumed_tail != b""
+    if parts:
+        yield b"".join(parts)
+    if not reason and inside:
+        reason = "it ends inside the compressed data"
+    if reason:
+        damaged(reason)

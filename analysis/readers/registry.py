@@ -3,7 +3,7 @@
 import gzip
 import importlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,16 @@ from common.errors import InputError
 # In this order they are asked. A module holds FORM, `recognises(head)` and `read(path)`.
 READERS: dict[str, str] = {
     "nsys": "analysis.readers.nsys",
+    "nvvp": "analysis.readers.nvvp",
+    "nsys_csv": "analysis.readers.nsys_csv",
+    "nsys_trace_csv": "analysis.readers.nsys_trace_csv",
+    "nvprof_trace": "analysis.readers.nvprof_trace",
+    "nvprof": "analysis.readers.nvprof",
     "kineto": "analysis.readers.kineto",
     "ncu": "analysis.readers.ncu",
+    "nvidia-smi": "analysis.readers.nvidia_smi",
+    "nccl-tests": "analysis.readers.nccl_tests",
+    "mlperf": "analysis.readers.mlperf",
 }
 FORMS = ("timelines", "counters", "summaries")
 
@@ -43,12 +51,22 @@ class Reader:
     name: str
     """Name in READERS."""
     module: Any
-    """Its module: FORM (one of FORMS), `recognises(head) -> bool`, `read(path)` -> one of that form, or several."""
+    """Its module: FORM (one of FORMS), `recognises(head) -> bool`, `read(path)` -> one of that form, or a list. A
+    module that reads many files faster together has `read_many(paths)`, which yields what `read_all` yields."""
 
-    def read(self, path: Path) -> tuple[Any, ...]:
-        """Read a file. Raises InputError where nothing of it can be used."""
-        found = self.module.read(path)
-        return tuple(found) if isinstance(found, Sequence) else (found,)
+    def read_all(self, paths: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
+        """Yield (file, what is in it), several times for a file that holds several; an InputError where it fails."""
+        if hasattr(self.module, "read_many"):
+            yield from self.module.read_many(paths)
+            return
+        for path in paths:
+            try:
+                found = self.module.read(path)
+            except InputError as error:
+                yield path, error
+                continue
+            for item in found if isinstance(found, list | tuple) else [found]:
+                yield path, item
 
 
 def read_head(path: Path) -> Head:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.load import LoadedTrial
-from analysis.metrics.breakdown import Breakdown
 from analysis.metrics.cautions import Caution
 from analysis.report import tables
 
@@ -232,38 +231,6 @@ def scaling_tables(scaling: Sequence[Row]) -> list[tables.Table]:
         tables.plain("measured against", "basis"),
     ]
     return [tables.build("scaling", tables.without_constant_model(columns, rows), rows)]
-
-
-def profile_tables(profile: Breakdown) -> list[tuple[str, tables.Table]]:
-    """Return (heading, table) of one profile: steps, phases, families, operators."""
-    share = tables.measured("share", "share", tables.percent)
-    total = tables.measured("ms", "total_ms")
-    found = [
-        (
-            "Steps",
-            [
-                tables.measured("step", "step", tables.count),
-                tables.measured("wall ms", "wall_ms"),
-                tables.measured("busy ms", "busy_ms"),
-                tables.measured("busy", "busy_share", tables.percent),
-            ],
-            profile.steps,
-        ),
-        ("Phases of the loop", [tables.plain("phase", "phase"), total, share], profile.phases),
-        ("Kinds of work", [tables.plain("kind", "family"), total, share], profile.families),
-        (
-            f"{profile.source} that take most",
-            [
-                tables.plain("name", "name"),
-                tables.plain("kind", "family"),
-                tables.measured("calls", "calls", tables.count),
-                total,
-                share,
-            ],
-            profile.operators,
-        ),
-    ]
-    return [(heading, tables.build("profile", columns, rows)) for heading, columns, rows in found if rows]
 
 
 def environment(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:

@@ -5,10 +5,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analysis.load import measurement
 from common.atomic import atomic_path
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Row = Mapping[str, Any]
 
@@ -241,3 +244,9 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = N
         writer = csv.DictWriter(file, names, extrasaction="ignore", restval="")
         writer.writeheader()
         writer.writerows({name: "" if row.get(name) is None else row[name] for name in names} for row in rows)
+
+
+def write_frame(path: Path, frame: "pd.DataFrame") -> None:
+    """Write a table whole, in full precision, unknown values as empty fields. Raises StorageError."""
+    with atomic_path(path) as temporary:
+        frame.to_csv(temporary, index=False)

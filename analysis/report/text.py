@@ -2,18 +2,14 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from typing import Any
 
-from analysis.metrics.breakdown import Breakdown
 from analysis.metrics.regression import Comparison
 from analysis.report import tables
-from analysis.report.sections import profile_tables, shown_rows
+from analysis.report.sections import shown_rows
+from analysis.report.terminal import DEFAULT_WIDTH, printable, render
 
 Row = Mapping[str, Any]
-
-_LONGEST_STATUS = 60
-DEFAULT_WIDTH = 150
 
 
 def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = DEFAULT_WIDTH) -> str:
@@ -34,7 +30,7 @@ def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = 
     title = f"BERT {tables.model(shown[0])}" if all(column.heading != "model" for column in columns) else ""
     if len({row.get("round") for row in shown}) > 1:
         columns.insert(1, tables.Column("round", _round, lambda row: str(_round(row))))
-    text = _render(tables.build("results", columns, shown), width, title)
+    text = render(tables.build("results", columns, shown), width, title)
     lines = [wrapped for line in [*_failures(shown), *_decisions(ratios)] for wrapped in _wrap(line, width)]
     return "\n".join([text, *lines])
 
@@ -60,7 +56,7 @@ def _round(row: Row) -> int:
 
 
 def _wrap(line: str, width: int) -> list[str]:
-    return textwrap.wrap(_printable(line), width, subsequent_indent="  ", break_on_hyphens=False) or [""]
+    return textwrap.wrap(printable(line), width, subsequent_indent="  ", break_on_hyphens=False) or [""]
 
 
 def _decisions(ratios: Sequence[Row]) -> list[str]:
@@ -99,7 +95,7 @@ def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
         tables.plain("verdict", "verdict"),
     ]
     rows = sorted(comparison.rows, key=tables.order)
-    lines = [_render(tables.build("compare", columns, rows), width)] if rows else ["no configuration is in both runs"]
+    lines = [render(tables.build("compare", columns, rows), width)] if rows else ["no configuration is in both runs"]
     lines += dict.fromkeys(f"{_place(row)}: {row['verdict']}: {row['reason']}" for row in rows)
     lines += [f"differs: {difference}" for difference in comparison.differences]
     for row in rows:
@@ -109,35 +105,3 @@ def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
     tally = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts)) or "nothing compared"
     lines.append(f"{tally}; threshold {100 * comparison.threshold:g} %")
     return "\n".join(lines)
-
-
-def _render(table: tables.Table, width: int, title: str = "") -> str:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    view = Table(box=box.SIMPLE_HEAD, title=Text(title) if title else None, title_justify="left", pad_edge=False)
-    for heading, numeric in zip(table.headings, table.numeric, strict=True):
-        view.add_column(
-            Text(heading),
-            justify="right" if numeric else "left",
-            overflow="fold",
-            no_wrap=numeric,
-            max_width=None if numeric else _LONGEST_STATUS,
-        )
-    for row in table.rows:
-        # Text, not str: names from outside must not be read as rich's markup.
-        view.add_row(*(Text(_printable(cell.text)) for cell in row))
-    output = StringIO()
-    Console(file=output, width=width, color_system=None, force_terminal=False).print(view)
-    return "\n".join(line.rstrip() for line in output.getvalue().strip("\n").splitlines())
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-def profile_text(profile: Breakdown, width: int = DEFAULT_WIDTH) -> str:
-    """Return the tables of one rank's profile: steps, phases, kinds of work, operators."""
-    return "\n\n".join(_render(table, width, heading) for heading, table in profile_tables(profile))

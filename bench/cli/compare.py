@@ -1,4 +1,4 @@
-"""`bertbench compare A B`: two runs against each other; exit code 1 on a regression."""
+"""`bertbench compare A B`: two runs or two traces against each other; exit code 1 on a regression."""
 
 import json
 from dataclasses import dataclass
@@ -7,21 +7,29 @@ from pathlib import Path
 import tyro
 
 from analysis.records import RunDirectory
+from bench.cli.findings_output import show
 from bench.cli.options import parse
+from common.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions:
-    """Hold run B (new) against run A (old); exit code 1 when B is slower beyond the threshold."""
+    """Hold B (new) against A (old): two run directories, or two traces (files, folders of ranks, tars, profiled
+    trials). Exit code 1 when B is slower beyond the threshold.
+    """
 
     a: tyro.conf.Positional[Path]
-    """Run directory to compare with (old)."""
+    """Run directory or trace to compare with (old)."""
     b: tyro.conf.Positional[Path]
-    """Run directory to judge (new)."""
+    """Run directory or trace to judge (new)."""
     threshold: float = 0.05
     """Relative change of the step time that counts: 0.05 is 5 %."""
     json: bool = False
     """Print the comparison as JSON."""
+    csv: Path | None = None
+    """Of traces: folder to write the tables into, as CSV in full precision."""
+    rows: int = 20
+    """Of traces: rows of a table to print; 0 for all."""
 
 
 OPTIONS = {"compare A B": CompareOptions}
@@ -30,6 +38,13 @@ OPTIONS = {"compare A B": CompareOptions}
 def main(argv: list[str]) -> int:
     """Run the command; 1 on a regression, else 0."""
     options = parse(CompareOptions, argv, "bertbench compare")
+    from analysis.sources import is_run
+
+    runs = [is_run(path) for path in (options.a, options.b)]
+    return _runs(options) if all(runs) else _traces(options)
+
+
+def _runs(options: CompareOptions) -> int:
     from analysis.metrics.regression import as_mapping, compare_runs
     from analysis.report.text import comparison_table
 
@@ -39,3 +54,32 @@ def main(argv: list[str]) -> int:
     else:
         print(comparison_table(comparison))
     return 1 if comparison.regressed else 0
+
+
+def _traces(options: CompareOptions) -> int:
+    from analysis.metrics.trace_comparison import compare_traces
+    from analysis.report.trace_comparison_findings import findings
+    from analysis.sources import open_sources
+
+    sources = [open_sources(path) for path in (options.a, options.b)]
+    for source in sources:
+        if not source.timelines:
+            raise InputError(f"{source.path} holds no trace with times ({', '.join(source.kinds)}): give two traces")
+    before, after = sources
+    found = compare_traces(before.timelines, after.timelines, options.threshold)
+    show(
+        findings(found),
+        [*before.problems, *after.problems],
+        as_json=options.json,
+        csv=options.csv,
+        rows=options.rows,
+        a=str(options.a),
+        b=str(options.b),
+        per=found.per,
+        before_ms=found.before_ms,
+        after_ms=found.after_ms,
+        ratio=found.ratio,
+        verdict=found.verdict,
+        threshold=found.threshold,
+    )
+    return 1 if found.verdict == "slower" else 0

@@ -17,8 +17,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("bench.cli.data", "prepare inputs: `data pretrain` turns text into HDF5 shards"),
     "throughput": ("bench.cli.throughput", "sweep batch sizes, devices, precisions, implementations; measure each"),
     "profile": ("bench.cli.profile", "run trials under a profiler for iterations [start, stop)"),
-    "report": ("bench.cli.report", "make the HTML report of a run directory"),
-    "compare": ("bench.cli.compare", "hold two runs against each other; exit code 1 on a regression"),
+    "analyze": ("bench.cli.analyze", "say what a profile, a trace, a table of counters or a log shows"),
+    "core-util": ("bench.cli.core_util", "use of FMA, FP16, Tensor and SFU cores from Nsight Compute's tables"),
+    "allreduce": (
+        "bench.cli.allreduce",
+        "communication: overlapped, exposed, waiting, and what if it were free",
+    ),
+    "perfetto": ("bench.cli.perfetto", "write traces for ui.perfetto.dev, with steps, phases, exposed communication"),
+    "report": ("bench.cli.report", "make the HTML report of a run directory or of a profile"),
+    "compare": ("bench.cli.compare", "hold two runs or two traces against each other; exit code 1 on a regression"),
 }
 
 _USAGE = """usage: bertbench COMMAND [options]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.records import RunDirectory, Trial
+from bench.cli.findings_output import terminal_width
 from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
 from bench.cli.progress import describe, note, show_progress
 from bench.devices import find_devices
@@ -20,6 +21,9 @@ from bench.profiling import Profiled, mark_unread, profile_trials
 from bench.sweep import locked
 from common.errors import UsageError
 from common.registry import lookup
+
+# Rows of a table to print; `bertbench analyze` shows more.
+_MOST_ROWS = 12
 
 if TYPE_CHECKING:
     from analysis.profiles import ProfileSummary
@@ -68,7 +72,7 @@ def main(argv: list[str]) -> int:
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     with locked(run):
         profiled = profile_trials(run, trials, request, devices, launch, show_progress(options.json), note)
-        summaries = [summarize(run.trial(item.trial.trial_id), item.files) for item in profiled]
+        summaries = [summarize(run.trial(item.trial.trial_id)) for item in profiled]
         profiled = [
             mark_unread(run.trial(item.trial.trial_id), item, found.unread) if found.unread and item.files else item
             for item, found in zip(profiled, summaries, strict=True)
@@ -109,13 +113,12 @@ def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
 
 def _show(item: Profiled, summary: "ProfileSummary") -> None:
     """Print what was found, what the profiler cost, and where its files are."""
+    from analysis.report.findings_text import findings_text
     from analysis.report.range_tree_text import range_tree_text
-    from analysis.report.text import profile_text
 
     print(f"\n{describe(item.trial)}")
-    if summary.breakdowns:
-        first = summary.breakdowns[0]
-        print(f"\nrank {first.rank}\n\n{profile_text(first)}")
+    if summary.findings:
+        print(f"\n{findings_text(summary.findings, terminal_width(), _MOST_ROWS)}")
     if summary.tree is not None:
         print(f"\n{range_tree_text(summary.tree)}")
     print()

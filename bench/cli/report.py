@@ -1,4 +1,4 @@
-"""`bertbench report RUN`: the HTML page, pictures and tables of a run directory."""
+"""`bertbench report PATH`: the HTML page, pictures and tables of a run directory or of a profile."""
 
 import json
 from dataclasses import dataclass
@@ -12,26 +12,36 @@ from bench.cli.options import parse
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportOptions:
-    """Write RUN/report/report.html, self-contained, with its pictures and CSV tables beside it."""
+    """Write a self-contained report.html with its pictures and CSV tables beside it. PATH is a run directory, or what
+    `analyze` takes: a trace, a folder of ranks, a tar, a table of counters, a log.
+    """
 
-    run: tyro.conf.Positional[Path]
-    """Run directory that throughput or profile wrote."""
+    path: tyro.conf.Positional[Path]
+    """Run directory that throughput or profile wrote, or a profile."""
+    out: Path | None = None
+    """Folder to write into. Of a run directory: its own report folder; of a profile: report-NAME in the current one."""
     price_per_hour: float | None = None
-    """Price of the machine for one hour, for the cost columns."""
+    """Price of the machine for one hour, for the cost columns of a run."""
     json: bool = False
     """Print the path and the rows as JSON."""
 
 
-OPTIONS = {"report RUN": ReportOptions}
+OPTIONS = {"report PATH": ReportOptions}
 
 
 def main(argv: list[str]) -> int:
     """Run the command; always 0, failures are raised."""
     options = parse(ReportOptions, argv, "bertbench report")
+    from analysis.sources import is_run
+
+    return _of_run(options) if is_run(options.path) else _of_profile(options)
+
+
+def _of_run(options: ReportOptions) -> int:
     from analysis.report.html import write_report
 
-    run = RunDirectory(options.run)
-    path = write_report(run, options.price_per_hour)
+    run = RunDirectory(options.path)
+    path = write_report(run, options.price_per_hour, options.out)
     if not options.json:
         print(path)
         return 0
@@ -41,4 +51,21 @@ def main(argv: list[str]) -> int:
     trials = load_run(run, options.price_per_hour)
     rows = [dict(trial.row) for trial in trials]
     print(json.dumps({"report": str(path), "rows": rows, "ratios": ratios_of(trials)}, indent=2, allow_nan=False))
+    return 0
+
+
+def _of_profile(options: ReportOptions) -> int:
+    from analysis.explain import explain
+    from analysis.report.source_page import write_source_report
+    from analysis.sources import open_sources
+    from bench.cli.findings_output import document
+
+    source = open_sources(options.path)
+    findings = explain(source)
+    name = options.path.resolve().name.partition(".")[0] or "profile"
+    path = write_source_report(source, findings, options.out or Path(f"report-{name}"))
+    if options.json:
+        print(json.dumps(document(findings, source.problems, report=str(path)), indent=2, allow_nan=False))
+    else:
+        print(path)
     return 0

@@ -8,10 +8,19 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from support import ncu_csv
 
-from analysis.counters import KernelCounters
+from analysis.counters import KernelCounters, joined
+from analysis.metrics.core_phases import BY_ORDER, BY_RANGE, NO_PHASE, kernel_phases
+from analysis.metrics.core_utilization import (
+    FOUR,
+    PIPES,
+    core_use,
+    core_use_by_family,
+    core_use_by_phase,
+    rows,
+)
 from analysis.names import family
-from analysis.metrics.core_utilization import PIPES, core_use, core_use_by_family, rows
 from analysis.readers.ncu import read
 
 TRACES = Path(__file__).parents[3].parent / "shared" / "traces" / "ncu"
@@ -124,8 +133,8 @@ def test_each_architecture_s_name_is_used(present: tuple[str, ...], pipe: str, u
 
 def test_families_are_told_apart_and_the_longest_comes_first() -> None:
     by_family = core_use_by_family(EXAMPLE)
-    assert list(by_family) == ["matrix product", "elementwise"]
-    assert by_family["matrix product"].pipes["tensor"].percent == pytest.approx((6 * 80 + 3 * 50) / 9)
+    assert list(by_family) == ["GEMM", "elementwise"]
+    assert by_family["GEMM"].pipes["tensor"].percent == pytest.approx((6 * 80 + 3 * 50) / 9)
     assert by_family["elementwise"].pipes["sfu"].percent == 20.0
     assert sum(use.kernels for use in by_family.values()) == 3
 
@@ -145,6 +154,124 @@ def test_tensor_operations_are_unknown_where_the_pipe_worked_and_none_were_count
     assert core_use(counters({"cycles": 1, TENSOR: 0, **ops})).tensor_flop == 0
     ops["sm__ops_path_tensor_src_bf16_dst_fp32.sum"] = 640
     assert core_use(counters({"cycles": 1, TENSOR: 50, **ops})).tensor_flop == 640
+
+
+@pytest.mark.parametrize("page", [ncu_csv.details, ncu_csv.raw])
+def test_both_pages_of_a_run_worked_by_hand_give_the_stated_percentages(tmp_path: Path, page: Any) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(page())
+    use = core_use(read(path), ncu_csv.WINDOW_NS)
+    assert use.kernels == 4 and use.weight == "cycles" and use.cycles == 20_000 and use.kernel_time_ms == 0.01
+    for name in FOUR:
+        assert use.pipes[name].percent == pytest.approx(ncu_csv.PERCENTS[name], rel=1e-12)
+        assert use.pipes[name].in_window_percent == (
+            None if ncu_csv.IN_WINDOW[name] is None else pytest.approx(ncu_csv.IN_WINDOW[name], rel=1e-12)
+        )
+    assert "1 of 4 kernels have no value" in use.pipes["fp16"].reason
+
+
+def test_percentages_of_active_cycles_are_brought_to_all_cycles() -> None:
+    active = FMA.replace("_elapsed", "_active")
+    kernels = (
+        {"cycles": 1000, active: 40, "sm__cycles_active.avg": 500, "sm__cycles_elapsed.avg": 1000},
+        {"cycles": 3000, active: 20, "sm__cycles_active.avg": 3000, "sm__cycles_elapsed.avg": 3000},
+    )
+    pipe = core_use(counters(*kernels)).pipes["fma"]
+    assert pipe.percent == pytest.approx((1000 * 20 + 3000 * 20) / 4000)
+    assert pipe.metric is not None and "of active cycles" in pipe.metric
+    # What is counted over all cycles comes first, and without the cycles nothing can be said.
+    assert core_use(counters({"cycles": 1, active: 40, FMA: 7})).pipes["fma"].percent == 7
+    alone = core_use(counters({"cycles": 1, active: 40})).pipes["fma"]
+    assert alone.percent is None and alone.metric is None and "over active cycles only" in alone.reason
+
+
+def test_shares_of_the_window_add_up_over_the_families() -> None:
+    whole = core_use(EXAMPLE, 10_000).pipes
+    parts = core_use_by_family(EXAMPLE, 10_000).values()
+    for name in ("fma", "tensor", "sfu"):
+        assert sum(part.pipes[name].in_window_percent or 0.0 for part in parts) == pytest.approx(
+            whole[name].in_window_percent
+        )
+
+
+# ---- phases ----
+
+
+def at(*names: str) -> tuple[str, ...]:
+    return tuple(f"bertbench@{name}" for name in names)
+
+
+def phased(*kernels: tuple[tuple[str, ...], tuple[str, ...]], process: int = 1) -> KernelCounters:
+    table = [{"process": process, "cycles": 100 * (place + 1), FMA: 10 * place} for place in range(len(kernels))]
+    frame = counters(*table).kernels
+    for place, label in enumerate(("push_pop_ranges", "start_stop_ranges")):
+        frame[label] = [kernel[place] for kernel in kernels]
+    return KernelCounters(frame, {}, None, None, ())
+
+
+STEP = phased(
+    (at("run", "step 3", "data"), ()),
+    (at("run", "step 3", "forward", "embeddings"), ()),
+    (at("run", "step 3", "forward", "layer.0", "layer.0.attention"), ()),
+    ((), ()),
+    ((), at("all-reduce")),
+    ((), ()),
+    (at("run", "step 3", "optimizer"), ()),
+    ((), ()),
+)
+
+
+def test_a_phase_is_the_innermost_range_and_backward_is_told_by_its_place() -> None:
+    phases = kernel_phases(STEP)
+    assert phases is not None
+    assert phases["phase"].tolist() == [
+        "data", "forward", "forward", "backward", "all-reduce", NO_PHASE, "optimizer", NO_PHASE]  # fmt: skip
+    assert phases["part"].tolist() == ["", "embeddings", "layer.0", "", "", "", "", ""]
+    assert phases["told_by"].tolist() == [BY_RANGE, BY_RANGE, BY_RANGE, BY_ORDER, BY_RANGE, "", BY_RANGE, ""]
+
+
+def test_a_range_that_tells_backward_is_believed_and_other_domains_are_no_phases() -> None:
+    nested = phased((at("forward"), ()), (at("step 1", "backward", "layer.2"), ()), (("x@forward",), ()))
+    phases = kernel_phases(nested)
+    assert phases is not None and phases["phase"].tolist() == ["forward", "backward", NO_PHASE]
+    assert phases["part"].tolist() == ["", "layer.2", ""]
+
+
+def test_processes_have_phases_of_their_own() -> None:
+    first, second = phased((at("forward"), ())), phased(((), ()), process=2)
+    phases = kernel_phases(joined([first, second]))
+    assert phases is not None and phases["phase"].tolist() == ["forward", NO_PHASE]
+
+
+def test_without_ranges_there_is_no_phase() -> None:
+    assert kernel_phases(EXAMPLE) is None and core_use_by_phase(EXAMPLE) == {}
+    assert kernel_phases(phased((("other@x",), ()))) is None
+
+
+def test_use_by_phase_is_weighted_inside_each_phase() -> None:
+    by_phase = core_use_by_phase(STEP)
+    assert by_phase["forward"].pipes["fma"].percent == pytest.approx((200 * 10 + 300 * 20) / 500)
+    assert by_phase["backward"].pipes["fma"].percent == 30 and by_phase[NO_PHASE].kernels == 2
+    assert next(iter(by_phase)) == NO_PHASE  # 600 + 800 cycles: longest first
+
+
+# ---- several files ----
+
+
+def test_joined_files_keep_processes_of_one_number_apart() -> None:
+    one, two = counters({"process": 5, "cycles": 100, FMA: 10}), counters({"process": 5, "cycles": 300, FMA: 50})
+    whole = joined([one, two])
+    assert whole.kernels["process"].tolist() == [0, 1]
+    assert core_use(whole).pipes["fma"].percent == pytest.approx((100 * 10 + 300 * 50) / 400)
+    assert joined([one]) is one and joined([counters(), counters()]).kernels.empty
+
+
+def test_joined_files_of_different_units_or_devices_say_so() -> None:
+    one = KernelCounters(counters({"cycles": 1, "m": 1}).kernels, {"m": "byte"}, "A", (8, 0), ())
+    two = KernelCounters(counters({"cycles": 1, "m": 2}).kernels, {"m": "inst"}, "B", (9, 0), ())
+    whole = joined([one, two])
+    assert whole.kernels["m"].tolist()[0] == 1 and whole.kernels["m"].isna().tolist() == [False, True]
+    assert (whole.device_name, whole.compute_capability) == (None, None) and "another unit" in whole.problems[0]
 
 
 def test_the_table_has_a_row_per_batch_size_with_units_and_reasons() -> None:

@@ -101,6 +101,7 @@ def test_invalid_utf8_and_control_characters_in_names_are_survived(tmp_path: Pat
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
         (b'{"traceEvents": [{"ph": "X"', "not complete JSON"),
+        (b'{"traceEvents": [', "not complete JSON"),
         (b"", "not complete JSON"),
         (b"[1, 2]", "no PyTorch profiler trace"),
         (b'{"schema": "1.0", "nodes": []}', "execution trace"),

@@ -6,10 +6,15 @@ import math
 from pathlib import Path
 
 import pytest
+from support import ncu_csv
+from support.mutate import count_from_environment, mutations
 
 from analysis.counters import IDENTITY
-from analysis.readers.ncu import read
+from analysis.readers.ncu import FORM, read, recognises
+from analysis.readers.ncu_ranges import ranges_of
 from analysis.readers.ncu_units import base_unit, number
+from analysis.readers.registry import FORMS, read_head
+from analysis.report import core_findings
 from common.errors import InputError
 
 TRACES = Path(__file__).parents[3].parent / "shared" / "traces" / "ncu"
@@ -196,7 +201,7 @@ def test_units_that_differ_by_row_become_one(tmp_path: Path) -> None:
     ("text", "value"),
     [("16,764,800,860,160.00", 16764800860160.0), (" 5 ", 5.0), ("-0.5", -0.5), ("1e3", 1000.0), (".5", 0.5),
      ("12 (3; 9)", 12.0), ("61.84%", 61.84), ("n/a", None), ("", None), ("all", None), ("5 kernels", None),
-     ("inf", None), ("nan", None), ("1e999", None), ("(32, 4, 1)", None)],
+     ("12,5", None), ("1234,567", None), ("inf", None), ("nan", None), ("1e999", None), ("(32, 4, 1)", None)],
 )  # fmt: skip
 def test_numbers(text: str, value: float | None) -> None:
     assert number(text) == value
@@ -214,6 +219,145 @@ def test_units(unit: str, factor: float, base: str) -> None:
     assert found[0] == pytest.approx(factor) and found[1] == base
 
 
+def test_a_value_with_a_decimal_comma_is_left_out_and_told(tmp_path: Path) -> None:
+    lines = [line.replace('"', "").replace(",", ";") for line in (LONG, long_row(0, "a__b.sum", "inst", "9"))]
+    found = read(table(tmp_path, lines[0], lines[1].replace(";9;", ";12,5;"), lines[1].replace("0;7", "1;7")))
+    assert found.kernels["a__b.sum"].tolist()[1] == 9.0 and math.isnan(found.kernels["a__b.sum"][0])
+    assert any("'12,5', which is no number" in problem for problem in found.problems)
+
+
+def test_a_time_that_is_not_in_the_file_is_cycles_over_their_rate(tmp_path: Path) -> None:
+    rows = [long_row(0, "sm__cycles_elapsed.avg", "cycle", "3,000"),
+            long_row(0, "sm__cycles_elapsed.avg.per_second", "cycle/nsecond", "1.5")]  # fmt: skip
+    assert list(read(table(tmp_path, LONG, *rows)).kernels["duration_ns"]) == [pytest.approx(2000.0)]
+    rows.append(long_row(0, "gpu__time_duration.sum", "nsecond", "1,999"))
+    assert list(read(table(tmp_path, LONG, *rows)).kernels["duration_ns"]) == [1999.0]
+
+
+# ---- both pages ----
+
+
+def test_both_pages_of_one_run_give_equal_tables(tmp_path: Path) -> None:
+    pages = [read(table(tmp_path, text, name=name)) for name, text in (("d", ncu_csv.details()), ("r", ncu_csv.raw()))]
+    left, right = (page.kernels[[*IDENTITY, *ncu_csv.METRICS]] for page in pages)
+    assert left.equals(right)
+    assert pages[0].units == pages[1].units
+    assert left["kernel_id"].tolist() == [0, 1, 0, 1] and left["process"].tolist() == [7, 7, 8, 8]
+    assert left["cycles"].sum() == 20_000 and left["duration_ns"].sum() == 10_000
+    assert left[ncu_csv.METRICS[1]].isna().tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("page", [ncu_csv.details, ncu_csv.raw])
+def test_ranges_are_read_beside_the_kernels_and_are_no_metrics(tmp_path: Path, page: object) -> None:
+    cells = [(ncu_csv.ranges("run", "step 3", "forward"), ""), ("", ""), ("", ncu_csv.ranges("all-reduce")), ("", "")]
+    found = read(table(tmp_path, page(cells)))  # type: ignore[operator]
+    assert found.kernels["push_pop_ranges"].tolist() == [
+        ("bertbench@run", "bertbench@step 3", "bertbench@forward"), (), (), ()]  # fmt: skip
+    assert found.kernels["start_stop_ranges"].tolist() == [(), (), ("bertbench@all-reduce",), ()]
+    assert set(found.metrics) == {"gpc__cycles_elapsed.max", "gpu__time_duration.sum", *ncu_csv.METRICS}
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("", ()),
+        ('7  "<default domain>:a:none:none:none:none:none:none"', ("<default domain>@a",)),
+        ('7  "d:a b:int64:3:ARGB:4278190335:ascii:a b" "d:bertbench:capture:none:none:none:none:none:none"',
+         ("d@a b", "d@bertbench:capture")),
+        ('"d:x:y:int64:3:ARGB:1:ascii:x:y"', ("d@x:y",)),
+        ('3 "5:d:a:none:none:none:none:none:none"', ("d@a",)),
+        ("d:a", ("d@a",)),
+        ("nothing", ()),
+    ],
+)  # fmt: skip
+def test_a_range_is_told_by_its_domain_and_name(cell: str, expected: tuple[str, ...]) -> None:
+    assert ranges_of(cell) == expected
+
+
+# ---- which files are ncu's ----
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (ncu_csv.details().encode(), True),
+        (ncu_csv.raw().encode("utf-16"), True),
+        (gzip.compress(ncu_csv.raw().encode()), True),
+        (b"==ERROR== Option did not match\n", True),
+        (b'"Process ID","Kernel Name","Invocations","Metric Name"\n', True),
+        (b"NVR\x00\x01\x02", True),
+        (b"chatter\n" * 20_000 + ncu_csv.raw().encode(), True),
+        (b"chatter\n" * 20_000 + ncu_csv.raw().split("\n", 1)[1].encode(), True),
+        (b"chatter\n" * 20_000, False),
+        (b"hello\n", False),
+        (b'{"traceEvents": [{"name": "Kernel Name", "ID": 1}]}', False),
+        (b"==1234== NVPROF is profiling process 1234\n", False),
+        (b'"Time(%)","Total Time","Instances","Name"\n', False),
+        (b"SQLite format 3\x00" + bytes(70_000), False),
+    ],
+)
+def test_a_file_is_known_by_its_content(tmp_path: Path, content: bytes, expected: bool) -> None:
+    path = tmp_path / "any.name"
+    path.write_bytes(content)
+    assert recognises(read_head(path)) is expected
+
+
+@pytest.mark.parametrize("name", [*REAL, "ERROR_ONLY_raw.csv"])
+def test_real_files_are_known_by_their_content(name: str) -> None:
+    assert recognises(read_head(real(name))) and FORM in FORMS
+
+
+# ---- hostile files ----
+
+
+def test_damaged_files_give_a_table_or_an_input_error(tmp_path: Path) -> None:
+    cells = [(ncu_csv.ranges("run", "forward"), ""), ("", ""), ("", ""), ("", ncu_csv.ranges("all-reduce"))]
+    sources = [
+        ncu_csv.details().encode(),
+        ncu_csv.raw(cells).encode("utf-8-sig"),
+        gzip.compress(ncu_csv.raw().encode()),
+    ]
+    path = tmp_path / "a.csv"
+    read_well = 0
+    for number_, source in enumerate(sources):
+        for data in mutations(source, max(1, count_from_environment() // len(sources)), seed=number_):
+            path.write_bytes(data)
+            try:
+                recognises(read_head(path))
+                found = read(path)
+            except InputError:
+                continue
+            assert tuple(found.kernels.columns[: len(IDENTITY)]) == IDENTITY
+            read_well += 1
+            if read_well % 5 == 0:
+                core_findings.findings(found, window_ns=1e4)
+    assert read_well > 0
+
+
+def test_a_table_of_many_names_and_many_kernels_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    rows = [long_row(kernel, f"a__m{kernel}.sum", "inst", "1") for kernel in range(2000)]
+    with pytest.raises(InputError, match="more than can be held"):
+        read(table(tmp_path, LONG, *rows))
+
+
+def test_numbers_beyond_any_count_are_left_out(tmp_path: Path) -> None:
+    huge = long_row(0, "a__b.sum", "Gbyte", "1e300")
+    found = read(
+        table(tmp_path, LONG, huge, long_row(1, "a__b.sum", "byte", "7"), long_row(10**30, "a__b.sum", "", "1"))
+    )
+    assert found.kernels["a__b.sum"].tolist()[1] == 7.0 and len(found.kernels) == 2
+    assert any("which nothing counts" in problem for problem in found.problems)
+
+
+def test_a_line_without_end_and_a_field_beyond_the_limit_of_csv_are_survived(tmp_path: Path) -> None:
+    long_name = "x" * 200_000
+    found = read(
+        table(tmp_path, "y" * 5_000_000, LONG, long_row(0, PIPE, "%", "1", name=long_name), long_row(1, PIPE, "%", "2"))
+    )
+    assert found.kernels["kernel_id"].tolist() == [1]
+    assert any("cannot be split into fields" in problem for problem in found.problems)
+
+
 # ---- what is no table ----
 
 
@@ -222,6 +366,7 @@ def test_units(unit: str, factor: float, base: str) -> None:
     [
         (b"", "is empty"),
         (b"hello\n", "holds no table of ncu"),
+        (b"NVR\x00 a report", "is a report of ncu: export it"),
         (b"==ERROR== Option '--section x' did not match any section.\n", r"ncu failed; it said: Option '--section x'"),
         (b'"Process ID","Kernel Name","Invocations","Metric Name"\n', "is a summary of ncu"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),

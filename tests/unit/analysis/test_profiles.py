@@ -53,8 +53,8 @@ def counted(directory: TrialDirectory, batch: int, note: dict[str, object]) -> l
 def test_core_rows_weight_by_cycles_and_hold_the_time_against_the_unprofiled_window(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     directory = trial_of(run, 16, "ncu", step_time_ms=9.0, profile={"problem": "", "unprofiled_step_time_ms": 0.01})
-    files = counted(directory, 16, {"limit_reached": False, "problems": []})
-    summary = summarize(directory, files)
+    counted(directory, 16, {"limit_reached": False, "problems": []})
+    summary = summarize(directory)
     (row,) = summary.core
     assert summary.problems == (), "collected.json is a note of ours, not a trace"
     assert row["fma_percent"] == (4000 * 50 + 1000 * 10) / 5000
@@ -67,12 +67,13 @@ def test_skipped_kernels_and_a_damaged_note_claim_nothing_of_the_window(tmp_path
     run = RunDirectory(tmp_path)
     known = {"problem": "", "unprofiled_step_time_ms": 0.01}
     directory = trial_of(run, 16, "ncu", ("skip=5",), profile=known)
-    (row,) = summarize(directory, counted(directory, 16, {"problems": []})).core
+    counted(directory, 16, {"problems": []})
+    (row,) = summarize(directory).core
     assert row["fma_in_window_percent"] is None and row["fma_percent"] is not None
     damaged = trial_of(run, 8, "ncu", profile=known)
     files = counted(damaged, 8, {"problems": []})
     files[1].write_text("{", encoding="utf-8")
-    summary = summarize(damaged, files)
+    summary = summarize(damaged)
     assert summary.core[0]["fma_in_window_percent"] is None
     assert "collected.json" in summary.problems[0] and summary.unread == "", "the kernels are there"
 
@@ -86,7 +87,7 @@ def test_sensors_are_read_over_the_window_alone(tmp_path: Path) -> None:
     directory.telemetry_csv(0).write_text(
         "\n".join(["time_ns,device,quantity,value", *readings]) + "\n", encoding="utf-8"
     )
-    (row,) = summarize(directory, []).sensors
+    (row,) = summarize(directory).sensors
     assert (row["samples"], row["mean"], row["min"], row["max"]) == (2, 3.5, 3, 4), "steps 3 and 4"
 
 
@@ -94,7 +95,8 @@ def test_a_count_that_was_cut_short_says_so_and_claims_nothing_of_the_window(tmp
     run = RunDirectory(tmp_path)
     directory = trial_of(run, 16, "ncu", step_time_ms=9.0, profile={"problem": "", "unprofiled_step_time_ms": 0.01})
     note = {"limit_reached": True, "problems": ["counting ended at 2 kernels"]}
-    summary = summarize(directory, counted(directory, 16, note))
+    counted(directory, 16, note)
+    summary = summarize(directory)
     (row,) = summary.core
     assert row["fma_in_window_percent"] is None
     assert "counting ended at 2 kernels" in row["reason"] and "counting ended at 2 kernels" in summary.problems
@@ -104,7 +106,8 @@ def test_the_table_of_the_run_is_in_order_of_batch_sizes_and_keeps_earlier_ones(
     run = RunDirectory(tmp_path)
     for batch in (16, 2):
         directory = trial_of(run, batch, "ncu", profile={"problem": ""})
-        summarize(directory, counted(directory, batch, {"problems": []}))
+        counted(directory, batch, {"problems": []})
+        summarize(directory)
     assert write_tables(run) == [tmp_path / "core_utilization.csv"]
     with (tmp_path / "core_utilization.csv").open(encoding="utf-8") as file:
         assert [row["micro_batch_size"] for row in csv.DictReader(file)] == ["2", "16"]
@@ -113,7 +116,7 @@ def test_the_table_of_the_run_is_in_order_of_batch_sizes_and_keeps_earlier_ones(
 def test_a_trial_without_a_profile_is_a_row_with_its_reason(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     directory = trial_of(run, 8, "nsys", profile={"problem": "nsys wrote no report", "files": []})
-    (row,) = summarize(directory, []).compute
+    (row,) = summarize(directory).compute
     assert row["compute_utilization"] is None and row["reason"] == "nsys wrote no report"
 
 
@@ -123,6 +126,6 @@ def test_a_damaged_file_is_a_problem_and_not_the_end(tmp_path: Path) -> None:
     database = directory.profile / "node0.sqlite"
     with sqlite3.connect(database) as connection:
         connection.execute("create table OTHER (a)")
-    summary = summarize(directory, [database])
+    summary = summarize(directory)
     assert len(summary.problems) == 1 and str(database) in summary.problems[0]
     assert summary.compute[0]["compute_utilization"] is None

@@ -95,7 +95,7 @@ def test_a_profile_shows_its_operators_and_a_damaged_trace_is_named(tmp_path: Pa
     (folder / "trace-rank1.json.gz").write_bytes(b"\x1f\x8bcut")
     text = write_report(run).read_text(encoding="utf-8")
     assert "aten::my_operator" in text and "trace-rank1.json.gz" in text and "damaged or cut short" in text
-    assert (run.report / "operators.csv").is_file()
+    assert (run.report / "profiles" / trial.trial_id / "top_operators.csv").is_file()
     rows = points(load_run(run))
     assert all(point.row["kind"] == "throughput" for point in rows)
 

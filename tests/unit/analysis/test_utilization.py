@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_kineto_reader import event, write
 
 from analysis.metrics.utilization import (
@@ -38,7 +40,8 @@ def test_kernels_that_overlap_count_once_and_copies_do_not_count(tmp_path: Path)
     ]
     found = measured(tmp_path, events)
     assert (found.window_ms, found.busy_ms, found.compute_utilization) == (1.0, 0.4, pytest.approx(0.4))
-    assert (found.rank, found.steps, found.devices, found.counted, found.reason) == (1, 2, 1, GPU_KERNELS, "")
+    assert (found.rank, found.steps, found.devices, found.counted) == (1, 2, 1, GPU_KERNELS)
+    assert found.sm_weighted_utilization is None and "no grid size" in found.reason
 
 
 def test_kernels_are_clipped_to_the_steps(tmp_path: Path) -> None:
@@ -124,12 +127,68 @@ def test_copies_alone_are_unknown_and_an_empty_trace_too(tmp_path: Path) -> None
 
 def test_steps_without_any_kernel_are_a_measured_zero(tmp_path: Path) -> None:
     found = measured(tmp_path, [*STEPS, event("late", 5000, 10, "kernel")])
-    assert (found.compute_utilization, found.reason) == (0.0, "")
+    assert found.compute_utilization == 0.0
 
 
 def test_a_graph_recorded_as_one_piece_computes() -> None:
     graph = pd.DataFrame([{"name": "CUDA graph 7", "kind": "graph", "device": 0, "start": 0, "end": 2_000_000}])
     assert compute_utilization(ranges_only(kernels=graph)).compute_utilization == pytest.approx(0.4)
+
+
+def with_grids(kernels: list[tuple[int, int, int, tuple[int, int, int]]], sms: dict[int, int]) -> Timeline:
+    """Kernels (device, start, end, grid) in a window 0..1000."""
+    rows = [
+        {"name": "gemm", "kind": "kernel", "device": device, "stream": 7, "start": start, "end": end}
+        | dict(zip(("grid_x", "grid_y", "grid_z"), grid, strict=True))
+        for device, start, end, grid in kernels
+    ]
+    steps = pd.DataFrame({"step": [0], "start": [0], "end": [1000]})
+    return ranges_only(steps=steps, kernels=pd.DataFrame(rows), sm_counts=sms)
+
+
+def test_kernels_are_weighted_with_the_share_of_the_sms_that_they_can_fill() -> None:
+    kernels = [
+        (0, 0, 200, (10, 5, 1)),  # 50 of 100 SMs, 200 ns
+        (0, 100, 300, (30, 1, 1)),  # 30: with the first 80 from 100 to 200
+        (0, 400, 500, (70, 1, 1)),
+        (0, 450, 600, (1000, 1000, 1)),  # all, and with the one before no more than all
+        (0, 900, 1500, (100, 1, 1)),  # cut at 1000
+    ]
+    # 50*100 + 80*100 + 30*100 + 70*50 + 100*150 + 100*100
+    found = compute_utilization(with_grids(kernels, {0: 100}))
+    assert found.sm_weighted_utilization == pytest.approx(44_500 / 100_000)
+    assert (found.compute_utilization, found.reason) == (pytest.approx(0.6), "")
+
+
+def test_the_sm_weighted_utilisation_of_two_gpus_is_their_mean() -> None:
+    found = compute_utilization(with_grids([(0, 0, 1000, (50, 1, 1)), (1, 0, 1000, (50, 1, 1))], {0: 100, 1: 50}))
+    assert found.sm_weighted_utilization == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("grid", "sms", "reason"),
+    [((0, 0, 0), {0: 100}, "1 of 2 kernels have no grid size"), ((5, 1, 1), {}, "how many SMs device 0 has")],
+)
+def test_an_unknown_grid_or_gpu_leaves_it_unknown_with_a_reason(
+    grid: tuple[int, int, int], sms: dict[int, int], reason: str
+) -> None:
+    found = compute_utilization(with_grids([(0, 0, 100, (5, 1, 1)), (0, 200, 300, grid)], sms))
+    assert found.sm_weighted_utilization is None and reason in found.reason
+    assert found.compute_utilization == pytest.approx(0.2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-20, 60), st.integers(0, 40), st.integers(1, 150)), min_size=1, max_size=12),
+    st.integers(1, 110),
+)
+def test_the_weighting_agrees_with_looking_at_every_nanosecond(spans: list[tuple[int, int, int]], sms: int) -> None:
+    trace = with_grids([(0, start, start + length, (blocks, 1, 1)) for start, length, blocks in spans], {0: sms})
+    trace = dataclasses.replace(trace, steps=pd.DataFrame({"step": [0], "start": [0], "end": [50]}))
+    area = sum(
+        min(sms, sum(min(sms, blocks) for start, length, blocks in spans if start <= t < start + length))
+        for t in range(50)
+    )
+    assert compute_utilization(trace).sm_weighted_utilization == pytest.approx(area / sms / 50)
 
 
 def test_rows_are_by_rank_with_the_trial_s_fields_in_front(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""What a source says: every analysis that its content allows, in the order in which people ask."""
+
+import re
+from collections.abc import Mapping
+
+from analysis.findings import Finding
+from analysis.sources import Source
+
+
+def explain(
+    source: Source, window_ns: float | None = None, measured: Mapping[str, float] | None = None
+) -> list[Finding]:
+    """Return the findings of a source: of its traces, their communication, its counters, its tables.
+
+    Args:
+        source: what `open_sources` returned. Several tables of counters are findings each, named by their file.
+        window_ns: length of the counted steps without the profiler, for shares with idle time.
+        measured: measured ceilings, as roofline takes them.
+    """
+    found: list[Finding] = []
+    if source.timelines:
+        from analysis.report import communication_findings, operator_findings, timeline_findings
+
+        found += timeline_findings.findings(source.timelines)
+        found += operator_findings.findings(source.timelines)
+        found += communication_findings.findings(source.timelines)
+    if source.counters:
+        from analysis.report import core_findings
+
+        for counters, file, ending in zip(source.counters, source.counter_files, counter_endings(source), strict=True):
+            title = f" ({file.name})" if ending else ""
+            found += [
+                Finding(f"{one.name}{ending}", f"{one.title}{title}", one.table, one.sentence)
+                for one in core_findings.findings(counters, window_ns, measured)
+            ]
+    if source.summaries:
+        from analysis.report import summary_findings
+
+        found += summary_findings.findings(source.summaries)
+    return found
+
+
+def counter_endings(source: Source) -> list[str]:
+    """Return what ends the names of the findings of each table of counters: "" for a single one, else "_<file>"."""
+    if len(source.counters) < 2:
+        return [""] * len(source.counters)
+    names = [re.sub(r"\W+", "_", file.name.partition(".")[0].lower()) for file in source.counter_files]
+    return [f"_{name}" if names.count(name) == 1 else f"_{name}_{number}" for number, name in enumerate(names)]

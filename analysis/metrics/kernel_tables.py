@@ -1,0 +1,197 @@
+"""Kernels by family and by name, per rank and over ranks. Times are sums over kernels: two at once count twice.
+
+The window is the marked steps, or the whole trace where none is marked. A kernel is of the window, with all its length,
+when it was launched in it; where the launching call is not known, when it begins in it. A GPU may run behind the CPU:
+the last step's kernels can end after the step.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.names import COMMUNICATION, family
+from analysis.timeline import Timeline, empty
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Codes = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+KERNEL_ROW_COLUMNS = {
+    "rank": "Int64",
+    "name": "str",
+    "family": "str",
+    "calls": "int64",
+    "total_ms": "float64",
+    "mean_us": "float64",
+    "min_us": "float64",
+    "max_us": "float64",
+    "kernel_time_share": "float64",
+    "window_share": "float64",
+}
+FAMILY_ROW_COLUMNS = {
+    "rank": "Int64",
+    "family": "str",
+    "calls": "int64",
+    "total_ms": "float64",
+    "kernel_time_share": "float64",
+    "window_share": "float64",
+}
+_COPIES = ("memcpy", "memset")
+
+
+def name_codes(column: "pd.Series[str]") -> tuple[Codes, list[str]]:
+    """Return a number per row and the names that these number; categories are not unpacked."""
+    import pandas as pd
+
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        codes, names = column.cat.codes.to_numpy(), column.cat.categories
+    else:
+        codes, names = pd.factorize(column)
+    # A missing name has the number -1: the last one.
+    return codes.astype(np.int64, copy=False), [*map(str, names), ""]
+
+
+def is_kind(kernels: "pd.DataFrame", *kinds: str) -> Mask:
+    """Return which rows of `kernels` are of one of the kinds."""
+    codes, names = name_codes(kernels["kind"])
+    return np.array([name in kinds for name in names], dtype=bool)[codes]
+
+
+def is_communication(kernels: "pd.DataFrame") -> Mask:
+    """Return which rows of a table with `name` are communication."""
+    codes, names = name_codes(kernels["name"])
+    used = np.zeros(len(names), dtype=bool)
+    used[codes] = True
+    known = [bool(mark) and family(name) == COMMUNICATION for mark, name in zip(used, names, strict=True)]
+    return np.array(known, dtype=bool)[codes]
+
+
+def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
+    """Return one row per kernel name of a rank, those that take most first: KERNEL_ROW_COLUMNS.
+
+    Args:
+        timeline: what a reader returned.
+        copies: count copies and memsets as rows too, in the family "copy".
+    """
+    import pandas as pd
+
+    kept, window_ns = in_window(timeline)
+    if not copies:
+        kept = kept & ~is_kind(timeline.kernels, *_COPIES)
+    if not kept.any():
+        return empty(KERNEL_ROW_COLUMNS)
+    kernels = timeline.kernels if kept.all() else timeline.kernels[kept]
+    codes, names = name_codes(kernels["name"])
+    codes = codes % len(names)
+    length = (kernels["end"].to_numpy() - kernels["start"].to_numpy()).astype(np.int64)
+    calls = np.bincount(codes, minlength=len(names))
+    shortest = np.full(len(names), np.iinfo(np.int64).max)
+    longest, total = np.zeros(len(names), dtype=np.int64), np.zeros(len(names), dtype=np.int64)
+    np.minimum.at(shortest, codes, length)
+    np.maximum.at(longest, codes, length)
+    np.add.at(total, codes, length)
+    order = np.argsort(-total, kind="stable")
+    order = order[calls[order] > 0]
+    called, summed = calls[order], total[order]
+    everything = int(total.sum())
+    return pd.DataFrame(
+        {
+            "rank": pd.array([timeline.rank] * len(order), dtype="Int64"),
+            "name": [names[index] for index in order],
+            "family": [family(names[index]) for index in order],
+            "calls": called,
+            "total_ms": summed / 1e6,
+            "mean_us": summed / called / 1e3,
+            "min_us": shortest[order] / 1e3,
+            "max_us": longest[order] / 1e3,
+            "kernel_time_share": summed / everything if everything else np.nan,
+            "window_share": summed / window_ns if window_ns else np.nan,
+        }
+    )
+
+
+def family_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
+    """Return one row per family of kernels of a rank, those that take most first: FAMILY_ROW_COLUMNS."""
+    return families_of(kernel_rows(timeline, copies))
+
+
+def families_of(kernels: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the rows of kernel_rows of any number of ranks summed by rank and family, by rank, longest first."""
+    if not len(kernels):
+        return empty(FAMILY_ROW_COLUMNS)
+    sums = ["calls", "total_ms", "kernel_time_share", "window_share"]
+    grouped = kernels.groupby(["rank", "family"], dropna=False, sort=False)[sums].sum(min_count=1).reset_index()
+    return grouped.sort_values(["rank", "total_ms"], ascending=[True, False], kind="stable", ignore_index=True)
+
+
+def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFrame":
+    """Return tables of several ranks as one: per name or family mean, least and most over the ranks.
+
+    A rank that does not have a name counts as 0 in the mean and the least: it ran, and the kernel did not.
+
+    Args:
+        rows: what kernel_rows or family_rows returned, one per rank.
+        by: "name" or "family".
+
+    Returns:
+        name (with by="name"), family, ranks (that have it), calls (of all), mean_ms, min_ms, max_ms, and
+        kernel_time_share (of all ranks), longest mean first.
+    """
+    import pandas as pd
+
+    keys = ["name", "family"] if by == "name" else ["family"]
+    columns = [*keys, "ranks", "calls", "mean_ms", "min_ms", "max_ms", "kernel_time_share"]
+    filled = [table for table in rows if len(table)]
+    if not filled:
+        return pd.DataFrame({name: [] for name in columns})
+    joined = pd.concat([table.assign(part=index) for index, table in enumerate(filled)])
+    cells = joined.groupby([*keys, "part"], sort=False, observed=True)["total_ms"].sum().unstack("part")
+    found = pd.DataFrame({"ranks": cells.notna().sum(axis=1)})
+    found["calls"] = joined.groupby(keys, sort=False, observed=True)["calls"].sum()
+    cells = cells.fillna(0.0)
+    found["mean_ms"], found["min_ms"], found["max_ms"] = cells.mean(axis=1), cells.min(axis=1), cells.max(axis=1)
+    total = float(cells.to_numpy().sum())
+    found["kernel_time_share"] = cells.sum(axis=1) / total if total else np.nan
+    found = found.reset_index().sort_values("mean_ms", ascending=False, kind="stable", ignore_index=True)
+    return found[columns]
+
+
+def launching_calls(timeline: Timeline) -> Codes | None:
+    """Return for each row of `kernels` the row of `api` that launched it, -1 unknown; None where no row is known.
+
+    Several rows of one call (a CUDA graph's) have the same. Of calls that share an id the first counts.
+    """
+    kernels, api = timeline.kernels, timeline.api
+    if (
+        "correlation_id" not in kernels.columns
+        or "correlation_id" not in api.columns
+        or not len(kernels)
+        or not len(api)
+    ):
+        return None
+    wanted, have = kernels["correlation_id"].to_numpy(), api["correlation_id"].to_numpy()
+    rising = bool((have[1:] > have[:-1]).all())
+    order = np.arange(len(have)) if rising else np.argsort(have, kind="stable")
+    identifiers = have if rising else have[order]
+    place = np.searchsorted(identifiers, wanted).clip(max=len(identifiers) - 1)
+    found = np.where((identifiers[place] == wanted) & (wanted > 0), order[place], -1)
+    return found.astype(np.int64) if (found >= 0).any() else None
+
+
+def in_window(timeline: Timeline) -> tuple[Mask, int]:
+    """Return which rows of `kernels` are of the window, and the window's length in ns."""
+    kernels = timeline.kernels
+    if not len(kernels):
+        return np.zeros(0, dtype=bool), 0
+    moments = kernels["start"].to_numpy(dtype=np.int64)
+    if not len(timeline.steps):
+        return np.ones(len(kernels), dtype=bool), int(kernels["end"].max()) - int(moments.min())
+    begin, end = int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
+    calls = launching_calls(timeline)
+    if calls is not None:
+        moments = np.where(calls >= 0, timeline.api["start"].to_numpy(dtype=np.int64)[calls], moments)
+    return (moments >= begin) & (moments < end), end - begin

@@ -1,0 +1,146 @@
+"""The launch queue: how long kernels wait between the call that launches them and their start, and how many wait.
+
+The CPU puts kernels into a queue by calls such as cudaLaunchKernel; correlation ids tie a kernel to its call. A delay
+is from the *start* of the call, as a kernel may begin before the call returns. A kernel that starts within microseconds
+of the *end* of its call (the call takes 5 us, under a profiler 10) found the queue empty: the GPU waited for the CPU. A
+long delay is healthy: the CPU runs ahead.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.metrics.kernel_tables import in_window, launching_calls, name_codes
+from analysis.timeline import Timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Numbers = npt.NDArray[np.int64]
+
+SHORT_DELAY_US = 10.0
+"""A kernel that starts sooner than this after the end of its call found the GPU waiting: 1 to 3 us are usual then."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchQueue:
+    """The launch queue of one rank, over the work of the window (see kernel_tables)."""
+
+    rank: int | None
+    """Rank, None where the trace does not say."""
+    kernels: int
+    """Kernels, copies and memsets in the window."""
+    matched: int
+    """Those whose launching call is in the trace; all other numbers are of these."""
+    delay_median_us: float
+    """Median time from the start of the call to the start of the work."""
+    delay_p5_us: float
+    """Its 5th percentile."""
+    delay_p95_us: float
+    """Its 95th percentile."""
+    short_delay_share: float
+    """Share of the work that starts sooner than `SHORT_DELAY_US` after its call's end: the GPU waited for the CPU."""
+    negative_delays: int
+    """Work that begins before its call does, by the trace's clocks; counts as a delay of 0."""
+    depth_mean: float
+    """Launched and not yet started pieces of work, mean over time from the first call to the last start."""
+    depth_max: int
+    """The most of them at a time."""
+    empty_share: float
+    """Share of that time in which none was waiting."""
+    launches_per_step: float | None
+    """Launching calls per marked step, None where no step is marked."""
+
+
+def launch_queue(timeline: Timeline) -> LaunchQueue | None:
+    """Return the launch queue of one rank; None where the trace does not tie its kernels to calls."""
+    calls = launching_calls(timeline)
+    kept, _ = in_window(timeline)
+    if calls is None or not (kept & (calls >= 0)).any():
+        return None
+    chosen = kept & (calls >= 0)
+    called = timeline.api["start"].to_numpy()[calls[chosen]]
+    started = timeline.kernels["start"].to_numpy()[chosen]
+    delays, since_end = started - called, started - timeline.api["end"].to_numpy()[calls[chosen]]
+    low, median, high = np.percentile(delays.clip(min=0) / 1e3, [5, 50, 95])
+    times, depth = _depth(called, started)
+    lengths = np.diff(times)
+    total = int(lengths.sum())
+    return LaunchQueue(
+        rank=timeline.rank,
+        kernels=int(kept.sum()),
+        matched=int(chosen.sum()),
+        delay_median_us=float(median),
+        delay_p5_us=float(low),
+        delay_p95_us=float(high),
+        short_delay_share=float((since_end < SHORT_DELAY_US * 1e3).mean()),
+        negative_delays=int((delays < 0).sum()),
+        depth_mean=float((depth[:-1] * lengths).sum() / total) if total else 0.0,
+        depth_max=int(depth.max()),
+        empty_share=float(lengths[depth[:-1] == 0].sum() / total) if total else 0.0,
+        launches_per_step=_distinct(calls[chosen]) / len(timeline.steps) if len(timeline.steps) else None,
+    )
+
+
+def queue_depth(timeline: Timeline) -> "pd.DataFrame":
+    """Return the depth of the queue over time: time_ns, depth (from then on), one row per change, in order of time."""
+    import pandas as pd
+
+    calls = launching_calls(timeline)
+    if calls is None:
+        return pd.DataFrame({"time_ns": np.zeros(0, dtype=np.int64), "depth": np.zeros(0, dtype=np.int64)})
+    chosen = calls >= 0
+    called = timeline.api["start"].to_numpy()[calls[chosen]]
+    times, depth = _depth(called, timeline.kernels["start"].to_numpy()[chosen])
+    return pd.DataFrame({"time_ns": times, "depth": depth})
+
+
+def api_rows(timeline: Timeline) -> "pd.DataFrame":
+    """Return the time of the CUDA runtime's and driver's calls by name: name, calls, total_ms, mean_us, max_us.
+
+    Sums over threads, calls that begin in the steps (in the trace where no step is marked), longest first.
+    """
+    import pandas as pd
+
+    api = timeline.api
+    if len(api) and len(timeline.steps):
+        starts = api["start"].to_numpy()
+        api = api[(starts >= timeline.steps["start"].min()) & (starts < timeline.steps["end"].max())]
+    codes, names = name_codes(api["name"])
+    codes = codes % len(names)
+    length = (api["end"].to_numpy() - api["start"].to_numpy()).astype(np.int64)
+    calls = np.bincount(codes, minlength=len(names))
+    total, longest = np.zeros(len(names), dtype=np.int64), np.zeros(len(names), dtype=np.int64)
+    np.add.at(total, codes, length)
+    np.maximum.at(longest, codes, length)
+    order = np.argsort(-total, kind="stable")
+    order = order[calls[order] > 0]
+    return pd.DataFrame(
+        {
+            "name": [names[index] for index in order],
+            "calls": calls[order],
+            "total_ms": total[order] / 1e6,
+            "mean_us": total[order] / calls[order] / 1e3,
+            "max_us": longest[order] / 1e3,
+        }
+    )
+
+
+def _distinct(numbers: Numbers) -> int:
+    return int(np.count_nonzero(np.bincount(numbers)))
+
+
+def _depth(called: Numbers, started: Numbers) -> tuple[Numbers, Numbers]:
+    """Times of change and the depth from then on; what starts before its call never waits."""
+    waits = started > called
+    called, started = called[waits], started[waits]
+    if not len(called):
+        return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    times = np.concatenate([called, started])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    depth = np.cumsum(np.where(order < len(called), 1, -1))
+    last = np.append(times[1:] > times[:-1], True)
+    return times[last], depth[last]

@@ -1,0 +1,252 @@
+"""Where the time of a rank goes: computing, communicating, copying, idle; as a whole and step by step.
+
+All on unions of intervals, as measurement.md defines them. K: computation (kernels, and CUDA graphs recorded as one
+piece, that are not communication), C: communication, M: copies and memsets. Then
+
+    overlapped communication = |C and K|          exposed communication = |C| - |C and K|
+    busy = |K or C or M| = |K| + exposed communication + exposed memory, with exposed memory = |M minus (K or C)|
+    idle = window - busy
+
+A rank with several GPUs is busy when any of them is. On a trace without GPU work, K is the union over threads of the
+outermost operators less the communication in them, and C the spans of communication (gloo, MPI).
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from analysis.metrics.intervals import Intervals, clipped, inside_ns, merged, total_ns, union
+from analysis.metrics.kernel_tables import is_communication, is_kind
+from analysis.metrics.utilization import cpu_computation
+from analysis.names import collective
+from analysis.timeline import Timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Window = Literal["steps", "kernels"]
+_NOTHING = np.empty((0, 2), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkSets:
+    """What a rank did when: sets of intervals, see metrics.intervals."""
+
+    compute: Intervals
+    """Computation."""
+    communication: Intervals
+    """Communication."""
+    memory: Intervals
+    """Copies and memsets."""
+    busy: Intervals
+    """Any of them."""
+    active: Intervals
+    """Computation or communication."""
+    on_gpu: bool
+    """Whether it is work of GPUs; a CPU's otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Temporal:
+    """The time of one rank."""
+
+    rank: int | None
+    """Rank, None where the trace does not say."""
+    window: str
+    """"steps": first marked step's start to last one's end; "kernels": first start to last end of work."""
+    steps: int
+    """Marked steps in the window; 0 where the window is that of the kernels."""
+    span_ns: int
+    """Length of the window."""
+    busy_ns: int
+    """Time in which anything ran."""
+    idle_ns: int
+    """Time in which nothing ran."""
+    compute_ns: int
+    """Time with computation."""
+    communication_ns: int
+    """Time with communication."""
+    overlapped_communication_ns: int
+    """Time with both."""
+    exposed_communication_ns: int
+    """Time with communication and no computation."""
+    memory_ns: int
+    """Time with copies or memsets."""
+    exposed_memory_ns: int
+    """Time with copies or memsets and nothing else."""
+    on_gpu: bool
+    """Whether it is work of GPUs; a CPU's otherwise."""
+
+    @property
+    def overlap_share(self) -> float | None:
+        """Share of the communication that computation hides, 0 to 1; None where there is none."""
+        return self.overlapped_communication_ns / self.communication_ns if self.communication_ns else None
+
+    @property
+    def non_compute_ns(self) -> int:
+        """Time in which something ran and nothing computed (Holistic Trace Analysis' name)."""
+        return self.busy_ns - self.compute_ns
+
+
+def work_sets(timeline: Timeline, memset_as_compute: bool = False) -> WorkSets:
+    """Return what a rank did when.
+
+    Args:
+        timeline: what a reader returned.
+        memset_as_compute: count memsets as computation, as TraceLens does.
+    """
+    kernels = timeline.kernels
+    if not len(kernels):
+        return _cpu_sets(timeline)
+    starts, ends = kernels["start"].to_numpy(), kernels["end"].to_numpy()
+    copies = is_kind(kernels, "memcpy") if memset_as_compute else is_kind(kernels, "memcpy", "memset")
+    communicates = is_communication(kernels) & ~copies
+    computes = ~copies & ~communicates
+    compute = merged(starts[computes], ends[computes])
+    communication = merged(starts[communicates], ends[communicates]) if communicates.any() else _NOTHING
+    memory = merged(starts[copies], ends[copies]) if copies.any() else _NOTHING
+    active = union(compute, communication) if len(communication) else compute
+    busy = union(active, memory) if len(memory) else active
+    return WorkSets(compute, communication, memory, busy, active, on_gpu=True)
+
+
+def work_window(timeline: Timeline, sets: WorkSets, window: Window = "steps") -> tuple[int, int] | None:
+    """Return begin and end of the window, ns; None for a trace without work and steps."""
+    if window == "steps" and len(timeline.steps):
+        return int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
+    if len(timeline.kernels):  # with those of no length
+        return int(timeline.kernels["start"].min()), int(timeline.kernels["end"].max())
+    return (int(sets.busy[0, 0]), int(sets.busy[-1, 1])) if len(sets.busy) else None
+
+
+def temporal_breakdown(
+    timeline: Timeline, window: Window = "steps", memset_as_compute: bool = False
+) -> Temporal | None:
+    """Return where the time of one rank goes; None for a trace in which nothing ran.
+
+    Args:
+        timeline: what a reader returned.
+        window: "steps": the marked steps, work outside cut off, or the kernels' window where no step is marked;
+            "kernels": from the first start to the last end of any GPU work, as Holistic Trace Analysis has it.
+        memset_as_compute: count memsets as computation, as TraceLens does.
+    """
+    sets = work_sets(timeline, memset_as_compute)
+    bounds = work_window(timeline, sets, window)
+    if bounds is None or bounds[1] <= bounds[0]:
+        return None
+    begin, end = bounds
+    of_steps = window == "steps" and len(timeline.steps) > 0
+    cut = (lambda found: clipped(found, begin, end)) if of_steps else (lambda found: found)
+    compute, communication, memory, busy, active = (
+        total_ns(cut(found)) for found in (sets.compute, sets.communication, sets.memory, sets.busy, sets.active)
+    )
+    overlapped = compute + communication - active
+    return Temporal(
+        rank=timeline.rank,
+        window="steps" if of_steps else "kernels",
+        steps=len(timeline.steps) if of_steps else 0,
+        span_ns=end - begin,
+        busy_ns=busy,
+        idle_ns=end - begin - busy,
+        compute_ns=compute,
+        communication_ns=communication,
+        overlapped_communication_ns=overlapped,
+        exposed_communication_ns=communication - overlapped,
+        memory_ns=memory,
+        exposed_memory_ns=busy - active,
+        on_gpu=sets.on_gpu,
+    )
+
+
+def temporal_frame(rows: Sequence[Temporal]) -> "pd.DataFrame":
+    """Return one row per rank: rank, window, steps, span_ms, busy_ms, ..., their shares of it, overlap_share."""
+    import pandas as pd
+
+    records = []
+    for row in rows:
+        values = asdict(row)
+        times = {name[:-3]: value for name, value in values.items() if name.endswith("_ns")}
+        record = {"rank": row.rank, "window": row.window, "steps": row.steps}
+        record |= {f"{name}_ms": value / 1e6 for name, value in times.items()}
+        record |= {f"{name}_share": value / row.span_ns for name, value in times.items() if name != "span"}
+        records.append({**record, "overlap_share": row.overlap_share})
+    frame = pd.DataFrame(records)
+    return frame.astype({"rank": "Int64", "overlap_share": "float64"}) if records else frame
+
+
+def iterations(timeline: Timeline) -> "pd.DataFrame":
+    """Return one row per marked step, in order of start, times in ms: where the time of each went.
+
+    Columns: rank, step, step_time_ms, busy_ms, idle_ms, compute_ms, communication_ms, exposed_communication_ms,
+    memory_ms, exposed_memory_ms, kernels (that begin in it). Work counts in the step in whose time it ran, also where
+    the step before launched it.
+    """
+    import pandas as pd
+
+    sets, steps = work_sets(timeline), timeline.steps.sort_values("start", kind="stable")
+    begins, ends = steps["start"].to_numpy(dtype=np.int64), steps["end"].to_numpy(dtype=np.int64)
+    compute, communication, memory, busy, active = (
+        inside_ns(found, begins, ends)
+        for found in (sets.compute, sets.communication, sets.memory, sets.busy, sets.active)
+    )
+    starts = np.sort(timeline.kernels["start"].to_numpy(dtype=np.int64))
+    length = ends - begins
+    times = {
+        "step_time_ms": length,
+        "busy_ms": busy,
+        "idle_ms": length - busy,
+        "compute_ms": compute,
+        "communication_ms": communication,
+        "exposed_communication_ms": active - compute,
+        "memory_ms": memory,
+        "exposed_memory_ms": busy - active,
+    }
+    return pd.DataFrame(
+        {
+            "rank": pd.array([timeline.rank] * len(steps), dtype="Int64"),
+            "step": steps["step"].to_numpy(),
+            **{name: values / 1e6 for name, values in times.items()},
+            "kernels": np.searchsorted(starts, ends) - np.searchsorted(starts, begins),
+        }
+    )
+
+
+def iteration_spread(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the spread over steps of what `iterations` returned: quantity, steps, median, p5, p95, min, max.
+
+    Percentiles are linearly interpolated. Of several ranks' rows put together, every step of every rank counts once.
+    """
+    import pandas as pd
+
+    columns = ["quantity", "steps", "median", "p5", "p95", "min", "max"]
+    rows = []
+    for name in frame.columns:
+        if not (str(name).endswith("_ms") or name == "kernels") or not len(frame):
+            continue
+        values = frame[name].to_numpy(dtype=float)
+        low, median, high = np.percentile(values, [5, 50, 95])
+        rows.append([name, len(values), median, low, high, values.min(), values.max()])
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _cpu_sets(timeline: Timeline) -> WorkSets:
+    compute = cpu_computation(timeline.operators) if len(timeline.operators) else _NOTHING
+    communication = cpu_communication(timeline)
+    active = union(compute, communication)
+    return WorkSets(compute, communication, _NOTHING, active, active, on_gpu=False)
+
+
+def cpu_communication(timeline: Timeline) -> Intervals:
+    """Return the spans of communication on CPU threads: the collectives, or where none are listed what is named so."""
+    spans = timeline.collectives
+    if len(spans):
+        spans = spans[spans["device"] < 0]
+        return merged(spans["start"], spans["end"])
+    parts = []
+    for table in (timeline.operators, timeline.ranges):
+        named = {name for name in table["name"].unique() if collective(str(name))}
+        part = table[table["name"].isin(named)]
+        parts.append(merged(part["start"], part["end"]))
+    return union(*parts)

@@ -1,0 +1,105 @@
+"""Two recordings held against each other: is a step slower, and which kinds of time and which kernels changed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.metrics.temporal import temporal_breakdown
+from analysis.metrics.trace_diff import trace_diff
+from analysis.timeline import Timeline
+from common.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_KINDS = ("span", "busy", "compute", "exposed_communication", "exposed_memory", "idle")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceComparison:
+    """What changed from a first recording to a second one."""
+
+    per: str
+    """What times are of: "step" (the median marked step, the slowest rank's), or "trace" where a side marks no step."""
+    before_ms: float
+    """Time of one on the first side."""
+    after_ms: float
+    """Time of one on the second side."""
+    ratio: float
+    """after / before."""
+    threshold: float
+    """Relative change that counts."""
+    time: "pd.DataFrame"
+    """kind of time, before_ms, after_ms, delta_ms, ratio: per step and rank, the mean over ranks."""
+    families: "pd.DataFrame"
+    """trace_diff by family."""
+    kernels: "pd.DataFrame"
+    """trace_diff by name."""
+
+    @property
+    def verdict(self) -> str:
+        """slower, faster or same, by the threshold."""
+        if self.ratio > 1 + self.threshold:
+            return "slower"
+        return "faster" if self.ratio < 1 / (1 + self.threshold) else "same"
+
+
+def compare_traces(before: Sequence[Timeline], after: Sequence[Timeline], threshold: float = 0.05) -> TraceComparison:
+    """Compare two recordings of the same work.
+
+    One recording per side says what changed in it; a process can be slow as a whole, which only repeated runs show.
+
+    Raises:
+        InputError: a side has no work, or one is of a GPU and the other of a CPU.
+        UsageError: the threshold is not above 0.
+    """
+    if not threshold > 0:
+        raise UsageError(f"threshold={threshold} is not above 0: give a fraction such as 0.05")
+    families, kernels = trace_diff(before, after, "family"), trace_diff(before, after, "name")
+    stepped = all(len(found.steps) for found in (*before, *after))
+    old, new = (_step_ms(side) if stepped else _span_ms(side) for side in (before, after))
+    return TraceComparison(
+        per="step" if stepped else "trace",
+        before_ms=old,
+        after_ms=new,
+        ratio=new / old,
+        threshold=threshold,
+        time=_time(before, after, stepped),
+        families=families,
+        kernels=kernels,
+    )
+
+
+def _step_ms(side: Sequence[Timeline]) -> float:
+    """A step's time is the slowest rank's; the median over steps."""
+    import pandas as pd
+
+    lengths = pd.concat([found.steps.assign(ns=found.steps["end"] - found.steps["start"]) for found in side])
+    return float(np.median(lengths.groupby("step")["ns"].max())) / 1e6
+
+
+def _span_ms(side: Sequence[Timeline]) -> float:
+    spans = [found.span_ns for timeline in side if (found := temporal_breakdown(timeline, "kernels")) is not None]
+    if not spans or max(spans) <= 0:
+        raise InputError("a trace marks no step and its work has no length: there is no time to compare")
+    return max(spans) / 1e6
+
+
+def _time(before: Sequence[Timeline], after: Sequence[Timeline], stepped: bool) -> "pd.DataFrame":
+    import pandas as pd
+
+    sides = []
+    for side in (before, after):
+        found = [row for timeline in side if (row := temporal_breakdown(timeline, "steps" if stepped else "kernels"))]
+        sums = dict.fromkeys(_KINDS, 0.0)
+        for row in found:
+            for kind in _KINDS:
+                sums[kind] += float(getattr(row, f"{kind}_ns")) / max(1, row.steps) / len(found)
+        sides.append(sums)
+    old, new = ([sums[kind] / 1e6 for kind in _KINDS] for sums in sides)
+    frame = pd.DataFrame({"time": [kind.replace("_", " ") for kind in _KINDS], "before_ms": old, "after_ms": new})
+    frame["delta_ms"] = frame["after_ms"] - frame["before_ms"]
+    frame["ratio"] = frame["after_ms"] / frame["before_ms"].where(frame["before_ms"] > 0)
+    return frame

@@ -1,0 +1,174 @@
+"""The typed form of Kineto's events, how lists of them are decoded, and exact nanoseconds from their times."""
+
+import functools
+import json
+import operator
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Raw
+
+Scalar = int | float | str | None
+Integers = npt.NDArray[np.int64]
+
+MISSING = -(2**63)
+"""In arrays of integers: the trace does not say, or what it says is no whole number of 64 bits."""
+_MOST = 2**61
+# Below it float64 is spaced by at most 2^-10 us: what has three decimals gives the exact nanosecond.
+_EXACT_BELOW_US = 2.0**43
+_MOST_DIGITS = 400
+_NAMED = ("cat", "name", "pid", "tid")
+_NULL = Raw(b"null")
+
+DAMAGES = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError)
+"""What decoding raises, whatever the content."""
+
+
+class _Phase(msgspec.Struct, gc=False, tag_field="ph"):
+    pass
+
+
+class Event(_Phase, gc=False, tag="X"):
+    """An event with a duration, the only kind that is looked at. Times are in microseconds."""
+
+    cat: Scalar = ""
+    name: Scalar = ""
+    pid: Scalar = None
+    tid: Scalar = None
+    ts: Scalar = None
+    dur: Scalar = None
+    args: Raw = _NULL
+
+
+class ExactEvent(_Phase, gc=False, tag="X"):
+    """The same with its times as they are written: float64 would round some."""
+
+    cat: Scalar = ""
+    name: Scalar = ""
+    pid: Scalar = None
+    tid: Scalar = None
+    ts: Raw = _NULL
+    dur: Raw = _NULL
+    args: Raw = _NULL
+
+
+AnyEvent = Event | ExactEvent
+
+# Phases of the Chrome trace format besides X: flows, instants, metadata, counters, nested and object events.
+_OTHERS = tuple(
+    msgspec.defstruct(f"Phase{ord(sign)}", [], bases=(_Phase,), gc=False, tag=sign)
+    for sign in "BEbnestfPNODiIMCRcvV(),"
+)
+
+
+def _list_of(*kinds: Any) -> Any:
+    return types.GenericAlias(list, (functools.reduce(operator.or_, kinds),))
+
+
+_QUICK: Any = msgspec.json.Decoder(_list_of(Event, *_OTHERS))
+_EXACT: Any = msgspec.json.Decoder(_list_of(ExactEvent, *_OTHERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some events of a trace that have a duration, in the order of the file."""
+
+    events: Sequence[AnyEvent]
+    """The events."""
+    start: Integers
+    """Their starts, ns, as the trace counts; MISSING where it is no number."""
+    duration: Integers
+    """Their durations, ns; MISSING likewise."""
+
+
+def decode_chunk(data: bytes) -> Chunk:
+    """Decode a JSON list of events.
+
+    Raises:
+        One of DAMAGES: it is no valid list of Chrome events.
+    """
+    events = [event for event in _QUICK.decode(data) if type(event) is Event]
+    start = _quick_ns([event.ts for event in events])
+    duration = _quick_ns([event.dur for event in events])
+    if start is None or duration is None:
+        return exact_chunk(decode_exact(data))
+    return Chunk(events, start, duration)
+
+
+def decode_exact(data: bytes) -> list[ExactEvent]:
+    """Decode a JSON list of events, times as they are written. Raises like decode_chunk."""
+    return [event for event in _EXACT.decode(data) if type(event) is ExactEvent]
+
+
+def exact_chunk(events: Sequence[ExactEvent]) -> Chunk:
+    """Return events with their times in exact nanoseconds."""
+    return Chunk(events, _exact_ns([event.ts for event in events]), _exact_ns([event.dur for event in events]))
+
+
+def tolerant_event(text: str, begin: int = 0) -> tuple[ExactEvent | None, int]:
+    """Decode the event that begins there as Python's reader does: with NaN, control characters, values of any type.
+
+    Returns:
+        the event, None where it is none with a duration, and where in the text it ended.
+
+    Raises:
+        One of DAMAGES: no JSON value begins there.
+    """
+    value, end = json.JSONDecoder(strict=False, parse_float=_Digits).raw_decode(text, begin)
+    if not isinstance(value, dict) or value.get("ph") != "X":
+        return None, end
+    named: dict[str, Any] = {name: _scalar(value.get(name, "" if name in ("cat", "name") else None)) for name in _NAMED}
+    times: dict[str, Any] = {name: Raw(json.dumps(value.get(name), default=str).encode()) for name in ("ts", "dur")}
+    arguments = Raw(json.dumps(value.get("args"), default=str).encode())
+    return ExactEvent(**named, **times, args=arguments), end
+
+
+class _Digits(str):
+    """A number as it is written."""
+
+
+def _scalar(value: Any) -> Scalar:
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="replace").decode()
+    return value if value is None or (isinstance(value, int) and not isinstance(value, bool)) else str(value)
+
+
+def _quick_ns(values: Sequence[Scalar]) -> Integers | None:
+    """Nanoseconds, None where float64 cannot tell them or a value is no number."""
+    array = np.array(values) if values else np.empty(0, dtype=np.int64)
+    if array.dtype == np.int64:
+        return None if np.any(np.abs(array) > _MOST // 1000) else array * 1000
+    if array.dtype != np.float64 or not np.all(np.abs(array) < _EXACT_BELOW_US):
+        return None
+    return np.rint(array * 1000.0).astype(np.int64)
+
+
+def _exact_ns(values: Sequence[Raw]) -> Integers:
+    return np.fromiter((_digits_ns(bytes(value)) for value in values), dtype=np.int64, count=len(values))
+
+
+def _digits_ns(text: bytes) -> int:
+    """Nanoseconds of microseconds as they are written, a number or a text with one."""
+    if text.isdigit() and len(text) < 17:
+        return int(text) * 1000
+    if text[-4:-3] == b"." and len(text) < 24:
+        try:
+            return int(text[:-4] + text[-3:])
+        except ValueError:
+            pass
+    try:
+        number = (
+            Decimal(str(json.loads(text)) if text[:1] == b'"' else text.decode()) if len(text) < _MOST_DIGITS else None
+        )
+        if number is None or not number.is_finite() or number.adjusted() > 18:
+            return MISSING
+        nanoseconds = int((number * 1000).to_integral_value())
+    except (InvalidOperation, ValueError, RecursionError):
+        return MISSING
+    return nanoseconds if abs(nanoseconds) < _MOST else MISSING

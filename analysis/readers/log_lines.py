@@ -1,0 +1,68 @@
+"""Lines of a text log, plain or gzip-compressed, in whatever encoding; bounded, so that no file fills the memory."""
+
+import codecs
+import gzip
+import io
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from common.errors import InputError
+
+MOST_BYTES = 512 << 20
+"""Unpacked size up to which a log is read."""
+LONGEST_LINE = 1 << 20
+"""Characters; a longer line is given in pieces of this length, which match no format and so count as damaged."""
+
+_MARKS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
+
+
+def log_lines(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[str]:
+    """Yield the lines without their ends; UTF-8, or UTF-16 by its mark; what cannot be decoded is replaced.
+
+    Raises:
+        InputError: it is no regular file, cannot be read, is a damaged gzip file, or is larger than `most_bytes`.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError(f"{path} is no regular file; give the log itself")
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            yield from _lines(cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file, path, most_bytes)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"cannot read {path}: {error}; the file is damaged or cut short, copy it again") from error
+
+
+def _lines(file: BinaryIO, path: Path, most_bytes: int) -> Iterator[str]:
+    bounded = io.BufferedReader(_Bounded(file, path, most_bytes))
+    begin = bounded.peek(4)
+    encoding = next((name for mark, name in _MARKS if begin.startswith(mark)), "utf-8")
+    text = io.TextIOWrapper(bounded, encoding=encoding, errors="replace", newline=None)
+    while line := text.readline(LONGEST_LINE):
+        yield line.rstrip("\n")
+
+
+class _Bounded(io.RawIOBase):
+    """Reads on until more than the limit has come."""
+
+    def __init__(self, file: BinaryIO, path: Path, most_bytes: int) -> None:
+        self._file = file
+        self._path = path
+        self._most = most_bytes
+        self._left = most_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._file.read(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            raise InputError(
+                f"{self._path} holds more than {self._most >> 20} MiB of text: cut the part that matters out of it"
+            )
+        buffer[: len(data)] = data
+        return len(data)

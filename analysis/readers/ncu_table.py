@@ -1,0 +1,246 @@
+"""The kernels of an ncu table while its rows are read: column by column, so that a large file needs little memory."""
+
+import math
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from analysis.counters import IDENTITY, LABELS, KernelCounters
+from analysis.readers.ncu_ranges import PUSH_POP, START_STOP, ranges_of
+from analysis.readers.ncu_units import base_unit, number
+from common.errors import InputError
+
+# Columns that say which kernel a row is about. What else the raw page has is a metric.
+_ABOUT = {
+    "ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream", "Block Size",
+    "Grid Size", "Device", "CC", "Section Name", "Metric Name", "Metric Unit", "Metric Value", "Rule Name", "Rule Type",
+    "Rule Description", "Estimated Speedup Type", "Estimated Speedup",
+}  # fmt: skip
+# Where a kernel's time and cycles are found, best first; the second form is the details page's.
+_DURATION = ("gpu__time_duration.sum", "gpu__time_duration_measured_user.sum", "gpu__time_duration.max",
+             "GPU Speed Of Light Throughput: Duration")  # fmt: skip
+_CYCLES = ("gpc__cycles_elapsed.max", "GPU Speed Of Light Throughput: Elapsed Cycles", "sm__cycles_elapsed.max",
+           "sm__cycles_elapsed.avg")  # fmt: skip
+# Cycles and their rate: time = cycles / rate, as NERSC's roofline scripts compute it (arXiv:2009.02449, section II).
+_CYCLES_AND_RATE = (
+    ("sm__cycles_elapsed.avg", "sm__cycles_elapsed.avg.per_second"),
+    ("gpc__cycles_elapsed.max", "gpc__cycles_elapsed.avg.per_second"),
+    ("GPU Speed Of Light Throughput: Elapsed Cycles", "GPU Speed Of Light Throughput: SM Frequency"),
+)
+_NAME, _MAJOR, _MINOR = (
+    f"device__attribute_{what}" for what in ("display_name", "compute_capability_major", "compute_capability_minor")
+)
+_INDEX = "device__attribute_device_index"
+_MOST_NUMBER = 2.0**53
+_MOST_VALUE = 1e60  # sums and products of such values stay finite
+_MOST_PROBLEMS = 60
+_MOST_VALUES = 100_000_000
+# Every kernel of a real file has about the same metrics; a table with this many holes is no output of ncu.
+_MOST_HOLES = 50
+
+Key = tuple[str, int, int]
+
+
+@dataclass(slots=True)
+class Header:
+    """One header line: where its columns stand."""
+
+    names: list[str]
+    """All columns."""
+    at: dict[str, int]
+    """Where each column of a name stands; the first of several of one name."""
+    wide: bool
+    """Whether a row is a kernel (raw page) and not a metric of it (details page)."""
+    metrics: list[tuple[int, str]]
+    """Metric columns of the raw page."""
+    scales: list[tuple[float, str]] = field(default_factory=list)
+    """Factor and base unit of each of them, from the row of units."""
+
+    @classmethod
+    def of(cls, names: list[str]) -> "Header":
+        """Look through a header line."""
+        at: dict[str, int] = {}
+        for position, name in enumerate(names):
+            at.setdefault(name, position)
+            for label in (PUSH_POP, START_STOP):
+                if label in name:
+                    at.setdefault(label, position)
+        wide = "Metric Name" not in at or "Metric Value" not in at
+        metrics = [
+            (position, name)
+            for position, name in enumerate(names)
+            if wide and name and name not in _ABOUT and ":" not in name and not name.startswith("device__attribute_")
+        ]
+        return cls(names, at, wide, metrics, [(1.0, "")] * len(metrics))
+
+    def set_units(self, units: Sequence[str]) -> None:
+        """Take in the row of units below the header of a raw page."""
+        self.scales = [base_unit(units[at]) if at < len(units) else (1.0, "") for at, _ in self.metrics]
+
+    def get(self, record: Sequence[str], name: str, default: str = "") -> str:
+        """Return a field by the name of its column; `default` where the row or the table lacks it."""
+        position = self.at.get(name)
+        return record[position] if position is not None and position < len(record) else default
+
+
+class Table:
+    """The kernels found so far."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._rows: dict[Key, int] = {}
+        self._about: list[dict[str, Any]] = []
+        self._values: dict[str, array[float]] = {}
+        self._units: dict[str, str] = {}
+        self._count = 0
+        self._ranges = False
+        self._device_name: str | None = None
+        self._capability: tuple[int, int] | None = None
+        self._problems: dict[str, None] = {}
+
+    def problem(self, text: str) -> None:
+        """Note what could not be read; of very many the first ones are kept."""
+        if len(self._problems) < _MOST_PROBLEMS:
+            self._problems[text[:600]] = None
+        elif len(self._problems) == _MOST_PROBLEMS:
+            self._problems["more could not be read than is listed here"] = None
+
+    def add(self, header: Header, record: Sequence[str], line: int) -> None:
+        """Take in one row: of one metric, or of all metrics of a kernel."""
+        process, kernel = number(header.get(record, "Process ID", "0")), number(header.get(record, "ID"))
+        if process is None or kernel is None or max(abs(process), abs(kernel)) > _MOST_NUMBER:
+            self.problem(f"line {line} names no kernel (ID {header.get(record, 'ID')[:40]!r}): it was left out")
+            return
+        key = (header.get(record, "Host Name"), int(process), int(kernel))
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = len(self._about)
+            self._about.append(self._describe(header, record, key))
+            self._check_size()
+        if header.wide:
+            for (position, name), (factor, base) in zip(header.metrics, header.scales, strict=True):
+                if position < len(record):
+                    self._add_value(row, name, record[position], factor, base)
+            return
+        name = header.get(record, "Metric Name")
+        if not name:  # a row of a rule
+            return
+        full = name if "__" in name or "." in name else f"{header.get(record, 'Section Name')}: {name}"
+        if header.at["Metric Value"] >= len(record):
+            self.problem(f"line {line} ends before the value of {full}: the file is cut short")
+            return
+        factor, base = base_unit(header.get(record, "Metric Unit"))
+        self._add_value(row, full, record[header.at["Metric Value"]], factor, base)
+
+    def _describe(self, header: Header, record: Sequence[str], key: Key) -> dict[str, Any]:
+        device = number(header.get(record, "Device") or header.get(record, _INDEX))
+        match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", header.get(record, "CC").strip())
+        major, minor = number(header.get(record, _MAJOR)), number(header.get(record, _MINOR))
+        found = None
+        if match:
+            found = (int(match[1]), int(match[2]))
+        elif major is not None and minor is not None and max(abs(major), abs(minor)) < 1000:
+            found = (int(major), int(minor))
+        if found and self._capability and found != self._capability:
+            self.problem("the file has kernels of GPUs of different compute capability: the first one is named")
+        self._capability = self._capability or found
+        self._device_name = self._device_name or header.get(record, _NAME).strip() or None
+        about: dict[str, Any] = {
+            "process": key[1],
+            "kernel_id": key[2],
+            "name": header.get(record, "Kernel Name"),
+            "device": int(device) if device is not None and abs(device) < _MOST_NUMBER else None,
+        }
+        for label, column in zip(LABELS, (PUSH_POP, START_STOP), strict=True):
+            self._ranges = self._ranges or column in header.at
+            about[label] = ranges_of(header.get(record, column))
+        return about
+
+    def _add_value(self, row: int, name: str, text: str, factor: float, base: str) -> None:
+        value = number(text)
+        if value is None:
+            if text and "n/a" in text.lower():
+                self.problem(f"{name} is {text.strip()[:40]} for some kernels: this GPU or this ncu cannot count it")
+            elif text and text[0].isdigit() and "," in text:
+                self.problem(f"{name} has values such as {text.strip()[:40]!r}, which is no number as ncu writes it")
+            return
+        column = self._values.get(name)
+        known = self._units[name] if column is not None else self._units.setdefault(name, base)
+        if known != base:
+            self.problem(f"{name} has the units {known!r} and {base!r}: only values in {known!r} are kept")
+            return
+        value *= factor
+        if abs(value) > _MOST_VALUE:
+            self.problem(f"{name} has the value {value:g}, which nothing counts: it was left out")
+            return
+        if column is None:
+            column = self._values[name] = array("d")
+            self._check_size()
+        if row == len(column):
+            column.append(value)
+            self._count += 1
+            return
+        if row > len(column):
+            column.extend([math.nan] * (row + 1 - len(column)))
+        before = column[row]
+        if math.isnan(before):
+            column[row] = value
+            self._count += 1
+        elif abs(before - value) > 0.01 * max(abs(before), abs(value)):
+            self.problem(f"{name} has two values for one kernel ({before:g} and {value:g}): the first is kept")
+
+    def _check_size(self) -> None:
+        values = len(self._about) * len(self._values)
+        if values > _MOST_VALUES or (values > 1_000_000 and values > _MOST_HOLES * self._count):
+            raise InputError(
+                f"the table has {len(self._about):,} kernels and {len(self._values):,} metrics with "
+                f"{self._count:,} values: more than can be held; export fewer metrics or fewer kernels"
+            )
+
+    def counters(self) -> KernelCounters:
+        """Return all that was found."""
+        import numpy as np
+        import pandas as pd
+
+        rows = len(self._about)
+        for column in self._values.values():
+            column.extend([math.nan] * (rows - len(column)))
+        values = {name: np.frombuffer(column) if rows else np.empty(0) for name, column in self._values.items()}
+        columns: dict[str, Any] = {name: [about[name] for about in self._about] for name in IDENTITY[:4]}
+        columns["duration_ns"] = self._duration(values, rows)
+        columns["cycles"] = self._first(values, _CYCLES, "cycle", rows)
+        for name in ("duration_ns", "cycles"):
+            missing = int(np.isnan(columns[name]).sum())
+            if missing:
+                self.problem(f"{name} of {missing} of {rows} kernels is not in the file")
+        if not rows:
+            self.problem("the table holds no kernel: nothing was profiled")
+        if self._ranges:
+            columns |= {name: [about[name] for about in self._about] for name in LABELS}
+        frame = pd.DataFrame(columns).astype({"process": "int64", "kernel_id": "int64", "device": "Int64"})
+        frame = pd.concat([frame, pd.DataFrame(values)], axis=1) if values else frame
+        units = {name: self._units[name] for name in values}
+        return KernelCounters(frame, units, self._device_name, self._capability, tuple(self._problems))
+
+    def _first(self, values: Mapping[str, Any], names: tuple[str, ...], unit: str, rows: int) -> Any:
+        """Return, per kernel, the first of these metrics that has a value in this unit."""
+        import numpy as np
+
+        found = np.full(rows, math.nan)
+        for name in names:
+            if self._units.get(name) == unit and name in values:
+                found = np.where(np.isnan(found), values[name], found)
+        return found
+
+    def _duration(self, values: Mapping[str, Any], rows: int) -> Any:
+        import numpy as np
+
+        found = self._first(values, _DURATION, "ns", rows)
+        for cycles, rate in _CYCLES_AND_RATE:
+            if cycles in values and rate in values and self._units.get(rate) == "hz":
+                with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                    derived = values[cycles] / values[rate] * 1e9
+                found = np.where(np.isnan(found) & np.isfinite(derived), derived, found)
+        return found

@@ -1,0 +1,176 @@
+"""Tables in the CSV output of nsys and nvprof: several in one file, between lines of other kinds, in several units."""
+
+import csv
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.readers.log_lines import log_lines
+from analysis.timeline import API_COLUMNS, OPERATOR_COLUMNS, STEP_COLUMNS, empty
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NS = {"ns": 1.0, "nsec": 1.0, "us": 1e3, "\u03bcs": 1e3, "\u00b5s": 1e3, "usec": 1e3, "ms": 1e6, "msec": 1e6}
+NS |= {"s": 1e9, "sec": 1e9}
+"""Nanoseconds by unit of time."""
+_MOST = float(2**62)
+_LONGEST_NOTE = 2000
+_LONGEST_NAME = 300  # of a column or device: patterns take time that grows with the square
+_UNIT = re.compile(r"^(.*?)\s*\(([^()]*)\)\s*$")
+_DEVICE = re.compile(r"^(.*?)\s*\((\d{1,6})\)\s*$")
+SIZES = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+
+
+@dataclass(slots=True)
+class Table:
+    """One table of a file."""
+
+    title: str
+    """What the line before it calls it; "" where none does."""
+    names: tuple[str, ...]
+    """Column names in small letters, without units."""
+    units: list[str]
+    """Unit of each column in small letters, "" where there is none."""
+    rows: list[list[str]] = field(default_factory=list)
+    """Cells as they are, as many as there are columns."""
+    torn: int = 0
+    """Lines that are no row of the table."""
+
+    def place(self, *names: str) -> int | None:
+        """Return where the first of these columns is, None where the table has none of them."""
+        return next((self.names.index(name) for name in names if name in self.names), None)
+
+    def texts(self, *names: str) -> list[str] | None:
+        """Return the cells of the first of these columns, None where the table has none of them."""
+        place = self.place(*names)
+        return None if place is None else [row[place] for row in self.rows]
+
+    def numbers(self, *names: str, factor: float = 1.0) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
+        """Return the numbers of the first of these columns times a factor, NaN where a cell holds none."""
+        texts = self.texts(*names)
+        return None if texts is None else np.array([number(text) for text in texts], dtype=np.float64) * factor
+
+
+def split_unit(name: str) -> tuple[str, str]:
+    """Return a column's name and unit, in small letters: "Total Time (ns)" is ("total time", "ns")."""
+    name = name.strip().lower()[:_LONGEST_NAME]
+    match = _UNIT.match(name)
+    return (match[1].strip(), match[2].strip()) if match else (name, "")
+
+
+def number(text: str) -> float:
+    """Return the number in a cell, thousands separators allowed; NaN where there is none, or one beyond all bounds."""
+    try:
+        found = float(text.replace(",", "")) if "_" not in text else math.nan
+    except ValueError:
+        return math.nan
+    return found if abs(found) < _MOST else math.nan
+
+
+def whole(values: "np.ndarray[Any, np.dtype[np.float64]] | None", rows: int, default: int) -> Any:
+    """Return numbers rounded to int64; the default where there are none."""
+    if values is None:
+        return np.full(rows, default, dtype=np.int64)
+    known = np.isfinite(values) & (np.abs(np.where(np.isfinite(values), values, 0)) < _MOST)
+    return np.where(known, np.rint(np.where(known, values, 0)), default).astype(np.int64)
+
+
+def read_tables(
+    path: Path,
+    is_header: Callable[[Sequence[str]], bool],
+    title_of: Callable[[str], str | None],
+    has_units_row: bool = False,
+) -> Iterator[Table]:
+    """Yield the tables of a file.
+
+    Args:
+        path: the file, plain or gzip-compressed.
+        is_header: whether the cells of a line are a table's header.
+        title_of: title in a line that ends a table and is no row; None for every other line.
+        has_units_row: whether a row of units may follow the header.
+
+    Raises:
+        InputError: the file cannot be read, or is too large.
+    """
+    table: Table | None = None
+    title, fresh = "", False
+    for line in log_lines(path):
+        said = title_of(line[:_LONGEST_NOTE])
+        if said is not None or not line.strip():
+            if table:
+                yield table
+            table, title = None, said if said else "" if table else title
+            continue
+        cells = _cells(line)
+        if is_header(cells):
+            if table:
+                yield table
+            split = [split_unit(cell) for cell in cells]
+            table = Table(title, tuple(name for name, _ in split), [unit for _, unit in split])
+            fresh = has_units_row
+        elif table and fresh and _are_units(cells, table):
+            table.units = [cell.strip().lower() for cell in cells]
+            fresh = False
+        elif table and len(cells) == len(table.names):
+            table.rows.append(cells)
+            fresh = False
+        elif table:
+            table.torn += 1
+    if table:
+        yield table
+
+
+def _cells(line: str) -> list[str]:
+    # Line by line: a quote that is never closed must not swallow the rest.
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+
+
+def _are_units(cells: Sequence[str], table: Table) -> bool:
+    return (
+        len(cells) == len(table.names)
+        and all(not cell or not any(sign.isdigit() for sign in cell) for cell in cells)
+        and any(cell in NS or cell == "%" for cell in cells)
+    )
+
+
+def devices_of(texts: Sequence[str] | None, rows: int) -> tuple[Any, dict[int, str]]:
+    """Return device numbers and names of cells such as "Tesla T4 (0)"; -1 where a cell has no number."""
+    if texts is None:
+        return np.full(rows, -1, dtype=np.int64), {}
+    known = {text: _DEVICE.match(text[:_LONGEST_NAME]) for text in set(texts)}
+    numbers = {text: int(match[2]) if match else -1 for text, match in known.items()}
+    names = {int(match[2]): match[1] for match in known.values() if match}
+    return np.array([numbers[text] for text in texts], dtype=np.int64), dict(sorted(names.items()))
+
+
+def kind_of(name: str) -> str:
+    """Return what a row of a GPU trace is: kernel, memcpy or memset."""
+    if not name.startswith("["):
+        return "kernel"
+    return "memset" if "memset" in name.lower() else "memcpy"
+
+
+def in_order(columns: dict[str, Any], problems: list[str], what: str) -> "pd.DataFrame":
+    """Return rows that have a start and an end, in order of start; those that have none are counted in a problem."""
+    import pandas as pd
+
+    frame = pd.DataFrame(columns)
+    good = (frame["start"] > -(2**61)) & (frame["end"] >= frame["start"]) & (frame["end"] < 2**62)
+    if not good.all():
+        problems.append(f"{int((~good).sum()):,} {what} have no start or no duration and were left out")
+        frame = frame[good]
+    return frame.sort_values("start", kind="stable", ignore_index=True)
+
+
+def bare_tables() -> dict[str, Any]:
+    """Return the tables that such a trace has no rows for."""
+    return {"steps": empty(STEP_COLUMNS), "operators": empty(OPERATOR_COLUMNS), "api": empty(API_COLUMNS)}

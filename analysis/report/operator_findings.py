@@ -1,0 +1,39 @@
+"""What the CPU's operators say, on a trace without GPU work."""
+
+from collections.abc import Sequence
+
+from analysis.findings import Finding
+from analysis.metrics.operator_tables import operators_over_ranks
+from analysis.timeline import Timeline
+
+_TOP = 30
+_MOVES_DATA = ("elementwise", "norm", "dropout", "activation", "copy")
+
+
+def findings(timelines: Sequence[Timeline]) -> list[Finding]:
+    """Return operator_families and top_operators; nothing where a GPU worked, or no operator was recorded."""
+    if any(len(timeline.kernels) for timeline in timelines):
+        return []
+    families, names = (operators_over_ranks(timelines, by) for by in ("family", "name"))
+    if not len(families):
+        return []
+    share = {str(name): float(part) for name, part in zip(families["family"], families["self_time_share"], strict=True)}
+    largest = next(iter(share))
+    said = f"{largest} takes {_percent(share[largest])} of the operators' own time"
+    moving = sum(share.get(name, 0.0) for name in _MOVES_DATA)
+    if share.get("GEMM", 0.0) > 0.5:
+        said += ": bf16 helps where the CPU has instructions for it (avx512_bf16, amx), and threads bound to cores"
+    elif moving > 0.4:
+        said += f", operators that only move memory {_percent(moving)}: fuse them (hf-compiled, larger batch)"
+    few = int((names["self_time_share"].cumsum() < 0.8).sum()) + 1
+    first = names.iloc[0]
+    longest = f"{few} of {len(names)} operators make up 80 % of the operators' own time, the longest, "
+    longest += f"{first['name']}, {_percent(float(first['self_time_share']))}."
+    return [
+        Finding("operator_families", "Operators by family", families, said + "."),
+        Finding("top_operators", f"Longest operators (at most {_TOP})", names.head(_TOP), longest),
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -1,0 +1,91 @@
+"""The pictures of a profile, by the finding that each belongs to."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from analysis.counters import KernelCounters
+from analysis.explain import counter_endings
+from analysis.report.figures import Picture
+from analysis.sources import Source
+
+Pictures = dict[str, list[Picture]]
+
+
+def draw(source: Source, folder: Path) -> Pictures:
+    """Draw every picture that a source has the numbers for; return them by the name of a finding.
+
+    Args:
+        source: what was read.
+        folder: where the PNGs go.
+
+    Raises:
+        StorageError: a picture cannot be written.
+    """
+    found: Pictures = {}
+    if source.timelines:
+        _timelines(source, folder, found)
+        _communication(source, folder, found)
+    for counters, ending in zip(source.counters, counter_endings(source), strict=True):
+        _cores(counters, folder, found, ending)
+    return found
+
+
+def _timelines(source: Source, folder: Path, found: Pictures) -> None:
+    from analysis.report.timeline_figures import draw_timelines
+
+    found["temporal_breakdown"] = draw_timelines(folder, source.timelines)
+
+
+def _communication(source: Source, folder: Path, found: Pictures) -> None:
+    from analysis.report import communication_figures as figures
+
+    if not any(len(timeline.collectives) for timeline in source.timelines):
+        return
+    drawings: tuple[tuple[str, str, Callable[..., Path | None], str, str, bool], ...] = (
+        (
+            "all_reduce_by_rank",
+            "communication.png",
+            figures.draw_all_reduce_panel,
+            "Communication per rank",
+            "Overlapped: computation ran meanwhile. Transfer: the shortest duration of a collective over the ranks, "
+            "what it takes when nobody waits. Wait: the rest, spent until the last rank came.",
+            False,
+        ),
+        (
+            "buckets",
+            "buckets.png",
+            figures.draw_bucket_timeline,
+            "Collectives of one step",
+            "When each ran on each rank; the exposed part has no computation beside it.",
+            False,
+        ),
+        (
+            "collectives",
+            "bandwidth.png",
+            figures.draw_bandwidth,
+            "Bus bandwidth by message size",
+            "One point per collective. Small messages are bound by latency, large ones by the links' rate.",
+            False,
+        ),
+    )
+    for finding, file, drawing, title, caption, half in drawings:
+        path = drawing(folder / file, source.timelines)
+        if path is not None:
+            found.setdefault(finding, []).append(Picture(path, title, caption, half))
+
+
+def _cores(counters: KernelCounters, folder: Path, found: Pictures, ending: str) -> None:
+    from analysis.metrics.core_utilization import core_use_by_family
+    from analysis.metrics.roofline import roofline
+    from analysis.report import core_figures as figures
+
+    groups = core_use_by_family(counters)
+    if groups:
+        path = figures.draw_core_utilization(folder / f"cores{ending}.png", groups, "kind of work")
+        caption = "Share of the highest rate while kernels of this kind run; pale: cycles in which the pipe worked."
+        found[f"core_utilization_by_family{ending}"] = [Picture(path, "Use of the cores", caption)]
+    lines = roofline(counters)
+    if len(lines.kernels):
+        path = figures.draw_roofline(folder / f"roofline{ending}.png", lines)
+        caption = "Under the slope a kernel waits for memory, under the roof for cores; far below both, for neither."
+        found[f"roofline{ending}"] = [Picture(path, "Roofline", caption)]

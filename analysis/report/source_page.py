@@ -1,0 +1,67 @@
+"""The HTML page of a profile that lies outside a run directory: a trace, a folder of ranks, a table, a log."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.findings import Finding
+from analysis.report import tables
+from analysis.report.page import render_page
+from analysis.report.panels import panels
+from analysis.sources import Source
+from analysis.timeline import Timeline
+from common.atomic import write_text
+
+
+def write_source_report(source: Source, findings: Sequence[Finding], folder: Path) -> Path:
+    """Write report.html, its pictures and its CSV tables into a folder; return the page, which holds its pictures.
+
+    Args:
+        source: what was read.
+        findings: what `explain` said of it.
+        folder: made when it is not there.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    shown = panels(source, findings, folder)
+    for finding in findings:
+        tables.write_frame(folder / f"{finding.name}.csv", finding.table)
+    context = {
+        "title": source.path.resolve().name,
+        "facts": facts(source),
+        "problems": source.problems,
+        "panels": shown,
+    }
+    path = folder / "report.html"
+    write_text(path, render_page("source.html", context))
+    return path
+
+
+def facts(source: Source) -> list[tuple[str, str]]:
+    """Return what was read, as (name, value)."""
+    rows = [("read from", source.path.name), ("kind", ", ".join(source.kinds))]
+    timelines = source.timelines
+    if timelines:
+        devices = [name for found in timelines for name in found.devices.values()]
+        sizes = {found.world_size for found in timelines if found.world_size}
+        of = f" of {max(sizes)}" if sizes else ""
+        rows.append(("ranks", f"{len(timelines)}{of}"))
+        rows.append(("written by", _distinct([found.source for found in timelines])))
+        rows.append(("GPUs", _distinct(devices) or "none named"))
+        rows.append(("events", tables.count(sum(_events(found) for found in timelines))))
+    for counters in source.counters:
+        rows.append(("GPU", counters.device_name or "not named"))
+        rows.append(("kernels counted", tables.count(len(counters.kernels))))
+    rows += [
+        ("table", f"{found.title} ({found.source})" if found.source else found.title) for found in source.summaries
+    ]
+    return [(name, value) for name, value in dict.fromkeys(rows) if value]
+
+
+def _events(timeline: Timeline) -> int:
+    names = ("steps", "operators", "kernels", "ranges", "api")
+    return sum(len(getattr(timeline, name)) for name in names)
+
+
+def _distinct(words: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(word for word in words if word))

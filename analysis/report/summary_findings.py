@@ -1,0 +1,209 @@
+"""What tables of totals, readings and logs say: each with one sentence that says what it means and what to try."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from analysis.findings import Finding
+from analysis.names import COMMUNICATION, family
+from analysis.report.collective_findings import collective_findings
+from analysis.report.sensor_findings import sensor_findings
+from analysis.summary import Summary
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ADVICE = {
+    COMMUNICATION: "see with a trace (`bertbench allreduce`) how much of it computation hides",
+    "GEMM": "see with `bertbench core-util` whether it uses the tensor cores",
+    "attention": "compare fused attention (SDPA, FlashAttention) on the same shapes",
+    "optimizer": "use a fused optimizer, which reads every parameter once",
+    "elementwise": "fuse it with its neighbours (torch.compile, fused GELU and dropout)",
+    "norm": "use a fused layer normalisation",
+    "copy": "look for casts and for copies from the host that pinned memory would hide",
+}
+
+
+def findings(summaries: Sequence[Summary]) -> list[Finding]:
+    """Return the findings of all summaries, in their order; a name that comes again ends in _2, _3, ..."""
+    found: list[Finding] = []
+    counts: dict[str, int] = {}
+    for summary in summaries:
+        make = _MAKERS.get(summary.what, _anything)
+        for finding in make(summary):
+            number = counts[finding.name] = counts.get(finding.name, 0) + 1
+            name = finding.name if number == 1 else f"{finding.name}_{number}"
+            found.append(Finding(name, finding.title, finding.table, finding.sentence))
+    return found
+
+
+def _kernels(summary: Summary) -> Iterator[Finding]:
+    table = _by_name(summary.table, "family")
+    total = table["total_ms"].sum()
+    if not len(table) or not total:
+        yield _anything_empty(summary, "kernel_totals")
+        return
+    first = table.iloc[0]
+    sentence = (
+        f"{_short(first['name'])} takes {first['share']:.1%} of the kernels' {total:.4g} ms; "
+        f"{int((table['cumulative_share'] < 0.9).sum()) + 1} of {len(table)} kernels make 90 %: begin with these."
+    )
+    yield Finding("kernel_totals", summary.title, table, sentence)
+    families = table.groupby("family", sort=False).agg(
+        kernels=("name", "count"), count=("count", "sum"), total_ms=("total_ms", "sum"), share=("share", "sum")
+    )
+    families = families.sort_values("total_ms", ascending=False, kind="stable").reset_index()
+    top = families.iloc[0]
+    advice = _ADVICE.get(str(top["family"]), "look at its largest kernels first")
+    sentence = f"{str(top['family']).capitalize()} kernels take {top['share']:.1%} of the kernel time: {advice}."
+    yield Finding("kernel_families", f"{summary.title}: by family", families, sentence)
+
+
+def _by_name(table: "pd.DataFrame", label: str = "") -> "pd.DataFrame":
+    """Rows of one name added up, largest first: name, [label,] count, total_ms, average_us, share, cumulative_share."""
+    import pandas as pd
+
+    if "total_ns" not in table:
+        return pd.DataFrame(columns=["name", "count", "total_ms"]).astype({"total_ms": "float64"})
+    sums = table.groupby("name", sort=False, observed=True)[["count", "total_ns"]].sum().reset_index()
+    sums = sums.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
+    frame = pd.DataFrame({"name": sums["name"].astype(str)})
+    if label:
+        frame[label] = [family(name) for name in frame["name"]]
+    frame["count"] = sums["count"]
+    frame["total_ms"] = sums["total_ns"] / 1e6
+    frame["average_us"] = (sums["total_ns"] / 1e3 / sums["count"]).where(sums["count"] > 0)
+    whole = float(frame["total_ms"].sum())
+    frame["share"] = frame["total_ms"] / whole if whole else float("nan")
+    frame["cumulative_share"] = frame["share"].cumsum()
+    return frame
+
+
+def _copies(summary: Summary) -> Iterator[Finding]:
+    table = summary.table
+    if "total_ns" in table:
+        frame = _by_name(table)
+        if "total_bytes" in table:
+            sizes = table.groupby("name", sort=False, observed=True)["total_bytes"].sum()
+            frame["total_bytes"] = frame["name"].map(sizes)
+            frame["gb_per_second"] = (frame["total_bytes"] / frame["total_ms"] / 1e6).where(frame["total_ms"] > 0)
+    else:
+        frame = (
+            table.sort_values("total_bytes", ascending=False, ignore_index=True) if "total_bytes" in table else table
+        )
+    if not len(frame):
+        yield _anything_empty(summary, "copy_totals")
+        return
+    sentence = (
+        f"{_short(frame['name'].iloc[0])} is the largest of {len(frame)} kinds of copies: copies between host and GPU "
+        "belong into pinned memory and beside computation."
+    )
+    yield Finding("copy_totals", summary.title, frame, sentence)
+
+
+def _api(summary: Summary) -> Iterator[Finding]:
+    frame = _by_name(summary.table)
+    if not len(frame):
+        yield _anything_empty(summary, "api_totals")
+        return
+    name, share = str(frame["name"].iloc[0]), frame["share"].iloc[0]
+    waits = "synchronize" in name.lower() or "memcpy" in name.lower()
+    means = "the host waits there for the GPU, or for copies" if waits else "the host spends its time there"
+    advice = "look for .item(), .cpu() and prints in the loop" if waits else "see whether the GPU idles meanwhile"
+    yield Finding(
+        "api_totals", summary.title, frame, f"{_short(name)} takes {share:.1%} of the calls: {means}; {advice}."
+    )
+
+
+def _ranges(summary: Summary) -> Iterator[Finding]:
+    frame = _by_name(summary.table)
+    if not len(frame):
+        yield _anything_empty(summary, "range_totals")
+        return
+    sentence = (
+        f"{_short(frame['name'].iloc[0])} is the longest of {len(frame)} ranges; ranges nest, so that shares say how "
+        "they compare and do not add up to the run, and a launch may return before its kernels end."
+    )
+    yield Finding("range_totals", summary.title, frame.drop(columns="cumulative_share"), sentence)
+
+
+def _metrics(summary: Summary) -> Iterator[Finding]:
+    table = summary.table
+    kernels = table["kernel"].nunique() if "kernel" in table else 0
+    metrics = table["metric"].nunique() if "metric" in table else 0
+    sentence = (
+        f"{metrics} metrics of {kernels} kernels, averages over the invocations of each: weigh them with the kernels' "
+        "times before comparing kernels, and take newer GPUs' from Nsight Compute (`bertbench core-util`)."
+    )
+    yield Finding("profiler_metrics", summary.title, table, sentence if len(table) else "The table has no metric.")
+
+
+def _mlperf_run(summary: Summary) -> Iterator[Finding]:
+    facts = summary.facts
+    parts = []
+    if facts.get("time_to_train_minutes") is not None:
+        parts.append(f"It trained for {facts['time_to_train_minutes']:.2f} minutes")
+        if facts.get("steps") is not None:
+            parts.append(f"{facts['steps']:,} steps of {facts['global_batch_size']:,} samples")
+        if facts.get("samples_per_second") is not None:
+            parts.append(f"{facts['samples_per_second']:,.0f} samples/s with evaluations")
+    else:
+        parts.append("The run has no time to train")
+    target, reached = facts.get("target"), facts.get("final_accuracy")
+    if target is not None and reached is not None:
+        verdict = "reached" if reached >= target else "missed"
+        parts.append(f"the quality target {target} was {verdict} with {reached:.4f}")
+    elif reached is not None:
+        parts.append(f"the last accuracy is {reached:.4f}, and no quality target is known for this benchmark")
+    yield Finding("mlperf_run", summary.title, summary.table, ", ".join(parts) + ".")
+
+
+def _evaluations(summary: Summary) -> Iterator[Finding]:
+    table, target = summary.table, summary.facts.get("target")
+    sentence = f"{len(table)} evaluations"
+    if len(table):
+        best = table.iloc[int(table["accuracy"].to_numpy().argmax())]
+        sentence += f", the best with {best['accuracy']:.4f}"
+        passed = table[table["accuracy"] >= target] if target is not None else table[:0]
+        if len(passed):
+            first = passed.iloc[0]
+            sentence += f"; the target {target} was first reached after {first['minutes']:.2f} minutes"
+            if first["samples"] == first["samples"]:  # not NaN
+                sentence += f" and {first['samples']:,.0f} samples"
+        elif target is not None:
+            sentence += f"; the target {target} was not reached"
+    yield Finding("mlperf_evaluations", summary.title, table.drop(columns="time_ns"), sentence + ".")
+
+
+def _events(summary: Summary) -> Iterator[Finding]:
+    keys = summary.table.groupby("key", sort=False).agg(events=("key", "count"), last_value=("value", "last"))
+    keys = keys.sort_values("events", ascending=False, kind="stable").reset_index()
+    yield Finding("log_events", summary.title, keys, f"{len(summary.table):,} events under {len(keys):,} keys.")
+
+
+def _anything(summary: Summary) -> Iterator[Finding]:
+    name = "".join(letter if letter.isascii() and letter.isalpha() else "_" for letter in summary.what.lower())
+    yield Finding(name.strip("_") or "table", summary.title, summary.table)
+
+
+def _anything_empty(summary: Summary, name: str) -> Finding:
+    sentence = "The table holds no row with a time: nothing of this kind was recorded."
+    return Finding(name, summary.title, summary.table, sentence)
+
+
+def _short(name: Any) -> str:
+    text = str(name)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_MAKERS: dict[str, Callable[[Summary], Iterator[Finding]]] = {
+    "kernels": _kernels,
+    "copies": _copies,
+    "api": _api,
+    "ranges": _ranges,
+    "metrics": _metrics,
+    "sensors": sensor_findings,
+    "collectives": collective_findings,
+    "run": _mlperf_run,
+    "evaluations": _evaluations,
+    "events": _events,
+}

@@ -1,0 +1,251 @@
+"""Opens whatever a profiler, a log or a run left: one file, a folder of ranks, a tar, a trial, a run directory.
+
+The kind of every file is found out from its content. What cannot be read is named with the reason; the rest is read.
+"""
+
+import dataclasses
+import lzma
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from analysis.counters import KernelCounters
+from analysis.readers.registry import READERS, Reader, find_reader, read_head
+from analysis.records import RunDirectory
+from analysis.summary import Summary
+from analysis.timeline import Timeline
+from common.errors import InputError
+
+MOST_FILES = 4096
+"""Files of one folder or tar that are looked at."""
+MOST_BYTES_OF_A_TAR = 64 << 30
+"""Bytes that are unpacked from one tar."""
+
+_REMEDIES = {
+    ".nsys-rep": "export it: nsys export --type=sqlite FILE",
+    ".qdrep": "export it: nsys export --type=sqlite FILE",
+    ".ncu-rep": "export it: ncu --import FILE --csv --page raw > FILE.csv",
+    ".nvprof": "give what `nvprof --export-profile` or `nvprof --csv` wrote",
+}
+# What a profiler's folder holds besides: reports that only their tool opens, pictures, bertbench's own notes.
+_PASSED_OVER = (".nsys-rep", ".qdrep", ".ncu-rep", ".md", ".png", ".html")
+_OWN_FILES = ("collected.json", "summary.json", "trial.json", "result.json", "env.json", "sweep.json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What was read."""
+
+    path: Path
+    """What was asked for; of several, the first."""
+    kinds: tuple[str, ...] = ()
+    """Names in READERS of what was read, each once."""
+    timelines: tuple[Timeline, ...] = ()
+    """Traces, by rank; ranks are distinct or all unknown."""
+    counters: tuple[KernelCounters, ...] = ()
+    """Tables of counters, in the order of `counter_files`."""
+    counter_files: tuple[Path, ...] = ()
+    """The files that `counters` were read from."""
+    summaries: tuple[Summary, ...] = ()
+    """Tables of totals, readings and events."""
+    problems: tuple[str, ...] = ()
+    """What could not be read and why, and what was lost: one sentence each."""
+
+
+def open_sources(*paths: Path) -> Source:
+    """Read everything that the paths hold, as one source: files, folders of ranks, tars, trials.
+
+    A run directory stands for its only profiled trial.
+
+    Raises:
+        InputError: a path does not exist, nothing of it can be used (the reason of the first file is given), or a run
+            directory has several profiled trials, which are named.
+    """
+    problems: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="bertbench-") as scratch:
+        files: list[Path] = []
+        for number, path in enumerate(paths):
+            files += _files(path, Path(scratch) / str(number), problems)
+        single = len(files) == 1
+        by_reader = _recognised(files, problems, single)
+        source = _read(paths[0], by_reader, problems, single)
+    if not (source.timelines or source.counters or source.summaries):
+        reason = source.problems[0] if source.problems else f"readable are {', '.join(READERS)}"
+        raise InputError(f"nothing of {', '.join(map(str, paths))} can be used: {reason}")
+    return source
+
+
+def profiled_trials(run: RunDirectory) -> list[Path]:
+    """Return the folders of a run's trials that a profiler left files in."""
+    return [trial.path for trial in run.trials() if trial.profile.is_dir() and any(trial.profile.iterdir())]
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a path is a run directory."""
+    return (path / "trials").is_dir()
+
+
+def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
+    if not path.exists():
+        raise InputError(f"{path} does not exist: give a trace, a folder of ranks, a tar or a run directory")
+    if is_run(path):
+        trials = profiled_trials(RunDirectory(path))
+        if len(trials) != 1:
+            named = "; ".join(str(trial) for trial in trials[:8])
+            more = f" and {len(trials) - 8} more" if len(trials) > 8 else ""
+            remedy = f"give one of them: {named}{more}" if trials else "run `bertbench profile` into it first"
+            raise InputError(f"{path} is a run directory with {len(trials)} profiled trials: {remedy}")
+        path = trials[0]
+    if path.is_dir():
+        return _in_folder(path / "profile" if (path / "trial.json").exists() else path)
+    if path.is_file() and _is_tar(path):
+        return _unpacked(path, scratch, problems)
+    if not path.is_file():
+        raise InputError(f"{path} is neither a file nor a folder: give a trace, a folder of ranks or a tar")
+    return [path]
+
+
+def _is_tar(path: Path) -> bool:
+    try:
+        return tarfile.is_tarfile(path)
+    except (EOFError, OSError, zlib.error, lzma.LZMAError):  # compressed, and damaged: the readers say how
+        return False
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """The files of a folder, and of its folders where it has no file itself."""
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    files = [entry for entry in entries if entry.is_file()]
+    for entry in entries:
+        if entry.is_dir() and not entry.is_symlink():
+            files += [inner for inner in sorted(entry.iterdir()) if inner.is_file()]
+    files = _once(files)
+    if not files:
+        raise InputError(f"{folder} holds no file: give a trace, a folder of ranks, a tar or a run directory")
+    if len(files) > MOST_FILES:
+        raise InputError(f"{folder} holds {len(files):,} files, {MOST_FILES:,} at most are read: give one profile's")
+    kept = [file for file in files if file.name not in _OWN_FILES and file.suffix not in _PASSED_OVER]
+    if not kept:
+        remedy = next((_REMEDIES[file.suffix] for file in files if file.suffix in _REMEDIES), "give a profile's files")
+        raise InputError(f"{folder} holds nothing that can be read: {remedy}")
+    return kept
+
+
+def _once(files: Sequence[Path]) -> list[Path]:
+    """Leave out what says the same again: further links to a file, and tables made from a database beside them."""
+    databases = {file.with_suffix("") for file in files if file.suffix == ".sqlite"}
+    kept: dict[tuple[int, int], Path] = {}
+    for file in files:
+        if file.suffix == ".csv" and any(str(file).startswith(f"{database}_") for database in databases):
+            continue
+        status = file.stat()
+        kept.setdefault((status.st_dev, status.st_ino), file)
+    return list(kept.values())
+
+
+def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
+    """Unpack the regular files of a tar into `scratch`, flat; links, devices and names outside stay where they are."""
+    scratch.mkdir(parents=True)
+    files: list[Path] = []
+    total = 0
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if not member.isfile():
+                    continue
+                total += member.size
+                if total > MOST_BYTES_OF_A_TAR or len(files) >= MOST_FILES:
+                    problems.append(
+                        f"{path} is larger than {MOST_FILES:,} files or {MOST_BYTES_OF_A_TAR >> 30} GiB unpacked: "
+                        f"{member.name!r} and what follows was left out"
+                    )
+                    break
+                target = scratch / f"{len(files):05d}" / PurePosixPath(member.name).name
+                target.parent.mkdir()
+                member.name = target.name
+                archive.extract(member, target.parent, set_attrs=False, filter="data")
+                files.append(target)
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        if not files:
+            raise InputError(
+                f"cannot unpack {path}: {error}; copy it again, or unpack it and give the folder"
+            ) from error
+        problems.append(f"{path} is damaged or cut short ({error}): what was unpacked before is read")
+    if not files:
+        raise InputError(f"{path} is a tar without a regular file")
+    return files
+
+
+def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dict[str, tuple[Reader, list[Path]]]:
+    """Group files by their reader. A single file that none is for is an error, one of several a problem."""
+    found: dict[str, tuple[Reader, list[Path]]] = {}
+    unknown: list[str] = []
+    for file in files:
+        try:
+            reader = find_reader(read_head(file))
+        except InputError as error:
+            if single:
+                raise
+            problems.append(str(error))
+            continue
+        if reader is None and single:
+            remedy = _REMEDIES.get(file.suffix) or f"readable are {', '.join(READERS)} (see docs/how-to/analyze.md)"
+            raise InputError(f"{file} is no trace, table or log that is known: {remedy}")
+        if reader is None:
+            unknown.append(file.name)
+        else:
+            found.setdefault(reader.name, (reader, []))[1].append(file)
+    if unknown:
+        named = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+        problems.append(f"of no known kind and left out: {named}")
+    return found
+
+
+def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems: list[str], single: bool) -> Source:
+    timelines: list[Timeline] = []
+    counters: list[tuple[Path, KernelCounters]] = []
+    summaries: list[Summary] = []
+    for reader, files in by_reader.values():
+        for file, content in reader.read_all(files):
+            if isinstance(content, InputError):
+                if single:
+                    raise content
+                problems.append(str(content))
+            elif isinstance(content, Timeline):
+                timelines.append(content)
+            elif isinstance(content, KernelCounters):
+                counters.append((file, content))
+            else:
+                summaries.append(content)
+    ordered = _ranked(timelines, problems)
+    read: list[Timeline | KernelCounters | Summary] = [*ordered, *(own for _, own in counters), *summaries]
+    said = [problem for found in read for problem in found.problems]
+    return Source(
+        path=path,
+        kinds=tuple(by_reader),
+        timelines=tuple(ordered),
+        counters=tuple(own for _, own in counters),
+        counter_files=tuple(file for file, _ in counters),
+        summaries=tuple(summaries),
+        problems=tuple(dict.fromkeys([*problems, *said])),
+    )
+
+
+def _ranked(timelines: Sequence[Timeline], problems: list[str]) -> list[Timeline]:
+    """Return the timelines by rank; where ranks are unknown or not distinct they are numbered as the files are."""
+    ranks = [found.rank for found in timelines]
+    if len(timelines) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
+        problems.append(
+            f"the {len(timelines)} traces do not say distinct ranks ({_listed(ranks)}): they are numbered in the order "
+            "of their files"
+        )
+        return [dataclasses.replace(found, rank=number) for number, found in enumerate(timelines)]
+    return sorted(timelines, key=lambda found: (found.rank is None, found.rank or 0))
+
+
+def _listed(ranks: Sequence[int | None]) -> str:
+    words = ["unknown" if rank is None else str(rank) for rank in ranks[:8]]
+    return ", ".join(words) + (", ..." if len(ranks) > 8 else "")

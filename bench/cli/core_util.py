@@ -1,0 +1,208 @@
+"""`bertbench core-util FILE.csv...`: how busy the kinds of cores were, from the CSVs of Nsight Compute."""
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from analysis.counters import KernelCounters, joined
+from analysis.findings import Finding
+from analysis.metrics.core_utilization import FOUR, CoreUse, core_use, rows
+from analysis.report import core_findings
+from bench.cli.findings_output import document, show, write_csvs
+from bench.cli.options import parse
+from common.errors import InputError, UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoreUtilOptions:
+    """Print four lines, fma, fp16, tensor and sfu: the share of the highest rate at which these cores worked while
+    kernels ran, weighted by cycles. FILE is what `ncu --csv` wrote (details or raw page) or a .gz of it. Several files
+    are a block each, then one of all together where they can be of one run (one device, not of different batch sizes).
+    """
+
+    files: tyro.conf.Positional[tuple[Path, ...]]
+    """CSV files of Nsight Compute."""
+    by: Literal["kernel", "family", "phase", "batch"] | None = None
+    """Print a table instead: per kernel, kind of work, phase of the step (from NVTX ranges), or batch size."""
+    batch_sizes: tuple[int, ...] = ()
+    """Batch sizes of the files, in their order; without it they are taken from names such as batch_16.csv."""
+    window_ms: float | None = None
+    """Length of the same steps without the profiler: adds the share of that time, idle time included; tables by kernel,
+    family and phase then hold these shares."""
+    rows: int = 20
+    """Rows of a table to print; 0 for all."""
+    json: bool = False
+    """Print everything as JSON."""
+    csv: Path | None = None
+    """Folder to write every table into, as CSV in full precision."""
+
+    def __post_init__(self) -> None:
+        """Check what belongs together."""
+        if not self.files:
+            raise UsageError("core-util needs files: core-util FILE.csv..., what `ncu --csv` wrote")
+        if self.window_ms is not None and not 0 < self.window_ms < 1e15:
+            raise UsageError(f"--window-ms {self.window_ms}: give the length of the steps in ms, above 0")
+        if self.batch_sizes and len(self.batch_sizes) != len(self.files):
+            raise UsageError(f"--batch-sizes names {len(self.batch_sizes)} sizes for {len(self.files)} files: one each")
+
+
+OPTIONS = {"core-util FILE.csv...": CoreUtilOptions}
+
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    options = parse(CoreUtilOptions, argv, "bertbench core-util")
+    from analysis.readers import ncu
+
+    window_ns = None if options.window_ms is None else options.window_ms * 1e6
+    counters = [ncu.read(file) for file in options.files]
+    sizes = _batch_sizes(options)
+    whole = joined(counters) if _of_one_run(counters, sizes) else None
+    problems = _problems(options.files, counters)
+    found = _findings(options, counters, whole, sizes, window_ns)
+    if options.json:
+        uses = [_as_json(file, part, window_ns) for file, part in zip(options.files, counters, strict=True)]
+        joint = None if whole is None else _as_json(None, whole, window_ns)
+        print(json.dumps(document(found, problems, files=uses, joint=joint), indent=2, allow_nan=False))
+        if options.csv is not None:
+            write_csvs(found, options.csv)
+        return 0
+    if options.by is not None:
+        show(found, problems, as_json=False, csv=options.csv, rows=options.rows)
+        return 0
+    blocks = [_lines(core_use(part, window_ns)) for part in counters]
+    if len(blocks) > 1:
+        blocks = [[str(file), *lines] for file, lines in zip(options.files, blocks, strict=True)]
+        if whole is not None:
+            blocks.append([f"all {len(counters)} files", *_lines(core_use(whole, window_ns))])
+    print("\n\n".join("\n".join(lines) for lines in blocks))
+    for problem in problems:
+        print(f"bertbench: {problem}", file=sys.stderr)
+    if options.csv is not None:
+        print(f"bertbench: wrote {len(write_csvs(found, options.csv))} tables into {options.csv}", file=sys.stderr)
+    return 0
+
+
+def _lines(use: CoreUse) -> list[str]:
+    lines = []
+    for name in FOUR:
+        pipe = use.pipes[name]
+        text = (
+            core_findings.percent_text(pipe.percent) if pipe.metric is None or pipe.percent is not None else "unknown"
+        )
+        if pipe.in_window_percent is not None:
+            text += f" ({core_findings.percent_text(pipe.in_window_percent)} of the window)"
+        lines.append(f"{name} {text}")
+    return lines
+
+
+def _problems(files: Sequence[Path], counters: Sequence[KernelCounters]) -> list[str]:
+    """What could not be read and why a pipe has no number, each once, with the file where there are several."""
+    found: dict[str, None] = {}
+    for file, part in zip(files, counters, strict=True):
+        where = f"{file.name}: " if len(files) > 1 else ""
+        use = core_use(part)
+        reasons: dict[str, list[str]] = {}
+        for name in FOUR:
+            if use.pipes[name].reason:
+                reasons.setdefault(use.pipes[name].reason, []).append(name)
+        texts = [*part.problems, *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())]
+        found |= dict.fromkeys(where + text for text in texts)
+    return list(found)
+
+
+def _batch_sizes(options: CoreUtilOptions) -> list[int] | None:
+    """The batch size of each file: as given, or from the names; None where the names do not tell."""
+    if options.batch_sizes:
+        return list(options.batch_sizes)
+    named = [re.search(r"batch[_-]?(?:size[_-]?)?(\d{1,9})(?!\d)", file.name) for file in options.files]
+    if all(named):
+        return [int(match[1]) for match in named if match]
+    if options.by == "batch":
+        raise InputError(
+            "--by batch needs the batch size of every file: name them batch_<size>.csv, or give --batch-sizes in the "
+            "order of the files"
+        )
+    return None
+
+
+def _of_one_run(counters: Sequence[KernelCounters], sizes: Sequence[int] | None) -> bool:
+    devices = {(part.device_name, part.compute_capability) for part in counters}
+    return len(counters) > 1 and len(devices) == 1 and (sizes is None or len(set(sizes)) == 1)
+
+
+def _findings(
+    options: CoreUtilOptions,
+    counters: Sequence[KernelCounters],
+    whole: KernelCounters | None,
+    sizes: Sequence[int] | None,
+    window_ns: float | None,
+) -> list[Finding]:
+    """The table that --by names; all tables for --csv and --json without it."""
+    if options.by == "batch" and sizes is not None:
+        return [_by_batch(counters, sizes, window_ns, every=options.json or options.csv is not None)]
+    found = []
+    parts = [(None, whole)] if whole is not None else list(zip(options.files, counters, strict=True))
+    for file, part in parts:
+        one = _tables(options, part, window_ns)
+        if file is not None and len(parts) > 1:
+            stem = re.sub(r"[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")
+            one = [
+                dataclasses.replace(item, name=f"{item.name}_{stem}", title=f"{item.title}, {file.name}")
+                for item in one
+            ]
+        found += one
+    if options.by is None and sizes is not None and len(set(sizes)) > 1:
+        found.append(_by_batch(counters, sizes, window_ns, every=True))
+    return found
+
+
+def _tables(options: CoreUtilOptions, counters: KernelCounters, window_ns: float | None) -> list[Finding]:
+    if options.by == "kernel":
+        return [core_findings.by_kernel(counters, window_ns)]
+    if options.by == "family":
+        return [core_findings.by_family(counters, window_ns)]
+    if options.by == "phase":
+        return [core_findings.by_phase(counters, window_ns)]
+    return core_findings.findings(counters, window_ns) if options.json or options.csv is not None else []
+
+
+def _by_batch(
+    counters: Sequence[KernelCounters], sizes: Sequence[int], window_ns: float | None, *, every: bool
+) -> Finding:
+    """One row per batch size; long texts only where `every` column is wanted."""
+    import pandas as pd
+
+    of_size: dict[int, list[KernelCounters]] = {}
+    for size, part in zip(sizes, counters, strict=True):
+        of_size.setdefault(size, []).append(part)
+    by_batch = {size: joined(parts) for size, parts in of_size.items()}
+    windows = None if window_ns is None else dict.fromkeys(by_batch, window_ns)
+    table = pd.DataFrame(rows(by_batch, windows)).dropna(axis="columns", how="all")
+    table = table if every else table.drop(columns=["weight", "metrics", "reason"], errors="ignore")
+    sentence = ""
+    if len(table) > 1 and "tensor_percent" in table and table["tensor_percent"].notna().all():
+        best = table.iloc[int(table["tensor_percent"].argmax())]
+        sentence = (
+            f"The tensor cores are busiest, at {best['tensor_percent']:.2f} %, with batch size "
+            f"{int(best['micro_batch_size'])}: a larger one fills the GPU only as long as this number rises."
+        )
+    return Finding("core_utilization_by_batch", "Core utilisation by batch size", table, sentence)
+
+
+def _as_json(file: Path | None, counters: KernelCounters, window_ns: float | None) -> dict[str, Any]:
+    use = core_use(counters, window_ns)
+    capability = counters.compute_capability
+    return {
+        "path": None if file is None else str(file),
+        "device": counters.device_name,
+        "compute_capability": None if capability is None else f"{capability[0]}.{capability[1]}",
+        **dataclasses.asdict(dataclasses.replace(use, pipes=dict(use.pipes))),
+    }

@@ -1,0 +1,72 @@
+"""Shared by the commands that read profiles: findings as text, JSON or CSV files."""
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.findings import Finding
+from analysis.report.terminal import DEFAULT_WIDTH
+
+_NARROWEST = 80
+
+
+def show(
+    findings: Sequence[Finding], problems: Sequence[str], *, as_json: bool, csv: Path | None, rows: int, **about: Any
+) -> None:
+    """Print findings as tables or JSON, write them as CSV files, name the problems.
+
+    Args:
+        findings: what to show.
+        problems: what could not be read; to stderr, or into the JSON.
+        as_json: print JSON instead of tables.
+        csv: folder for one CSV file per finding, made when it is not there; None for none.
+        rows: rows of a table to print; 0 for all.
+        about: further fields of the JSON document.
+
+    Raises:
+        StorageError: a CSV file cannot be written.
+    """
+    written = [] if csv is None else write_csvs(findings, csv)
+    if as_json:
+        print(json.dumps(document(findings, problems, **about), indent=2, allow_nan=False))
+        return
+    from analysis.report.findings_text import findings_text
+
+    print(findings_text(findings, terminal_width(), rows or None))
+    for problem in problems:
+        print(f"bertbench: {problem}", file=sys.stderr)
+    if written:
+        print(f"\nwrote {len(written)} tables into {csv}")
+
+
+def terminal_width() -> int:
+    """Return how many characters a line may have: the terminal's, or 150 where the output is no terminal."""
+    return max(_NARROWEST, shutil.get_terminal_size((DEFAULT_WIDTH, 0)).columns)
+
+
+def document(findings: Sequence[Finding], problems: Sequence[str], **about: Any) -> dict[str, Any]:
+    """Return findings as plain JSON values: `findings` by name with title, sentence and rows, `problems`."""
+    from analysis.report.findings_tables import plain_rows
+
+    named = {
+        finding.name: {"title": finding.title, "sentence": finding.sentence, "rows": plain_rows(finding.table)}
+        for finding in findings
+    }
+    return {**about, "findings": named, "problems": list(problems)}
+
+
+def write_csvs(findings: Sequence[Finding], folder: Path) -> list[Path]:
+    """Write every finding that has rows as folder/<name>.csv, full precision; return the files."""
+    from analysis.report.tables import write_frame
+
+    written = []
+    for finding in findings:
+        if not len(finding.table):
+            continue
+        path = folder / f"{finding.name}.csv"
+        write_frame(path, finding.table)
+        written.append(path)
+    return written

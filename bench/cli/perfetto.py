@@ -1,0 +1,71 @@
+"""`bertbench perfetto PATH -o out.json.gz`: traces for ui.perfetto.dev, with the suite's own tracks."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from bench.cli.options import parse
+from common.errors import InputError, UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerfettoOptions:
+    """Write traces as one file for https://ui.perfetto.dev: all ranks beside each other, with tracks for steps, phases,
+    computation, communication, exposed communication and idle time.
+    """
+
+    path: tyro.conf.Positional[Path]
+    """A trace, a folder of ranks, a tar, a profiled trial or a run directory."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """File to write, .json.gz or .json; without it <name>.perfetto.json.gz in the current folder."""
+    json: bool = False
+    """Print what was written as JSON."""
+
+
+OPTIONS = {"perfetto PATH": PerfettoOptions}
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 0 when the file was written."""
+    options = parse(PerfettoOptions, argv, "bertbench perfetto")
+    from analysis.perfetto import write_perfetto
+    from analysis.sources import open_sources
+
+    output = _output(options)
+    source = open_sources(options.path)
+    if not source.timelines:
+        raise InputError(
+            f"{options.path} holds no trace but {', '.join(source.kinds)}: perfetto needs the times of single events, "
+            "which the PyTorch profiler's JSON and nsys' SQLite exports have; `bertbench analyze` shows the rest"
+        )
+    exported = write_perfetto(source.timelines, output)
+    for problem in source.problems:
+        print(f"bertbench: {problem}", file=sys.stderr)
+    if options.json:
+        about = {"path": str(exported.path), "ranks": exported.ranks, "events": exported.events}
+        print(json.dumps({**about, "problems": list(source.problems)}, indent=2))
+    else:
+        ranks = "1 rank" if exported.ranks == 1 else f"{exported.ranks} ranks"
+        print(f"{exported.path}: {ranks}, {exported.events:,} events; open it in https://ui.perfetto.dev")
+    return 0
+
+
+def _output(options: PerfettoOptions) -> Path:
+    """Return where to write. Raises UsageError where that would replace or join what is read."""
+    path = options.path.resolve()
+    name = path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".pt.trace")
+    output = (options.output or Path.cwd() / f"{name or 'trace'}.perfetto.json.gz").resolve()
+    if output == path or (output.exists() and path.exists() and output.samefile(path)):
+        raise UsageError(f"--output {output} is the trace itself: give another name")
+    if path.is_dir() and path in output.parents:
+        raise UsageError(
+            f"--output {output} lies in the folder that is read, where it would count as a rank's trace: write it "
+            "elsewhere, such as -o /tmp/out.json.gz"
+        )
+    if output.is_dir():
+        raise UsageError(f"--output {output} is a folder: give a file, such as {output / 'out.json.gz'}")
+    return output

@@ -1,0 +1,119 @@
+"""`bertbench allreduce` on real traces and on small ones, as a user calls it."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.report.communication_figures import draw_all_reduce_panel, draw_bandwidth, draw_bucket_timeline
+from bench.cli.allreduce import main
+from bench.cli.main import run
+
+KINETO = Path(__file__).resolve().parents[2].parent / "shared" / "traces" / "kineto"
+NAMES = ["all_reduce_by_rank", "collectives", "stragglers", "buckets", "what_if", "clock_offsets"]
+
+
+def real(name: str) -> Path:
+    if not (KINETO / name).exists():
+        pytest.skip("shared/traces is not here")
+    return KINETO / name
+
+
+def trace(path: Path, events: list[dict[str, Any]], rank: int = 0) -> Path:
+    information = {"backend": "nccl", "rank": rank, "world_size": 2}
+    path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": information, "traceEvents": events}))
+    return path
+
+
+def event(name: str, start: float, length: float, category: str, **args: object) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": length, "args": args}
+
+
+def two_ranks(folder: Path) -> Path:
+    """Rank 1 computes until 300 us, rank 0 until 100; the transfer takes 50, both go on until 450."""
+    for rank, until in ((0, 100), (1, 300)):
+        gpu = {"device": 0, "stream": 7}
+        talk = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+        events = [
+            event("ProfilerStep#1", 0, 460, "user_annotation"),
+            event("cudaLaunchKernel", 1, 2, "cuda_runtime", correlation=1),
+            event("cudaLaunchKernel", 4, 2, "cuda_runtime", correlation=2),
+            event("cudaStreamWaitEvent", 7, 1, "cuda_runtime", correlation=9),
+            event("cudaLaunchKernel", 9, 2, "cuda_runtime", correlation=3),
+            event("cudaDeviceSynchronize", 12, 440, "cuda_runtime", correlation=10),
+            event("gemm", 5, until - 5, "kernel", correlation=1, **gpu),
+            event(talk, until, 350 - until, "kernel", correlation=2, device=0, stream=20),
+            event("gemm", 350, 100, "kernel", correlation=3, **gpu),
+        ]
+        trace(folder / f"rank{rank}.json", events, rank)
+    return folder
+
+
+def test_a_folder_of_ranks_gives_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "traces").mkdir()
+    assert main([str(two_ranks(tmp_path / "traces")), "--json", "--csv", str(tmp_path / "out")]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert list(found) == NAMES
+    assert [row["exposed_wait_ms"] for row in found["all_reduce_by_rank"]["rows"]] == [0.2, 0.0]
+    first = found["stragglers"]["rows"][0]
+    assert (first["rank"], first["times_last"], first["wait_caused_ms"]) == (1, 1, 0.2)
+    free = next(row for row in found["what_if"]["rows"] if row["scenario"] == "free")
+    assert free["saved_ms"] == pytest.approx(0.05, abs=0.002)  # the transfer, not the wait
+    with (tmp_path / "out" / "stragglers.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 2
+
+
+def test_text_shows_headings_and_chosen_scenarios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["allreduce", str(two_ranks(tmp_path)), "--what-if", "free", "3x"]) == 0
+    text = capsys.readouterr().out
+    assert "Communication by rank" in text and "3 times as fast" in text and "half as fast" not in text
+
+
+def test_one_rank_of_a_job_says_what_it_cannot_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two_ranks(tmp_path)
+    assert main([str(tmp_path / "rank0.json")]) == 0
+    assert "needs the traces of all ranks" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_trace_without_communication_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trace(tmp_path / "a.json", [event("gemm", 0, 10, "kernel", device=0, stream=7)])
+    assert main([str(path)]) == 0
+    assert capsys.readouterr().out.startswith("no communication in this trace: ")
+    assert main([str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"] == {}
+
+
+@pytest.mark.parametrize("words", [[], ["nowhere.json"], ["x", "--what-if", "magic"]])
+def test_bad_use_is_one_message(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["allreduce", *words]) == 2
+    assert capsys.readouterr().err.startswith("bertbench: ")
+
+
+@pytest.mark.parametrize("name", ["dlrm-8-ranks", "megatron-8-ranks"])
+def test_real_folders_of_ranks(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(real(name)), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert list(found) == NAMES
+    assert len(found["all_reduce_by_rank"]["rows"]) == 8
+    assert "0.0%" in found["what_if"]["sentence"]
+
+
+def test_a_real_trace_with_sizes_gives_bandwidths(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(real("hta/nccl_parser_config__nccl_data.json.gz")), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["findings"]["collectives"]["rows"]
+    reduce = next(row for row in rows if row["collective"] == "all_reduce")
+    assert reduce["group_size"] == 2
+    assert reduce["busbw_gb_s"] == pytest.approx(reduce["algbw_gb_s"])  # 2 (2 - 1) / 2
+
+
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    from analysis.sources import open_sources
+
+    (tmp_path / "traces").mkdir()
+    ranks = open_sources(two_ranks(tmp_path / "traces")).timelines
+    for number, draw in enumerate((draw_all_reduce_panel, draw_bucket_timeline)):
+        path = draw(tmp_path / f"{number}.png", ranks)
+        assert path.read_bytes().startswith(b"\x89PNG")
+    assert draw_bandwidth(tmp_path / "none.png", ranks) is None  # the traces do not say how large the messages are

@@ -1,0 +1,92 @@
+"""One run recorded by Nsight Systems and by the PyTorch profiler at once: both readers tell the same times."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.cli import ROOT
+from test_nsys_recording import skip_unless_nsys_can_record_nvtx
+
+from analysis.readers import kineto, nsys
+from analysis.timeline import Timeline
+
+pytestmark = pytest.mark.timeout(300)
+
+PHASES = ("data", "forward", "backward", "optimizer")
+
+# The observers of a real trial around work of known kind; the phases' lengths differ, so that a mix-up shows.
+PROGRAM = """
+import sys, time
+from pathlib import Path
+import torch
+from bench.profilers.kineto_trace import TraceObserver
+from bench.profilers.ranges import RangeObserver
+from bert.observer import Observers
+
+torch.set_num_threads(1)
+observers = Observers([RangeObserver(0, 2, 5), TraceObserver(Path(sys.argv[1]), 0, 2, 5)])
+matrix = torch.rand(400, 400)
+observers.run_begin()
+for step in range(7):
+    observers.step_begin(step)
+    for number, phase in enumerate(("data", "forward", "backward", "optimizer")):
+        with observers.phase(phase):
+            time.sleep(0.01 + 0.006 * number + 0.002 * step)
+            matrix @ matrix
+    observers.step_end(step, None)
+observers.run_end()
+"""
+
+
+@pytest.fixture(scope="module")
+def timelines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Timeline, Timeline]:
+    """What the reader of the PyTorch profiler's trace and that of nsys' export return."""
+    skip_unless_nsys_can_record_nvtx()
+    folder = tmp_path_factory.mktemp("both")
+    (folder / "program.py").write_text(PROGRAM)
+    trace, database = folder / "trace-rank0.json.gz", folder / "report.sqlite"
+    command = ["nsys", "profile", "-t", "nvtx", "--sample=none", "--cpuctxsw=none", "-o", "report", "-f", "true"]
+    done = subprocess.run(
+        [*command, sys.executable, "program.py", str(trace)],
+        cwd=folder,
+        env={**os.environ, "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert (folder / "report.nsys-rep").is_file() and trace.is_file(), done.stdout + done.stderr
+    command = ["nsys", "export", "--quiet=true", "--type=sqlite", f"--output={database}", "report.nsys-rep"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=200)
+    (found,) = nsys.read(database)
+    return kineto.read(trace), found
+
+
+def test_both_have_the_steps_that_both_recorded(timelines: tuple[Timeline, Timeline]) -> None:
+    from_torch, from_nsys = timelines
+    assert from_torch.steps["step"].tolist() == [2, 3, 4]
+    assert set(from_nsys.steps["step"]) >= {2, 3, 4}
+
+
+def test_step_times_agree(timelines: tuple[Timeline, Timeline]) -> None:
+    from_torch, from_nsys = (found.steps.set_index("step") for found in timelines)
+    for step in (2, 3, 4):
+        one, other = (float(found.loc[step, "end"] - found.loc[step, "start"]) for found in (from_torch, from_nsys))
+        assert one == pytest.approx(other, rel=0.01, abs=2e5), f"step {step}, ns"
+
+
+def test_phase_times_agree(timelines: tuple[Timeline, Timeline]) -> None:
+    for step in (2, 3, 4):
+        for phase in PHASES:
+            one, other = (phase_ns(found, step, phase) for found in timelines)
+            assert one == pytest.approx(other, rel=0.01, abs=2e5), f"step {step}, {phase}, ns"
+            assert one > 1e7, "as long as it slept"
+
+
+def phase_ns(timeline: Timeline, step: int, phase: str) -> float:
+    begin, end = timeline.steps.set_index("step").loc[step, ["start", "end"]]
+    ranges = timeline.ranges
+    inside = ranges[(ranges["start"] >= begin) & (ranges["end"] <= end) & (ranges["name"] == f"bertbench:{phase}")]
+    (length,) = (inside["end"] - inside["start"]).tolist()
+    return float(length)

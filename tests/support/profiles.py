@@ -1,0 +1,121 @@
+"""A small valid input of every registered reader, made on the spot."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def sqlite_with(tables: dict[str, tuple[str, list[tuple[Any, ...]]]]) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        with sqlite3.connect(path) as connection:
+            # Small pages: damage hits rows as often as what lies between them.
+            connection.execute("PRAGMA page_size = 512")
+            for name, (columns, rows) in tables.items():
+                quoted = name.replace('"', '""')
+                connection.execute(f'CREATE TABLE "{quoted}" ({columns})')
+                connection.executemany(f'INSERT INTO "{quoted}" VALUES ({", ".join("?" * len(rows[0]))})', rows)
+        connection.close()
+
+    return make
+
+
+def _text(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text)
+
+
+PLACE = "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER"
+NSYS = {
+    "StringIds": ("id INTEGER PRIMARY KEY, value TEXT", [(1, "gemm"), (2, "ncclKernel_AllReduce"), (3, "launch")]),
+    "CUPTI_ACTIVITY_KIND_KERNEL": (
+        f"{PLACE}, globalPid INTEGER, demangledName INTEGER, shortName INTEGER, gridX INTEGER, blockX INTEGER",
+        [(number * 100, number * 100 + 50, 0, 7, number, 40 << 24, 1 + number % 2, 1, 4, 128) for number in range(20)],
+    ),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": (
+        "start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER",
+        [(number * 100 - 20, number * 100 - 10, (40 << 24) + 40, number, 3) for number in range(20)],
+    ),
+    "NVTX_EVENTS": (
+        "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, domainId INTEGER",
+        [(0, 1000, 59, "iteration 3", (40 << 24) + 40, 0), (10, 400, 59, "forward", (40 << 24) + 40, 0)],
+    ),
+}  # fmt: skip
+NVVP = {
+    "StringTable": ("_id_ INTEGER PRIMARY KEY, value TEXT", [(1, "_Z4gemmPf"), (2, "GeForce")]),
+    "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL": (
+        f"_id_ INTEGER PRIMARY KEY, {PLACE}, name INTEGER, gridX INTEGER, blockX INTEGER",
+        [(number, number * 100, number * 100 + 50, 0, 7, number, 1, 4, 128) for number in range(1, 20)],
+    ),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": (
+        "_id_ INTEGER PRIMARY KEY, start INTEGER, end INTEGER, cbid INTEGER, processId INTEGER, threadId INTEGER, "
+        "correlationId INTEGER",
+        [(number, number * 100 - 20, number * 100 - 10, 211, 40, 40, number) for number in range(1, 20)],
+    ),
+    "CUPTI_ACTIVITY_KIND_DEVICE": ("_id_ INTEGER PRIMARY KEY, id INTEGER, name INTEGER", [(1, 0, 2)]),
+}
+
+
+def kineto(name: str = "gemm") -> str:
+    slices = [("ProfilerStep#3", "user_annotation", 0, 900), ("aten::mm", "cpu_op", 10, 50)]
+    slices += [(name, "kernel", 20 + 10 * number, 8) for number in range(20)]
+    events = [
+        {"ph": "X", "cat": cat, "name": text, "ts": ts, "dur": dur, "pid": 1, "tid": 2,
+         "args": {"device": 0, "stream": 7, "correlation": ts, "grid": [4, 1, 1], "est. achieved occupancy %": 12}}
+        for text, cat, ts, dur in slices
+    ]  # fmt: skip
+    about = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "H100"}], "distributedInfo": {"rank": 0}}
+    return json.dumps({**about, "traceEvents": events})
+
+
+NCU = "\n".join(
+    ['"ID","Process ID","Kernel Name","Context","CC","Section Name","Metric Name","Metric Unit","Metric Value"']
+    + [f'"{n}","7","gemm","1","9.0","s","gpu__time_duration.sum","usecond","1,{n:03d}.50"' for n in range(20)]
+)
+NSYS_CSV = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n" + "\n".join(
+    f'{n}.5,{n * 1000},{n},1000.0,1000.0,900,1100,3.5,"void gemm<float, {n}>(int)"' for n in range(1, 20)
+)
+NSYS_TRACE_CSV = (
+    "Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Bytes (MB),Device,Ctx,Strm,Name\n"
+    + "\n".join(f"{n * 100},50,{n},4,1,1,128,1,1,,H100 (0),1,7,gemm" for n in range(20))
+)
+NVPROF = '"Type","Time(%)","Time","Calls","Avg","Min","Max","Name"\n,%,ms,,us,us,us,\n' + "\n".join(
+    f'"GPU activities",{n}.5,{n}.25,{n},1.5,1.0,2.0,"void gemm<int={n}>(float*, int)"' for n in range(1, 20)
+)
+NVPROF_TRACE = (
+    '==12== Profiling result:\n"Start","Duration","Grid X","Grid Y","Grid Z","Block X","Block Y","Block Z","Size",'
+    '"Throughput","Device","Context","Stream","Name"\nms,us,,,,,,,KB,GB/s,,,,\n'
+    + "\n".join(f'{n}.5,2.5,4,1,1,128,1,1,,,"GTX 1080 (0)","1","7","gemm [{n}]"' for n in range(20))
+)
+SMI = "timestamp, index, power.draw [W], memory.used [MiB]\n" + "\n".join(
+    f"2024/01/31 12:00:{n:02d}.123, 0, {n}.01 W, {n} MiB" for n in range(20)
+)
+NCCL = "# nThread 1 nGpus 2 minBytes 8\n#  Rank  0 Pid 1 on n device  0 [0x00] A100\n" + "\n".join(
+    f"{1000 * n} {250 * n} float sum -1 {n}.0 1.00 1.00 0 {n}.0 1.00 1.00 0" for n in range(1, 20)
+)
+MLPERF = "\n".join(
+    ":::MLLOG " + json.dumps({"time_ms": n, "event_type": "P", "key": key, "value": n, "metadata": {"epoch_num": n}})
+    for n, key in enumerate(["run_start", "global_batch_size", "eval_accuracy", "run_stop"] * 5)
+)
+
+SAMPLES: dict[str, Callable[[Path], object]] = {
+    "nsys": sqlite_with(NSYS),
+    "nvvp": sqlite_with(NVVP),
+    "nsys_csv": _text(NSYS_CSV),
+    "nsys_trace_csv": _text(NSYS_TRACE_CSV),
+    "nvprof_trace": _text(NVPROF_TRACE),
+    "nvprof": _text(NVPROF),
+    "kineto": _text(kineto()),
+    "ncu": _text(NCU),
+    "nvidia-smi": _text(SMI),
+    "nccl-tests": _text(NCCL),
+    "mlperf": _text(MLPERF),
+}
+"""Small valid input of every reader."""
+
+
+def sample(reader: str, path: Path) -> Path:
+    """Write the sample of a reader."""
+    assert reader in SAMPLES, f"the reader {reader} has no sample: add one to SAMPLES, so that damaged ones are tried"
+    SAMPLES[reader](path)
+    return path

@@ -1,0 +1,78 @@
+"""Small timelines for tests, given as tuples. Times are ns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.timeline import (
+    API_COLUMNS,
+    COLLECTIVE_COLUMNS,
+    KERNEL_COLUMNS,
+    OPERATOR_COLUMNS,
+    SPAN_COLUMNS,
+    STEP_COLUMNS,
+    Timeline,
+)
+
+Rows = Sequence[tuple[Any, ...]]
+
+
+def table(rows: Rows, columns: dict[str, str], defaults: tuple[Any, ...] = ()) -> pd.DataFrame:
+    """Rows may be shorter than the columns: the rest of `defaults` fills them up."""
+    filled = [(*row, *defaults[len(row) - len(columns) :]) if len(row) < len(columns) else row for row in rows]
+    return (
+        pd.DataFrame(filled, columns=list(columns))
+        .astype(columns)
+        .sort_values("start", kind="stable", ignore_index=True)
+    )
+
+
+def timeline(
+    rank: int | None = 0,
+    *,
+    steps: Rows = (),
+    kernels: Rows = (),
+    api: Rows = (),
+    ranges: Rows = (),
+    operators: Rows = (),
+    collectives: Rows = (),
+    world_size: int | None = None,
+) -> Timeline:
+    """Build a timeline.
+
+    Args:
+        rank: its rank.
+        steps: (step, start, end).
+        kernels: (name, stream, start, end[, correlation_id[, kind]]), on device 0.
+        api: (name, start, end[, correlation_id[, thread]]).
+        ranges: (name, start, end[, thread]).
+        operators: (name, start, end[, thread[, outermost]]).
+        collectives: (kind, start, end[, bytes[, correlation_id[, stream[, group[, group_size[, seq]]]]]]); of a GPU
+            where there are kernels: add its kernel to `kernels` too.
+        world_size: ranks of the job.
+    """
+    launched = {**KERNEL_COLUMNS, "correlation_id": "int64"}
+    works = [(*row, *(-1, "kernel")[len(row) - 6 :]) if len(row) < 6 else row for row in kernels]
+    calls = [(*row, *(-1, "main")[len(row) - 5 :]) if len(row) < 5 else row for row in api]
+    spans = [(*row, "main") if len(row) < 4 else row for row in ranges]
+    called = [(*row, *("main", True)[len(row) - 5 :]) if len(row) < 5 else row for row in operators]
+    device = 0 if kernels else -1
+    rest = (-1, -1, 7 if kernels else -1, "", -1, -1)
+    talks = [(*row, *rest[len(row) - 9 :]) if len(row) < 9 else row for row in collectives]
+    return Timeline(
+        rank=rank,
+        steps=table(steps, STEP_COLUMNS),
+        kernels=table([(n, kind, 0, stream, s, e, c) for n, stream, s, e, c, kind in works], launched),
+        api=table([(n, thread, s, e, c) for n, s, e, c, thread in calls], API_COLUMNS),
+        ranges=table([(n, thread, s, e) for n, s, e, thread in spans], SPAN_COLUMNS),
+        operators=table([(n, thread, s, e, e - s, outer) for n, s, e, thread, outer in called], OPERATOR_COLUMNS),
+        collectives=table(
+            [
+                (f"nccl:{k}", k, device, stream, s, e, size, "", group, members, seq, c)
+                for k, s, e, size, c, stream, group, members, seq in talks
+            ],
+            COLLECTIVE_COLUMNS,
+        ),
+        world_size=world_size,
+    )

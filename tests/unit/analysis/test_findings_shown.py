@@ -1,0 +1,83 @@
+"""Findings on a terminal, as JSON and as CSV files."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.findings import Finding
+from analysis.report.findings_tables import plain_rows, table_of
+from analysis.report.findings_text import findings_text
+from bench.cli.findings_output import document, show, write_csvs
+from common.errors import StorageError
+
+
+def finding(rows: int = 3) -> Finding:
+    frame = pd.DataFrame(
+        {
+            "name": [f"kernel {number}" for number in range(rows)],
+            "calls": range(1000, 1000 + rows),
+            "total_ms": [12.3456] * rows,
+            "busbw_gb_s": [float("nan")] * rows,
+            "share": [0.25] * rows,
+            "bytes": pd.array([2048] * (rows - 1) + [pd.NA], dtype="Int64"),
+        }
+    )
+    return Finding("top_kernels", "Kernels", frame, "Most of the time is spent here.")
+
+
+def test_headings_have_units_and_values_their_form() -> None:
+    table = table_of(finding())
+    assert table.headings == ("name", "calls", "total ms", "busbw GB/s", "share", "bytes")
+    assert [cell.text for cell in table.rows[0]] == ["kernel 0", "1,000", "12.3", "–", "25.0 %", "2.00 KiB"]  # noqa: RUF001
+    assert table.rows[2][5].text == "–", "an unknown number is no 0"  # noqa: RUF001
+    assert table.numeric == (False, True, True, False, True, True)
+
+
+def test_json_has_full_precision_and_null_for_unknown() -> None:
+    said = json.loads(json.dumps(document([finding()], ["lost"], path="x"), allow_nan=False))
+    row = said["findings"]["top_kernels"]["rows"][2]
+    assert row == {
+        "name": "kernel 2",
+        "calls": 1002,
+        "total_ms": 12.3456,
+        "busbw_gb_s": None,
+        "share": 0.25,
+        "bytes": None,
+    }
+    assert said["problems"] == ["lost"] and said["path"] == "x"
+
+
+def test_long_tables_are_cut_and_say_so() -> None:
+    text = findings_text([finding(30)], most_rows=5)
+    assert "kernel 4" in text and "kernel 5" not in text and "25 more rows" in text
+    assert "kernel 29" in findings_text([finding(30)], most_rows=None)
+
+
+def test_a_hostile_name_cannot_act_on_a_terminal() -> None:
+    frame = pd.DataFrame({"name": ["\x1b[2J[bold]x[/bold]", "a\nb"], "calls": [1, 2]})
+    text = findings_text([Finding("x", "T\x1b", frame, "S\x07.")])
+    assert "\x1b" not in text and "\x07" not in text and "[bold]x[/bold]" in text and "a b" in text
+
+
+def test_csv_files_hold_every_row(tmp_path: Path) -> None:
+    (path,) = write_csvs([finding(300), Finding("empty", "E", pd.DataFrame())], tmp_path / "new")
+    assert path.name == "top_kernels.csv" and len(pd.read_csv(path)) == 300
+
+
+def test_a_folder_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="choose another folder"):
+        write_csvs([finding()], tmp_path / "file" / "below")
+
+
+def test_problems_go_to_stderr_and_tables_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    show([finding()], ["half of it is lost"], as_json=False, csv=None, rows=20)
+    printed = capsys.readouterr()
+    assert "kernel 0" in printed.out and "half of it is lost" in printed.err
+
+
+def test_values_of_numpy_and_lists_are_plain() -> None:
+    frame = pd.DataFrame({"a": pd.Categorical(["x"]), "b": [[1, 2]], "c": [pd.Timestamp("2024-01-01")]})
+    assert plain_rows(frame) == [{"a": "x", "b": [1, 2], "c": "2024-01-01 00:00:00"}]

@@ -1,0 +1,87 @@
+"""What the analyses of time say in words: one sentence per table, with what to try."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.timelines import timeline
+
+from analysis.readers.kineto import read
+from analysis.report.timeline_findings import findings
+from analysis.timeline import Timeline
+
+TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+LAUNCH = "cudaLaunchKernel"
+US = 1000
+ALL = [
+    "temporal_breakdown",
+    "compute_utilization",
+    "idle_causes",
+    "kernel_families",
+    "top_kernels",
+    "phases",
+    "memory_copies",
+    "launch_queue",
+    "iterations",
+    "steps",
+]
+
+
+def said(*timelines: Timeline) -> dict[str, str]:
+    found = findings(timelines)
+    for finding in found:
+        assert finding.name in ALL and finding.title and list(finding.table.columns)
+        assert finding.sentence == "" or finding.sentence.endswith((".", "?"))
+        assert "\n" not in finding.sentence and ".." not in finding.sentence
+    return {finding.name: finding.sentence for finding in found}
+
+
+def slow_launches(**more: Any) -> Timeline:
+    """Ten kernels of 10 us, each 90 us after the one before, launched just before it starts."""
+    starts = [100 * US * number for number in range(1, 11)]
+    return timeline(
+        steps=[(0, 0, 1100 * US)],
+        kernels=[("sgemm", 7, start, start + 10 * US, index + 1) for index, start in enumerate(starts)],
+        api=[(LAUNCH, start - 8 * US, start - 3 * US, index + 1) for index, start in enumerate(starts)],
+        **more,
+    )
+
+
+def test_a_launch_bound_run_is_told_to_launch_less_often() -> None:
+    sentences = said(slow_launches())
+    assert "CUDA graphs" in sentences["idle_causes"] and "launch work" in sentences["idle_causes"]
+    assert "the GPU waits for the CPU" in sentences["launch_queue"]
+    assert sentences["kernel_families"].startswith("GEMM takes 100 %")
+    assert sentences["iterations"].startswith("The median step takes 1.1 ms")
+
+
+def test_a_run_that_waits_for_data_is_told_to_load_in_the_background() -> None:
+    data = [("bertbench:data", start * US, (start + 85) * US) for start in range(10, 1000, 100)]
+    assert "loader workers" in said(slow_launches(ranges=data))["idle_causes"]
+
+
+def test_exposed_communication_is_told_to_be_overlapped() -> None:
+    kernels = [("sgemm", 7, 0, 30 * US), ("ncclDevKernel_AllReduce", 9, 20 * US, 100 * US)]
+    sentences = said(timeline(steps=[(0, 0, 100 * US)], kernels=kernels))
+    assert "70 % communication that nothing hides" in sentences["temporal_breakdown"]
+    assert "overlap the communication" in sentences["temporal_breakdown"]
+
+
+def test_pageable_copies_are_told_to_be_pinned() -> None:
+    copy = ("Memcpy HtoD (Pageable -> Device)", 7, 30 * US, 90 * US, -1, "memcpy")
+    sentences = said(timeline(kernels=[("sgemm", 7, 0, 30 * US), copy]))
+    assert "pin_memory=True" in sentences["memory_copies"] and "pinned memory" in sentences["temporal_breakdown"]
+
+
+def test_what_a_trace_cannot_say_is_left_out() -> None:
+    cpu = timeline(steps=[(0, 0, 100)], operators=[("aten::mm", 0, 40)])
+    assert list(said(cpu)) == ["temporal_breakdown", "compute_utilization", "idle_causes", "iterations", "steps"]
+    nothing = said(timeline())
+    assert list(nothing) == ["compute_utilization"] and nothing["compute_utilization"].startswith("Not known:")
+    assert findings([]) == []
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.parametrize("folder", ["dlrm-8-ranks", "megatron-8-ranks"])
+def test_eight_real_ranks_give_every_finding(folder: str) -> None:
+    assert list(said(*(read(path) for path in sorted((TRACES / folder).glob("*.json.gz"))))) == ALL

@@ -1,0 +1,73 @@
+"""The launch queue: delays, depth and calls, counted by hand and by brute force."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.timelines import timeline
+
+from analysis.metrics.kernel_tables import launching_calls
+from analysis.metrics.launches import api_rows, launch_queue, queue_depth
+
+LAUNCH = "cudaLaunchKernel"
+
+
+def test_kernels_are_tied_to_calls_by_correlation_and_a_graph_s_share_one() -> None:
+    trace = timeline(
+        kernels=[("a", 7, 10, 20, 5), ("b", 7, 30, 40, 5), ("c", 7, 50, 60, 99), ("d", 7, 70, 80), ("e", 7, 90, 95, 2)],
+        api=[(LAUNCH, 1, 2, 2), ("cudaGraphLaunch", 3, 4, 5), ("cuLaunchKernel", 6, 7, 5)],
+    )
+    calls = launching_calls(trace)
+    assert calls is not None and calls.tolist() == [1, 1, -1, -1, 0]
+
+
+def test_without_calls_or_ids_nothing_is_tied() -> None:
+    kernels = [("a", 7, 10, 20, 5)]
+    assert launching_calls(timeline(kernels=kernels)) is launch_queue(timeline(kernels=kernels)) is None
+    unrelated = timeline(kernels=kernels, api=[(LAUNCH, 1, 2, 6), ("cudaDeviceSynchronize", 3, 4)])
+    assert launching_calls(unrelated) is None and len(queue_depth(unrelated)) == 0
+
+
+def test_delays_and_depth_by_hand() -> None:
+    us = 1000
+    trace = timeline(
+        steps=[(0, 0, 200 * us), (1, 200 * us, 400 * us)],
+        # delays 5, 100, 60 and 20 us; 3, 98, 58 and 8 us after the ends of the calls
+        kernels=[(f"k{i}", 7, s * us, (s + 10) * us, i) for i, s in ((1, 5), (2, 110), (3, 120), (4, 230))],
+        api=[(LAUNCH, s * us, e * us, i) for i, s, e in ((1, 0, 2), (2, 10, 12), (3, 60, 62), (4, 210, 222))],
+    )
+    found = launch_queue(trace)
+    assert found is not None
+    assert (found.kernels, found.matched, found.negative_delays, found.launches_per_step) == (4, 4, 0, 2.0)
+    assert found.delay_median_us == pytest.approx(40.0) and found.short_delay_share == 0.5
+    # waiting: 0..5 one, 5..10 none, 10..60 one, 60..110 two, 110..120 one, 120..210 none, 210..230 one
+    assert found.depth_max == 2 and found.depth_mean == pytest.approx((5 + 50 + 100 + 10 + 20) / 230)
+    assert found.empty_share == pytest.approx(95 / 230)
+    depth = queue_depth(trace)
+    assert depth["time_ns"].tolist() == [0, 5_000, 10_000, 60_000, 110_000, 120_000, 210_000, 230_000]
+    assert depth["depth"].tolist() == [1, 0, 1, 2, 1, 0, 1, 0]
+
+
+def test_work_that_starts_before_its_call_is_counted_and_never_waits() -> None:
+    found = launch_queue(timeline(kernels=[("a", 7, 10, 20, 1)], api=[(LAUNCH, 15, 18, 1)]))
+    assert found is not None
+    assert (found.negative_delays, found.delay_median_us, found.depth_max, found.launches_per_step) == (1, 0.0, 0, None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(-5, 40)), min_size=1, max_size=12))
+def test_the_depth_agrees_with_counting_at_every_nanosecond(launches: list[tuple[int, int]]) -> None:
+    kernels = [("k", 7, call + delay, call + delay + 1, i + 1) for i, (call, delay) in enumerate(launches)]
+    trace = timeline(kernels=kernels, api=[(LAUNCH, call, call + 1, i + 1) for i, (call, _) in enumerate(launches)])
+    table = queue_depth(trace)
+    changes = dict(zip(table["time_ns"], table["depth"], strict=True))
+    depth = 0
+    for moment in range(-10, 90):
+        depth = changes.get(moment, depth)
+        assert depth == sum(call <= moment < call + delay for call, delay in launches), moment
+
+
+def test_calls_by_name_inside_the_steps() -> None:
+    calls = [(LAUNCH, 10, 30), (LAUNCH, 40, 50), ("cudaStreamSynchronize", 60, 160), (LAUNCH, 300, 400)]
+    rows = api_rows(timeline(steps=[(0, 0, 200)], api=calls))
+    assert rows["name"].tolist() == ["cudaStreamSynchronize", LAUNCH] and rows["calls"].tolist() == [1, 2]
+    assert rows.loc[1, ["total_ms", "mean_us", "max_us"]].tolist() == pytest.approx([30e-6, 0.015, 0.02])
+    assert len(api_rows(timeline())) == 0

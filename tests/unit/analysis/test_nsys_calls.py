@@ -1,0 +1,266 @@
+"""CUDA calls, communication and GPUs of an nsys export. NCCL's ranges are generated after NCCL's published payloads."""
+
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.readers.nsys import read, recognises
+from analysis.readers.registry import find_reader, read_head
+from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
+
+TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "nsys"
+needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+PID = 7 << 48 | 40 << 24
+TID = PID | 41
+
+
+def export(path: Path, **tables: list[dict[str, Any]]) -> Path:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+    for name, rows in tables.items():
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        declared = ", ".join(f'"{column}"' for column in columns)
+        if name != "StringIds":
+            connection.execute(f"CREATE TABLE {name} ({declared})")
+        for row in rows:
+            marks = ", ".join("?" * len(columns))
+            connection.execute(f"INSERT INTO {name} ({declared}) VALUES ({marks})", [row.get(key) for key in columns])
+    connection.commit()
+    connection.close()
+    return path
+
+
+def strings(*texts: str) -> list[dict[str, Any]]:
+    return [{"id": number, "value": text} for number, text in enumerate(texts)]
+
+
+def kernel(start: int, end: int, name: int, correlation: int, stream: int = 7, process: int = PID) -> dict[str, Any]:
+    place = {"deviceId": 0, "streamId": stream, "globalPid": process, "correlationId": correlation}
+    return {"start": start, "end": end, "demangledName": name, "shortName": name, **place}
+
+
+def call(start: int, end: int, name: int, correlation: int, thread: int = TID) -> dict[str, Any]:
+    return {"start": start, "end": end, "nameId": name, "correlationId": correlation, "globalTid": thread}
+
+
+def nccl(start: int, end: int, text: str, thread: int = TID, **payload: Any) -> dict[str, Any]:
+    said = json.dumps({key.replace("_", " "): value for key, value in payload.items()})
+    return {**nvtx(start, end, text, thread), "domainId": 1, "jsonText": said}
+
+
+def nvtx(start: int, end: int | None, text: str, thread: int = TID) -> dict[str, Any]:
+    return {"start": start, "end": end, "eventType": 59, "text": text, "globalTid": thread, "domainId": 0}
+
+
+DOMAIN = {"start": 0, "end": None, "eventType": 75, "text": "NCCL", "globalTid": TID, "domainId": 1}
+SIZE, GROUP, RANKS = "Message size [bytes]", "NCCL communicator ID", "No. of ranks"
+
+
+def only(path: Path) -> Timeline:
+    (found,) = read(path)
+    return found
+
+
+def test_calls_have_names_without_versions_threads_and_correlation(tmp_path: Path) -> None:
+    names = strings("cudaLaunchKernel_v7000", "cuGetProcAddress_v2", "cudaStreamGetCaptureInfo_v2_v11030")
+    runtime = [call(30, 40, 0, 5), call(10, 20, 2, 4), call(50, 45, 0, 6)]
+    driver = [call(32, 38, 1, 5, PID | 99)]
+    found = only(
+        export(
+            tmp_path / "a.sqlite",
+            StringIds=names,
+            CUPTI_ACTIVITY_KIND_RUNTIME=runtime,
+            CUPTI_ACTIVITY_KIND_DRIVER=driver,
+            NVTX_EVENTS=[nvtx(1, 2, "a")],
+        )
+    )
+    rows = [
+        tuple(row) for row in found.api[["name", "thread", "start", "end", "correlation_id"]].itertuples(index=False)
+    ]
+    assert rows == [
+        ("cudaStreamGetCaptureInfo_v2", "40/41", 10, 20, 4),
+        ("cudaLaunchKernel", "40/41", 30, 40, 5),
+        ("cuGetProcAddress_v2", "40/99", 32, 38, 5),
+    ]
+    assert "1 records of CUDA's calls have no start or end and were left out" in found.problems
+
+
+def test_an_nccl_kernel_takes_size_and_ranks_from_the_call_that_launched_it(tmp_path: Path) -> None:
+    names = strings(
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)",
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096>)",
+        "gemm",
+        "cudaLaunchKernelExC_v11060",
+    )
+    ranges = [DOMAIN, nccl(5, 9, "ncclCommInitRank", **{GROUP: 77, RANKS: 4, "Rank": 1, "CUDA device": 1})]
+    ranges += [nccl(100, 140, "ncclAllReduce", **{GROUP: 77, SIZE: 4096, "Reduction operation": 0})]
+    ranges += [nccl(200, 240, "ncclAllGather", **{GROUP: 77, SIZE: 1000})]
+    calls = [call(110, 120, 3, 1), call(210, 220, 3, 2), call(300, 310, 3, 3), call(400, 410, 3, 4)]
+    kernels = [
+        kernel(150, 190, 0, 1, 13),
+        kernel(250, 270, 1, 2, 13),
+        kernel(320, 350, 0, 3, 13),
+        kernel(410, 450, 2, 4),
+    ]
+    found = only(
+        export(
+            tmp_path / "a.sqlite",
+            StringIds=names,
+            NVTX_EVENTS=ranges,
+            CUPTI_ACTIVITY_KIND_RUNTIME=calls,
+            CUPTI_ACTIVITY_KIND_KERNEL=kernels,
+        )
+    )
+    table = found.collectives
+    assert table.dtypes.astype(str).to_dict() == COLLECTIVE_COLUMNS
+    assert list(table["collective"]) == ["all_reduce", "all_gather", "all_reduce"]
+    assert list(table["bytes"]) == [4096, 4000, -1]  # an all-gather's is what one rank receives; the last had no range
+    assert list(table["group"]) == ["77", "77", ""] and list(table["group_size"]) == [4, 4, 4]
+    assert list(table["dtype"]) == ["bf16", "", "bf16"] and list(table["stream"]) == [13, 13, 13]
+    assert list(table["correlation_id"]) == [1, 2, 3] and list(table["seq"]) == [-1, -1, -1]
+    assert list(zip(table["start"], table["end"], strict=True)) == [(150, 190), (250, 270), (320, 350)]
+    assert len(found.kernels) == 4
+
+
+def test_what_nccl_does_not_say_is_unknown(tmp_path: Path) -> None:
+    names = strings("ncclKernel_ReduceScatter_RING_LL_Sum_float(ncclDevComm*)", "cudaLaunchKernel")
+    ranges = [DOMAIN, nccl(100, 140, "ncclReduceScatter", **{SIZE: 64}), nccl(102, 104, "ncclAllReduce", **{SIZE: 8})]
+    found = only(
+        export(
+            tmp_path / "a.sqlite",
+            StringIds=names,
+            NVTX_EVENTS=ranges,
+            CUPTI_ACTIVITY_KIND_RUNTIME=[call(103, 120, 1, 1)],
+            CUPTI_ACTIVITY_KIND_KERNEL=[kernel(150, 190, 0, 1)],
+        )
+    )
+    (row,) = found.collectives.to_dict("records")
+    # 64 bytes of one rank, of an unknown number of ranks.
+    assert (row["bytes"], row["group_size"], row["group"], row["collective"]) == (-1, -1, "", "reduce_scatter")
+
+
+def test_calls_of_mpi_and_gloo_are_communication_where_no_gpu_s_is(tmp_path: Path) -> None:
+    ranges = [nvtx(10, 20, "MPI_Allreduce"), nvtx(30, 45, "gloo:all_reduce"), nvtx(50, 60, "nccl:all_reduce")]
+    ranges += [nvtx(70, 80, "MPI_Init")]
+    found = only(export(tmp_path / "a.sqlite", NVTX_EVENTS=ranges)).collectives
+    assert list(found["name"]) == ["MPI_Allreduce", "gloo:all_reduce"] and set(found["device"]) == {-1}
+    assert list(found["collective"]) == ["all_reduce", "all_reduce"] and list(found["end"]) == [20, 45]
+    tables = {"StringIds": strings("ncclDevKernel_AllReduce_Sum_f32_RING_LL"), "NVTX_EVENTS": ranges}
+    path = export(tmp_path / "b.sqlite", **tables, CUPTI_ACTIVITY_KIND_KERNEL=[kernel(1, 5, 0, 1)])
+    assert list(only(path).collectives["device"]) == [0]
+
+
+def test_mpi_s_own_tables_are_communication_too(tmp_path: Path) -> None:
+    names = strings("MPI_Allreduce", "MPI_Send", "MPI_Comm_rank")
+    rows = [{"start": 10, "end": 20, "globalTid": TID, "textId": 0, "commHandle": 7}]
+    found = only(
+        export(
+            tmp_path / "a.sqlite",
+            StringIds=names,
+            NVTX_EVENTS=[nvtx(1, 30, "a")],
+            MPI_COLLECTIVES_EVENTS=rows,
+            MPI_P2P_EVENTS=[{**rows[0], "start": 2, "end": 5, "textId": 1}, {**rows[0], "end": None}],
+            MPI_OTHER_EVENTS=[{**rows[0], "textId": 2}],
+        )
+    )
+    assert list(found.ranges["name"]) == ["a", "MPI:MPI_Send", "MPI:MPI_Allreduce", "MPI:MPI_Comm_rank"]
+    assert list(found.collectives["collective"]) == ["send_recv", "all_reduce"]
+    assert set(found.ranges["thread"]) == {"40/41"}
+
+
+@pytest.mark.parametrize("column", ["smCount", "numMultiprocessors"])
+def test_multiprocessors_are_counted_by_device(tmp_path: Path, column: str) -> None:
+    gpus = [{"id": 0, "cuDevice": 0, "name": "A", column: 108}, {"id": 1, "cuDevice": 1, "name": "B", column: 0}]
+    found = only(export(tmp_path / "a.sqlite", TARGET_INFO_GPU=gpus, NVTX_EVENTS=[nvtx(1, 2, "a")]))
+    assert found.sm_counts == {0: 108} and found.devices == {0: "A", 1: "B"}
+
+
+def test_multiprocessors_follow_the_process_s_own_numbers(tmp_path: Path) -> None:
+    gpus = [{"id": number, "cuDevice": number, "name": f"G{number}", "smCount": 100 + number} for number in (0, 1)]
+    mapping = [{"gpuId": 1, "cudaId": 0, "pid": 40}]
+    tables = {"TARGET_INFO_GPU": gpus, "TARGET_INFO_CUDA_DEVICE": mapping, "StringIds": strings("gemm")}
+    found = only(export(tmp_path / "a.sqlite", **tables, CUPTI_ACTIVITY_KIND_KERNEL=[kernel(1, 5, 0, 1)]))
+    assert found.sm_counts == {0: 101} and found.devices == {0: "G1"}
+
+
+def test_tables_are_in_order_of_start_whatever_the_order_of_the_rows(tmp_path: Path) -> None:
+    other = 7 << 48 | 50 << 24
+    kernels = [
+        kernel(30, 40, 0, 3),
+        kernel(10, 20, 1, 1, process=other),
+        kernel(5, 9, 1, 2),
+        kernel(1, 2, 0, 9, process=other),
+    ]
+    first, second = read(export(tmp_path / "a.sqlite", StringIds=strings("x", "y"), CUPTI_ACTIVITY_KIND_KERNEL=kernels))
+    assert (first.process, list(first.kernels["start"]), list(first.kernels["name"])) == (40, [5, 30], ["y", "x"])
+    assert (second.process, list(second.kernels["start"]), list(second.kernels["name"])) == (50, [1, 10], ["x", "y"])
+
+
+def test_names_are_categories_that_hold_only_what_the_process_ran(tmp_path: Path) -> None:
+    other = 7 << 48 | 50 << 24
+    kernels = [kernel(1, 2, 0, 1), kernel(3, 4, 1, 1, process=other)]
+    first, _ = read(export(tmp_path / "a.sqlite", StringIds=strings("x", "y"), CUPTI_ACTIVITY_KIND_KERNEL=kernels))
+    assert list(first.kernels["name"].cat.categories) == ["x"] and first.kernels["name"].value_counts().to_dict() == {
+        "x": 1
+    }
+
+
+def test_times_that_no_clock_shows_are_left_out(tmp_path: Path) -> None:
+    kernels = [kernel(1, 2**63 - 1, 0, 1), kernel(-(2**63) + 1, 5, 0, 1), kernel(1, 2, 0, 1)]
+    found = only(export(tmp_path / "a.sqlite", StringIds=strings("x"), CUPTI_ACTIVITY_KIND_KERNEL=kernels))
+    assert list(found.kernels["end"]) == [2] and "2 records of kind kernel" in found.problems[0]
+
+
+def test_an_export_is_recognised_packed_too_and_nvprof_s_is_not(tmp_path: Path) -> None:
+    path = export(tmp_path / "a", NVTX_EVENTS=[nvtx(1, 2, "a")])
+    assert recognises(read_head(path))
+    packed = tmp_path / "b"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert recognises(read_head(packed))
+    nvprof = sqlite3.connect(tmp_path / "c")
+    nvprof.execute("CREATE TABLE StringTable (_id_ INTEGER PRIMARY KEY, value)")
+    nvprof.close()
+    assert not recognises(read_head(tmp_path / "c"))
+
+
+@needs_traces
+def test_public_exports_have_calls_and_multiprocessors() -> None:
+    expected = {"tests__power_iteration__baseline": (7417, {0: 40}), "result_2_7B_nvtx": (None, {0: 108})}
+    for name, (calls, counts) in expected.items():
+        found = only(TRACES / f"{name}.sqlite.gz")
+        assert found.sm_counts == counts and (calls is None or len(found.api) == calls)
+        launched = found.kernels.loc[found.kernels["kind"] == "kernel", "correlation_id"]
+        assert launched.isin(found.api["correlation_id"]).all()
+    found = only(TRACES / "pipit__tests__data__saxpy-mpi-cuda_nsys_perlmutter0.sqlite.gz")
+    assert found.collectives["collective"].value_counts().to_dict() == {"send_recv": 15}
+
+
+@needs_traces
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*.sqlite.gz")), ids=lambda path: path.name[:20])
+def test_instances_and_total_time_of_every_kernel_and_call_are_sqlite_s_own(tmp_path: Path, path: Path) -> None:
+    plain = tmp_path / "a.sqlite"
+    plain.write_bytes(gzip.decompress(path.read_bytes()))
+    found = find_reader(read_head(path))
+    assert found is not None and found.name == "nsys"
+    timelines = read(path)
+    connection = sqlite3.connect(plain)
+    for table, name, kind in (("KERNEL", "demangledName", "kernel"), ("RUNTIME", "nameId", None)):
+        if not connection.execute(f"SELECT 1 FROM sqlite_master WHERE name = 'CUPTI_ACTIVITY_KIND_{table}'").fetchone():
+            continue
+        query = f"""SELECT s.value, count(*), sum("end" - start) FROM CUPTI_ACTIVITY_KIND_{table}
+                    JOIN StringIds s ON s.id = {name} GROUP BY s.id"""
+        expected = sorted((instances, length) for _, instances, length in connection.execute(query))
+        sums = []
+        for timeline in timelines:
+            rows = timeline.api if kind is None else timeline.kernels[timeline.kernels["kind"] == kind]
+            lengths = (rows["end"] - rows["start"]).groupby(rows["name"], observed=True).agg(["count", "sum"])
+            sums += [(int(row["count"]), int(row["sum"])) for _, row in lengths.iterrows()]
+        assert sum(count for count, _ in sums) == sum(count for count, _ in expected)
+        assert sum(length for _, length in sums) == sum(length for _, length in expected)
+        if kind:
+            assert sorted(sums) == expected
+    connection.close()

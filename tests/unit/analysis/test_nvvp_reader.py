@@ -1,0 +1,221 @@
+"""nvprof's SQLite files. No real one is at hand: these are generated, with the tables and columns of nvprof's."""
+
+import gzip
+import sqlite3
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.metrics.utilization import compute_utilization
+from analysis.readers.nvvp import function_name, read
+from analysis.readers.registry import find_reader, read_head
+from analysis.sources import open_sources
+from analysis.timeline import COLLECTIVE_COLUMNS
+from common.errors import InputError
+
+KERNEL = """cacheConfig BLOB, sharedMemoryConfig INT, registersPerThread INT, partitionedGlobalCacheRequested INT,
+    partitionedGlobalCacheExecuted INT, start INT, end INT, completed INT, deviceId INT, contextId INT, streamId INT,
+    gridX INT, gridY INT, gridZ INT, blockX INT, blockY INT, blockZ INT, staticSharedMemory INT,
+    dynamicSharedMemory INT, localMemoryPerThread INT, localMemoryTotal INT, correlationId INT, gridId INT, name INT"""
+TABLES = {
+    "StringTable": "value TEXT",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": """copyKind INT, srcKind INT, dstKind INT, flags INT, bytes INT, start INT, end INT,
+    deviceId INT, contextId INT, streamId INT, correlationId INT, runtimeCorrelationId INT""",
+    "CUPTI_ACTIVITY_KIND_MEMSET": """value INT, bytes INT, start INT, end INT, deviceId INT, contextId INT,
+    streamId INT, correlationId INT, flags INT, memoryKind INT""",
+    "CUPTI_ACTIVITY_KIND_KERNEL": KERNEL,
+    "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL": KERNEL,
+    "CUPTI_ACTIVITY_KIND_RUNTIME": """cbid INT, start INT, end INT, processId INT, threadId INT, correlationId INT,
+    returnValue INT""",
+    "CUPTI_ACTIVITY_KIND_DRIVER": """cbid INT, start INT, end INT, processId INT, threadId INT, correlationId INT,
+    returnValue INT""",
+    "CUPTI_ACTIVITY_KIND_DEVICE": "flags INT, numMultiprocessors INT, id INT, uuid BLOB, name INT",
+    "CUPTI_ACTIVITY_KIND_MARKER": """flags INT, timestamp INT, id INT, objectKind INT, objectId BLOB, name INT,
+    domain INT""",
+    "CUPTI_ACTIVITY_KIND_MARKER_DATA": "flags INT, id INT, payloadKind INT, payload BLOB, color INT, category INT",
+}
+GEMM, NCCL = "_ZN6caffe24gemmIfEEvPKT_i", "_Z40ncclKernel_AllReduce_RING_LL_Sum_float11ncclDevComm"
+THREAD = struct.pack("<III", 40, 41, 0)
+
+
+class Nvvp:
+    """Writes such a file."""
+
+    def __init__(self, path: Path, *texts: str) -> None:
+        self.path = path
+        self._connection = sqlite3.connect(path)
+        for name, columns in TABLES.items():
+            self._connection.execute(f"CREATE TABLE {name} (_id_ INTEGER PRIMARY KEY AUTOINCREMENT, {columns})")
+        for text in texts:
+            self.add("StringTable", value=text)
+        self._marker = 0
+
+    def add(self, table: str, **values: Any) -> "Nvvp":
+        marks = ", ".join("?" * len(values))
+        self._connection.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", list(values.values()))
+        return self
+
+    def kernel(self, start: int, end: int, name: int, correlation: int = 5, stream: int = 7) -> "Nvvp":
+        place = {"deviceId": 0, "streamId": stream, "correlationId": correlation, "gridX": 20, "blockX": 256}
+        return self.add("CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", start=start, end=end, name=name, **place)
+
+    def range(self, start: int, end: int | None, name: int, payload: int | None = None, domain: int = 0) -> "Nvvp":
+        self._marker += 1
+        own = {"id": self._marker, "objectKind": 2, "objectId": THREAD, "domain": domain}
+        self.add("CUPTI_ACTIVITY_KIND_MARKER", flags=2, timestamp=start, name=name, **own)
+        if end is not None:
+            self.add("CUPTI_ACTIVITY_KIND_MARKER", flags=4, timestamp=end, name=0, **own)
+        if payload is not None:
+            value = struct.pack("<q", payload)
+            self.add("CUPTI_ACTIVITY_KIND_MARKER_DATA", flags=0, id=self._marker, payloadKind=4, payload=value)
+        return self
+
+    def done(self) -> Path:
+        self._connection.commit()
+        self._connection.close()
+        return self.path
+
+
+def whole(path: Path) -> Path:
+    """A step of 1,000 ns: computing [100, 400), [600, 800), all-reduce [300, 700), of which [400, 600) is exposed."""
+    texts = (GEMM, NCCL, "Tesla P100", "bertbench:capture", "step 3", "forward", "bertbench")
+    file = Nvvp(path, *texts).kernel(100, 400, 1, 11).kernel(600, 800, 1, 12).kernel(300, 700, 2, 13, stream=8)
+    place = {"deviceId": 0, "streamId": 7}
+    file.add("CUPTI_ACTIVITY_KIND_MEMCPY", copyKind=1, bytes=4096, start=20, end=50, correlationId=9, **place)
+    file.add("CUPTI_ACTIVITY_KIND_MEMSET", bytes=64, start=60, end=70, correlationId=10, **place)
+    for start, cbid, correlation in ((80, 211, 11), (90, 211, 12), (95, 211, 13), (900, 131, 14), (950, 999, 15)):
+        own = {"processId": 40, "threadId": 41, "correlationId": correlation}
+        file.add("CUPTI_ACTIVITY_KIND_RUNTIME", cbid=cbid, start=start, end=start + 4, **own)
+    file.add("CUPTI_ACTIVITY_KIND_DRIVER", cbid=307, start=97, end=98, processId=40, threadId=41, correlationId=13)
+    file.add("CUPTI_ACTIVITY_KIND_DEVICE", id=0, name=3, numMultiprocessors=56, flags=0, uuid=b"x")
+    file.range(0, 2000, 4, payload=2).range(0, 1000, 5, payload=3, domain=7).range(50, 350, 6, domain=7)
+    return file.done()
+
+
+def test_a_generated_file_gives_kernels_copies_and_calls(tmp_path: Path) -> None:
+    (found,) = read(whole(tmp_path / "a.nvvp"))
+    assert (found.source, found.process, found.rank, found.problems) == ("nvprof", 40, 2, ())
+    assert found.devices == {0: "Tesla P100"} and found.sm_counts == {0: 56}
+    assert list(found.kernels["kind"]) == ["memcpy", "memset", "kernel", "kernel", "kernel"]
+    assert list(found.kernels["name"]) == ["Memcpy HtoD", "Memset", GEMM, NCCL, GEMM]
+    assert list(found.kernels["bytes"])[:2] == [4096, 64] and found.kernels["short_name"].iloc[2] == "caffe2::gemm"
+    row = found.kernels.iloc[2]
+    assert (row["start"], row["end"], row["stream"], row["grid_x"], row["block_x"]) == (100, 400, 7, 20, 256)
+    names = ["cudaLaunchKernel"] * 3 + ["cuLaunchKernel", "cudaStreamSynchronize", "runtime call 999"]
+    assert list(found.api["name"]) == names and set(found.api["thread"]) == {"40/41"}
+    assert list(found.api["correlation_id"]) == [11, 12, 13, 13, 14, 15]
+
+
+def test_markers_become_steps_and_ranges(tmp_path: Path) -> None:
+    (found,) = read(whole(tmp_path / "a.nvvp"))
+    assert found.steps[["step", "start", "end", "thread"]].values.tolist() == [[3, 0, 1000, "40/41"]]
+    assert found.ranges[["name", "start", "end"]].values.tolist() == [
+        ["bertbench:capture", 0, 2000],
+        ["bertbench:forward", 50, 350],
+    ]
+
+
+def test_busy_and_exposed_time_are_those_that_were_written(tmp_path: Path) -> None:
+    (found,) = read(whole(tmp_path / "a.nvvp"))
+    busy = compute_utilization(found)
+    assert busy.compute_utilization == pytest.approx(0.7)  # [100, 800) of 1,000
+    assert busy.compute_utilization_without_communication == pytest.approx(0.5)
+    (row,) = found.collectives.to_dict("records")
+    assert found.collectives.dtypes.astype(str).to_dict() == COLLECTIVE_COLUMNS
+    assert (row["collective"], row["start"], row["end"], row["stream"]) == ("all_reduce", 300, 700, 8)
+    assert (row["bytes"], row["group_size"], row["correlation_id"]) == (-1, -1, 13)
+
+
+def test_a_serial_kernel_table_is_read_too(tmp_path: Path) -> None:
+    file = Nvvp(tmp_path / "a.nvvp", "_Z3addPf")
+    file.add("CUPTI_ACTIVITY_KIND_KERNEL", start=1, end=5, deviceId=0, streamId=7, correlationId=1, name=1)
+    (found,) = read(file.done())
+    assert (list(found.kernels["short_name"]), found.process) == (["add"], None)
+
+
+def test_a_range_without_an_end_and_records_without_times_are_said(tmp_path: Path) -> None:
+    file = Nvvp(tmp_path / "a.nvvp", "gemm", "open").kernel(1, 5, 1).kernel(9, 4, 1).range(2, None, 2).range(3, 8, 2)
+    (found,) = read(file.done())
+    assert (
+        len(found.kernels) == 1 and list(found.ranges["end"]) == [8, 8] and list(found.ranges["cut"]) == [True, False]
+    )
+    assert any("1 records of kind kernel" in problem for problem in found.problems)
+    assert any("1 ranges have no end" in problem for problem in found.problems)
+
+
+def test_a_file_in_which_nothing_was_recorded_has_no_timeline(tmp_path: Path) -> None:
+    assert read(Nvvp(tmp_path / "a.nvvp").done()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("_Z3addPfS_i", "add"),
+        ("_ZN2at6native18elementwise_kernelILi128EEEvi", "at::native::elementwise_kernel"),
+        ("_ZN12_GLOBAL__N_14copyEPf", "(anonymous namespace)::copy"),
+        ("volta_sgemm_128x64_nn", "volta_sgemm_128x64_nn"),
+        ("_Z99short", "_Z99short"),
+        ("_ZSt4moveIfE", "_ZSt4moveIfE"),
+        ("", ""),
+    ],
+)
+def test_a_compiler_s_name_gives_the_function(name: str, expected: str) -> None:
+    assert function_name(name) == expected
+
+
+def test_the_kind_is_told_by_the_tables(tmp_path: Path) -> None:
+    path = whole(tmp_path / "renamed.sqlite")
+    reader = find_reader(read_head(path))
+    assert reader is not None and reader.name == "nvvp"
+
+
+def test_the_kind_is_told_where_the_tables_are_named_far_into_the_file_and_of_packed_files(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    connection = sqlite3.connect(path)
+    columns = ", ".join(f"a_column_with_a_long_name_{number} INT" for number in range(40))
+    connection.executescript(";".join(f"CREATE TABLE other_{number} ({columns})" for number in range(100)))
+    connection.execute("CREATE TABLE StringTable (_id_ INTEGER PRIMARY KEY, value TEXT)")
+    connection.close()
+    head = read_head(path)
+    assert b"StringTable" not in head.data
+    packed = tmp_path / "b"
+    packed.write_bytes(gzip.compress(whole(tmp_path / "c").read_bytes()))
+    for found in (find_reader(head), find_reader(read_head(packed))):
+        assert found is not None and found.name == "nvvp"
+    assert len(read(packed)[0].kernels) == 5
+
+
+def test_a_session_of_the_visual_profiler_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    path = tmp_path / "a.nvvp"
+    path.write_text("<?xml version='1.0'?><session/>", encoding="utf-8")
+    reader = find_reader(read_head(path))
+    assert reader is not None and reader.name == "nvvp"
+    with pytest.raises(InputError, match=r"XML.*nvprof --export-profile"):
+        read(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"SQLite format 3\0" + b"\xff" * 300])
+def test_what_is_no_file_of_nvprof_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.nvvp"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"a\.nvvp"):
+        read(path)
+
+
+def test_a_database_of_others_is_refused(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "a.nvvp")
+    connection.execute("CREATE TABLE other (a)")
+    connection.close()
+    with pytest.raises(InputError, match="StringTable"):
+        read(tmp_path / "a.nvvp")
+
+
+def test_a_trial_s_nvvp_files_are_read_as_its_traces(tmp_path: Path) -> None:
+    damaged = tmp_path / "nvprof-2.nvvp"
+    damaged.write_bytes(b"SQLite format 3\0")
+    whole(tmp_path / "nvprof-1.nvvp")
+    found = open_sources(tmp_path)
+    assert [timeline.rank for timeline in found.timelines] == [2] and len(found.timelines[0].kernels) == 5
+    assert len(found.problems) == 1 and "nvprof-2.nvvp" in found.problems[0]

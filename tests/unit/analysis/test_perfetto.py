@@ -1,0 +1,235 @@
+"""Timelines as files for Perfetto: valid Trace Event Format, nothing lost on the way back, times by hand."""
+
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.perfetto import write_perfetto
+from analysis.readers import kineto
+from analysis.timeline import (
+    API_COLUMNS,
+    COLLECTIVE_COLUMNS,
+    KERNEL_COLUMNS,
+    OPERATOR_COLUMNS,
+    SPAN_COLUMNS,
+    STEP_COLUMNS,
+    Timeline,
+    empty,
+)
+from bench.cli import perfetto as command
+from common.errors import InputError, StorageError, UsageError
+
+TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+BASE = 1_700_000_000_123_456_789
+HOSTILE = '<script>alert(1)</script>", "ph": "M\\\u2028\x00\n'
+
+
+def frame(columns: dict[str, str], *rows: tuple[Any, ...]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=list(columns)) if rows else empty(columns)
+
+
+def timeline(rank: int | None = 0, offset: int = BASE, name: str = "gemm") -> Timeline:
+    """Computation [100, 400) and [600, 700), communication [300, 550): 150 ns exposed; step [0, 1000)."""
+    kernels = {**KERNEL_COLUMNS, "correlation_id": "int64", "bytes": "int64"}
+    return Timeline(
+        rank=rank,
+        steps=frame(STEP_COLUMNS, (7, offset, offset + 1000)),
+        operators=frame(OPERATOR_COLUMNS, ("aten::mm", "1/2", offset + 20, offset + 90, 70, True)),
+        kernels=frame(
+            kernels,
+            (name, "kernel", 0, 7, offset + 100, offset + 400, 11, -1),
+            ("ncclDevKernel_AllReduce_Sum_f32", "kernel", 0, 20, offset + 300, offset + 550, 12, -1),
+            ("gemm", "kernel", 0, 7, offset + 600, offset + 700, 13, -1),
+            ("Memcpy HtoD", "memcpy", 0, 7, offset + 710, offset + 760, 14, 4096),
+        ),
+        ranges=frame(SPAN_COLUMNS, ("bertbench:forward", "1/2", offset + 10, offset + 95)),
+        api=frame(API_COLUMNS, ("cudaLaunchKernel", "1/2", offset + 30, offset + 35, 11)),
+        collectives=frame(
+            COLLECTIVE_COLUMNS,
+            ("n", "all_reduce", 0, 20, offset + 300, offset + 550, 1_000_000, "float", "dp", 2, 0, 12),
+        ),
+        devices={0: "NVIDIA H100"},
+    )
+
+
+def events_of(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    data = path.read_bytes()
+    document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    return document, document["traceEvents"]
+
+
+def tracks_of(events: list[dict[str, Any]]) -> dict[tuple[str, str], list[tuple[str, float, float]]]:
+    """(process name, thread name) -> (name, ts, dur) in ns after the base."""
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    found = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            place = processes[event["pid"]], threads[event["pid"], event["tid"]]
+            found[place].append((event["name"], round(event["ts"] * 1000), round(event["dur"] * 1000)))
+    return dict(found)
+
+
+def test_tracks_hold_what_was_worked_out_by_hand(tmp_path: Path) -> None:
+    exported = write_perfetto([timeline(3)], tmp_path / "a.json")
+    document, events = events_of(tmp_path / "a.json")
+    assert document["baseTimeNanoseconds"] == BASE and document["distributedInfo"] == {"rank": 3}
+    assert document["deviceProperties"] == [{"id": 0, "name": "NVIDIA H100"}]
+    assert tracks_of(events) == {
+        ("rank 3: analysis", "steps"): [("ProfilerStep#7", 0, 1000)],
+        ("rank 3: analysis", "phases"): [("forward", 10, 85)],
+        ("rank 3: analysis", "computation"): [("computation", 100, 300), ("computation", 600, 100)],
+        ("rank 3: analysis", "communication"): [("all_reduce", 300, 250)],
+        ("rank 3: analysis", "exposed communication"): [("exposed communication", 400, 150)],
+        ("rank 3: analysis", "copies"): [("copies", 710, 50)],
+        ("rank 3: analysis", "idle"): [("idle", 0, 100), ("idle", 550, 50), ("idle", 700, 10), ("idle", 760, 240)],
+        ("rank 3: host", "thread 1/2"): [
+            ("bertbench:forward", 10, 85),
+            ("aten::mm", 20, 70),
+            ("cudaLaunchKernel", 30, 5),
+        ],
+        ("rank 3: GPU 0 NVIDIA H100", "stream 7"): [("gemm", 100, 300), ("gemm", 600, 100), ("Memcpy HtoD", 710, 50)],
+        ("rank 3: GPU 0 NVIDIA H100", "stream 20"): [("ncclDevKernel_AllReduce_Sum_f32", 300, 250)],
+    }
+    assert exported.events == sum(event["ph"] == "X" for event in events) and exported.ranks == 1
+
+
+def test_an_arrow_leads_from_the_launch_to_its_kernel(tmp_path: Path) -> None:
+    write_perfetto([timeline()], tmp_path / "a.json")
+    _, events = events_of(tmp_path / "a.json")
+    start, finish = (next(event for event in events if event["ph"] == phase) for phase in "sf")
+    assert start["id"] == finish["id"] and (start["ts"], finish["ts"]) == (0.03, 0.1) and finish["bp"] == "e"
+    assert start["pid"] != finish["pid"] and sum(event["ph"] in "sf" for event in events) == 2
+
+
+def test_reading_it_back_gives_the_same_kernels_steps_operators_and_ranges(tmp_path: Path) -> None:
+    own = timeline(5, name=HOSTILE)
+    write_perfetto([own], tmp_path / "a.json.gz")
+    assert_same(own, _only(kineto.read(tmp_path / "a.json.gz")))
+
+
+@pytest.mark.parametrize("name", ["resnet/resnet_kineto.json.gz", "hta/nccl_parser_config__nccl_data.json.gz"])
+def test_reading_a_real_trace_back_gives_the_same(tmp_path: Path, name: str) -> None:
+    if not (TRACES / name).exists():
+        pytest.skip("../shared/traces is not here")
+    own = _only(kineto.read(TRACES / name))
+    write_perfetto([own], tmp_path / "a.json.gz")
+    assert_same(own, _only(kineto.read(tmp_path / "a.json.gz")))
+
+
+def assert_same(before: Timeline, after: Timeline) -> None:
+    assert after.rank == before.rank
+    for table, columns in (
+        ("steps", ["step", "start", "end"]),
+        ("operators", ["name", "start", "end"]),
+        ("ranges", ["name", "start", "end"]),
+        ("kernels", ["name", "kind", "device", "stream", "start", "end"]),
+    ):
+        one, two = (
+            sorted(zip(*(getattr(found, table)[name].tolist() for name in columns), strict=True))
+            for found in (before, after)
+        )
+        assert one == two, table
+
+
+def _only(found: Any) -> Timeline:
+    return found[0] if isinstance(found, list | tuple) else found
+
+
+def test_every_event_follows_the_trace_event_format(tmp_path: Path) -> None:
+    write_perfetto([timeline(0, name=HOSTILE), timeline(1, BASE + 5)], tmp_path / "a.json.gz")
+    document, events = events_of(tmp_path / "a.json.gz")
+    assert set(document) == {
+        "schemaVersion",
+        "displayTimeUnit",
+        "baseTimeNanoseconds",
+        "deviceProperties",
+        "traceEvents",
+    }
+    required = {"X": {"ts", "dur", "cat"}, "M": {"args"}, "s": {"id", "ts"}, "f": {"id", "ts", "bp"}}
+    for event in events:
+        assert required[event["ph"]] <= set(event) and isinstance(event["name"], str)
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert all(isinstance(event.get(name, 0), int | float) and event.get(name, 0) >= 0 for name in ("ts", "dur"))
+    assert any(event["name"] == HOSTILE for event in events)
+    ids = [event["id"] for event in events if event["ph"] == "s"]
+    assert len(ids) == len(set(ids)) == 2  # one per rank, though both have correlation 11
+
+
+def test_slices_of_a_track_nest_or_follow_and_others_get_a_track_of_their_own(tmp_path: Path) -> None:
+    spans = [("a", "t", 0, 100), ("b", "t", 50, 150), ("c", "t", 60, 90), ("d", "t", 100, 120), ("e", "t", 150, 160)]
+    own = Timeline(0, empty(STEP_COLUMNS), empty(OPERATOR_COLUMNS), empty(KERNEL_COLUMNS), frame(SPAN_COLUMNS, *spans))
+    write_perfetto([own], tmp_path / "a.json")
+    _, events = events_of(tmp_path / "a.json")
+    lanes = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            lanes[event["tid"]].append(event["name"])
+    assert sorted(lanes.values()) == [["a", "c", "d", "e"], ["b"]]
+
+
+def test_nanoseconds_are_exact_beside_large_times(tmp_path: Path) -> None:
+    write_perfetto([timeline(0), timeline(1, BASE + 10**15 + 1)], tmp_path / "a.json")
+    text = (tmp_path / "a.json").read_text()
+    assert '"ts": 1000000000000.001,' in text and '"ts": 1000000000000.101,' in text
+
+
+def test_the_same_timelines_make_the_same_file(tmp_path: Path) -> None:
+    for name in ("a.json.gz", "b.json.gz"):
+        write_perfetto([timeline()], tmp_path / name)
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+
+def test_nothing_to_write_is_an_error_and_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
+    nothing = Timeline(0, empty(STEP_COLUMNS), empty(OPERATOR_COLUMNS), empty(KERNEL_COLUMNS), empty(SPAN_COLUMNS))
+    with pytest.raises(InputError, match="no event"):
+        write_perfetto([nothing], tmp_path / "a.json")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError):
+        write_perfetto([timeline()], tmp_path / "file" / "a.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "in" / "rank0.json"
+    path.parent.mkdir()
+    write_perfetto([timeline()], path)
+    return path
+
+
+def test_the_command_names_what_it_wrote(trace: Path, monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.main([str(trace)]) == 0
+    assert (tmp_path / "rank0.perfetto.json.gz").exists() and "ui.perfetto.dev" in capsys.readouterr().out
+    assert command.main([str(trace.parent), "-o", str(tmp_path / "b.json"), "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["ranks"], about["path"]) == (1, str(tmp_path / "b.json")) and about["events"] > 10
+
+
+def test_the_input_is_never_overwritten(trace: Path, tmp_path: Path) -> None:
+    before = trace.read_bytes()
+    (tmp_path / "link.json").symlink_to(trace)
+    for output in (trace, tmp_path / "link.json", trace.parent / ".." / "in" / "rank0.json"):
+        with pytest.raises(UsageError, match="the trace itself"):
+            command.main([str(trace), "-o", str(output)])
+    with pytest.raises(UsageError, match="in the folder that is read"):
+        command.main([str(trace.parent), "-o", str(trace.parent / "out.json.gz")])
+    with pytest.raises(UsageError, match="is a folder"):
+        command.main([str(trace), "-o", str(tmp_path)])
+    assert trace.read_bytes() == before
+
+
+def test_a_file_without_single_events_is_refused_with_what_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "smi.csv"
+    log.write_text("index, power.draw [W]\n0, 10.0 W\n")
+    with pytest.raises(InputError, match="holds no trace but nvidia-smi"):
+        command.main([str(log), "-o", str(tmp_path / "out.json")])

@@ -1,0 +1,134 @@
+"""Time by phase: what launched a kernel says which phase it is of."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.timelines import timeline
+
+from analysis.metrics.phases import kernel_phases, phase_of, phase_rows
+from analysis.readers.kineto import read
+
+TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+LAUNCH = "cudaLaunchKernel"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("bertbench:forward", "forward"),
+        ("bertbench:all-reduce", "communication"),
+        ("bertbench:communication", "communication"),
+        ("## backward ##", "backward"),
+        ("Forward pass", "forward"),
+        ("Optimizer.step#AdamW.step", "optimizer"),
+        ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "data"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "backward"),
+        ("DistributedDataParallel.forward", "forward"),
+        ("bertbench:layer.3.attention", None),
+        ("bertbench:capture", None),
+        ("aten::mm", None),
+        ("", None),
+    ],
+)
+def test_phases_by_name(name: str, expected: str | None) -> None:
+    assert phase_of(name) == expected
+
+
+def labels(kernel: str, call: tuple[int, str] | None, **more: Any) -> str:
+    api = [] if call is None else [(LAUNCH, call[0], call[0] + 2, 1, call[1])]
+    trace = timeline(kernels=[(kernel, 7, 5000, 5010, 1)], api=api, **more)
+    (found,) = kernel_phases(trace).tolist()
+    return str(found)
+
+
+LOOP = [
+    ("bertbench:data", 0, 100),
+    ("bertbench:forward", 100, 200),
+    ("bertbench:backward", 200, 400),
+    ("bertbench:optimizer", 400, 500),
+]
+
+
+@pytest.mark.parametrize(
+    ("moment", "expected"),
+    [(50, "data"), (100, "forward"), (199, "forward"), (200, "backward"), (450, "optimizer"), (600, "other")],
+)
+def test_a_kernel_is_of_the_phase_in_which_it_was_launched(moment: int, expected: str) -> None:
+    assert labels("sgemm", (moment, "main"), ranges=LOOP) == expected
+
+
+def test_the_innermost_phase_counts() -> None:
+    recomputed = [*LOOP, ("bertbench:forward", 250, 300)]
+    assert labels("sgemm", (260, "main"), ranges=recomputed) == "forward"
+    assert labels("sgemm", (320, "main"), ranges=recomputed) == "backward"
+
+
+def test_autograd_s_own_thread_is_backward_also_while_the_loop_is_elsewhere() -> None:
+    operators = [("autograd::engine::evaluate_function: MmBackward0", 100, 180, "autograd")]
+    assert labels("sgemm", (150, "autograd"), ranges=LOOP, operators=operators) == "backward"
+
+
+def test_pytorch_s_optimizer_range_needs_no_range_of_the_loop() -> None:
+    assert labels("sgemm", (30, "main"), operators=[("Optimizer.step#AdamW.step", 20, 60)]) == "optimizer"
+
+
+def test_a_launch_on_a_thread_without_phases_takes_the_loop_s() -> None:
+    assert labels("sgemm", (250, "worker"), ranges=LOOP) == "backward"
+
+
+def test_what_has_no_known_launch_is_other() -> None:
+    assert labels("sgemm", None, ranges=LOOP) == "other"
+
+
+def test_communication_kernels_are_communication_whoever_launched_them() -> None:
+    assert labels("ncclDevKernel_AllReduce", (250, "main"), ranges=LOOP) == "communication"
+
+
+def test_times_of_host_and_gpu_add_up() -> None:
+    trace = timeline(
+        1,
+        steps=[(0, 0, 600)],
+        ranges=[*LOOP, ("bertbench:all-reduce", 350, 400, "autograd")],
+        kernels=[
+            ("sgemm", 7, 150, 250, 1),
+            ("sgemm_back", 7, 300, 500, 2),
+            ("ncclDevKernel_AllReduce", 9, 360, 460, 3),
+            ("gelu", 7, 650, 700, 4),
+            ("unlaunched", 7, 20, 70, 9),
+        ],
+        api=[(LAUNCH, 110, 112, 1), (LAUNCH, 210, 215, 2), (LAUNCH, 350, 355, 3), (LAUNCH, 590, 595, 4)],
+    )
+    rows = phase_rows(trace).set_index("phase")
+    expected = {"data": 100, "forward": 100, "backward": 150, "communication": 50, "optimizer": 100, "other": 100}
+    assert {name: round(value * 1e6) for name, value in rows["host_ms"].items()} == expected
+    assert rows["host_share"].sum() == pytest.approx(1.0)
+    gpu = {"data": 0, "forward": 100, "backward": 200, "communication": 100, "optimizer": 0, "other": 100}
+    assert {name: round(value * 1e6) for name, value in rows["gpu_ms"].items()} == gpu
+    assert rows["gpu_share"].sum() == pytest.approx(1.0)
+    assert rows["kernels"].to_dict() == {
+        **dict.fromkeys(gpu, 0),
+        "forward": 1,
+        "backward": 1,
+        "communication": 1,
+        "other": 2,
+    }
+    assert rows["rank"].tolist() == [1] * 6
+
+
+def test_a_cpu_trace_has_host_times_and_unknown_gpu_times() -> None:
+    rows = phase_rows(timeline(steps=[(0, 0, 500)], ranges=LOOP))
+    assert rows["phase"].tolist() == ["data", "forward", "backward", "optimizer"]
+    assert rows["gpu_ms"].isna().all() and rows["kernels"].isna().all()
+
+
+def test_a_trace_without_phases_has_no_rows() -> None:
+    assert len(phase_rows(timeline())) == 0
+    assert len(phase_rows(timeline(kernels=[("sgemm", 7, 0, 10)], ranges=[("layer.3", 0, 10)]))) == 0
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+def test_host_phases_of_a_public_trace_fill_its_steps() -> None:
+    rows = phase_rows(read(TRACES / "hta" / "nccl_parser_config__nccl_data.json.gz")).set_index("phase")
+    assert rows["host_share"].sum() == pytest.approx(1.0) and rows.loc["other", "host_share"] < 0.01
+    assert rows.loc["communication", "kernels"] == 21, "Holistic Trace Analysis: 21 NCCL kernels"

@@ -1,0 +1,142 @@
+"""What is said of tables: numbers worked by hand, and fits of times that were made from a known alpha and beta."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.findings import Finding
+from analysis.report.collective_findings import alpha_beta
+from analysis.report.summary_findings import findings
+from analysis.summary import Summary
+
+
+def only(summary: Summary, name: str) -> Finding:
+    return next(finding for finding in findings([summary]) if finding.name == name)
+
+
+def totals(what: str, *rows: tuple[str, int, int], **more: list[int]) -> Summary:
+    table = pd.DataFrame(rows, columns=["name", "count", "total_ns"]).assign(**more)
+    return Summary(what, "A summary", table)
+
+
+def test_kernels_of_one_name_are_added_up_and_shares_are_of_all() -> None:
+    summary = totals("kernels", ("sgemm", 2, 3_000_000), ("gelu_kernel", 4, 1_000_000), ("sgemm", 2, 4_000_000))
+    found = only(summary, "kernel_totals").table
+    assert found.to_dict("records") == [
+        {"name": "sgemm", "family": "GEMM", "count": 4, "total_ms": 7.0, "average_us": 1750.0, "share": 0.875,
+         "cumulative_share": 0.875},
+        {"name": "gelu_kernel", "family": "activation", "count": 4, "total_ms": 1.0, "average_us": 250.0,
+         "share": 0.125, "cumulative_share": 1.0},
+    ]  # fmt: skip
+    families = only(summary, "kernel_families")
+    assert list(families.table["family"]) == ["GEMM", "activation"] and list(families.table["count"]) == [4, 4]
+    assert "87.5%" in families.sentence and "core-util" in families.sentence
+
+
+def test_copies_have_their_bandwidth() -> None:
+    summary = totals("copies", ("HtoD", 2, 1_000_000), ("DtoH", 1, 500_000), total_bytes=[8_000_000, 1_000_000])
+    assert list(only(summary, "copy_totals").table["gb_per_second"]) == [8.0, 2.0]  # 8 MB in 1 ms
+
+
+def test_a_call_that_waits_is_told_from_one_that_works() -> None:
+    waiting = only(totals("api", ("cudaStreamSynchronize", 1, 9), ("cudaLaunchKernel", 1, 1)), "api_totals")
+    working = only(totals("api", ("cudaLaunchKernel", 1, 9)), "api_totals")
+    assert "90.0%" in waiting.sentence and ".item()" in waiting.sentence and ".item()" not in working.sentence
+
+
+@pytest.mark.parametrize("what", ["kernels", "copies", "api", "ranges"])
+def test_tables_without_rows_or_without_times_say_so(what: str) -> None:
+    empty = pd.DataFrame({"name": pd.Series(dtype=str), "count": pd.Series(dtype="int64")})
+    for table in (empty, empty.assign(total_ns=pd.Series(dtype="int64"))):
+        (found,) = findings([Summary(what, "t", table)])
+        assert "nothing of this kind" in found.sentence
+
+
+def collectives(busbw: dict[int, float], wrong: int = 0) -> Summary:
+    rows = [
+        {"collective": "all_reduce", "size_bytes": size, "count": size // 4, "dtype": "float", "redop": "sum",
+         "root": -1, "placement": "out_of_place", "time_us": 10 + size / 1e5, "algbw_gb_s": value / 1.5,
+         "busbw_gb_s": value, "wrong": wrong}
+        for size, value in busbw.items()
+    ]  # fmt: skip
+    return Summary("collectives", "nccl-tests all_reduce", pd.DataFrame(rows), facts={"ranks": 4})
+
+
+def test_peak_and_the_size_of_half_of_it_are_found() -> None:
+    found = only(collectives({1024: 1.0, 1 << 20: 49.0, 1 << 21: 51.0, 1 << 30: 100.0}), "collective_bandwidth")
+    (row,) = found.table.to_dict("records")
+    assert (row["peak_busbw_gb_s"], row["peak_at_bytes"], row["half_peak_from_bytes"]) == (100.0, 1 << 30, 1 << 21)
+    assert "2 MiB" in found.sentence and "between 4 ranks" in found.sentence
+    # The times were made with 10 us and 1e5 bytes/us = 100 GB/s.
+    assert row["latency_us"] == pytest.approx(10) and row["fitted_algbw_gb_s"] == pytest.approx(100)
+    assert row["fit_median_error"] == pytest.approx(0, abs=1e-9)
+
+
+def test_wrong_results_come_before_any_bandwidth() -> None:
+    assert "wrong results" in only(collectives({1024: 1.0}, wrong=3), "collective_bandwidth").sentence
+
+
+def test_no_fit_is_made_of_too_few_sizes_or_of_times_that_fall() -> None:
+    sizes = pd.Series([1, 1000, 1_000_000])
+    assert alpha_beta(sizes[:2], pd.Series([1.0, 2.0])) is None
+    assert alpha_beta(sizes, pd.Series([30.0, 20.0, 10.0])) is None
+    fit = alpha_beta(pd.Series([0, 1000, 10**6, 10**9]), pd.Series([99.0, 5.01, 15.0, 10_005.0]))  # 5 us, 100 GB/s
+    assert fit is not None and (fit.alpha_us, fit.beta_gb_s) == (pytest.approx(5), pytest.approx(100))
+
+
+def sensors(**series: list[float]) -> Summary:
+    rows = [
+        (second * 1_000_000_000, "0", quantity, value)
+        for quantity, values in series.items()
+        for second, value in enumerate(values)
+    ]
+    return Summary("sensors", "s", pd.DataFrame(rows, columns=["time_ns", "device", "quantity", "value"]))
+
+
+def test_readings_are_summed_up_by_quantity_and_power_is_integrated() -> None:
+    found = only(sensors(temperature_celsius=[50, 60, 70], power_watts=[100, 200, 300]), "sensors")
+    first = found.table.to_dict("records")[0]
+    assert first == {
+        "quantity": "power_watts", "device": "0", "samples": 3, "mean": 200.0, "p95": 290.0, "min": 100.0, "max": 300.0
+    }  # fmt: skip
+    assert "0.4 kJ" in found.sentence and "cannot be seen" in found.sentence  # 150 J + 250 J
+
+
+@pytest.mark.parametrize(
+    ("series", "said"),
+    [
+        ({"throttle_reasons": [0.0] * 9 + [0x40]}, "hardware thermal slowdown"),
+        ({"throttle_reasons": [0x4] * 5 + [0] * 5}, "software power cap"),
+        ({"sm_clock_mhz": [1980] * 10 + [1200] * 10, "gpu_utilization_percent": [99] * 20}, "falls from 1980 to 1200"),
+        ({"power_watts": [699, 690, 300], "power_limit_watts": [700] * 3}, "power limit of 700 W in 67%"),
+    ],
+)
+def test_signs_of_throttling_are_named(series: dict[str, Any], said: str) -> None:
+    sentence = only(sensors(**series), "sensors").sentence
+    assert said in sentence and "throttling is likely" in sentence
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        {"throttle_reasons": [0x1] * 10},  # idle
+        {"sm_clock_mhz": [1980] * 10 + [210] * 10, "gpu_utilization_percent": [99] * 10 + [0] * 10},
+    ],
+)
+def test_clocks_that_fall_without_work_are_no_throttling(series: dict[str, Any]) -> None:
+    assert "nothing in the log hints at throttling" in only(sensors(**series), "sensors").sentence
+
+
+def test_a_run_that_misses_its_target_is_told_from_one_that_reaches_it() -> None:
+    facts = {"time_to_train_minutes": 5.0, "steps": 10, "global_batch_size": 64, "target": 0.72, "final_accuracy": 0.73}
+    table = pd.DataFrame({"name": ["a"], "value": ["b"]})
+    assert "was reached with 0.7300" in only(Summary("run", "t", table, facts=facts), "mlperf_run").sentence
+    facts["final_accuracy"] = 0.71
+    assert "was missed with 0.7100" in only(Summary("run", "t", table, facts=facts), "mlperf_run").sentence
+
+
+def test_names_are_distinct_and_unknown_kinds_are_shown_as_they_are() -> None:
+    other = Summary("some thing", "t", pd.DataFrame({"a": [1]}))
+    names = [found.name for found in findings([totals("api", ("a", 1, 1)), totals("api", ("a", 1, 1)), other])]
+    assert names == ["api_totals", "api_totals_2", "some_thing"]

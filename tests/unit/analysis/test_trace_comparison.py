@@ -1,0 +1,93 @@
+"""Two recordings held against each other."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.timelines import timeline
+
+from analysis.metrics.trace_comparison import compare_traces
+from analysis.report.trace_comparison_findings import findings
+from analysis.timeline import Timeline
+from bench.cli.main import run
+from common.errors import InputError, UsageError
+
+MS = 1_000_000
+
+
+def rank(number: int, gemm_ms: int, step_ms: int, steps: int = 3) -> Timeline:
+    kernels, marks = [], []
+    for step in range(steps):
+        begin = step * 100 * MS
+        marks.append((step, begin, begin + step_ms * MS))
+        kernels.append(("sgemm", 7, begin, begin + gemm_ms * MS))
+        kernels.append(("gelu_kernel", 7, begin + 50 * MS, begin + 52 * MS))
+    return timeline(number, steps=marks, kernels=kernels)
+
+
+def test_a_steps_time_is_the_slowest_ranks_and_the_largest_change_comes_first() -> None:
+    found = compare_traces([rank(0, 10, 60), rank(1, 10, 70)], [rank(0, 25, 84), rank(1, 15, 60)])
+    assert (found.per, found.before_ms, found.after_ms) == ("step", 70.0, 84.0)
+    assert found.ratio == pytest.approx(1.2) and found.verdict == "slower"
+    first = found.kernels.iloc[0]
+    assert (first["name"], first["change"]) == ("sgemm", "slower")
+    assert first["delta_ms"] == pytest.approx(10.0), "(25 + 15 - 10 - 10) ms over two ranks"
+    time = found.time.set_index("time")
+    assert time.loc["compute", "before_ms"] == pytest.approx(12) and time.loc["compute", "after_ms"] == pytest.approx(
+        22
+    )
+
+
+def test_the_threshold_decides_and_works_both_ways() -> None:
+    old, new = [rank(0, 10, 60)], [rank(0, 10, 63)]
+    assert compare_traces(old, new, 0.06).verdict == "same"
+    assert compare_traces(old, new, 0.04).verdict == "slower"
+    assert compare_traces(new, old, 0.04).verdict == "faster"
+    with pytest.raises(UsageError, match="threshold"):
+        compare_traces(old, new, 0)
+
+
+def test_without_steps_the_whole_traces_are_compared() -> None:
+    old, new = (timeline(kernels=[("k", 7, 0, 10), ("k", 7, 90, end)]) for end in (100, 200))
+    found = compare_traces([old], [new])
+    assert (found.per, found.ratio) == ("trace", 2.0)
+    assert "per trace" in findings(found)[0].title.lower()
+
+
+def test_a_trace_of_a_gpu_and_one_of_a_cpu_do_not_compare() -> None:
+    cpu = timeline(operators=[("aten::mm", 0, 10)])
+    with pytest.raises(InputError, match="do not compare"):
+        compare_traces([rank(0, 1, 60)], [cpu])
+
+
+def write(path: Path, gemm_us: int) -> Path:
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1}
+        | {"ts": step * 1000, "dur": 100 + gemm_us}
+        for step in range(3)
+    ]
+    events += [
+        {"ph": "X", "cat": "kernel", "name": "sgemm<script>", "pid": 0, "tid": 7}
+        | {"ts": step * 1000, "dur": gemm_us, "args": {"stream": 7, "device": 0}}
+        for step in range(3)
+    ]
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+def test_the_command_says_what_changed_and_exits_1_when_slower(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = write(tmp_path / "old.json", 100), write(tmp_path / "new.json", 300)
+    assert run(["compare", str(old), str(new), "--csv", str(tmp_path / "csv")]) == 1
+    assert "sgemm<script>" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "csv").iterdir()} >= {"changed_kernels.csv", "time.csv"}
+    assert run(["compare", str(new), str(old), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["verdict"] == "faster" and said["ratio"] == pytest.approx(0.5)
+
+
+def test_a_file_without_times_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "old.json").write_text("no trace")
+    assert run(["compare", str(tmp_path / "old.json"), str(write(tmp_path / "new.json", 100))]) == 2
+    assert "old.json" in capsys.readouterr().err

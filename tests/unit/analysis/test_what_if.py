@@ -1,0 +1,217 @@
+"""Graphs of two ranks worked by hand, in which scaling durations alone gives another answer. Times are ms."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.timelines import timeline
+
+from analysis.metrics.clock_alignment import clock_offsets
+from analysis.metrics.collective_matching import match_collectives
+from analysis.metrics.what_if import SCENARIOS, Scenario, WhatIf, parse_scenario, what_if
+from analysis.timeline import Timeline
+from common.errors import InputError
+
+SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+MS = 1_000_000
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+Work = tuple[str, float, float]
+
+
+def gpu(
+    rank: int, works: Sequence[Work], launches: Sequence[float] | None = None, clock: float = 0, size: int = -1
+) -> Timeline:
+    """A rank that launches its work at once (or at `launches`) and synchronises until the last of it has ended.
+
+    Work named "all_reduce" is on a stream of its own, waits for the work launched before it, and what comes after it
+    waits for it; "beside" is on a third stream and waits for nothing.
+    """
+    ahead = clock * MS
+    kernels, api, talks = [], [], []
+    for number, (name, start, end) in enumerate(works):
+        begin, stop = int(start * MS + ahead), int(end * MS + ahead)
+        launch = int((launches[number] if launches else number * 0.001) * MS + ahead)
+        if number and works[number - 1][0] == "all_reduce":
+            api.append(("cudaStreamWaitEvent", launch - 200, launch - 100))
+        api.append(("cudaLaunchKernel", launch, launch + 500, number))
+        if name == "all_reduce":
+            kernels.append((NCCL, 7, begin, stop, number))
+            talks.append(("all_reduce", begin, stop, size, number, 7, "0", 2, -1))
+        else:
+            kernels.append((name, 3 if name == "beside" else 0, begin, stop, number))
+    last = max(int(end * MS + ahead) for _, _, end in works)
+    begin = max(int(call[2]) for call in api) + 1000
+    api.append(("cudaDeviceSynchronize", begin, last, -1))
+    return timeline(rank, steps=[(0, int(ahead), last)], kernels=kernels, api=api, collectives=talks)
+
+
+def cpu(
+    rank: int, operators: Sequence[tuple[float, float]], talks: Sequence[tuple[float, float]], end: float
+) -> Timeline:
+    return timeline(
+        rank,
+        steps=[(0, 0, int(end * MS))],
+        operators=[("aten::mm", int(a * MS), int(b * MS)) for a, b in operators],
+        collectives=[("all_reduce", int(a * MS), int(b * MS)) for a, b in talks],
+    )
+
+
+def answer(ranks: Sequence[Timeline], scenarios: Sequence[Scenario] = SCENARIOS) -> WhatIf:
+    matching = match_collectives(ranks)
+    return what_if(ranks, matching, clock_offsets(ranks, matching).offsets_ns, scenarios)
+
+
+def times(answers: WhatIf, scenario: str) -> Any:
+    table = answers.table
+    return pytest.approx(table["replayed_ms"][table["scenario"] == scenario].tolist(), abs=0.01)
+
+
+def test_transfer_that_nothing_hides_is_saved() -> None:
+    works = [("gemm", 0, 10), ("all_reduce", 10, 30), ("gemm", 30, 40)]
+    answers = answer([gpu(0, works), gpu(1, works)])
+    assert times(answers, "as traced") == [40, 40]
+    assert times(answers, "free") == [20, 20]
+    assert times(answers, "half as fast") == [60, 60]
+    assert times(answers, "twice as fast") == [30, 30]
+    assert times(answers, "no waiting for other ranks") == [40, 40]
+    assert answers.error == pytest.approx(0, abs=1e-4) and answers.problems == ()
+
+
+def test_a_wait_for_a_straggler_does_not_vanish_with_the_transfer() -> None:
+    # Scaling rank 0's 25 ms of communication to nothing would give 20; it still has to wait until 30.
+    answers = answer(
+        [
+            gpu(0, [("gemm", 0, 10), ("all_reduce", 10, 35), ("gemm", 35, 45)]),
+            gpu(1, [("gemm", 0, 30), ("all_reduce", 30, 35), ("gemm", 35, 45)]),
+        ]
+    )
+    assert times(answers, "free") == [40, 40]
+    assert times(answers, "half as fast") == [50, 50]
+    assert times(answers, "no waiting for other ranks") == [25, 45]
+
+
+def test_the_slowest_rank_is_held_against_the_slowest_as_traced() -> None:
+    answers = answer(
+        [
+            gpu(0, [("gemm", 0, 10), ("all_reduce", 10, 35), ("gemm", 35, 55)]),
+            gpu(1, [("gemm", 0, 30), ("all_reduce", 30, 35), ("gemm", 35, 45)]),
+        ]
+    )
+    row = answers.slowest().set_index("scenario").loc["no waiting for other ranks"]
+    # rank 0 takes 55 as traced; alone it takes 10 + 5 + 20 = 35, and rank 1 is the slowest with its 45
+    assert (row["rank"], row["replayed_ms"]) == (1, pytest.approx(45, abs=0.01))
+    assert row["saved_ms"] == pytest.approx(10, abs=0.01)
+
+
+def test_hidden_communication_costs_nothing_until_it_sticks_out() -> None:
+    works = [("gemm", 0, 5), ("all_reduce", 5, 25), ("beside", 5, 40)]
+    answers = answer([gpu(0, works), gpu(1, works)], [*SCENARIOS, parse_scenario("0.5x"), parse_scenario("0.25x")])
+    assert times(answers, "free") == [40, 40]
+    assert times(answers, "half as fast") == [45, 45]  # 5 + 40
+    assert times(answers, "0.25 times as fast") == [85, 85]
+
+
+def test_without_communication_the_host_can_become_the_bound() -> None:
+    # The last kernel is launched at 29: without the 20 ms of communication it starts then, not at 10.
+    works = [("gemm", 0, 10), ("all_reduce", 10, 30), ("gemm", 30, 40)]
+    launches = [0, 0.01, 29]
+    answers = answer([gpu(0, works, launches), gpu(1, works, launches)])
+    assert times(answers, "free") == [39, 39]
+    free = answers.table[answers.table["scenario"] == "free"]
+    assert free["critical_path"].tolist() == ["host", "host"]
+
+
+def test_clocks_of_other_hosts_change_nothing() -> None:
+    works = [("gemm", 0, 10), ("all_reduce", 10, 35), ("gemm", 35, 45)]
+    late = [("gemm", 0, 30), ("all_reduce", 30, 35), ("gemm", 35, 45)]
+    assert times(answer([gpu(0, works), gpu(1, late, clock=5000)]), "free") == [40, 40]
+
+
+def test_a_given_bus_bandwidth_sets_the_transfer_of_known_sizes() -> None:
+    works = [("gemm", 0, 10), ("all_reduce", 10, 30), ("gemm", 30, 40)]
+    ranks = [gpu(rank, works, size=40_000_000) for rank in (0, 1)]
+    answers = answer(ranks, [parse_scenario("4GB/s")])  # 40e6 bytes x 2 (2 - 1) / 2 at 4 GB/s: 10 ms
+    assert times(answers, "bus bandwidth 4 GB/s") == [30, 30]
+
+
+def test_a_collective_without_partner_is_scaled_whole_and_it_is_said() -> None:
+    answers = answer([gpu(0, [("gemm", 0, 10), ("all_reduce", 10, 30), ("gemm", 30, 40)])])
+    assert times(answers, "free") == [20]
+    assert "1 collectives have no partner" in answers.problems[0]
+
+
+def test_on_a_cpu_the_end_of_the_backward_pass_waits_for_gloo() -> None:
+    rank = cpu(0, [(0, 20), (20, 50), (80.1, 90)], [(40, 80)], 90.1)
+    other = cpu(1, [(0, 20), (20, 50), (80.1, 90)], [(40, 80)], 90.1)
+    answers = answer([rank, other])
+    assert times(answers, "as traced") == [90.1, 90.1]
+    assert times(answers, "free") == [60.1, 60.1]  # the optimizer 0.1 ms after 50
+    assert times(answers, "half as fast") == [130.1, 130.1]
+
+
+def test_on_a_cpu_hidden_and_straggling_communication_is_not_saved() -> None:
+    hidden = [cpu(rank, [(0, 20), (20, 50), (50.05, 60)], [(25, 45)], 60) for rank in (0, 1)]
+    assert times(answer(hidden), "free") == [60, 60]
+    ranks = [cpu(0, [(0, 50), (80.1, 90)], [(49, 80)], 90), cpu(1, [(0, 70), (80.1, 90)], [(70, 80)], 90)]
+    assert times(answer(ranks), "free") == [80, 80]  # until 70, not 50
+
+
+def test_steps_that_end_with_a_wait_on_a_cpu_wait_too() -> None:
+    ranks = [cpu(rank, [(0, 50)], [(40, 80)], 80.05) for rank in (0, 1)]
+    assert times(answer(ranks), "free") == [50.05, 50.05]
+
+
+def test_a_replay_that_misses_the_trace_says_so() -> None:
+    # The ranks leave the collective 20 ms apart: one common end cannot give both.
+    works = [("gemm", 0, 10), ("all_reduce", 10, 30), ("gemm", 30, 40)]
+    apart = [("gemm", 0, 10), ("all_reduce", 10, 50), ("gemm", 50, 60)]
+    matching = match_collectives([gpu(0, works), gpu(1, apart)])
+    answers = what_if([gpu(0, works), gpu(1, apart)], matching, (0, 0))
+    assert answers.error is not None and answers.error > 0.05
+    assert "do not rely" in " ".join(answers.problems)
+
+
+@pytest.mark.parametrize("text", ["", "faster", "-1x", "0x", "1e400x", "GB/s", "0GB/s", "9" * 40 + "x"])
+def test_a_word_that_is_no_scenario_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="what-if"):
+        parse_scenario(text)
+
+
+def test_words_for_scenarios() -> None:
+    assert parse_scenario("free").transfer_factor == 0
+    assert parse_scenario("half").transfer_factor == 2
+    assert parse_scenario("twice").transfer_factor == 0.5
+    assert parse_scenario("4x").transfer_factor == 0.25
+    assert parse_scenario("100 GB/s").busbw_gb_s == 100
+    assert not parse_scenario("nowait").waits
+
+
+def test_time_grows_linearly_with_the_work() -> None:
+    def seconds(count: int) -> float:
+        moments = list(itertools.accumulate([0, 1, 2] * count))
+        works: list[Work] = [
+            ("all_reduce" if i % 3 == 2 else "gemm", a, b) for i, (a, b) in enumerate(itertools.pairwise(moments))
+        ]
+        ranks = [gpu(rank, works) for rank in (0, 1)]
+        matching = match_collectives(ranks)
+        begin = time.perf_counter()
+        what_if(ranks, matching, (0, 0))
+        return time.perf_counter() - begin
+
+    small, large = min(seconds(200) for _ in range(3)), seconds(2000)
+    assert large < 40 * small  # 10 times the work; a quadratic one takes 100 times
+
+
+@pytest.mark.parametrize("folder", ["dlrm-8-ranks", "megatron-8-ranks"])
+def test_the_unchanged_replay_gives_real_traces_again(folder: str) -> None:
+    if not (SHARED / folder).exists():
+        pytest.skip("shared/traces is not here")
+    from analysis.sources import open_sources
+
+    answers = answer(open_sources(SHARED / folder).timelines)
+    assert answers.error is not None and answers.error < 0.005
+    free = answers.table[answers.table["scenario"] == "free"]
+    assert (free["saved_ms"] > -0.01).all()
