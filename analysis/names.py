@@ -142,3 +142,17 @@ def collective(name: str) -> str | None:
         if pattern.search(own):
             return label
     return "other" if _DEVICE_KERNEL.search(own) else None
+
+
+def bus_factor(collective: str, ranks: int) -> float | None:
+    """Return busbw / algbw of a collective over n ranks, as nccl-tests has it (doc/PERFORMANCE.md).
+
+    None where nccl-tests has none, or the number of ranks is not known (below 1).
+    """
+    if ranks < 1:
+        return None
+    if collective == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (ranks - 1) / ranks
+    return 1.0 if collective in ("broadcast", "reduce", "send_recv") else None

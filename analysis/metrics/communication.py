@@ -2,7 +2,7 @@
 
 On unions of intervals, as measurement.md defines them: C communication, K computation (metrics.temporal.work_sets).
 overlapped = |C and K|, exposed = |C minus K|. Bandwidths are nccl-tests', in 1e9 bytes/s: algbw = bytes / time, and
-busbw = algbw x `bus_factor`, the rate at which a link has to run (nccl-tests doc/PERFORMANCE.md).
+busbw = algbw x `names.bus_factor`, the rate at which a link has to run (nccl-tests doc/PERFORMANCE.md).
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from analysis.metrics.intervals import Intervals, clipped, difference, inside_ns, intersection, merged, total_ns
 from analysis.metrics.temporal import Window, WorkSets, work_sets, work_window
+from analysis.names import bus_factor
 from analysis.timeline import Timeline, empty
 
 if TYPE_CHECKING:
@@ -67,17 +68,6 @@ BUCKET_COLUMNS = {
     "exposed_ms": "float64",
     "compute_after_start_ms": "float64",
 }
-
-
-def bus_factor(collective: str, ranks: int) -> float | None:
-    """Return busbw / algbw of a collective over n ranks, as nccl-tests has it; None where it has none."""
-    if ranks < 1:
-        return None
-    if collective == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
-        return (ranks - 1) / ranks
-    return 1.0 if collective in ("broadcast", "reduce", "send_recv") else None
 
 
 def communication_by_rank(

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.metrics.collective_matching import Matching
-from analysis.metrics.communication import bus_factor
 from analysis.metrics.what_if_cpu import add_cpu_rank
 from analysis.metrics.what_if_events import add_gpu_rank
 from analysis.metrics.what_if_graph import TRANSFER, Dependencies, Floats, Graph, finished
+from analysis.names import bus_factor
 from analysis.timeline import Timeline
 from common.errors import InputError
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from analysis.names import bus_factor
 from analysis.readers.log_lines import log_lines
 from analysis.readers.registry import Head
 from analysis.summary import Summary
@@ -50,15 +51,6 @@ _NAMES = {
 }
 
 _LONGEST_LINE = 4000  # characters; a command line may be long, rows are not
-
-
-def bus_factor(collective: str, ranks: int) -> float | None:
-    """Return busbw / algbw of a collective over n ranks (nccl-tests doc/PERFORMANCE.md); None where it has none."""
-    if collective == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
-        return (ranks - 1) / ranks
-    return 1.0 if collective in ("broadcast", "reduce", "send_recv") else None
 
 
 def recognises(head: Head) -> bool:

@@ -8,24 +8,25 @@ import numpy as np
 
 from analysis.metrics.clock_alignment import clock_offsets
 from analysis.metrics.collective_matching import Matching, match_collectives
-from analysis.metrics.communication import bus_factor, communication_by_rank, communication_set
+from analysis.metrics.communication import communication_by_rank, communication_set
 from analysis.metrics.intervals import Intervals, clipped, difference, intersection
 from analysis.metrics.temporal import WorkSets, work_sets, work_window
-from analysis.report.figures import _STYLE, _canvas, _label, _save
+from analysis.names import bus_factor
+from analysis.report.drawing import BLUE, GREEN, GREY, ORANGE, PINK, SKY, STYLE, VERMILION, canvas, save, short_label
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_HIDDEN, _TRANSFER, _WAIT, _COMPUTE = "#56B4E9", "#D55E00", "#E69F00", "#0072B2"
+_HIDDEN, _TRANSFER, _WAIT, _COMPUTE = SKY, VERMILION, ORANGE, BLUE
 _KINDS = {
-    "all_reduce": ("#0072B2", "o"),
-    "all_gather": ("#009E73", "s"),
-    "reduce_scatter": ("#CC79A7", "D"),
-    "all_to_all": ("#D55E00", "^"),
-    "broadcast": ("#E69F00", "v"),
+    "all_reduce": (BLUE, "o"),
+    "all_gather": (GREEN, "s"),
+    "reduce_scatter": (PINK, "D"),
+    "all_to_all": (VERMILION, "^"),
+    "broadcast": (ORANGE, "v"),
 }
-_OTHER = ("#7F7F7F", "P")
+_OTHER = (GREY, "P")
 _MOST_RANKS = 16
 _MOST_POINTS = 5000
 
@@ -43,8 +44,8 @@ def draw_all_reduce_panel(path: Path, timelines: Sequence[Timeline]) -> Path:
 
     shown = timelines[:_MOST_RANKS]
     table = communication_by_rank(shown, match_collectives(timelines) if len(timelines) == len(shown) else None)
-    with matplotlib.rc_context(_STYLE):
-        figure, (axis,) = _canvas(10.6, 1.1 + 0.32 * max(1, len(table)))
+    with matplotlib.rc_context(STYLE):
+        figure, (axis,) = canvas(10.6, 1.1 + 0.32 * max(1, len(table)))
         split = table["exposed_wait_ms"].notna().to_numpy(dtype=bool)
         exposed, window = table["exposed_ms"].to_numpy(dtype=float), table["window_ms"].to_numpy(dtype=float)
         transfer = np.where(split, table["exposed_transfer_ms"].to_numpy(dtype=float, na_value=0.0), 0.0)
@@ -69,7 +70,7 @@ def draw_all_reduce_panel(path: Path, timelines: Sequence[Timeline]) -> Path:
         axis.set_xlabel("communication in the window (ms)")
         axis.grid(axis="y", visible=False)
         figure.legend(loc="outside upper left", ncols=4, fontsize=8.5)
-        _save(figure, path)
+        save(figure, path)
     return path
 
 
@@ -92,8 +93,8 @@ def draw_bucket_timeline(path: Path, timelines: Sequence[Timeline]) -> Path:
         bounds = _last_step(timeline, sets)
         if bounds is not None:
             spans.append((member, sets, bounds))
-    with matplotlib.rc_context(_STYLE):
-        figure, (axis,) = _canvas(10.6, 1.1 + 0.46 * max(1, len(spans)))
+    with matplotlib.rc_context(STYLE):
+        figure, (axis,) = canvas(10.6, 1.1 + 0.46 * max(1, len(spans)))
         origin = min((bounds[0] - clocks[member] for member, _, bounds in spans), default=0)
         for place, (member, sets, bounds) in enumerate(spans):
             zero = origin + clocks[member]
@@ -107,7 +108,7 @@ def draw_bucket_timeline(path: Path, timelines: Sequence[Timeline]) -> Path:
         axis.grid(axis="y", visible=False)
         entries = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
         figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=5, fontsize=8.5)
-        _save(figure, path)
+        save(figure, path)
     return path
 
 
@@ -127,15 +128,15 @@ def draw_bandwidth(path: Path, timelines: Sequence[Timeline]) -> Path | None:
     import matplotlib
     from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter
 
-    with matplotlib.rc_context(_STYLE):
-        figure, (axis,) = _canvas(5.2, 3.7)
+    with matplotlib.rc_context(STYLE):
+        figure, (axis,) = canvas(5.2, 3.7)
         for kind, matched in sorted({(kind, matched) for kind, matched, _, _ in points}):
             own = [(size, rate) for name, split, size, rate in points if (name, split) == (kind, matched)]
             colour, marker = _KINDS.get(kind, _OTHER)
             axis.plot(
                 [size for size, _ in own], [rate for _, rate in own], linestyle="none", marker=marker, markersize=5,
                 color=colour, markerfacecolor=colour if matched else "none", alpha=0.6,
-                label=_label(kind if matched else f"{kind}, waiting included"),
+                label=short_label(kind if matched else f"{kind}, waiting included"),
             )  # fmt: skip
         axis.set_xscale("log")
         axis.set_yscale("log")
@@ -148,7 +149,7 @@ def draw_bandwidth(path: Path, timelines: Sequence[Timeline]) -> Path | None:
         axis.set_xlabel("message size")
         axis.set_ylabel("bus bandwidth (GB/s)")
         figure.legend(loc="outside upper left", ncols=2, fontsize=8.5)
-        _save(figure, path)
+        save(figure, path)
     return path
 
 

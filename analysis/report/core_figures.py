@@ -8,21 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.metrics.core_utilization import FOUR, CoreUse
 from analysis.metrics.roofline import DRAM, Ceiling, Roofline
-from analysis.report.figures import _STYLE, _canvas, _label, _save
+from analysis.report.drawing import (
+    BLUE,
+    BROWN,
+    GREEN,
+    GREY,
+    INK,
+    NOTE,
+    ORANGE,
+    PALE,
+    PINK,
+    PURPLE,
+    SKY,
+    STYLE,
+    VERMILION,
+    canvas,
+    save,
+    short_label,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INK, _NOTE = "#1F2933", "#52606D"
-_PIPE_COLOURS = {"fma": "#0072B2", "fp16": "#56B4E9", "tensor": "#D55E00", "sfu": "#E69F00"}
+_PIPE_COLOURS = {"fma": BLUE, "fp16": SKY, "tensor": VERMILION, "sfu": ORANGE}
 _PIPE_NAMES = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
 # A kind of work has the same colour in every picture.
 _FAMILY_COLOURS = {
-    "GEMM": "#D55E00", "attention": "#0072B2", "norm": "#009E73", "elementwise": "#E69F00", "optimizer": "#CC79A7",
-    "dropout": "#56B4E9", "softmax and loss": "#8C6BB1", "embedding": "#A6761D", "copy": "#7F7F7F",
-    "activation": "#F0C800", "reduction and sort": "#882255", "communication": "#1F2933",
+    "GEMM": VERMILION, "attention": BLUE, "norm": GREEN, "elementwise": ORANGE, "optimizer": PINK,
+    "dropout": SKY, "softmax and loss": PURPLE, "embedding": BROWN, "copy": GREY,
+    "activation": "#F0C800", "reduction and sort": "#882255", "communication": INK,
 }  # fmt: skip
-_OTHER = "#B8BEC7"
+_OTHER = PALE
 _MOST_GROUPS = 12
 _MOST_KERNELS = 200
 _LARGEST_AREA, _SMALLEST_AREA = 420.0, 14.0
@@ -43,8 +59,8 @@ def draw_core_utilization(path: Path, groups: Mapping[str, CoreUse], label: str,
     import matplotlib
 
     names = list(groups)[:_MOST_GROUPS]
-    with matplotlib.rc_context(_STYLE):
-        figure, (axis,) = _canvas(max(5.2, 1.6 + 1.0 * len(names)), 3.7)
+    with matplotlib.rc_context(STYLE):
+        figure, (axis,) = canvas(max(5.2, 1.6 + 1.0 * len(names)), 3.7)
         known = [pipe for pipe in FOUR if any(_value(groups[name], pipe, in_window) is not None for name in names)]
         width = 0.8 / max(1, len(known))
         tallest = 5.0
@@ -71,8 +87,8 @@ def draw_core_utilization(path: Path, groups: Mapping[str, CoreUse], label: str,
         if known:
             figure.legend(loc="outside upper left", ncols=4, fontsize=8.5)
         if notes:
-            figure.supxlabel("\n".join(notes), fontsize=8, color=_NOTE, x=0.01, ha="left")
-        _save(figure, path)
+            figure.supxlabel("\n".join(notes), fontsize=8, color=NOTE, x=0.01, ha="left")
+        save(figure, path)
     return path
 
 
@@ -87,8 +103,8 @@ def draw_roofline(path: Path, found: Roofline) -> Path:
     table = found.kernels.head(_MOST_KERNELS)
     placed = table[(table["intensity_flop_per_byte"] > 0) & (table["achieved_flops"] > 0)]
     rows = [{str(key): value for key, value in row.items()} for row in placed.to_dict("records")]
-    with matplotlib.rc_context(_STYLE):
-        figure, (axis,) = _canvas(8.2, 4.6)
+    with matplotlib.rc_context(STYLE):
+        figure, (axis,) = canvas(8.2, 4.6)
         axis.set_xscale("log")
         axis.set_yscale("log")
         ceilings = _shown(found.ceilings, rows)
@@ -105,10 +121,10 @@ def draw_roofline(path: Path, found: Roofline) -> Path:
             )
         note = "\n".join(textwrap.wrap(_note(found, rows), 120))
         if note:
-            figure.supxlabel(note, fontsize=8, color=_NOTE, x=0.01, ha="left")
+            figure.supxlabel(note, fontsize=8, color=NOTE, x=0.01, ha="left")
         figure.draw_without_rendering()  # the slope of a line on paper is known when all else has its place
         _label_memory(axis, ceilings)
-        _save(figure, path)
+        save(figure, path)
     return path
 
 
@@ -133,13 +149,13 @@ def _numbers(
             textcoords="offset points",
             ha="center",
             va="top" if inside else "bottom",
-            color="white" if inside else _INK,
+            color="white" if inside else INK,
             fontsize=7.5,
         )
 
 
 def _wrapped(name: str) -> str:
-    words = _label(name).split(" ")
+    words = short_label(name).split(" ")
     lines = [""]
     for word in words:
         lines = [*lines[:-1], f"{lines[-1]} {word}".strip()] if len(lines[-1]) + len(word) < 13 else [*lines, word]
@@ -173,7 +189,7 @@ def _draw_ceilings(axis: "Axes", ceilings: Mapping[str, Ceiling]) -> None:
     previous = 0.0
     for ceiling in peaks:
         ridge = low if memory is None else max(low, ceiling.rate / memory.rate)
-        axis.plot([ridge, high], [ceiling.rate] * 2, color=_INK, linewidth=1.2)
+        axis.plot([ridge, high], [ceiling.rate] * 2, color=INK, linewidth=1.2)
         if math.log10(ceiling.rate / max(previous, 1e-300)) * 3.4 / math.log10(top / bottom) > 0.16:
             text = f"{ceiling.kind.replace('_', ' ')} {_rate(ceiling.rate)}FLOP/s"
             label = axis.annotate(
@@ -183,7 +199,7 @@ def _draw_ceilings(axis: "Axes", ceilings: Mapping[str, Ceiling]) -> None:
             previous = ceiling.rate
     if memory is not None:
         end = min(high, (peaks[-1].rate if peaks else top) / memory.rate)
-        axis.plot([low, end], [low * memory.rate, end * memory.rate], color=_INK, linewidth=1.2)
+        axis.plot([low, end], [low * memory.rate, end * memory.rate], color=INK, linewidth=1.2)
 
 
 def _label_memory(axis: "Axes", ceilings: Mapping[str, Ceiling]) -> None:
@@ -229,7 +245,7 @@ def _draw_kernels(axis: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
             linewidth=0.8,
             zorder=3,
         )
-        axis.scatter([], [], s=40, color=_FAMILY_COLOURS.get(name, _OTHER), label=_label(name))
+        axis.scatter([], [], s=40, color=_FAMILY_COLOURS.get(name, _OTHER), label=short_label(name))
 
 
 def _time(row: Mapping[str, Any]) -> float:

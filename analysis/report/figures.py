@@ -2,77 +2,52 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.load import LoadedTrial
 from analysis.report import tables
 from analysis.report.answer import Point
-from common.atomic import atomic_path
+from analysis.report.drawing import (
+    BLUE,
+    BROWN,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PINK,
+    PURPLE,
+    SKY,
+    STYLE,
+    VERMILION,
+    Picture,
+    canvas,
+    save,
+    short_label,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
 
 Row = Mapping[str, Any]
 
-# Okabe and Ito's palette: told apart also by the colour-blind. An implementation has the same colour in every picture.
-_NAMED = {"bertbench": "#0072B2", "hf": "#D55E00", "hf-compiled": "#E69F00", "hf-trainer": "#CC79A7"}
-_OTHERS = ("#009E73", "#56B4E9", "#8C6BB1", "#7F7F7F", "#A6761D")
+# An implementation has the same colour in every picture.
+_NAMED = {"bertbench": BLUE, "hf": VERMILION, "hf-compiled": ORANGE, "hf-trainer": PINK}
+_OTHERS = (GREEN, SKY, PURPLE, GREY, BROWN)
 _PHASE_COLOURS = {
-    "data_wait_ms": ("data wait", "#B8BEC7"),
-    "forward_ms": ("forward", "#56B4E9"),
-    "backward_ms": ("backward", "#0072B2"),
-    "communication_ms": ("exposed communication", "#D55E00"),
-    "optimizer_ms": ("optimizer", "#009E73"),
+    "data_wait_ms": ("data wait", PALE),
+    "forward_ms": ("forward", SKY),
+    "backward_ms": ("backward", BLUE),
+    "communication_ms": ("exposed communication", VERMILION),
+    "optimizer_ms": ("optimizer", GREEN),
     "rest_ms": ("rest", "#E3E6EA"),
 }
-_INK, _FAINT = "#1F2933", "#E4E7EB"
 _DASHES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "s", "^", "D")
 _MOST_PANELS = 6
 _MOST_TRIALS = 12
-_STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"],
-    "font.size": 9.5,
-    "axes.edgecolor": "#9AA5B1",
-    "axes.labelcolor": _INK,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": _FAINT,
-    "grid.linewidth": 0.8,
-    "text.color": _INK,
-    "xtick.color": "#52606D",
-    "ytick.color": "#52606D",
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
-    "legend.frameon": False,
-    # Names from outside may hold a dollar sign: it must not start a formula.
-    "text.parse_math": False,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """One picture of a report."""
-
-    path: Path
-    """The PNG."""
-    title: str
-    """What it shows."""
-    caption: str
-    """How to read it."""
-    half: bool = False
-    """Drawn to stand beside another one."""
 
 
 def draw_all(
@@ -84,7 +59,7 @@ def draw_all(
     import matplotlib
 
     pictures = []
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         colours = colours_of([str(trial.trial.implementation) for trial in trials])
         pictures.append(_throughput(folder, points, colours))
         pictures.append(_latency(folder, points, colours))
@@ -99,30 +74,6 @@ def colours_of(implementations: Sequence[str]) -> dict[str, str]:
     """Return a colour per implementation: fixed for known ones, by order of the alphabet for others."""
     others = sorted(set(implementations) - set(_NAMED))
     return {**_NAMED, **{name: _OTHERS[index % len(_OTHERS)] for index, name in enumerate(others)}}
-
-
-def _canvas(
-    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
-) -> "tuple[Canvas, list[Axes]]":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
-    return figure, [axis for row in axes for axis in row]
-
-
-def _save(figure: "Canvas", path: Path) -> None:
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=170, facecolor="white")
-
-
-def _label(text: str) -> str:
-    """Names from outside, short and printable; a leading underscore would hide a legend entry."""
-    clean = "".join(character if character.isprintable() else " " for character in text)
-    clean = clean if len(clean) <= 40 else clean[:38] + "…"
-    return f" {clean}" if clean.startswith("_") else clean
 
 
 def _panels(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
@@ -148,10 +99,10 @@ def _against_batch(
     panels = _panels(points)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = _canvas(5.2 if columns == 1 else 10.6, 3.7 * rows, rows, columns)
+    figure, axes = canvas(5.2 if columns == 1 else 10.6, 3.7 * rows, rows, columns)
     for axis, (title, members) in zip(axes, panels, strict=False):
         _batch_panel(axis, members, colours, value)
-        axis.set_title(_label(title))
+        axis.set_title(short_label(title))
         axis.set_xlabel("micro batch size (sequences per device and step)")
         axis.set_ylabel(label)
     for axis in axes[len(panels) :]:
@@ -163,7 +114,7 @@ def _against_batch(
     figure.legend(
         entries.values(), entries.keys(), loc="outside upper left", ncols=min(most, len(entries)), fontsize=8.5
     )
-    _save(figure, path)
+    save(figure, path)
     return len(panels) == 1
 
 
@@ -196,7 +147,7 @@ def _batch_panel(
             markerfacecolor=colours[name] if style == 0 else "white",
             linewidth=1.8,
             capsize=3,
-            label=_label(f"{name}{f' {strategy}' if strategy else ''}, {world} {line[0].row['device']}"),
+            label=short_label(f"{name}{f' {strategy}' if strategy else ''}, {world} {line[0].row['device']}"),
         )
     ticks = sorted({int(point.row["micro_batch_size"]) for point in members})
     axis.set_xscale("log", base=2)
@@ -231,7 +182,7 @@ def _latency(folder: Path, points: Sequence[Point], colours: Mapping[str, str]) 
 
 def _scaling(folder: Path, scaling: Sequence[Row], colours: Mapping[str, str]) -> Picture:
     kinds = [kind for kind in ("weak", "strong") if any(row["scaling"] == kind for row in scaling)]
-    figure, axes = _canvas(10.6 if len(kinds) > 1 else 5.2, 3.3, 1, len(kinds), sharey=True)
+    figure, axes = canvas(10.6 if len(kinds) > 1 else 5.2, 3.3, 1, len(kinds), sharey=True)
     for axis, kind in zip(axes, kinds, strict=True):
         lines: dict[tuple[Any, ...], list[Row]] = {}
         for row in scaling:
@@ -250,7 +201,7 @@ def _scaling(folder: Path, scaling: Sequence[Row], colours: Mapping[str, str]) -
                 markersize=5,
                 linewidth=1.8,
                 alpha=1.0 if strong else 0.35,
-                label=_label(f"{key[0]}, batch {key[-1]}") if strong else None,
+                label=short_label(f"{key[0]}, batch {key[-1]}") if strong else None,
             )
         sizes = sorted({row["world_size"] for row in scaling if row["scaling"] == kind})
         axis.set_xscale("log", base=2)
@@ -264,7 +215,7 @@ def _scaling(folder: Path, scaling: Sequence[Row], colours: Mapping[str, str]) -
         axis.legend(loc="best", fontsize=8.5)
     axes[0].set_ylabel("efficiency (%)")
     path = folder / "scaling.png"
-    _save(figure, path)
+    save(figure, path)
     shared = any(row["basis"] == "same total cores" for row in scaling)
     basis = "CPU ranks share the same cores, so 100 % means no loss from splitting them. " if shared else ""
     caption = f"Throughput relative to the smallest device count. {basis}Full lines: the largest batch; faint: smaller."
@@ -273,8 +224,8 @@ def _scaling(folder: Path, scaling: Sequence[Row], colours: Mapping[str, str]) -
 
 def _phases(folder: Path, points: Sequence[Point]) -> Picture:
     shown = _representative(points)
-    figure, (axis,) = _canvas(10.6, 0.9 + 0.3 * len(shown))
-    labels = [_label(_name(point, points)) for point in shown]
+    figure, (axis,) = canvas(10.6, 0.9 + 0.3 * len(shown))
+    labels = [short_label(_name(point, points)) for point in shown]
     left = [0.0] * len(shown)
     for column, (label, colour) in _PHASE_COLOURS.items():
         values = [_phase_share(point.row, column) for point in shown]
@@ -282,7 +233,7 @@ def _phases(folder: Path, points: Sequence[Point]) -> Picture:
             axis.barh(range(len(shown)), values, left=left, color=colour, label=label, height=0.68)
             for index, value in enumerate(values):
                 if value >= 6:
-                    ink = "white" if column in ("backward_ms", "communication_ms", "optimizer_ms") else _INK
+                    ink = "white" if column in ("backward_ms", "communication_ms", "optimizer_ms") else INK
                     axis.text(
                         left[index] + value / 2, index, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8
                     )
@@ -294,7 +245,7 @@ def _phases(folder: Path, points: Sequence[Point]) -> Picture:
     axis.grid(axis="y", visible=False)
     figure.legend(loc="outside upper left", ncols=6, fontsize=8.5)
     path = folder / "phases.png"
-    _save(figure, path)
+    save(figure, path)
     caption = (
         "Medians over the window, of the slowest rank in each step. "
         "Exposed communication is what the backward pass could not hide."
@@ -334,7 +285,7 @@ def _step_times(folder: Path, points: Sequence[Point], colours: Mapping[str, str
     shown = _representative(points)
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
-    figure, axes = _canvas(10.6, 0.4 + 1.75 * rows, rows, columns)
+    figure, axes = canvas(10.6, 0.4 + 1.75 * rows, rows, columns)
     for axis, point in zip(axes, shown, strict=False):
         trial = point.trials[len(point.trials) // 2]
         numbers = [int(step["step"]) for step in trial.steps]
@@ -344,13 +295,13 @@ def _step_times(folder: Path, points: Sequence[Point], colours: Mapping[str, str
         if numbers[0] < start:
             axis.axvspan(numbers[0] - 0.5, start - 0.5, color="#F3D9B1", alpha=0.6, linewidth=0)
         if numbers[-1] >= stop:
-            axis.axvspan(stop - 0.5, numbers[-1] + 0.5, color=_FAINT, alpha=0.8, linewidth=0)
+            axis.axvspan(stop - 0.5, numbers[-1] + 0.5, color=FAINT, alpha=0.8, linewidth=0)
         axis.plot(numbers, times, color=colour, linewidth=0.9, marker="o", markersize=2.2)
-        axis.axhline(float(point.row["step_time_ms"]), color=_INK, linewidth=0.8, linestyle=":")
+        axis.axhline(float(point.row["step_time_ms"]), color=INK, linewidth=0.8, linestyle=":")
         top = max(1.6 * float(point.row["step_time_ms"]), 1.1 * float(point.row["step_time_ms_p95"]))
         axis.set_ylim(0, top)
         _mark_cut(axis, numbers, times, top, colour)
-        axis.set_title(_label(_name(point, points)), fontsize=8.5, fontweight="normal")
+        axis.set_title(short_label(_name(point, points)), fontsize=8.5, fontweight="normal")
         axis.tick_params(labelsize=8)
         axis.locator_params(axis="x", nbins=5, integer=True)
     for axis in axes[len(shown) :]:
@@ -358,7 +309,7 @@ def _step_times(folder: Path, points: Sequence[Point], colours: Mapping[str, str
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("step time (ms)", fontsize=9)
     path = folder / "step_times.png"
-    _save(figure, path)
+    save(figure, path)
     left_out = (
         f" The {len(shown)} largest batches of {len(points)} configurations are shown."
         if len(shown) < len(points)

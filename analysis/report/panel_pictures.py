@@ -5,7 +5,7 @@ from pathlib import Path
 
 from analysis.counters import KernelCounters
 from analysis.explain import counter_endings
-from analysis.report.figures import Picture
+from analysis.report.drawing import Picture
 from analysis.sources import Source
 
 Pictures = dict[str, list[Picture]]

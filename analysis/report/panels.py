@@ -6,7 +6,7 @@ from pathlib import Path
 
 from analysis.findings import Finding
 from analysis.report import tables
-from analysis.report.figures import Picture
+from analysis.report.drawing import Picture
 from analysis.report.findings_tables import table_of
 from analysis.report.panel_pictures import draw
 from analysis.sources import Source

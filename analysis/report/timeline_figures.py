@@ -8,8 +8,7 @@ import numpy as np
 
 from analysis.metrics.intervals import Intervals, clipped, difference, intersection, merged
 from analysis.metrics.temporal import Temporal, WorkSets, temporal_breakdown, work_sets, work_window
-from analysis.report import figures
-from analysis.report.figures import Picture
+from analysis.report.drawing import BLUE, GREEN, INK, SKY, STYLE, VERMILION, Picture, canvas, save
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette, as in the other pictures: backward's blue computes, exposed communication is vermilion.
 _LANES = {
-    "computation": "#0072B2",
+    "computation": BLUE,
     "hidden communication": "#F5B68A",
-    "exposed communication": "#D55E00",
-    "copies": "#009E73",
+    "exposed communication": VERMILION,
+    "copies": GREEN,
     "idle": "#C3C9D2",
 }
 _ROWS = {  # lane in a rank's band: where it stands, from the top, and how high
@@ -48,7 +47,7 @@ def draw_timelines(folder: Path, timelines: Sequence[Timeline]) -> list[Picture]
         return []
     import matplotlib
 
-    with matplotlib.rc_context(figures._STYLE):
+    with matplotlib.rc_context(STYLE):
         return [
             _iteration(folder, [timeline for timeline, _ in shown[:_MOST_RANKS]], len(shown)),
             _breakdown(folder, [row for _, row in shown[:_MOST_RANKS]], len(shown)),
@@ -57,7 +56,7 @@ def draw_timelines(folder: Path, timelines: Sequence[Timeline]) -> list[Picture]
 
 def _iteration(folder: Path, timelines: Sequence[Timeline], ranks: int) -> Picture:
     step = _step(timelines)
-    figure, (axis,) = figures._canvas(10.6, 1.2 + 0.5 * len(timelines))
+    figure, (axis,) = canvas(10.6, 1.2 + 0.5 * len(timelines))
     longest = 0.0
     for place, timeline in enumerate(timelines):
         sets = work_sets(timeline)
@@ -75,7 +74,7 @@ def _iteration(folder: Path, timelines: Sequence[Timeline], ranks: int) -> Pictu
     axis.grid(axis="y", visible=False)
     _legend(figure, list(_LANES))
     path = folder / "iteration_timeline.png"
-    figures._save(figure, path)
+    save(figure, path)
     what = "the whole trace" if step is None else f"step {step}"
     caption = (
         f"What each rank does in {what}, from the rank's own start (clocks of ranks differ). "
@@ -86,7 +85,7 @@ def _iteration(folder: Path, timelines: Sequence[Timeline], ranks: int) -> Pictu
 
 
 def _breakdown(folder: Path, rows: Sequence[Temporal], ranks: int) -> Picture:
-    figure, (axis,) = figures._canvas(10.6, 1.2 + 0.32 * len(rows))
+    figure, (axis,) = canvas(10.6, 1.2 + 0.32 * len(rows))
     parts = {
         "computation": [row.compute_ns - row.overlapped_communication_ns for row in rows],
         "computation over communication": [row.overlapped_communication_ns for row in rows],
@@ -94,7 +93,7 @@ def _breakdown(folder: Path, rows: Sequence[Temporal], ranks: int) -> Picture:
         "copies alone": [row.exposed_memory_ns for row in rows],
         "idle": [row.idle_ns for row in rows],
     }
-    colours = ("#0072B2", "#56B4E9", "#D55E00", "#009E73", "#E3E6EA")
+    colours = (BLUE, SKY, VERMILION, GREEN, "#E3E6EA")
     left = np.zeros(len(rows))
     for (label, values), colour in zip(parts.items(), colours, strict=True):
         shares = np.array([100 * value / row.span_ns for value, row in zip(values, rows, strict=True)])
@@ -103,7 +102,7 @@ def _breakdown(folder: Path, rows: Sequence[Temporal], ranks: int) -> Picture:
         axis.barh(range(len(rows)), shares, left=left, color=colour, label=label, height=0.68)
         for index, share in enumerate(shares):
             if share >= 4:
-                ink = figures._INK if label in ("idle", "computation over communication") else "white"
+                ink = INK if label in ("idle", "computation over communication") else "white"
                 place = (left[index] + share / 2, index)
                 axis.text(*place, f"{share:.0f}", ha="center", va="center", color=ink, fontsize=8)
         left += shares
@@ -114,7 +113,7 @@ def _breakdown(folder: Path, rows: Sequence[Temporal], ranks: int) -> Picture:
     axis.grid(axis="y", visible=False)
     figure.legend(loc="outside upper left", ncols=5, fontsize=8.5)
     path = folder / "time_breakdown.png"
-    figures._save(figure, path)
+    save(figure, path)
     window = "the marked steps" if rows[0].window == "steps" else "the whole trace"
     caption = (
         f"Over {window}; each moment counts once, so every bar adds up to 100 %. "

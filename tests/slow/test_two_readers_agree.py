@@ -14,7 +14,7 @@ from analysis.timeline import Timeline
 pytestmark = pytest.mark.timeout(300)
 
 # Step 2 is recorded too; in the first recorded step the profilers' own first calls lie between the two.
-STEPS = (3, 4, 5)
+STEPS = (3, 4, 5, 6, 7)
 PHASES = ("data", "forward", "backward", "optimizer")
 
 # The observers of a real trial around work of known kind; the phases' lengths differ, so that a mix-up shows.
@@ -28,10 +28,10 @@ from bert.observer import Observers
 
 torch.set_num_threads(1)
 # The trace first: starting and writing it lies outside the ranges that nsys records.
-observers = Observers([TraceObserver(Path(sys.argv[1]), 0, 2, 6), RangeObserver(0, 2, 6)])
+observers = Observers([TraceObserver(Path(sys.argv[1]), 0, 2, 8), RangeObserver(0, 2, 8)])
 matrix = torch.rand(400, 400)
 observers.run_begin()
-for step in range(7):
+for step in range(10):
     observers.step_begin(step)
     for number, phase in enumerate(("data", "forward", "backward", "optimizer")):
         with observers.phase(phase):
@@ -68,23 +68,32 @@ def timelines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Timeline, Timel
 
 def test_both_have_the_steps_that_both_recorded(timelines: tuple[Timeline, Timeline]) -> None:
     from_torch, from_nsys = timelines
-    assert from_torch.steps["step"].tolist() == [2, 3, 4, 5]
-    assert set(from_nsys.steps["step"]) >= {2, 3, 4, 5}
+    assert from_torch.steps["step"].tolist() == [2, *STEPS]
+    assert set(from_nsys.steps["step"]) >= {2, *STEPS}
 
 
 def test_step_times_agree(timelines: tuple[Timeline, Timeline]) -> None:
-    from_torch, from_nsys = (found.steps.set_index("step") for found in timelines)
-    for step in STEPS:
-        one, other = (float(found.loc[step, "end"] - found.loc[step, "start"]) for found in (from_torch, from_nsys))
-        assert one == pytest.approx(other, rel=0.01, abs=2e5), f"step {step}, ns"
+    agree([(step_ns(timelines[0], step), step_ns(timelines[1], step)) for step in STEPS])
 
 
 def test_phase_times_agree(timelines: tuple[Timeline, Timeline]) -> None:
-    for step in STEPS:
-        for phase in PHASES:
-            one, other = (phase_ns(found, step, phase) for found in timelines)
-            assert one == pytest.approx(other, rel=0.01, abs=2e5), f"step {step}, {phase}, ns"
-            assert one > 1e7, "as long as it slept"
+    for phase in PHASES:
+        pairs = [(phase_ns(timelines[0], step, phase), phase_ns(timelines[1], step, phase)) for step in STEPS]
+        agree(pairs)
+        assert all(one > 1e7 for one, _ in pairs), "as long as it slept"
+
+
+def agree(pairs: list[tuple[float, float]]) -> None:
+    """The PyTorch profiler's range is around that of nsys: never shorter, and longer only where the program was held up
+    between their two calls, which the middle one of all was not."""
+    for one, other in pairs:
+        assert one > other - 1e5, f"{pairs} ns"
+    assert sorted(one / other for one, other in pairs)[len(pairs) // 2] == pytest.approx(1, abs=0.02), f"{pairs} ns"
+
+
+def step_ns(timeline: Timeline, step: int) -> float:
+    row = timeline.steps.set_index("step").loc[step]
+    return float(row["end"] - row["start"])
 
 
 def phase_ns(timeline: Timeline, step: int, phase: str) -> float:

@@ -28,8 +28,8 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.extend(item.get_text() for item in figure.findobj(Text) if item.get_visible())
         original(figure, path)
 
-    original = core_figures._save
-    monkeypatch.setattr(core_figures, "_save", save)
+    original = core_figures.save
+    monkeypatch.setattr(core_figures, "save", save)
     return found
 
 

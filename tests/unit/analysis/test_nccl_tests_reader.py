@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from support.mutate import count_from_environment, mutations
 
-from analysis.readers.nccl_tests import bus_factor, read, recognises
+from analysis.names import bus_factor
+from analysis.readers.nccl_tests import read, recognises
 from analysis.readers.registry import find_reader, read_head
 from common.errors import InputError
 
