@@ -1,9 +1,8 @@
 """What a source says: every analysis that its content allows, in the order in which people ask."""
 
-import re
 from collections.abc import Mapping
 
-from analysis.findings import Finding
+from analysis.findings import Finding, distinct, distinct_names, file_stem
 from analysis.sources import Source
 
 
@@ -37,12 +36,11 @@ def explain(
         from analysis.report import summary_findings
 
         found += summary_findings.findings(source.summaries)
-    return found
+    return distinct(found)
 
 
 def counter_endings(source: Source) -> list[str]:
     """Return what ends the names of the findings of each table of counters: "" for a single one, else "_<file>"."""
     if len(source.counters) < 2:
         return [""] * len(source.counters)
-    names = [re.sub(r"\W+", "_", file.name.partition(".")[0].lower()) for file in source.counter_files]
-    return [f"_{name}" if names.count(name) == 1 else f"_{name}_{number}" for number, name in enumerate(names)]
+    return distinct_names([f"_{file_stem(file)}" for file in source.counter_files])

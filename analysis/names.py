@@ -66,7 +66,7 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ),
     ("elementwise", ("triton_poi",), ""),
     ("copy", ("copy", "fillfunctor", "clone", "contiguous", "nchwtonhwc", "nhwctonchw", "fill_kernel", "autocast"), ""),
-    ("copy", (), r"\baten::(?:to|_?cat|stack|fill|zero)|(?<!with)cast\b|cupy_fill"),
+    ("copy", (), r"\baten::(?:to|_?cat|stack|fill|zero)|(?<![a-z])cast\b|cupy_fill"),
     (
         "reduction and sort",
         ("reduce_kernel", "devicereduce", "devicescan", "radixsort", "triton_red", "triton_per", "topk"),

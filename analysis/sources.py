@@ -18,6 +18,7 @@ from analysis.records import RunDirectory
 from analysis.summary import Summary
 from analysis.timeline import Timeline
 from common.errors import InputError
+from common.redact import redact_text
 
 MOST_FILES = 4096
 """Files of one folder or tar that are looked at."""
@@ -69,6 +70,7 @@ def open_sources(*paths: Path) -> Source:
         files: list[Path] = []
         for number, path in enumerate(paths):
             files += _files(path, Path(scratch) / str(number), problems)
+        files = _each_once(files)
         single = len(files) == 1
         by_reader = _recognised(files, problems, single)
         source = _read(paths[0], by_reader, problems, single)
@@ -85,11 +87,18 @@ def profiled_trials(run: RunDirectory) -> list[Path]:
 
 def is_run(path: Path) -> bool:
     """Return whether a path is a run directory."""
-    return (path / "trials").is_dir()
+    try:
+        return (path / "trials").is_dir()
+    except OSError:  # a name longer than any: reading it says so
+        return False
 
 
 def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:  # a name longer than any, a folder that may not be entered
+        raise InputError(f"cannot look at {str(path)[:200]}: {error.strerror}; check the path") from error
+    if not there:
         raise InputError(f"{path} does not exist: give a trace, a folder of ranks, a tar or a run directory")
     if is_run(path):
         trials = profiled_trials(RunDirectory(path))
@@ -116,13 +125,16 @@ def _is_tar(path: Path) -> bool:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """The files of a folder, and of its folders where it has no file itself."""
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    files = [entry for entry in entries if entry.is_file()]
-    for entry in entries:
-        if entry.is_dir() and not entry.is_symlink():
-            files += [inner for inner in sorted(entry.iterdir()) if inner.is_file()]
-    files = _once(files)
+    """The files of a folder and of the folders in it."""
+    try:
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+        files = [entry for entry in entries if entry.is_file()]
+        for entry in entries:
+            if entry.is_dir() and not entry.is_symlink():
+                files += [inner for inner in sorted(entry.iterdir()) if inner.is_file()]
+        files = _once(files)
+    except OSError as error:
+        raise InputError(f"cannot list {folder}: {error.strerror}; let its owner allow it (chmod -R +rX)") from error
     if not files:
         raise InputError(f"{folder} holds no file: give a trace, a folder of ranks, a tar or a run directory")
     if len(files) > MOST_FILES:
@@ -136,11 +148,14 @@ def _in_folder(folder: Path) -> list[Path]:
 
 def _once(files: Sequence[Path]) -> list[Path]:
     """Leave out what says the same again: further links to a file, and tables made from a database beside them."""
-    databases = {file.with_suffix("") for file in files if file.suffix == ".sqlite"}
+    databases = tuple(f"{file.with_suffix('')}_" for file in files if file.suffix == ".sqlite")
+    return _each_once([file for file in files if file.suffix != ".csv" or not str(file).startswith(databases)])
+
+
+def _each_once(files: Sequence[Path]) -> list[Path]:
+    """Leave out further links to a file, and a file that was named again: it would count as another rank."""
     kept: dict[tuple[int, int], Path] = {}
     for file in files:
-        if file.suffix == ".csv" and any(str(file).startswith(f"{database}_") for database in databases):
-            continue
         status = file.stat()
         kept.setdefault((status.st_dev, status.st_ino), file)
     return list(kept.values())
@@ -222,6 +237,7 @@ def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems:
                 summaries.append(content)
     ordered = _ranked(timelines, problems)
     read: list[Timeline | KernelCounters | Summary] = [*ordered, *(own for _, own in counters), *summaries]
+    problems += _mixed(ordered)
     said = [problem for found in read for problem in found.problems]
     return Source(
         path=path,
@@ -230,8 +246,23 @@ def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems:
         counters=tuple(own for _, own in counters),
         counter_files=tuple(file for file, _ in counters),
         summaries=tuple(summaries),
-        problems=tuple(dict.fromkeys([*problems, *said])),
+        problems=tuple(dict.fromkeys(map(redact_text, [*problems, *said]))),
     )
+
+
+def _mixed(timelines: Sequence[Timeline]) -> list[str]:
+    """Say where traces cannot be of one job: an average over them means nothing."""
+    said = []
+    devices = sorted({name for found in timelines for name in found.devices.values()})
+    sizes = sorted({found.world_size for found in timelines if found.world_size is not None})
+    on_gpu = {bool(found.devices) for found in timelines if found.devices or len(found.kernels) == 0}
+    if len(devices) > 1:
+        said.append(f"the traces are of different GPUs ({', '.join(devices)})")
+    if len(sizes) > 1:
+        said.append(f"the traces are of jobs of different size ({', '.join(map(str, sizes))} ranks)")
+    if len(on_gpu) > 1 and any(len(found.operators) and not len(found.kernels) for found in timelines):
+        said.append("some of the traces hold work of a GPU and some hold none")
+    return [f"{text}: sums and averages over them mean little, give one run's traces alone" for text in said]
 
 
 def _ranked(timelines: Sequence[Timeline], problems: list[str]) -> list[Timeline]:
@@ -240,7 +271,7 @@ def _ranked(timelines: Sequence[Timeline], problems: list[str]) -> list[Timeline
     if len(timelines) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
         problems.append(
             f"the {len(timelines)} traces do not say distinct ranks ({_listed(ranks)}): they are numbered in the order "
-            "of their files"
+            "of their files; if they are of several runs, give one run's alone"
         )
         return [dataclasses.replace(found, rank=number) for number, found in enumerate(timelines)]
     return sorted(timelines, key=lambda found: (found.rank is None, found.rank or 0))

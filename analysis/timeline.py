@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from analysis.gpu_work import GpuWork
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -82,3 +84,8 @@ class Timeline:
     """Streaming multiprocessors by device number, as far as the trace says."""
     world_size: int | None = None
     """Ranks of the whole job, None where the trace does not say."""
+
+    @property
+    def work(self) -> GpuWork:
+        """`kernels` as arrays, made anew each time."""
+        return GpuWork.of_frame(self.kernels)

@@ -24,6 +24,8 @@ def storage_errors(path: Path) -> Iterator[None]:
             errno.EACCES: "no permission to write there: choose another folder or change its owner",
             errno.ENOENT: "that folder cannot be made there: choose another folder",
             errno.EROFS: "the file system is read-only: choose another folder",
+            errno.ENAMETOOLONG: "the name is longer than the file system takes: choose a shorter one",
+            errno.EISDIR: "that is a folder: choose another name",
             errno.ENOTDIR: "a part of that path is a file, not a folder: choose another folder",
             errno.EEXIST: "a part of that path is a file, not a folder: choose another folder",
         }.get(error.errno or 0)

@@ -262,6 +262,25 @@ def buckets(timeline: Timeline, matching: "Matching | None" = None, member: int 
     return _typed(rows, BUCKET_COLUMNS)
 
 
+def exposed_union_ms(timeline: Timeline, rows: "pd.DataFrame") -> float:
+    """Return the exposed time of the collectives of one step, ms, each moment once: gloo runs several at a time.
+
+    Args:
+        timeline: what a reader returned.
+        rows: of one step, of `buckets`.
+    """
+    if not len(rows):
+        return 0.0
+    sets = work_sets(timeline)
+    bounds = work_window(timeline, sets)
+    begin = bounds[0] if bounds is not None else 0
+    if rows["step"].notna().any():
+        steps = timeline.steps
+        begin = int(steps.loc[steps["step"] == rows["step"].iloc[0], "start"].iloc[0])
+    starts, ends = (begin + (rows[name] * 1e6).round().astype("int64") for name in ("start_ms", "end_ms"))
+    return total_ns(difference(merged(starts, ends), sets.compute)) / 1e6
+
+
 def _typed(rows: list[dict[str, Any]], columns: dict[str, str]) -> "pd.DataFrame":
     import pandas as pd
 

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.gpu_work import name_codes
 from analysis.metrics.intervals import inside_ns
-from analysis.metrics.kernel_tables import in_window, is_kind, name_codes
+from analysis.metrics.kernel_tables import in_window, is_kind
 from analysis.metrics.temporal import work_sets
 from analysis.timeline import Timeline, empty
 

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from analysis.gpu_work import name_codes
 from analysis.metrics.intervals import Intervals, clipped, difference, intersection, merged, total_ns, union
-from analysis.metrics.kernel_tables import launching_calls, name_codes
+from analysis.metrics.kernel_tables import launching_calls
 from analysis.metrics.phases import phase_of
 from analysis.metrics.temporal import Window, WorkSets, cpu_communication, work_sets, work_window
 from analysis.names import collective

@@ -6,19 +6,20 @@ the last step's kernels can end after the step.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from analysis.gpu_work import GpuWork, Mask, name_codes, where
 from analysis.names import COMMUNICATION, family
 from analysis.timeline import Timeline, empty
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Codes = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
 
 KERNEL_ROW_COLUMNS = {
     "rank": "Int64",
@@ -43,31 +44,65 @@ FAMILY_ROW_COLUMNS = {
 _COPIES = ("memcpy", "memset")
 
 
-def name_codes(column: "pd.Series[str]") -> tuple[Codes, list[str]]:
-    """Return a number per row and the names that these number; categories are not unpacked."""
-    import pandas as pd
-
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        codes, names = column.cat.codes.to_numpy(), column.cat.categories
-    else:
-        codes, names = pd.factorize(column)
-    # A missing name has the number -1: the last one.
-    return codes.astype(np.int64, copy=False), [*map(str, names), ""]
-
-
 def is_kind(kernels: "pd.DataFrame", *kinds: str) -> Mask:
     """Return which rows of `kernels` are of one of the kinds."""
-    codes, names = name_codes(kernels["kind"])
-    return np.array([name in kinds for name in names], dtype=bool)[codes]
+    return where(*name_codes(kernels["kind"]), lambda kind: kind in kinds)
 
 
-def is_communication(kernels: "pd.DataFrame") -> Mask:
+def is_communication(table: "pd.DataFrame") -> Mask:
     """Return which rows of a table with `name` are communication."""
-    codes, names = name_codes(kernels["name"])
-    used = np.zeros(len(names), dtype=bool)
-    used[codes] = True
-    known = [bool(mark) and family(name) == COMMUNICATION for mark, name in zip(used, names, strict=True)]
-    return np.array(known, dtype=bool)[codes]
+    return where(*name_codes(table["name"]), communicates)
+
+
+def communicates(name: str) -> bool:
+    """Return whether work of this name is communication."""
+    return family(name) == COMMUNICATION
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimes:
+    """How long the kernels of each name of a rank took, those that take most first; n names."""
+
+    names: list[str]
+    """Names, n."""
+    calls: Numbers
+    """How often each ran, shape (n,)."""
+    total_ns: Numbers
+    """Sum of its durations, shape (n,)."""
+    shortest_ns: Numbers
+    """Its shortest duration, shape (n,)."""
+    longest_ns: Numbers
+    """Its longest duration, shape (n,)."""
+    window_ns: int
+    """Length of the window."""
+
+
+def kernel_times(timeline: Timeline, copies: bool = True, window: Literal["steps", "kernels"] = "steps") -> KernelTimes:
+    """Return the time of each kernel name of a rank, without pandas where the timeline does.
+
+    Args:
+        timeline: what a reader returned.
+        copies: count copies and memsets as names too.
+        window: "steps": what the marked steps launched, or all where none is marked; "kernels": all, as Holistic Trace
+            Analysis has it.
+    """
+    work = timeline.work
+    kept, window_ns = _all(work) if window == "kernels" else in_window(timeline)
+    if not copies:
+        kept = kept & ~work.is_kind(*_COPIES)
+    codes, length = work.name, work.end - work.start
+    if not kept.all():
+        codes, length = codes[kept], length[kept]
+    calls = np.bincount(codes, minlength=len(work.names))
+    shortest = np.full(len(calls), np.iinfo(np.int64).max)
+    longest, total = np.zeros(len(calls), dtype=np.int64), np.zeros(len(calls), dtype=np.int64)
+    np.minimum.at(shortest, codes, length)
+    np.maximum.at(longest, codes, length)
+    np.add.at(total, codes, length)
+    order = np.argsort(-total, kind="stable")
+    order = order[calls[order] > 0]
+    names = [work.names[index] for index in order.tolist()]
+    return KernelTimes(names, calls[order], total[order], shortest[order], longest[order], window_ns)
 
 
 def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
@@ -79,37 +114,22 @@ def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    kept, window_ns = in_window(timeline)
-    if not copies:
-        kept = kept & ~is_kind(timeline.kernels, *_COPIES)
-    if not kept.any():
+    times = kernel_times(timeline, copies)
+    if not times.names:
         return empty(KERNEL_ROW_COLUMNS)
-    kernels = timeline.kernels if kept.all() else timeline.kernels[kept]
-    codes, names = name_codes(kernels["name"])
-    codes = codes % len(names)
-    length = (kernels["end"].to_numpy() - kernels["start"].to_numpy()).astype(np.int64)
-    calls = np.bincount(codes, minlength=len(names))
-    shortest = np.full(len(names), np.iinfo(np.int64).max)
-    longest, total = np.zeros(len(names), dtype=np.int64), np.zeros(len(names), dtype=np.int64)
-    np.minimum.at(shortest, codes, length)
-    np.maximum.at(longest, codes, length)
-    np.add.at(total, codes, length)
-    order = np.argsort(-total, kind="stable")
-    order = order[calls[order] > 0]
-    called, summed = calls[order], total[order]
-    everything = int(total.sum())
+    everything = int(times.total_ns.sum())
     return pd.DataFrame(
         {
-            "rank": pd.array([timeline.rank] * len(order), dtype="Int64"),
-            "name": [names[index] for index in order],
-            "family": [family(names[index]) for index in order],
-            "calls": called,
-            "total_ms": summed / 1e6,
-            "mean_us": summed / called / 1e3,
-            "min_us": shortest[order] / 1e3,
-            "max_us": longest[order] / 1e3,
-            "kernel_time_share": summed / everything if everything else np.nan,
-            "window_share": summed / window_ns if window_ns else np.nan,
+            "rank": pd.array([timeline.rank] * len(times.names), dtype="Int64"),
+            "name": times.names,
+            "family": [family(name) for name in times.names],
+            "calls": times.calls,
+            "total_ms": times.total_ns / 1e6,
+            "mean_us": times.total_ns / times.calls / 1e3,
+            "min_us": times.shortest_ns / 1e3,
+            "max_us": times.longest_ns / 1e3,
+            "kernel_time_share": times.total_ns / everything if everything else np.nan,
+            "window_share": times.total_ns / times.window_ns if times.window_ns else np.nan,
         }
     )
 
@@ -160,7 +180,7 @@ def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFram
     return found[columns]
 
 
-def launching_calls(timeline: Timeline) -> Codes | None:
+def launching_calls(timeline: Timeline) -> Numbers | None:
     """Return for each row of `kernels` the row of `api` that launched it, -1 unknown; None where no row is known.
 
     Several rows of one call (a CUDA graph's) have the same. Of calls that share an id the first counts.
@@ -184,14 +204,16 @@ def launching_calls(timeline: Timeline) -> Codes | None:
 
 def in_window(timeline: Timeline) -> tuple[Mask, int]:
     """Return which rows of `kernels` are of the window, and the window's length in ns."""
-    kernels = timeline.kernels
-    if not len(kernels):
-        return np.zeros(0, dtype=bool), 0
-    moments = kernels["start"].to_numpy(dtype=np.int64)
-    if not len(timeline.steps):
-        return np.ones(len(kernels), dtype=bool), int(kernels["end"].max()) - int(moments.min())
+    work = timeline.work
+    if not len(work) or not len(timeline.steps):
+        return _all(work)
+    moments = work.start
     begin, end = int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
     calls = launching_calls(timeline)
     if calls is not None:
         moments = np.where(calls >= 0, timeline.api["start"].to_numpy(dtype=np.int64)[calls], moments)
     return (moments >= begin) & (moments < end), end - begin
+
+
+def _all(work: GpuWork) -> tuple[Mask, int]:
+    return np.ones(len(work), dtype=bool), int(work.end.max() - work.start.min()) if len(work) else 0

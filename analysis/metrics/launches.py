@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.kernel_tables import in_window, launching_calls, name_codes
+from analysis.gpu_work import name_codes
+from analysis.metrics.kernel_tables import in_window, launching_calls
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:

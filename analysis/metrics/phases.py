@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from analysis.gpu_work import name_codes
 from analysis.metrics.intervals import Intervals, clipped, difference, merged, total_ns, union
-from analysis.metrics.kernel_tables import in_window, is_communication, is_kind, launching_calls, name_codes
+from analysis.metrics.kernel_tables import in_window, is_communication, is_kind, launching_calls
 from analysis.names import OTHER
 from analysis.timeline import Timeline
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from analysis.metrics.intervals import Intervals, clipped, inside_ns, merged, total_ns, union
-from analysis.metrics.kernel_tables import is_communication, is_kind
-from analysis.metrics.utilization import cpu_computation
+from analysis.metrics.intervals import Intervals, clipped, difference, inside_ns, merged, total_ns, union
+from analysis.metrics.kernel_tables import communicates, is_communication
 from analysis.names import collective
 from analysis.timeline import Timeline
 
@@ -97,15 +96,15 @@ def work_sets(timeline: Timeline, memset_as_compute: bool = False) -> WorkSets:
         timeline: what a reader returned.
         memset_as_compute: count memsets as computation, as TraceLens does.
     """
-    kernels = timeline.kernels
-    if not len(kernels):
+    work = timeline.work
+    if not len(work):
         return _cpu_sets(timeline)
-    starts, ends = kernels["start"].to_numpy(), kernels["end"].to_numpy()
-    copies = is_kind(kernels, "memcpy") if memset_as_compute else is_kind(kernels, "memcpy", "memset")
-    communicates = is_communication(kernels) & ~copies
-    computes = ~copies & ~communicates
+    starts, ends = work.start, work.end
+    copies = work.is_kind("memcpy") if memset_as_compute else work.is_kind("memcpy", "memset")
+    communicating = work.is_named(communicates) & ~copies
+    computes = ~copies & ~communicating
     compute = merged(starts[computes], ends[computes])
-    communication = merged(starts[communicates], ends[communicates]) if communicates.any() else _NOTHING
+    communication = merged(starts[communicating], ends[communicating]) if communicating.any() else _NOTHING
     memory = merged(starts[copies], ends[copies]) if copies.any() else _NOTHING
     active = union(compute, communication) if len(communication) else compute
     busy = union(active, memory) if len(memory) else active
@@ -116,8 +115,9 @@ def work_window(timeline: Timeline, sets: WorkSets, window: Window = "steps") ->
     """Return begin and end of the window, ns; None for a trace without work and steps."""
     if window == "steps" and len(timeline.steps):
         return int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
-    if len(timeline.kernels):  # with those of no length
-        return int(timeline.kernels["start"].min()), int(timeline.kernels["end"].max())
+    work = timeline.work
+    if len(work):  # with those of no length
+        return int(work.start.min()), int(work.end.max())
     return (int(sets.busy[0, 0]), int(sets.busy[-1, 1])) if len(sets.busy) else None
 
 
@@ -191,7 +191,7 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
         inside_ns(found, begins, ends)
         for found in (sets.compute, sets.communication, sets.memory, sets.busy, sets.active)
     )
-    starts = np.sort(timeline.kernels["start"].to_numpy(dtype=np.int64))
+    starts = np.sort(timeline.work.start)
     length = ends - begins
     times = {
         "step_time_ms": length,
@@ -250,3 +250,18 @@ def cpu_communication(timeline: Timeline) -> Intervals:
         part = table[table["name"].isin(named)]
         parts.append(merged(part["start"], part["end"]))
     return union(*parts)
+
+
+def cpu_computation(operators: "pd.DataFrame") -> Intervals:
+    """Return when a CPU computes: the outermost operators of every thread less the communication in them, all threads.
+
+    Another thread that communicates does not stop one that computes.
+    """
+    communicating = is_communication(operators)
+    parts = []
+    for _, part in operators.assign(communicating=communicating).groupby("thread"):
+        outermost = part[part["outermost"]]
+        waiting = part[part["communicating"]]
+        parts.append(difference(merged(outermost["start"], outermost["end"]), merged(waiting["start"], waiting["end"])))
+    joined = np.concatenate(parts)
+    return merged(joined[:, 0], joined[:, 1])

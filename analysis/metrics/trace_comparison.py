@@ -1,6 +1,6 @@
 """Two recordings held against each other: is a step slower, and which kinds of time and which kernels changed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,8 @@ class TraceComparison:
     """trace_diff by family."""
     kernels: "pd.DataFrame"
     """trace_diff by name."""
+    differences: tuple[str, ...]
+    """What else differs: devices, ranks; one sentence each. Then it is not the kernels alone that changed."""
 
     @property
     def verdict(self) -> str:
@@ -52,7 +54,7 @@ def compare_traces(before: Sequence[Timeline], after: Sequence[Timeline], thresh
     One recording per side says what changed in it; a process can be slow as a whole, which only repeated runs show.
 
     Raises:
-        InputError: a side has no work, or one is of a GPU and the other of a CPU.
+        InputError: a side has no work or no length, or one is of a GPU and the other of a CPU.
         UsageError: the threshold is not above 0.
     """
     if not threshold > 0:
@@ -60,6 +62,8 @@ def compare_traces(before: Sequence[Timeline], after: Sequence[Timeline], thresh
     families, kernels = trace_diff(before, after, "family"), trace_diff(before, after, "name")
     stepped = all(len(found.steps) for found in (*before, *after))
     old, new = (_step_ms(side) if stepped else _span_ms(side) for side in (before, after))
+    if old <= 0 or new <= 0:
+        raise InputError("the marked steps of a trace have no length: there is no time to compare; record it again")
     return TraceComparison(
         per="step" if stepped else "trace",
         before_ms=old,
@@ -69,7 +73,19 @@ def compare_traces(before: Sequence[Timeline], after: Sequence[Timeline], thresh
         time=_time(before, after, stepped),
         families=families,
         kernels=kernels,
+        differences=tuple(_differences(before, after)),
     )
+
+
+def _differences(before: Sequence[Timeline], after: Sequence[Timeline]) -> Iterator[str]:
+    for what, facts in (
+        ("devices", [sorted({name for found in side for name in found.devices.values()}) for side in (before, after)]),
+        ("ranks in the trace", [[str(len(side))] for side in (before, after)]),
+        ("ranks of the job", [sorted({str(found.world_size) for found in side}) for side in (before, after)]),
+    ):
+        one, other = (", ".join(names) or "not named" for names in facts)
+        if one != other:
+            yield f"{what}: {one} and {other}"
 
 
 def _step_ms(side: Sequence[Timeline]) -> float:

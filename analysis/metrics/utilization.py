@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.intervals import Intervals, clipped, difference, merged, total_ns
+from analysis.metrics.intervals import clipped, merged, total_ns
 from analysis.metrics.kernel_tables import is_communication
+from analysis.metrics.temporal import cpu_computation
 from analysis.records import SHAPE_COLUMNS
 from analysis.timeline import Timeline
 
@@ -195,21 +196,6 @@ def _capped_area(starts: Numbers, ends: Numbers, heights: Numbers, cap: int) -> 
     order = np.argsort(times, kind="stable")
     running = np.cumsum(changes[order])[:-1]
     return int((np.minimum(running, cap) * np.diff(times[order])).sum())
-
-
-def cpu_computation(operators: "pd.DataFrame") -> Intervals:
-    """Return when a CPU computes: the outermost operators of every thread less the communication in them, all threads.
-
-    Another thread that communicates does not stop one that computes.
-    """
-    communicates = is_communication(operators)
-    parts = []
-    for _, part in operators.assign(communicates=communicates).groupby("thread"):
-        outermost = part[part["outermost"]]
-        waiting = part[part["communicates"]]
-        parts.append(difference(merged(outermost["start"], outermost["end"]), merged(waiting["start"], waiting["end"])))
-    joined = np.concatenate(parts)
-    return merged(joined[:, 0], joined[:, 1])
 
 
 def _without_work(timeline: Timeline) -> str:

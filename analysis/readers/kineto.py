@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import KernelCounters
+from analysis.lazy_timeline import LazyTimeline
 from analysis.readers.kineto_arguments import whole
+from analysis.readers.kineto_frames import Frames
 from analysis.readers.kineto_stream import EventStream
-from analysis.readers.kineto_tables import Tables, label
+from analysis.readers.kineto_tables import Tables
 from analysis.timeline import Timeline
 from common.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from analysis.readers.registry import Head
 
 FORM = "timelines"
@@ -32,7 +32,6 @@ _FIELD = re.compile(
 _EXECUTION_TRACE = re.compile(rb'"schema"\s*:\s*"[^"]*"|"nodes"\s*:\s*\[')
 _LIST_OF_EVENTS = re.compile(rb'\s*\[\s*\{[^{}]*"ph"\s*:')
 _MOST = 2**61
-_ARRAYS_PAY_FROM_BYTES = 16 << 20
 
 
 def recognises(head: "Head") -> bool:
@@ -75,48 +74,6 @@ class Content:
     """Its counters, if any."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuWork:
-    """The GPU work of one rank as arrays: what sums over many ranks need, without the cost of importing pandas."""
-
-    rank: int | None
-    """Rank, None where the trace does not say."""
-    names: tuple[str, ...]
-    """Names of kernels, copies and memsets."""
-    columns: Mapping[str, "npt.NDArray[Any]"]
-    """Those of Timeline.kernels, `name` as place in `names`, `kind` as place in KINDS; in the order of the file."""
-    problems: tuple[str, ...]
-    """As Timeline.problems."""
-
-
-def read_work(path: Path) -> GpuWork:
-    """Read one rank's GPU work.
-
-    Raises:
-        InputError: as `read`.
-    """
-    stream, tables = _scanned(path)
-    about = stream.about
-    columns, names = tables.work_columns(_base(about)), tuple(label(name) for name in tables.names["gpu"])
-    if stream.damage and not tables.events:
-        raise InputError(_nothing(path, stream))
-    return GpuWork(_rank(about, path), names, columns, _problems(path, stream, tables, about, len(columns["name"]) > 0))
-
-
-def read_works(paths: Sequence[Path]) -> Iterator[GpuWork]:
-    """Read the GPU work of several ranks, in parallel processes where that is faster, in the order given.
-
-    Raises:
-        InputError: as `read`, of the first file that cannot be read.
-    """
-    from analysis.readers.kineto_parallel import each
-
-    for _, work in each(read_work, paths, _ARRAYS_PAY_FROM_BYTES):
-        if isinstance(work, InputError):
-            raise work
-        yield work
-
-
 def _read(path: Path) -> Content:
     return _content(path, *_scanned(path))
 
@@ -143,34 +100,17 @@ def _no_collection() -> Iterator[None]:
 
 
 def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
-    from analysis.readers.kineto_collectives import collectives
-    from analysis.readers.kineto_counters import counters
-
     about = stream.about
-    base_ns = _base(about)
-    api = tables.calls(base_ns)
-    steps, operators, ranges = tables.steps_and_spans(base_ns)
-    kernels = tables.work(base_ns)
-    host_calls = [
-        (name, thread, start + base_ns, end + base_ns, said) for name, thread, start, end, said in tables.host_calls
-    ]
-    information = about.get("distributedInfo")
-    information = information if isinstance(information, dict) else {}
-    communication = collectives(kernels, tables.kernel_calls, host_calls, api, _groups(information))
-    if not kernels["start"].is_monotonic_increasing:
-        kernels = kernels.sort_values("start", kind="stable", ignore_index=True)
-    devices = _Devices(about)
-    problems = _problems(path, stream, tables, about, len(kernels) > 0)
     if stream.damage and not tables.events:
         raise InputError(_nothing(path, stream))
-    timeline = Timeline(
+    information = about.get("distributedInfo")
+    information = information if isinstance(information, dict) else {}
+    frames = Frames(tables, _base(about), _groups(information))
+    devices = _Devices(about)
+    problems = _problems(path, stream, tables, about, len(frames.work()) > 0)
+    timeline = LazyTimeline.of(
+        frames,
         rank=_rank(about, path),
-        steps=steps,
-        operators=operators,
-        kernels=kernels,
-        ranges=ranges,
-        api=api,
-        collectives=communication,
         source=_source(about),
         process=tables.process(),
         problems=problems,
@@ -178,6 +118,10 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
         sm_counts=devices.sm_counts,
         world_size=_positive(information.get("world_size")),
     )
+    if not tables.counted:
+        return Content(timeline, None)
+    from analysis.readers.kineto_counters import counters
+
     own = counters(
         path, tables.counted, process=tables.process(), device_names=devices.names,
         capabilities=devices.capabilities, problems=problems,

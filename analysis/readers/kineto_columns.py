@@ -27,7 +27,7 @@ class Codes(dict[Any, int]):
 
     def of(self, values: Sequence[Any]) -> npt.NDArray[np.int32]:
         """Return the numbers of several values."""
-        return np.array([self[value] for value in values], dtype=np.int32)
+        return np.fromiter(map(self.__getitem__, values), dtype=np.int32, count=len(values))
 
     def flags(self, wanted: Callable[[Any], bool]) -> npt.NDArray[np.bool_]:
         """Return by code whether a value is wanted; asked once for each value, so always with the same function."""

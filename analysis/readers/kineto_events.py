@@ -58,6 +58,19 @@ class ExactEvent(_Phase, gc=False, tag="X"):
     args: Raw = _NULL
 
 
+class _UntaggedEvent(msgspec.Struct, gc=False):
+    """An event of any phase, or of none."""
+
+    ph: Any = None
+    cat: Scalar = ""
+    name: Scalar = ""
+    pid: Scalar = None
+    tid: Scalar = None
+    ts: Raw = _NULL
+    dur: Raw = _NULL
+    args: Raw = _NULL
+
+
 AnyEvent = Event | ExactEvent
 
 # Phases of the Chrome trace format besides X: flows, instants, metadata, counters, nested and object events.
@@ -72,6 +85,7 @@ def _list_of(*kinds: Any) -> Any:
 
 
 _QUICK: Any = msgspec.json.Decoder(_list_of(Event, *_OTHERS))
+_UNTAGGED: Any = msgspec.json.Decoder(list[_UntaggedEvent])
 _EXACT: Any = msgspec.json.Decoder(_list_of(ExactEvent, *_OTHERS))
 
 
@@ -93,7 +107,11 @@ def decode_chunk(data: bytes) -> Chunk:
     Raises:
         One of DAMAGES: it is no valid list of Chrome events.
     """
-    events = [event for event in _QUICK.decode(data) if type(event) is Event]
+    try:
+        found = _QUICK.decode(data)
+    except msgspec.ValidationError:  # among other reasons, of an event that does not say its phase
+        return exact_chunk(decode_exact(data))
+    events = [event for event in found if type(event) is Event]
     start = _quick_ns([event.ts for event in events])
     duration = _quick_ns([event.dur for event in events])
     if start is None or duration is None:
@@ -103,7 +121,15 @@ def decode_chunk(data: bytes) -> Chunk:
 
 def decode_exact(data: bytes) -> list[ExactEvent]:
     """Decode a JSON list of events, times as they are written. Raises like decode_chunk."""
-    return [event for event in _EXACT.decode(data) if type(event) is ExactEvent]
+    try:
+        return [event for event in _EXACT.decode(data) if type(event) is ExactEvent]
+    except msgspec.ValidationError:
+        found = _UNTAGGED.decode(data)
+    return [
+        ExactEvent(event.cat, event.name, event.pid, event.tid, event.ts, event.dur, event.args)
+        for event in found
+        if event.ph == "X"
+    ]
 
 
 def exact_chunk(events: Sequence[ExactEvent]) -> Chunk:

@@ -11,7 +11,7 @@ from typing import Any
 
 from common.errors import InputError
 
-PAYS_FROM_BYTES = 64 << 20
+PAYS_FROM_BYTES = 16 << 20
 """Size of all files, packed ones counted PACKED_RATIO times, from which more processes are faster."""
 PACKED_RATIO = 15
 

@@ -28,6 +28,7 @@ _BRACKET_OR_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 # Another event where the document's next field should stand: a stray bracket ended the list.
 _GOES_ON = re.compile(rb"[\s,]*\{")
 _LEAST_TAIL = 256
+_MOST_GUESSED_TAIL = 1 << 16
 _COMMA = re.compile(rb"\s*,\s*")
 _MOST_OPENINGS = 16
 _MOST_CUTS = 4
@@ -132,6 +133,11 @@ class EventStream:
         return None, data, False
 
     def _final(self, data: bytes) -> tuple[Chunk | None, bytes, bool]:
+        end = data.rfind(b"]", -_MOST_GUESSED_TAIL)
+        if end >= 0:  # most traces end soon behind their events; what is cut wrong is refused and cut by what follows
+            chunk, stop = _decoded(data[:end])
+            if chunk is not None:
+                return chunk, data[end + 1 :] if stop is None else data[stop:], True
         chunk, stop = _decoded(data, closed=True)
         if chunk is not None:
             return chunk, b"" if stop is None else data[stop:], True

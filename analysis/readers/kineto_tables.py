@@ -1,8 +1,9 @@
 """Sorts Kineto's events into the tables of a timeline while they are read."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +17,10 @@ from analysis.readers.kineto_arguments import (
     sizes,
     whole_numbers,
 )
-from analysis.readers.kineto_columns import Codes, Columns, categories
+from analysis.readers.kineto_columns import Codes, Columns
 from analysis.readers.kineto_events import MISSING, AnyEvent, Chunk, Integers
-from analysis.readers.kineto_nesting import nesting
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-OPERATOR, RANGE, CALL, COUNTERS = "operator", "range", "call", "counters"
+OPERATOR, RANGE, CALL, WORK, COUNTERS = "operator", "range", "call", "work", "counters"
 KINDS = ("kernel", "memcpy", "memset")
 # Categories of 2021 (capitals) and of later versions; HIP's are the same. GPU annotations are no work.
 _TABLES = {
@@ -35,12 +32,12 @@ _TABLES = {
     **dict.fromkeys(("gpu_memset", "Memset"), "memset"),
     "cuda_profiler_range": COUNTERS,
 }
-_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
 _HOST_CALL = re.compile(r"record_param_comms$|(?:nccl|gloo|mpi|ucc|xccl)[:_]|c10d::_?allgather_base", re.IGNORECASE)
 _SPAN = {"name": "int32", "thread": "int32", "start": "int64", "duration": "int64"}
 _SIZES = {name: "int32" for side in ("grid", "block") for name in (f"{side}_x", f"{side}_y", f"{side}_z")}
-_GPU = {"name": "int32", "kind": "int8", "device": "int64", "stream": "int64", "start": "int64", "duration": "int64",
+_PIECE = {"name": "int32", "kind": "int8", "device": "int64", "stream": "int64", "start": "int64", "duration": "int64",
         "correlation_id": "int64", "bytes": "int64", **_SIZES, "blocks_per_sm": "float64"}  # fmt: skip
+_COLUMNS = {OPERATOR: _SPAN, RANGE: _SPAN, CALL: {**_SPAN, "correlation_id": "int64"}, WORK: _PIECE}
 
 HostCall = tuple[str, str, int, int, CommunicationArguments]
 
@@ -50,7 +47,7 @@ class Tables:
 
     def __init__(self) -> None:
         """Start without rows."""
-        self.names: dict[str, Codes] = {table: Codes() for table in (OPERATOR, RANGE, CALL, "gpu")}
+        self.names: dict[str, Codes] = {table: Codes() for table in _COLUMNS}
         self.threads = Codes()
         self.events = 0
         """Events that are in the tables."""
@@ -62,8 +59,8 @@ class Tables:
         """Arguments of communication kernels by place of the kernel."""
         self.counted: list[tuple[AnyEvent, int, int]] = []
         """Events that hold counters of a kernel, their starts and durations."""
-        self._columns = {table: Columns() for table in (OPERATOR, RANGE, CALL, "gpu")}
-        self._spans_of_thread = np.zeros(0, dtype=np.int64)
+        self._columns = {table: Columns() for table in _COLUMNS}
+        self._spans_of_thread: Counter[int] = Counter()
 
     def add(self, chunk: Chunk) -> None:
         """Sort the events of a chunk into the tables."""
@@ -105,7 +102,7 @@ class Tables:
 
     def _add_work(self, kind: str, events: list[AnyEvent], start: Integers, duration: Integers) -> None:
         found = Arguments(KernelArguments).of(events)
-        names = self.names["gpu"].of([event.name for event in events])
+        names = self.names[WORK].of([event.name for event in events])
         place: dict[str, Integers] = {}
         for column, field in (("device", "pid"), ("stream", "tid")):
             values = whole_numbers([getattr(one, column) for one in found], MISSING)
@@ -118,7 +115,7 @@ class Tables:
             found_sizes = sizes([getattr(one, side) for one in found])
             shape |= {f"{side}_{letter}": found_sizes[:, axis] for axis, letter in enumerate("xyz")}
         self._note_kernel_calls(kind, events, names)
-        self._columns["gpu"].add(
+        self._columns[WORK].add(
             {
                 "name": names,
                 "kind": np.full(len(events), KINDS.index(kind), dtype=np.int8),
@@ -146,76 +143,27 @@ class Tables:
     def _note_kernel_calls(self, kind: str, events: Sequence[AnyEvent], names: npt.NDArray[np.int32]) -> None:
         if kind != "kernel":
             return
-        rows = np.flatnonzero(self.names["gpu"].flags(_is_collective)[names]).tolist()
-        before = self._columns["gpu"].rows
+        rows = np.flatnonzero(self.names[WORK].flags(_is_collective)[names]).tolist()
+        before = self._columns[WORK].rows
         for row, said in zip(rows, Arguments(CommunicationArguments).of([events[row] for row in rows]), strict=True):
             self.kernel_calls[before + row] = said
 
-    def work_columns(self, base_ns: int) -> dict[str, Any]:
-        """Return the columns of `work`, names as places in names["gpu"], kinds as places in KINDS, and forget them."""
-        columns: dict[str, Any] = self._columns["gpu"].joined(**_GPU)
-        _shift(columns, base_ns)
+    def columns(self, table: str, base_ns: int) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns of a table with times of the clock, `name` and `thread` as numbers; forget them."""
+        columns = self._columns[table].joined(**_COLUMNS[table])
+        columns["start"] += base_ns
+        columns["end"] = columns["start"] + columns.pop("duration")
+        if table != WORK:
+            self._spans_of_thread.update(dict(enumerate(np.bincount(columns["thread"]).tolist())))
         return columns
-
-    def work(self, base_ns: int) -> "pd.DataFrame":
-        """Return the kernels in the order of the file, and forget them."""
-        import pandas as pd
-
-        columns = self.work_columns(base_ns)
-        columns["name"] = categories(columns["name"], [label(name) for name in self.names["gpu"]])
-        columns["kind"] = categories(columns["kind"], KINDS)
-        if not np.isfinite(columns["blocks_per_sm"]).any():
-            del columns["blocks_per_sm"]
-        ordered = ("name", "kind", "device", "stream", "start", "end")
-        return pd.DataFrame({name: columns.pop(name) for name in ordered} | columns, copy=False)
-
-    def calls(self, base_ns: int) -> "pd.DataFrame":
-        """Return the calls of the runtime and driver, in order of start, and forget them."""
-        columns = self._spans(CALL, base_ns, correlation_id="int64")
-        return self._table(CALL, columns, np.argsort(columns["start"], kind="stable"))
-
-    def steps_and_spans(self, base_ns: int) -> tuple["pd.DataFrame", "pd.DataFrame", "pd.DataFrame"]:
-        """Return steps, operators and ranges, in order of start, outer ones first, and forget them."""
-        steps = [np.empty((0, 3), dtype=np.int64)]
-        tables = []
-        for table in (OPERATOR, RANGE):
-            columns = self._spans(table, base_ns)
-            found = [_STEP.match(label(name)) for name in self.names[table]]
-            numbers = np.array([int(match[1]) if match else -1 for match in found], dtype=np.int64)
-            step = numbers[columns["name"]] if len(numbers) else np.empty(0, dtype=np.int64)
-            is_step = step >= 0
-            if is_step.any():
-                steps.append(np.column_stack([step, columns["start"], columns["end"]])[is_step])
-                columns = {name: values[~is_step] for name, values in columns.items()}
-            if table == OPERATOR:
-                columns["self_ns"], columns["outermost"] = nesting(columns["thread"], columns["start"], columns["end"])
-            tables.append(self._table(table, columns, np.lexsort((-columns["end"], columns["start"]))))
-        return _step_table(np.concatenate(steps)), tables[0], tables[1]
 
     def process(self) -> int | None:
-        """Return the process that most of the spans read so far are of; None where none has a number."""
-        found: dict[int, int] = {}
-        counts = self._spans_of_thread.tolist()
-        for (process, _), count in zip(self.threads, counts, strict=False):
+        """Return the process that most of the spans taken so far are of; None where none has a number."""
+        found: Counter[int] = Counter()
+        for number, (process, _) in enumerate(self.threads):
             if isinstance(process, int):
-                found[process] = found.get(process, 0) + count
+                found[process] += self._spans_of_thread[number]
         return max(found, key=lambda process: found[process]) if found else None
-
-    def _spans(self, table: str, base_ns: int, **more: str) -> dict[str, Any]:
-        columns: dict[str, Any] = self._columns[table].joined(**_SPAN, **more)
-        _shift(columns, base_ns)
-        counts = np.bincount(columns["thread"], minlength=len(self.threads))
-        self._spans_of_thread = counts if not len(self._spans_of_thread) else self._spans_of_thread + counts
-        return columns
-
-    def _table(self, table: str, columns: dict[str, Any], order: npt.NDArray[np.intp]) -> "pd.DataFrame":
-        import pandas as pd
-
-        columns = {name: values[order] for name, values in columns.items()}
-        columns["name"] = categories(columns["name"], [label(name) for name in self.names[table]])
-        columns["thread"] = categories(columns["thread"], [thread_name(thread) for thread in self.threads])
-        ordered = {name: columns.pop(name) for name in ("name", "thread", "start", "end")}
-        return pd.DataFrame(ordered | columns, copy=False)
 
 
 def _is_host_call(name: Any) -> bool:
@@ -226,13 +174,6 @@ def _is_collective(name: Any) -> bool:
     return isinstance(name, str) and collective(name) is not None
 
 
-def _step_table(rows: Integers) -> "pd.DataFrame":
-    import pandas as pd
-
-    rows = rows[np.argsort(rows[:, 1], kind="stable")]
-    return pd.DataFrame({"step": rows[:, 0], "start": rows[:, 1], "end": rows[:, 2]})
-
-
 def label(name: Any) -> str:
     """Return a name as text."""
     return "" if name is None else str(name)
@@ -241,8 +182,3 @@ def label(name: Any) -> str:
 def thread_name(thread: tuple[Any, Any]) -> str:
     """Return how tables name a thread: process/thread."""
     return f"{thread[0]}/{thread[1]}"
-
-
-def _shift(columns: dict[str, Any], base_ns: int) -> None:
-    columns["start"] += base_ns
-    columns["end"] = columns["start"] + columns.pop("duration")

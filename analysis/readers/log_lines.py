@@ -3,12 +3,12 @@
 import codecs
 import gzip
 import io
-import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from analysis.readers.packed import require_regular
 from common.errors import InputError
 
 MOST_BYTES = 512 << 20
@@ -26,8 +26,7 @@ def log_lines(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[str]:
         InputError: it is no regular file, cannot be read, is a damaged gzip file, or is larger than `most_bytes`.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise InputError(f"{path} is no regular file; give the log itself")
+        require_regular(path)
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)

@@ -15,6 +15,7 @@ from analysis.readers.log_lines import log_lines
 from analysis.readers.registry import Head
 from analysis.summary import Summary
 from common.errors import InputError
+from common.redact import redact_environment, redact_text
 
 FORM = "summaries"
 EVENT_COLUMNS = {"time_ns": "int64", "event_type": "str", "key": "str", "value": "str", "position": "float64",
@@ -119,17 +120,26 @@ def _event(text: str) -> dict[str, Any] | None:
     about = {name: value for name, value in metadata.items() if name not in ("file", "lineno")}
     steps = ("samples_count", "epoch_num", "epoch_count", "first_epoch_num", "step_num", "block_num")
     position = next((value for name in steps if (value := _finite(metadata.get(name))) is not None), math.nan)
-    value = entry.get("value")
+    value = _without_secrets(entry["key"], entry.get("value"))
     return {
         # Whole milliseconds stay exact; newer logs may have a fraction.
         "time_ns": int(entry["time_ms"]) * 1_000_000 if isinstance(entry["time_ms"], int) else round(time * 1e6),
         "event_type": str(entry.get("event_type", ""))[:40],
-        "key": entry["key"][:_LONGEST_VALUE],
+        "key": _text(entry["key"]),
         "value": {"status": metadata["status"]} if value is None and "status" in metadata else value,
         "position": position,
         "repeats": 0,
         "about": _text(about),
     }
+
+
+def _without_secrets(key: str, value: Any) -> Any:
+    """Submitters log what they like: a value whose key speaks of a secret is not shown."""
+    if isinstance(value, str):
+        return redact_environment({key: value[: 2 * _LONGEST_VALUE]})[key]
+    if isinstance(value, dict):
+        return {name: _without_secrets(name, part) if isinstance(part, str) else part for name, part in value.items()}
+    return value
 
 
 def _facts(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -232,7 +242,7 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     text = value if isinstance(value, str) else repr(value) if isinstance(value, float) else _json(value)
-    return re.sub(r"[\x00-\x1f\x7f]", " ", text)[:_LONGEST_VALUE]
+    return redact_text(re.sub(r"[\x00-\x1f\x7f]", " ", text[: 2 * _LONGEST_VALUE]))[:_LONGEST_VALUE]
 
 
 def _json(value: Any) -> str:

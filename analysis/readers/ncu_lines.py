@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from analysis.readers.packed import require_regular
 from common.errors import InputError
 
 MOST_BYTES = 4 << 30
@@ -24,6 +25,7 @@ def read_lines(path: Path) -> Iterator[str]:
         InputError: the file cannot be read, is damaged, too large, a report of ncu or a Git LFS pointer.
     """
     try:
+        require_regular(path)
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)

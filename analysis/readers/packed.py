@@ -1,5 +1,6 @@
 """Files that may be gzip-compressed, cut short, or a Git LFS pointer in place of the file."""
 
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,8 +66,15 @@ def unpacked_blocks(
         yield block
 
 
+def require_regular(path: Path) -> None:
+    """Raise InputError for a pipe or a device: opening one waits for somebody to write. Raises OSError as stat does."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise InputError(f"cannot read {path}: it is no regular file; give a file, or save what the pipe gives")
+
+
 def _blocks(path: Path, damaged: Callable[[str], None], block_bytes: int) -> Iterator[bytes]:
     try:
+        require_regular(path)
         with path.open("rb") as file:
             first = file.read(2)
             file.seek(0)

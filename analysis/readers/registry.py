@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.readers.packed import require_regular
 from common.errors import InputError
 
 # In this order they are asked. A module holds FORM, `recognises(head)` and `read(path)`.
@@ -72,12 +73,15 @@ class Reader:
 def read_head(path: Path) -> Head:
     """Return what a file begins with. Raises InputError when it cannot be read, is empty or a Git LFS pointer."""
     try:
+        require_regular(path)
         with path.open("rb") as file:
             data = file.read(_HEAD_BYTES)
             if data[:2] == b"\x1f\x8b":
                 file.seek(0)
                 with gzip.open(file) as unpacked:
                     data = unpacked.read(_HEAD_BYTES)
+    except PermissionError as error:
+        raise InputError(f"cannot read {path}: permission denied; let its owner allow it (chmod +r)") from error
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"cannot read {path}: {error}; the file is damaged or cut short, copy it again") from error
     if not data.strip():

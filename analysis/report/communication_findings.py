@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.findings import Finding
 from analysis.metrics.clock_alignment import ClockOffsets, clock_offsets
 from analysis.metrics.collective_matching import Matching, match_collectives, stragglers
-from analysis.metrics.communication import buckets, communication_by_kind, communication_by_rank
+from analysis.metrics.communication import buckets, communication_by_kind, communication_by_rank, exposed_union_ms
 from analysis.metrics.what_if import SCENARIOS, Scenario, WhatIf, what_if
 from analysis.timeline import Timeline
 
@@ -34,14 +34,15 @@ def findings(timelines: Sequence[Timeline], scenarios: Sequence[Scenario] = SCEN
     by_rank = communication_by_rank(timelines, matching)
     late = stragglers(timelines, matching, clocks.offsets_ns)
     shown = by_rank.drop(columns="steps")
+    on_gpu = any(len(timeline.kernels) for timeline in timelines)
     found = [
-        Finding("all_reduce_by_rank", "Communication by rank", shown, _by_rank(by_rank, late, matching)),
+        Finding("all_reduce_by_rank", "Communication by rank", shown, _by_rank(by_rank, late, matching, on_gpu)),
         _collectives(timelines, matching),
     ]
     if len(timelines) > 1:
-        found.append(Finding("stragglers", "Who the others wait for", late, _stragglers(late)))
+        found.append(Finding("stragglers", "Who the others wait for", late, _stragglers(late, on_gpu)))
     found.append(_buckets(timelines, matching, by_rank))
-    found.append(_what_if(what_if(timelines, matching, clocks.offsets_ns, scenarios)))
+    found.append(_what_if(what_if(timelines, matching, clocks.offsets_ns, scenarios), on_gpu))
     if len(timelines) > 1:
         found.append(Finding("clock_offsets", "Clocks of the ranks", clocks.table, _clocks(clocks)))
     return found
@@ -67,11 +68,14 @@ def _rank(value: object) -> str:
     return f"rank {text}" if text not in ("<NA>", "None", "nan") else "a rank of unknown number"
 
 
+_CAUSES = {True: "data loading, host, clock of the GPU", False: "data loading, cores that others use too"}
+
+
 def _rows(table: "pd.DataFrame") -> list[dict[Any, Any]]:
     return table.to_dict("records")
 
 
-def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching) -> str:
+def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on_gpu: bool) -> str:
     if not len(table):
         return "Nothing ran in the window."
     worst = max(_rows(table), key=lambda row: float(row["exposed_share"]))
@@ -84,13 +88,18 @@ def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching) ->
     if share < _LITTLE:
         return f"{begin}: faster communication has little to give here{missing}."
     wait, transfer = float(worst["exposed_wait_ms"]), float(worst["exposed_transfer_ms"])
+    if wait != wait and not matching.problems and len(late) > 1:
+        return (
+            f"{begin}; whether that is transfer or waiting for other ranks cannot be told, as ranks may leave some of "
+            "these collectives before others come (broadcast, reduce, send_recv)."
+        )
     if wait != wait:
         return f"{begin}; whether that is transfer or waiting for other ranks needs the traces of all ranks{missing}."
     if wait > transfer:
         return (
             f"{begin}, {wait / (wait + transfer):.0%} of it waiting for other ranks, most of all for "
-            f"{_rank(late['rank'].iloc[0])}: find out what that one does before it arrives (data loading, host, clock "
-            f"of the GPU) before touching the network{missing}."
+            f"{_rank(late['rank'].iloc[0])}: find out what that one does before it arrives ({_CAUSES[on_gpu]}) "
+            f"before touching the network{missing}."
         )
     return (
         f"{begin}, {transfer / (wait + transfer):.0%} of it transfer: overlap more of it (smaller buckets that start "
@@ -101,10 +110,14 @@ def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching) ->
 
 def _collectives(timelines: Sequence[Timeline], matching: Matching) -> Finding:
     table = communication_by_kind(timelines, matching)
+    on_gpu = any(len(timeline.kernels) for timeline in timelines)
     sentence = ""
     known = table[table["bytes"].notna()]
     if len(table) and not len(known):
-        sentence = "The trace does not say how large the messages are: bandwidths are not known."
+        sentence = "The trace does not say how large the messages are: bandwidths are not known"
+        sentence += " (the PyTorch profiler says it of gloo with record_shapes: `bertbench profile --with shapes`)."
+        if on_gpu:
+            sentence = "The trace does not say how large the messages are: bandwidths are not known."
     elif len(known):
         top = _rows(known)[0]
         count, size = int(top["count"]), int(top["bytes"])
@@ -116,7 +129,9 @@ def _collectives(timelines: Sequence[Timeline], matching: Matching) -> Finding:
             else "at a bus bandwidth that needs the group's size to be known"
         )
         begin = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves {_size(size / count)} a time {speed}"
-        if size / count < _SMALL_BYTES and count >= 20:
+        if not on_gpu:
+            sentence = f"{begin}; on a CPU, copies of the buffers take part of that time too."
+        elif size / count < _SMALL_BYTES and count >= 20:
             sentence = f"{begin}: messages are so small that latency rules, merge them (larger bucket_cap_mb)."
         else:
             sentence = (
@@ -140,7 +155,7 @@ def _size(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
-def _stragglers(table: "pd.DataFrame") -> str:
+def _stragglers(table: "pd.DataFrame", on_gpu: bool) -> str:
     caused = float(table["wait_caused_ms"].sum())
     if not caused:
         return "No rank waited for another one." if int(table["matched"].sum()) else "No collective could be matched."
@@ -150,9 +165,9 @@ def _stragglers(table: "pd.DataFrame") -> str:
         f"{_rank(first['rank']).capitalize()} arrived last in {times} of {matched} collectives and caused {share:.0%} "
         f"of the waiting ({first['wait_caused_ms']:.3g} ms per other rank)"
     )
-    if share < 0.6 and len(table) > 2:
+    if share < 0.6:
         return f"{begin}: it changes who is late, which points to pauses of the hosts (CPU shared or oversubscribed)."
-    return f"{begin}: look at its data loading, its host, its GPU's clock and at whether it has more work."
+    return f"{begin}: find out why it is late ({_CAUSES[on_gpu]}, more work than the others)."
 
 
 def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.DataFrame") -> Finding:
@@ -167,13 +182,20 @@ def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.Dat
     if not len(table):
         return Finding("buckets", title, table, "No collective lies in a marked step.")
     rows = _rows(table)
-    exposed, last = float(table["exposed_ms"].sum()), rows[-1]
+    last = max(rows, key=lambda row: float(row["end_ms"]))
+    exposed = exposed_union_ms(timelines[member], table)
     if not exposed:
         return Finding("buckets", title, table, f"All {len(table)} collectives are hidden behind computation.")
     share = float(last["exposed_ms"]) / exposed
-    if share > 0.5:
+    if len(rows) == 1:
         sentence = (
-            f"The last collective has {share:.0%} of the exposed {exposed:.3g} ms and begins with "
+            f"The step has one collective, {exposed:.3g} ms of it exposed: several smaller ones (smaller "
+            "bucket_cap_mb) can begin while the rest is still computed."
+        )
+    elif share > 0.5:
+        sentence = (
+            f"The last collective is exposed for {last['exposed_ms']:.3g} of the step's {exposed:.3g} ms of exposed "
+            "communication and begins with "
             f"{last['compute_after_start_ms']:.3g} ms of computation left to hide it: make what comes last smaller "
             "(smaller bucket_cap_mb, or a smaller bucket for the first layers)."
         )
@@ -188,7 +210,7 @@ def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.Dat
     return Finding("buckets", title, table, sentence)
 
 
-def _what_if(answers: WhatIf) -> Finding:
+def _what_if(answers: WhatIf, on_gpu: bool) -> Finding:
     title = "What if communication were different (slowest rank)"
     if not len(answers.table):
         return Finding("what_if", title, answers.table, f"{answers.problems[0].capitalize()}.")
@@ -197,8 +219,10 @@ def _what_if(answers: WhatIf) -> Finding:
     path = answers.paths_ms.get("free") or answers.paths_ms["as traced"]
     holds = max(path, key=path.__getitem__)
     advice = {
-        "host": "the host then holds it up: launch fewer, larger kernels (torch.compile, CUDA graphs, larger batch)",
-        "computation": "computation then holds it up: faster kernels or a lower precision help more",
+        "host": "the host then holds it up: launch fewer, larger kernels (torch.compile, CUDA graphs, larger batch)"
+        if on_gpu
+        else "time between operators then holds it up: fewer, larger ones help (torch.compile, larger batch)",
+        "computation": f"computation then holds it up: faster {'kernels' if on_gpu else 'operators'} help more",
         "communication": "communication holds it up",
         "unexplained gap": "gaps that the trace does not explain hold it up",
     }[holds]

@@ -268,7 +268,9 @@ def _family_sentence(found: Roofline) -> str:
     if math.isfinite(reached):
         rest = "little is to be gained there" if reached >= 0.8 else "the rest is to be gained there"
         return f"{first['family']} reaches {_percent(100 * reached)} of what its intensity allows; {rest}."
-    return f"What {first['family']} could reach is not known: {first['reason'] or 'it does no floating-point work'}."
+    without = float(first["flop"]) == 0
+    why = "it does no floating-point work" if without else "no ceiling of its kind of operations is known"
+    return f"What {first['family']} could reach is not known: {first['reason'] or why}."
 
 
 _BOUND = {

@@ -17,6 +17,9 @@ def findings(timelines: Sequence[Timeline]) -> list[Finding]:
     families, names = (operators_over_ranks(timelines, by) for by in ("family", "name"))
     if not len(families):
         return []
+    if not int(names["calls"].sum()) or not float(names["self_ms"].sum()):
+        said = "No operator of the window took any time, by this trace."
+        return [Finding("operator_families", "Operators by family", families, said)]
     share = {str(name): float(part) for name, part in zip(families["family"], families["self_time_share"], strict=True)}
     largest = next(iter(share))
     said = f"{largest} takes {_percent(share[largest])} of the operators' own time"
@@ -24,7 +27,9 @@ def findings(timelines: Sequence[Timeline]) -> list[Finding]:
     if share.get("GEMM", 0.0) > 0.5:
         said += ": bf16 helps where the CPU has instructions for it (avx512_bf16, amx), and threads bound to cores"
     elif moving > 0.4:
-        said += f", operators that only move memory {_percent(moving)}: fuse them (hf-compiled, larger batch)"
+        said += f", operators that only move memory {_percent(moving)}: fuse them (torch.compile), use a larger batch"
+        if share.get("copy", 0.0) > 0.4:
+            said += ", and see whether casts cost more than bf16 saves on this CPU"
     few = int((names["self_time_share"].cumsum() < 0.8).sum()) + 1
     first = names.iloc[0]
     longest = f"{few} of {len(names)} operators make up 80 % of the operators' own time, the longest, "

@@ -33,7 +33,8 @@ def render_page(template: str, context: Mapping[str, Any]) -> str:
     environment.filters["data_uri"] = _data_uri
     files = {name: (_HERE / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return environment.get_template(template).render(written=written, **context, **files)
+    page = environment.get_template(template).render(written=written, **context, **files)
+    return page.encode("utf-8", "replace").decode()  # names of files may hold bytes that are no UTF-8
 
 
 def _data_uri(path: Path) -> str:
@@ -41,8 +42,13 @@ def _data_uri(path: Path) -> str:
 
 
 def _mark_options(text: str) -> "markupsafe.Markup":
-    """Escape `text`, and set command line options apart so that they are not broken over lines."""
+    """Escape `text`, and set commands in backticks and options apart so that options are not broken over lines."""
     import markupsafe
 
     escaped = str(markupsafe.escape(text))
-    return markupsafe.Markup(re.sub(r"--[a-z][a-z-]*(?: \d+)?", r"<code>\g<0></code>", escaped))  # noqa: S704
+    marked = re.sub(r"`([^`<]+)`|--[a-z][a-z-]*(?: \d+)?", lambda found: _code(found[1] or found[0]), escaped)
+    return markupsafe.Markup(marked)  # noqa: S704  its text is escaped
+
+
+def _code(text: str) -> str:
+    return f"<code>{text}</code>"

@@ -80,12 +80,12 @@ def _cores(counters: KernelCounters, folder: Path, found: Pictures, ending: str)
     from analysis.report import core_figures as figures
 
     groups = core_use_by_family(counters)
-    if groups:
+    if any(use.percent is not None for group in groups.values() for use in group.pipes.values()):
         path = figures.draw_core_utilization(folder / f"cores{ending}.png", groups, "kind of work")
         caption = "Share of the highest rate while kernels of this kind run; pale: cycles in which the pipe worked."
         found[f"core_utilization_by_family{ending}"] = [Picture(path, "Use of the cores", caption)]
     lines = roofline(counters)
-    if len(lines.kernels):
+    if len(lines.kernels) and lines.kernels["achieved_flops"].notna().any():
         path = figures.draw_roofline(folder / f"roofline{ending}.png", lines)
         caption = "Under the slope a kernel waits for memory, under the roof for cores; far below both, for neither."
         found[f"roofline{ending}"] = [Picture(path, "Roofline", caption)]

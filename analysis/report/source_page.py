@@ -6,10 +6,25 @@ from pathlib import Path
 from analysis.findings import Finding
 from analysis.report import tables
 from analysis.report.page import render_page
-from analysis.report.panels import panels
+from analysis.report.panels import Panel, panels
 from analysis.sources import Source
 from analysis.timeline import Timeline
 from common.atomic import write_text
+
+# Findings by how much they decide.
+_FIRST = (
+    "temporal_breakdown",
+    "idle_causes",
+    "all_reduce_by_rank",
+    "stragglers",
+    "what_if",
+    "kernel_families",
+    "operator_families",
+    "phases",
+    "core_utilization",
+    "roofline",
+)
+_MOST_FIRST = 6
 
 
 def write_source_report(source: Source, findings: Sequence[Finding], folder: Path) -> Path:
@@ -26,15 +41,23 @@ def write_source_report(source: Source, findings: Sequence[Finding], folder: Pat
     shown = panels(source, findings, folder)
     for finding in findings:
         tables.write_frame(folder / f"{finding.name}.csv", finding.table)
+    said = sorted((panel for panel in shown if panel.sentence), key=_place)
     context = {
         "title": source.path.resolve().name,
         "facts": facts(source),
         "problems": source.problems,
         "panels": shown,
+        "first": said[:_MOST_FIRST],
+        "further": said[_MOST_FIRST:],
     }
     path = folder / "report.html"
     write_text(path, render_page("source.html", context))
     return path
+
+
+def _place(panel: Panel) -> int:
+    """What decides most comes first; what is not listed, last, in its order."""
+    return next((place for place, name in enumerate(_FIRST) if panel.anchor.startswith(name)), len(_FIRST))
 
 
 def facts(source: Source) -> list[tuple[str, str]]:

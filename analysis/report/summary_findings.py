@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.findings import Finding
+from analysis.findings import Finding, distinct
 from analysis.names import COMMUNICATION, family
 from analysis.report.collective_findings import collective_findings
 from analysis.report.sensor_findings import sensor_findings
@@ -25,15 +25,7 @@ _ADVICE = {
 
 def findings(summaries: Sequence[Summary]) -> list[Finding]:
     """Return the findings of all summaries, in their order; a name that comes again ends in _2, _3, ..."""
-    found: list[Finding] = []
-    counts: dict[str, int] = {}
-    for summary in summaries:
-        make = _MAKERS.get(summary.what, _anything)
-        for finding in make(summary):
-            number = counts[finding.name] = counts.get(finding.name, 0) + 1
-            name = finding.name if number == 1 else f"{finding.name}_{number}"
-            found.append(Finding(name, finding.title, finding.table, finding.sentence))
-    return found
+    return distinct([found for summary in summaries for found in _MAKERS.get(summary.what, _anything)(summary)])
 
 
 def _kernels(summary: Summary) -> Iterator[Finding]:
@@ -83,7 +75,7 @@ def _copies(summary: Summary) -> Iterator[Finding]:
     if "total_ns" in table:
         frame = _by_name(table)
         if "total_bytes" in table:
-            sizes = table.groupby("name", sort=False, observed=True)["total_bytes"].sum()
+            sizes = table.groupby("name", sort=False, observed=True)["total_bytes"].sum(min_count=1)
             frame["total_bytes"] = frame["name"].map(sizes)
             frame["gb_per_second"] = (frame["total_bytes"] / frame["total_ms"] / 1e6).where(frame["total_ms"] > 0)
     else:
@@ -110,7 +102,7 @@ def _api(summary: Summary) -> Iterator[Finding]:
     means = "the host waits there for the GPU, or for copies" if waits else "the host spends its time there"
     advice = "look for .item(), .cpu() and prints in the loop" if waits else "see whether the GPU idles meanwhile"
     yield Finding(
-        "api_totals", summary.title, frame, f"{_short(name)} takes {share:.1%} of the calls: {means}; {advice}."
+        "api_totals", summary.title, frame, f"{_short(name)} takes {share:.1%} of the calls' time: {means}; {advice}."
     )
 
 
@@ -181,7 +173,7 @@ def _events(summary: Summary) -> Iterator[Finding]:
 
 
 def _anything(summary: Summary) -> Iterator[Finding]:
-    name = "".join(letter if letter.isascii() and letter.isalpha() else "_" for letter in summary.what.lower())
+    name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in summary.what.lower())
     yield Finding(name.strip("_") or "table", summary.title, summary.table)
 
 

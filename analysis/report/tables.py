@@ -249,4 +249,4 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = N
 def write_frame(path: Path, frame: "pd.DataFrame") -> None:
     """Write a table whole, in full precision, unknown values as empty fields. Raises StorageError."""
     with atomic_path(path) as temporary:
-        frame.to_csv(temporary, index=False)
+        frame.to_csv(temporary, index=False, errors="replace")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _TOP = 30
 _LITTLE = 0.05
 _MUCH = 0.25
+_OF_SLOWEST = ", each that of its slowest rank"
+_NO_LENGTH = "No kernel of the window took any time, by this trace."
 
 
 def findings(timelines: Sequence[Timeline]) -> list[Finding]:
@@ -47,15 +49,18 @@ def _temporal(timelines: Sequence[Timeline]) -> Finding | None:
     what = f"{_percent(compute)} of the time is computation, {_percent(exposed)} communication that nothing hides, "
     what += f"{_percent(idle_share)} idle"
     if exposed >= max(idle_share, _LITTLE):
-        advice = ": overlap the communication (larger buckets, gradient accumulation) or send less of it (bf16)"
+        advice = ": overlap the communication or send less of it, unless most of it waits for one rank (see below)"
     elif copying > max(idle_share, _LITTLE):
         what += f", {_percent(copying)} copies that nothing hides"
         advice = ": keep data on the GPU, or copy it from pinned memory while something computes"
     elif idle_share > _MUCH:
         advice = ": the table of idle causes says what the device waits for"
     else:
-        advice = ": faster kernels are what is left to gain"
-    return Finding("temporal_breakdown", "Where the time goes", temporal.temporal_frame(rows), what + advice + ".")
+        advice = f": faster {'kernels' if rows[0].on_gpu else 'operators'} are what is left to gain"
+    table = temporal.temporal_frame(rows)
+    if not any(row.on_gpu for row in rows):  # a CPU has no copies that are told from computation
+        table = table.drop(columns=[name for name in table.columns if "memory" in name])
+    return Finding("temporal_breakdown", "Where the time goes", table, what + advice + ".")
 
 
 def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
@@ -77,13 +82,15 @@ def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
             else None
         )
     mean = sum(known) / len(known)
-    weighted = [row.sm_weighted_utilization for row in rows if row.sm_weighted_utilization is not None]
-    unit = "GPU has a kernel running" if rows[0].devices is not None else "CPU runs an operator"
-    said = f"The {unit} {_percent(mean)} of the time"
+    on_gpu = any(row.devices is not None for row in rows)
+    said = f"The {'GPU has a kernel running' if on_gpu else 'CPU runs an operator'} {_percent(mean)} of the time"
+    said += f" ({len(known)} of {len(rows)} ranks)" if len(known) < len(rows) else ""
+    table = table if on_gpu else table.drop(columns=["sm_weighted_utilization", "devices"])
+    weighted = [row for row in rows if row.sm_weighted_utilization is not None]
     if weighted:
-        filled = sum(weighted) / len(weighted)
-        said += f" and the grids can fill {_percent(filled)} of it"
-        own = [row.compute_utilization_without_communication or 0.0 for row in rows]
+        filled = sum(row.sm_weighted_utilization or 0.0 for row in weighted) / len(weighted)
+        said += f"; its grids could fill the multiprocessors {_percent(filled)} of the time"
+        own = [row.compute_utilization_without_communication or 0.0 for row in weighted]
         if filled < sum(own) / len(own) - 0.2:  # collectives use few blocks on purpose
             said += ": many kernels are too small for this GPU, try a larger batch or fused kernels"
     return Finding("compute_utilization", "Compute utilisation", table, said + ".")
@@ -97,19 +104,26 @@ def _idle(timelines: Sequence[Timeline]) -> Finding | None:
     sums = {cause: sum(row.ns(cause) for row in rows) for cause in idle.CAUSES}
     largest = max(sums, key=lambda cause: sums[cause])
     share = sums[largest] / span
-    device = "GPU" if rows[0].on_gpu else "CPU"
+    on_gpu = rows[0].on_gpu
+    device = "GPU" if on_gpu else "CPU"
+    idles = f"The GPU is idle {_percent(idle_ns / span)} of the time"
+    if not on_gpu:  # what communicates does not compute; the table of where the time goes counts it as busy
+        idles = f"The CPU computes nothing {_percent(idle_ns / span)} of the time"
     if idle_ns / span < _LITTLE:
-        said = f"The {device} is idle {_percent(idle_ns / span)} of the time: there is little to gain here."
+        said = f"{idles}: there is little to gain here."
     else:
         advice = {
             "data_wait": "waits for data: use more loader workers, prefetching, or inputs that are prepared beforehand",
             "communication_wait": "waits for other ranks: look for a straggler, overlap or shrink the communication",
             "launch_bound": "waits for the CPU to launch work: try a larger batch, torch.compile or CUDA graphs",
             "other": "waits for a reason that the trace does not show"
-            + (f" ({rows[0].reason})" if rows[0].reason else ""),
+            + (f" ({rows[0].reason})" if rows[0].reason and on_gpu else ""),
         }[largest]
-        said = f"Idle {_percent(idle_ns / span)} of the time; for {_percent(share)} of the time the {device} {advice}."
-    return Finding("idle_causes", f"Why the {device} is idle", idle.idle_frame(rows), said)
+        said = f"{idles}; for {_percent(share)} it {advice}."
+    table = idle.idle_frame(rows)
+    if not on_gpu:  # a CPU launches nothing
+        table = table[table["cause"] != "launch_bound"].drop(columns="note").reset_index(drop=True)
+    return Finding("idle_causes", f"Why the {device} is idle", table, said)
 
 
 def _families(timelines: Sequence[Timeline]) -> Finding | None:
@@ -118,6 +132,8 @@ def _families(timelines: Sequence[Timeline]) -> Finding | None:
     if not len(table):
         return None
     first = table.iloc[0]
+    if not float(table["mean_ms"].sum()):
+        return Finding("kernel_families", "Kernels by family", table, _NO_LENGTH)
     share = {str(name): float(part) for name, part in zip(table["family"], table["kernel_time_share"], strict=True)}
     said = f"{first['family']} takes {_percent(float(first['kernel_time_share']))} of the kernels' time"
     small = sum(share.get(name, 0.0) for name in ("elementwise", "norm", "dropout", "activation"))
@@ -137,6 +153,8 @@ def _top_kernels(timelines: Sequence[Timeline]) -> Finding | None:
     table = kernel_tables.over_ranks(rows)
     if not len(table):
         return None
+    if not float(table["mean_ms"].sum()):
+        return Finding("top_kernels", f"Longest kernels (at most {_TOP})", table.head(_TOP), _NO_LENGTH)
     few = int((table["kernel_time_share"].cumsum() < 0.8).sum()) + 1
     first = table.iloc[0]
     share = float(first["kernel_time_share"])
@@ -152,14 +170,17 @@ def _phases(timelines: Sequence[Timeline]) -> Finding | None:
     column = "gpu_ms" if table["gpu_ms"].notna().any() else "host_ms"
     sums = table.groupby("phase")[column].sum().sort_values(ascending=False)
     known, total = sums.drop("other", errors="ignore"), float(sums.sum())
-    what = "GPU" if column == "gpu_ms" else "CPU"
+    on_gpu = column == "gpu_ms"
+    table = table if on_gpu else table.drop(columns=["gpu_ms", "gpu_share", "kernels"])
+    what = "GPU's time" if on_gpu else "steps' time on the CPU"
     said = ""
     if total and len(known) and known.iloc[0] > 0:
-        said = f"{known.index[0]} takes {_percent(float(known.iloc[0]) / total)} of the {what} time"
+        said = f"{known.index[0]} takes {_percent(float(known.iloc[0]) / total)} of the {what}"
         rest = float(sums.get("other", 0.0)) / total
         said += f"; {_percent(rest)} belongs to no phase" if rest > _LITTLE else ""
         if float(sums.get("data", 0.0)) / total > 0.1:
-            said += "; data takes more than a tenth, so load it in the background (workers, prefetching)"
+            said += "; data takes more than a tenth, so "
+            said += "copy inputs from pinned memory" if on_gpu else "load it in the background (workers, prefetching)"
         elif float(sums.get("optimizer", 0.0)) / total > _MUCH:
             said += "; the optimizer takes more than a quarter, so use a fused one or accumulate gradients"
         said += "."
@@ -207,18 +228,24 @@ def _iterations(timelines: Sequence[Timeline]) -> list[Finding]:
     table = _joined([temporal.iterations(timeline) for timeline in timelines])
     if table is None:
         return []
-    spread = temporal.iteration_spread(table)
+    # A step takes as long as its slowest rank.
+    longest = table.groupby("step", sort=False)["step_time_ms"].idxmax()
+    spread = temporal.iteration_spread(table.loc[longest])
+    on_gpu = any(len(timeline.kernels) for timeline in timelines)
+    if not on_gpu:
+        unsaid = ["memory_ms", "exposed_memory_ms", "kernels"]
+        table, spread = table.drop(columns=unsaid), spread[~spread["quantity"].isin(unsaid)].reset_index(drop=True)
     times = spread[spread["quantity"] == "step_time_ms"].iloc[0]
     said = f"The median step takes {times['median']:.4g} ms, from {times['min']:.4g} to {times['max']:.4g} ms"
     if times["median"] > 0 and times["p95"] > 1.2 * times["median"]:
         said += ": the slow ones are worth a look, compare their idle and communication with the others'"
     place = int(table["step_time_ms"].to_numpy().argmax())
-    rank, step, longest, idle_ms = (table[name].iloc[place] for name in ("rank", "step", "step_time_ms", "idle_ms"))
+    rank, step, taken_ms, idle_ms = (table[name].iloc[place] for name in ("rank", "step", "step_time_ms", "idle_ms"))
     of = "" if pd.isna(rank) else f" of rank {int(rank)}"
-    share = float(idle_ms) / float(longest) if longest else 0.0
-    slowest = f"The slowest is step {int(step)}{of}: {float(longest):.4g} ms, {_percent(share)} of it idle."
+    share = float(idle_ms) / float(taken_ms) if taken_ms else 0.0
+    slowest = f"The slowest is step {int(step)}{of}: {float(taken_ms):.4g} ms, {_percent(share)} of it idle."
     return [
-        Finding("iterations", "Spread over the steps", spread, said + "."),
+        Finding("iterations", f"Spread over the steps{_OF_SLOWEST if len(timelines) > 1 else ''}", spread, said + "."),
         Finding("steps", "Every step", table, slowest),
     ]
 

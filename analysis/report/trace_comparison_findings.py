@@ -29,7 +29,7 @@ def _verdict(found: TraceComparison) -> str:
 def _largest(found: TraceComparison) -> str:
     rows = found.kernels[found.kernels["change"] != "same"]
     if not len(rows):
-        return "No kernel changed."
+        return "Neither a kernel nor an operator changed."
     first = rows.iloc[0]
     name = str(first["name"])
     short = name if len(name) <= 80 else f"{name[:77]}..."

@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 
 from analysis.records import RunDirectory
-from bench.cli.findings_output import document, show, write_csvs
+from bench.cli.findings_output import check_rows, document, show, write_csvs
 from bench.cli.options import parse
 from common.errors import InputError
 
@@ -36,6 +36,7 @@ def main(argv: list[str]) -> int:
     options = parse(AnalyzeOptions, argv, "bertbench analyze")
     from analysis.sources import is_run
 
+    check_rows(options.rows)
     if not options.paths:
         raise InputError("analyze needs what to read: a trace, a folder of ranks, a tar, a run directory")
     if len(options.paths) == 1 and is_run(options.paths[0]):

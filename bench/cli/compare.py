@@ -53,6 +53,11 @@ def _runs(options: CompareOptions) -> int:
         print(json.dumps(as_mapping(comparison), indent=2, allow_nan=False))
     else:
         print(comparison_table(comparison))
+    if not comparison.rows:
+        raise InputError(
+            f"nothing of {options.a} and {options.b} could be compared: give runs that measured the same configuration, "
+            "or two profiled trials (RUN/trials/TRIAL)"
+        )
     return 1 if comparison.regressed else 0
 
 
@@ -69,7 +74,7 @@ def _traces(options: CompareOptions) -> int:
     found = compare_traces(before.timelines, after.timelines, options.threshold)
     show(
         findings(found),
-        [*before.problems, *after.problems],
+        [*(f"differs: {difference}" for difference in found.differences), *before.problems, *after.problems],
         as_json=options.json,
         csv=options.csv,
         rows=options.rows,
@@ -81,5 +86,6 @@ def _traces(options: CompareOptions) -> int:
         ratio=found.ratio,
         verdict=found.verdict,
         threshold=found.threshold,
+        differences=list(found.differences),
     )
     return 1 if found.verdict == "slower" else 0

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import tyro
 
 from analysis.counters import KernelCounters, joined
-from analysis.findings import Finding
+from analysis.findings import Finding, distinct, file_stem
 from analysis.metrics.core_utilization import FOUR, CoreUse, core_use, rows
 from analysis.report import core_findings
 from bench.cli.findings_output import document, show, write_csvs
@@ -153,7 +153,7 @@ def _findings(
     for file, part in parts:
         one = _tables(options, part, window_ns)
         if file is not None and len(parts) > 1:
-            stem = re.sub(r"[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")
+            stem = file_stem(file)
             one = [
                 dataclasses.replace(item, name=f"{item.name}_{stem}", title=f"{item.title}, {file.name}")
                 for item in one
@@ -161,7 +161,7 @@ def _findings(
         found += one
     if options.by is None and sizes is not None and len(set(sizes)) > 1:
         found.append(_by_batch(counters, sizes, window_ns, every=True))
-    return found
+    return distinct(found)
 
 
 def _tables(options: CoreUtilOptions, counters: KernelCounters, window_ns: float | None) -> list[Finding]:

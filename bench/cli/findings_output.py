@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis.findings import Finding
 from analysis.report.terminal import DEFAULT_WIDTH
+from common.errors import UsageError
 
 _NARROWEST = 80
 
@@ -28,7 +29,9 @@ def show(
 
     Raises:
         StorageError: a CSV file cannot be written.
+        UsageError: `rows` is below 0.
     """
+    check_rows(rows)
     written = [] if csv is None else write_csvs(findings, csv)
     if as_json:
         print(json.dumps(document(findings, problems, **about), indent=2, allow_nan=False))
@@ -40,6 +43,12 @@ def show(
         print(f"bertbench: {problem}", file=sys.stderr)
     if written:
         print(f"\nwrote {len(written)} tables into {csv}")
+
+
+def check_rows(rows: int) -> None:
+    """Raise UsageError for a number of rows below 0."""
+    if rows < 0:
+        raise UsageError(f"--rows {rows} is below 0: give how many rows of a table to print, 0 for all")
 
 
 def terminal_width() -> int:

@@ -10,6 +10,7 @@ import sys
 import types
 
 from common.errors import BertbenchError
+from common.redact import redact_text
 
 # name -> (module, one line of help); a module is imported when its command is called.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -64,7 +65,7 @@ def run(argv: list[str]) -> int:
         module = importlib.import_module(_command(argv[0]))
         return int(module.main(argv[1:]))
     except BertbenchError as error:
-        print(f"bertbench: {error}", file=sys.stderr)
+        print(f"bertbench: {redact_text(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("bertbench: interrupted; finished trials are kept, the same command continues", file=sys.stderr)

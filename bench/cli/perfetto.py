@@ -35,7 +35,10 @@ def main(argv: list[str]) -> int:
     from analysis.perfetto import write_perfetto
     from analysis.sources import open_sources
 
-    output = _output(options)
+    try:
+        output = _output(options)
+    except OSError as error:  # a name longer than any
+        raise UsageError(f"cannot look at {str(error.filename)[:200]}: {error.strerror}; check the paths") from error
     source = open_sources(options.path)
     if not source.timelines:
         raise InputError(

@@ -22,7 +22,20 @@ from bench.sweep import locked
 from common.errors import UsageError
 from common.registry import lookup
 
-# Rows of a table to print; `bertbench analyze` shows more.
+# What is printed of a profile at once; `bertbench analyze` says the rest.
+_SHOWN = (
+    "temporal_breakdown",
+    "idle_causes",
+    "kernel_families",
+    "top_kernels",
+    "operator_families",
+    "top_operators",
+    "phases",
+    "all_reduce_by_rank",
+    "core_utilization",
+    "core_utilization_by_family",
+    "core_utilization_by_phase",
+)
 _MOST_ROWS = 12
 
 if TYPE_CHECKING:
@@ -94,6 +107,7 @@ def main(argv: list[str]) -> int:
     else:
         for table in tables:
             print(f"table:   {table}")
+        print(f"more:    bertbench analyze {run.path}")
         print(f"report:  bertbench report {run.path}")
     return 3 if any(item.problem for item in profiled) else 0
 
@@ -117,8 +131,9 @@ def _show(item: Profiled, summary: "ProfileSummary") -> None:
     from analysis.report.range_tree_text import range_tree_text
 
     print(f"\n{describe(item.trial)}")
-    if summary.findings:
-        print(f"\n{findings_text(summary.findings, terminal_width(), _MOST_ROWS)}")
+    shown = [finding for finding in summary.findings if finding.name in _SHOWN]
+    if shown:
+        print(f"\n{findings_text(shown, terminal_width(), _MOST_ROWS)}")
     if summary.tree is not None:
         print(f"\n{range_tree_text(summary.tree)}")
     print()

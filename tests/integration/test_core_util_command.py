@@ -81,7 +81,7 @@ def test_batch_sizes_come_from_names_or_from_the_option(tmp_path: Path, capsys: 
         main([page(tmp_path, "x.csv"), "--by", "batch"])
 
 
-@pytest.mark.parametrize(("by", "word"), [("kernel", "sm90_gemm"), ("family", "GEMM"), ("batch", "micro batch size")])
+@pytest.mark.parametrize(("by", "word"), [("kernel", "sm90_gemm"), ("family", "GEMM"), ("batch", "by batch size")])
 def test_tables_are_printed_by_kernel_family_and_batch(tmp_path: Path, capsys: Capture, by: str, word: str) -> None:
     main([page(tmp_path, "batch_8.csv"), "--by", by])
     assert word in capsys.readouterr().out

@@ -1,8 +1,11 @@
-"""Measures how fast Kineto traces are read: against Holistic Trace Analysis, a trace of 1 GB, growth with the events.
+"""Measures how fast traces are read: against Holistic Trace Analysis, large ones, growth with the events.
 
-    python tests/slow/bench_analysis.py [--stage hta large linear] [--out DIR] [--hta-python PYTHON]
+    python tests/slow/bench_analysis.py [--stage hta large nsys linear] [--out DIR] [--hta-python PYTHON]
 
-Every figure is of a fresh process. Results go to DIR/analysis.json and DIR/linear.png.
+hta: the traces of 8 ranks, see bench_hta.py. large: a Kineto trace of over 1 GB, whole and malformed. nsys: exports of
+5 million kernels. linear: Kineto traces of 10^4 to 10^7 events. Seconds of large and linear are those of reading and
+of making all tables, in a fresh process, imports apart. Results go to DIR/analysis.json and DIR/linear.png, with the
+load average of the machine before and after each stage. Ends with 1 where a figure is not as needed.
 """
 
 import argparse
@@ -10,24 +13,24 @@ import json
 import os
 import platform
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
+import bench_hta
+import bench_nsys
 
 ROOT = Path(__file__).resolve().parents[2]
-TRACES = ROOT.parent / "shared" / "traces" / "kineto"
-HTA = ("HolisticTraceAnalysis==0.5.0", "pandas<3")
+STAGES = ("hta", "large", "nsys", "linear")
+LARGE_SECONDS, NSYS_SECONDS, LINEAR_SECONDS = 15.0, 8.0, 60.0
+MOST_BYTES = 1e9
+NSYS_KERNELS = 5_000_000
+LINEAR_FROM, LINEAR_GROWTH = 100_000, 2.0  # below, what does not grow counts
 NAMES = [f"void at::native::vectorized_elementwise_kernel<4, at::native::Functor_{n}<float>, std::array<char*, 3ul> >"
          f"(int, at::native::Functor_{n}<float>, std::array<char*, 3ul>)" for n in range(150)]  # fmt: skip
-NEEDED = {"fresh_ratio": 8.0, "warm_ratio": 12.0, "memory_ratio": 0.5, "large_seconds": 15.0, "large_bytes": 1e9}
 
 
 def events(count: int, seed: int = 0) -> Iterator[str]:
@@ -114,15 +117,15 @@ MEASURE = """
 import json, resource, sys, time
 from pathlib import Path
 begun = time.perf_counter()
+import pandas
 from analysis.readers.kineto import read
 imported = time.perf_counter()
 found = read(Path(sys.argv[1]))
 took = time.perf_counter() - imported
-used = time.process_time()
-tables = ("operators", "kernels", "ranges", "api")
-print(json.dumps({"seconds": took, "cpu_seconds": used, "import_seconds": imported - begun,
-                  "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                  "rows": {name: len(getattr(found, name)) for name in tables}, "problems": found.problems}))
+rows = {name: len(getattr(found, name)) for name in ("operators", "kernels", "ranges", "api")}
+print(json.dumps({"seconds": time.perf_counter() - imported, "read_seconds": took, "cpu_seconds": time.process_time(),
+                  "import_seconds": imported - begun, "rows": rows, "problems": found.problems,
+                  "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 """
 
 
@@ -138,7 +141,7 @@ def stage_large(folder: Path) -> dict[str, Any]:
     """Read a trace of over 1 GB with 4 million events, and malformed variants of it."""
     source = folder / "large.json"
     generate(source, 4_000_000, 250)
-    found: dict[str, Any] = {"file_bytes": source.stat().st_size, "whole": measure(source)}
+    found: dict[str, Any] = {"whole": {"file_bytes": source.stat().st_size, **measure(source)}}
     for kind in ("truncated", "invalid_utf8", "control_character", "nan"):
         path = damage(source, kind)
         found[kind] = measure(path)
@@ -178,207 +181,72 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
-# Both sides say the same: per rank span, idle, compute, other, overlap; per rank and kernel the sum of durations, us.
-OURS = """
-import json, resource, sys, time
-from pathlib import Path
-begun = time.perf_counter()
-import numpy
-from analysis.metrics.intervals import intersection, merged, total_ns
-from analysis.names import collective
-from analysis.readers.kineto import read_works
-
-def work(folders):
-    ranks, kernels = {}, {}
-    paths = [path for folder in folders for path in sorted(Path(folder).glob("*.json.gz"))]
-    for path, found in zip(paths, read_works(paths)):
-        key = f"{path.parent.name}/{found.rank}"
-        name, kind, start, end = (found.columns[column] for column in ("name", "kind", "start", "end"))
-        communicates = numpy.array([collective(text) is not None for text in found.names])[name] & (kind == 0)
-        compute = (kind == 0) & ~communicates
-        computing, communicating = (merged(start[rows], end[rows]) for rows in (compute, communicates))
-        span, busy = int(end.max() - start.min()), total_ns(merged(start, end))
-        overlapped = total_ns(intersection(computing, communicating)) / total_ns(communicating)
-        computed = total_ns(computing)
-        ranks[key] = [span / 1e3, (span - busy) / 1e3, computed / 1e3, (busy - computed) / 1e3, 100 * overlapped]
-        sums = numpy.bincount(name, end - start, len(found.names))
-        kernels[key] = dict(zip(found.names, (sums / 1e3).tolist()))
-    return ranks, kernels
-"""
-FRAMES = """
-import json, resource, sys, time
-from pathlib import Path
-begun = time.perf_counter()
-from analysis.metrics.temporal import temporal_breakdown
-from analysis.readers.kineto import read_ranks
-import numpy, pandas
-
-def work(folders):
-    ranks, kernels = {}, {}
-    for folder in map(Path, folders):
-        for timeline in read_ranks(sorted(folder.glob("*.json.gz"))):
-            key = f"{folder.name}/{timeline.rank}"
-            found = temporal_breakdown(timeline, window="kernels")
-            ranks[key] = [found.span_ns / 1e3, found.idle_ns / 1e3, found.compute_ns / 1e3, found.non_compute_ns / 1e3,
-                          100 * found.overlap_share]
-            table = timeline.kernels
-            sums = numpy.bincount(table["name"].cat.codes, (table["end"] - table["start"]).to_numpy())
-            kernels[key] = dict(zip(table["name"].cat.categories, (sums / 1e3).tolist()))
-    return ranks, kernels
-"""
-THEIRS = """
-import json, logging, resource, sys, time, warnings
-warnings.simplefilter("ignore")
-logging.disable(logging.CRITICAL)
-begun = time.perf_counter()
-from hta.trace_analysis import TraceAnalysis
-
-def work(folders):
-    ranks, kernels = {}, {}
-    for folder in folders:
-        found = TraceAnalysis(trace_dir=folder)
-        times = found.get_temporal_breakdown(visualize=False)
-        overlap = found.get_comm_comp_overlap(visualize=False).set_index("rank")["comp_comm_overlap_pctg"]
-        columns = ["kernel_time(us)", "idle_time(us)", "compute_time(us)", "non_compute_time(us)"]
-        begin = folder.rsplit("/", 1)[1]
-        for row in times.to_dict("records"):
-            ranks[f"{begin}/{row['rank']}"] = [*(float(row[name]) for name in columns), float(overlap[row["rank"]])]
-        _, table = found.get_gpu_kernel_breakdown(
-            visualize=False, duration_ratio=1.0, num_kernels=10**6, include_memory_kernels=True)
-        for row in table.to_dict("records"):
-            kernels.setdefault(f"{begin}/{row['rank']}", {})[row["name"]] = float(row["sum (us)"])
-    return ranks, kernels
-"""
-RUN = """
-imported = time.perf_counter()
-again, answer, *folders = sys.argv[1:]
-ranks, kernels = work(folders)
-times = []
-for _ in range(int(again)):
-    start = time.perf_counter()
-    work(folders)
-    times.append(time.perf_counter() - start)
-with open(answer, "w") as file:
-    json.dump({"ranks": ranks, "kernels": kernels, "times": times, "import_seconds": imported - begun}, file)
-"""
+def stage_nsys(folder: Path) -> dict[str, Any]:
+    """Read exports of nsys with 5 million kernels, without and with the calls that launched them."""
+    return {
+        "kernels": bench_nsys.measure(NSYS_KERNELS, False, folder),
+        "kernels and calls": bench_nsys.measure(NSYS_KERNELS, True, folder),
+    }
 
 
-def run_side(python: str, program: str, folders: Sequence[Path], again: int, scratch: Path) -> dict[str, Any]:
-    """Run one side in a fresh process; "process_seconds" is all of it, "times" its repetitions."""
-    answer = scratch / "answer.json"
-    environment = {**os.environ, "PYTHONPATH": "" if program == THEIRS else str(ROOT)}
-    begun = time.perf_counter()
-    subprocess.run(
-        [python, "-c", program + RUN, str(again), str(answer), *map(str, folders)],
-        cwd=scratch, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    took = time.perf_counter() - begun
-    return {**json.loads(answer.read_text()), "process_seconds": took}
+def missed(results: dict[str, Any]) -> list[str]:
+    """Return what is not as needed, one sentence each."""
+    said = bench_hta.missed(results.get("hta", {}))
+    for kind, found in results.get("large", {}).items():
+        said += _over(f"large, {kind}", found["seconds"], found["peak_bytes"], LARGE_SECONDS)
+    for kind, found in results.get("nsys", {}).items():
+        said += _over(f"nsys, {kind}", found["seconds"], found["peak_rss_mb"] * 2**20, NSYS_SECONDS)
+    rows = [row for row in results.get("linear", []) if row["events"] >= LINEAR_FROM]
+    if rows:
+        said += _over("linear", max(row["seconds"] for row in rows), 0, LINEAR_SECONDS)
+        per_event = [row["seconds"] / row["events"] for row in rows]
+        if max(per_event) > LINEAR_GROWTH * min(per_event):
+            said.append(f"linear: {min(per_event) * 1e6:.2f} to {max(per_event) * 1e6:.2f} us per event")
+    return said
 
 
-def peak_bytes(python: str, program: str, folders: Sequence[Path], scratch: Path) -> int:
-    """Return the most memory of a fresh process and its children together; what they share counts once (PSS)."""
-    environment = {**os.environ, "PYTHONPATH": "" if program == THEIRS else str(ROOT)}
-    command = [python, "-c", program + RUN, "0", str(scratch / "answer.json"), *map(str, folders)]
-    process = psutil.Popen(command, cwd=scratch, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    peak = 0
-    while process.poll() is None:
-        total = 0
-        for one in [process, *_children(process)]:
-            try:
-                total += one.memory_full_info().pss
-            except psutil.Error:
-                continue
-        peak = max(peak, total)
-        time.sleep(0.01)
-    assert process.returncode == 0, program
-    return peak
+def _over(what: str, seconds: float, peak_bytes: float, needed_seconds: float) -> list[str]:
+    said = [f"{what}: {seconds:.1f} s, needed is {needed_seconds}"] if seconds > needed_seconds else []
+    if peak_bytes > MOST_BYTES:
+        said.append(f"{what}: {peak_bytes / 1e6:,.0f} MB, needed is {MOST_BYTES / 1e6:,.0f}")
+    return said
 
 
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children(recursive=True))
-    except psutil.Error:
-        return []
-
-
-def assert_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> int:
-    """Raise where the two sides differ; return how many numbers were compared."""
-    compared = 0
-    assert ours["ranks"].keys() == theirs["ranks"].keys()
-    for rank, (*times, overlap) in theirs["ranks"].items():
-        *own, own_overlap = ours["ranks"][rank]
-        assert own == times, (rank, own, times)
-        assert round(own_overlap, 2) == overlap or abs(own_overlap - overlap) < 0.005001, (rank, own_overlap, overlap)
-        compared += 1 + len(times)
-    for rank, sums in theirs["kernels"].items():
-        assert sums == ours["kernels"][rank], rank
-        compared += len(sums)
-    return compared
-
-
-def stage_hta(python: str, scratch: Path, rounds: int) -> dict[str, Any]:
-    """Compare with Holistic Trace Analysis, in interleaved fresh processes; one run analyses both folders."""
-    folders = [TRACES / name for name in ("megatron-8-ranks", "dlrm-8-ranks")]
-    programs = {"hta": (python, THEIRS), "arrays": (sys.executable, OURS), "timelines": (sys.executable, FRAMES)}
-    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in programs}
-    for number in range(rounds + 1):  # the first one warms the disk and repeats
-        for side, (interpreter, program) in programs.items():
-            runs[side].append(run_side(interpreter, program, folders, 5 if number == 0 else 0, scratch))
-    found: dict[str, Any] = {}
-    for side, (interpreter, program) in programs.items():
-        found[side] = {
-            "fresh_seconds": statistics.median(run["process_seconds"] for run in runs[side][1:]),
-            "warm_seconds": statistics.median(runs[side][0]["times"]),
-            "import_seconds": statistics.median(run["import_seconds"] for run in runs[side][1:]),
-            "peak_bytes": peak_bytes(interpreter, program, folders, scratch),
-        }
-    for side in ("arrays", "timelines"):
-        found[side] |= {
-            "numbers_equal": assert_equal(runs[side][0], runs["hta"][0]),
-            "fresh_ratio": found["hta"]["fresh_seconds"] / found[side]["fresh_seconds"],
-            "warm_ratio": found["hta"]["warm_seconds"] / found[side]["warm_seconds"],
-            "memory_ratio": found[side]["peak_bytes"] / found["hta"]["peak_bytes"],
-        }
-    return found
-
-
-def hta_python(given: str | None) -> str:
-    """Return the Python of an environment with HTA; make one in the cache folder where none is given."""
-    if given:
-        return given
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bertbench" / "hta-0.5.0"
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *HTA], check=True)
-    return str(python)
-
-
-def main() -> None:
+def main() -> int:
+    """Run the stages, write and print the figures; 1 where one is not as needed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", nargs="+", choices=("hta", "large", "linear"), default=["hta", "large", "linear"])
+    parser.add_argument("--stage", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--out", type=Path, default=Path("runs/bench-analysis"), help="folder of the results")
     parser.add_argument("--hta-python", help="Python with HolisticTraceAnalysis 0.5.0 and pandas 2")
-    parser.add_argument("--rounds", type=int, default=4, help="fresh processes per side; the first warms the disk")
+    parser.add_argument("--rounds", type=int, default=5, help="processes per side that are compared")
     parser.add_argument("--largest", type=int, default=10_000_000, help="events of the largest trace of `linear`")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "needed": NEEDED}
-    with tempfile.TemporaryDirectory(dir=options.out) as scratch:
-        if "hta" in options.stage and TRACES.is_dir():
-            python = hta_python(options.hta_python)
-            results["hta"] = stage_hta(python, Path(scratch).resolve(), options.rounds)
-        elif "hta" in options.stage:
-            print(f"stage hta is left out: {TRACES} is not there")
-        if "large" in options.stage:
-            results["large"] = stage_large(Path(scratch))
-        if "linear" in options.stage:
-            results["linear"] = stage_linear(Path(scratch), options.largest)
-            draw(results["linear"], options.out / "linear.png")
+    results: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "load": {}}
+    with tempfile.TemporaryDirectory(dir=options.out) as name:
+        scratch = Path(name).resolve()
+        for stage in options.stage:
+            before = os.getloadavg()[0]
+            if stage == "hta" and not bench_hta.TRACES.is_dir():
+                print(f"stage hta is left out: {bench_hta.TRACES} is not there")
+                continue
+            if stage == "hta":
+                python = bench_hta.hta_python(options.hta_python)
+                results["versions"] = bench_hta.versions(python)
+                results["hta"] = bench_hta.stage_hta(python, scratch, options.rounds)
+            elif stage == "linear":
+                results["linear"] = stage_linear(scratch, options.largest)
+                draw(results["linear"], options.out / "linear.png")
+            else:
+                results[stage] = {"large": stage_large, "nsys": stage_nsys}[stage](scratch)
+            results["load"][stage] = [round(before, 2), round(os.getloadavg()[0], 2)]
+    results["missed"] = missed(results)
     (options.out / "analysis.json").write_text(json.dumps(results, indent=1))
     print(json.dumps(results, indent=1))
+    for sentence in results["missed"]:
+        print(f"not reached: {sentence}", file=sys.stderr)
+    return 1 if results["missed"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,11 +11,11 @@ from support.timelines import timeline
 from analysis.metrics.collective_matching import match_collectives, stragglers
 from analysis.metrics.communication import (
     buckets,
-    bus_factor,
     communication_by_kind,
     communication_by_rank,
     communication_by_step,
 )
+from analysis.names import bus_factor
 from analysis.report.communication_findings import findings, no_communication
 from analysis.timeline import Timeline
 

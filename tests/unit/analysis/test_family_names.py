@@ -20,6 +20,12 @@ from analysis.names import family
         ("gloo:all_reduce", "communication"),
         ("aten::add", "elementwise"),
         ("mystery", "other"),
+        # Templates name how they load and store: that says nothing about what they compute.
+        ("void at::native::gpu_kernel_impl_nocast<at::native::CUDAFunctor_add<float> >", "elementwise"),
+        ("unrolled_elementwise_kernel<BinaryFunctor, LoadWithoutCast, StoreWithoutCast>", "elementwise"),
+        ("unrolled_elementwise_kernel<AddFunctor, LoadWithCast<2>, StoreWithCast<1> >", "elementwise"),
+        ("void at::native::direct_copy_kernel_cuda", "copy"),
+        ("triton_poi_fused__to_copy_0", "copy"),
     ],
 )
 def test_families_by_name(name: str, expected: str) -> None:

@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 from support.timelines import timeline
 
+from analysis.gpu_work import name_codes
 from analysis.metrics.kernel_tables import (
     FAMILY_ROW_COLUMNS,
     KERNEL_ROW_COLUMNS,
     family_rows,
     is_communication,
     kernel_rows,
-    name_codes,
     over_ranks,
 )
 from analysis.names import family

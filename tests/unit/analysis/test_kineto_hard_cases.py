@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_kineto_reader import event, write
 
 from analysis.readers import kineto_stream, packed
-from analysis.readers.kineto import read, read_many, read_ranks, read_work, recognises
+from analysis.readers.kineto import read, read_many, read_ranks, recognises
 from analysis.readers.kineto_nesting import _callers_by_stack, nesting
 from analysis.readers.registry import Head
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
@@ -80,8 +80,9 @@ def test_every_table_and_field_is_filled(tmp_path: Path) -> None:
         "start": base + 120_125, "end": base + 200_625, "bytes": 40, "dtype": "Float", "group": "0", "group_size": 2,
         "seq": -1, "correlation_id": 3,
     }  # fmt: skip
-    work = read_work(tmp_path / "a.json")
-    assert work.columns["start"].tolist() == found.kernels["start"].tolist() and work.rank == 2
+    work = read(tmp_path / "a.json").work
+    assert work.start.tolist() == found.kernels["start"].tolist()
+    assert [work.names[code] for code in work.name.tolist()] == list(found.kernels["name"])
 
 
 @pytest.mark.parametrize("blocks", [64, 300, 1000, 10_000])
@@ -302,7 +303,7 @@ def test_mutated_traces_give_a_timeline_or_a_clean_error(tmp_path: Path) -> None
         begun = time.process_time()
         try:
             found = read(path)
-            assert isinstance(found, Timeline)
+            assert isinstance(found, Timeline) and len(found.work) == len(found.kernels) and len(found.steps) >= 0
             read_count += 1
         except InputError as error:
             assert "mutated.json" in str(error)

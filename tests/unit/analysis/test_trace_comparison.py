@@ -1,5 +1,6 @@
 """Two recordings held against each other."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -36,6 +37,14 @@ def test_a_steps_time_is_the_slowest_ranks_and_the_largest_change_comes_first() 
     assert time.loc["compute", "before_ms"] == pytest.approx(12) and time.loc["compute", "after_ms"] == pytest.approx(
         22
     )
+
+
+def test_what_else_differs_is_told() -> None:
+    old, new = [rank(0, 10, 60)], [rank(0, 10, 60), rank(1, 10, 60)]
+    new[0] = dataclasses.replace(new[0], devices={0: "NVIDIA H100"})
+    found = compare_traces(old, new)
+    assert found.differences == ("devices: not named and NVIDIA H100", "ranks in the trace: 1 and 2")
+    assert compare_traces(old, old).differences == ()
 
 
 def test_the_threshold_decides_and_works_both_ways() -> None:

@@ -1,0 +1,127 @@
+"""The tables of a Kineto trace, made from its columns when they are first asked for."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.gpu_work import GpuWork
+from analysis.readers.kineto_arguments import CommunicationArguments
+from analysis.readers.kineto_columns import Codes, categories
+from analysis.readers.kineto_events import Integers
+from analysis.readers.kineto_tables import CALL, KINDS, OPERATOR, RANGE, WORK, Tables, label, thread_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
+_SPANS = ("steps", "operators", "ranges")
+
+_Columns = dict[str, Any]
+_HostCalls = list[tuple[str, str, int, int, CommunicationArguments]]
+
+
+class Frames:
+    """Makes the tables of one trace; see analysis.lazy_timeline."""
+
+    def __init__(self, tables: Tables, base_ns: int, groups: Mapping[str, int]) -> None:
+        """Take the columns of the tables.
+
+        Args:
+            tables: all that was read.
+            base_ns: what is added to the trace's times.
+            groups: size of each process group by name.
+        """
+        self._columns = {table: tables.columns(table, base_ns) for table in (CALL, OPERATOR, RANGE, WORK)}
+        self._names = {table: [label(name) for name in tables.names[table]] for table in self._columns}
+        self._threads = [thread_name(thread) for thread in tables.threads]
+        self._groups = groups
+        self._host_calls: _HostCalls = [
+            (name, thread, start + base_ns, end + base_ns, said) for name, thread, start, end, said in tables.host_calls
+        ]
+        self._kernel_calls = dict(tables.kernel_calls)
+        self._order_work()
+
+    def work(self) -> GpuWork:
+        """Return the GPU work, in order of start."""
+        columns = self._columns[WORK]
+        names, place = _distinct(self._names[WORK])
+        name = columns["name"] if len(names) == len(place) else place[columns["name"]]
+        device, stream, start, end = (columns[column] for column in ("device", "stream", "start", "end"))
+        return GpuWork(names, name, KINDS, columns["kind"], device, stream, start, end)
+
+    def make(self, table: str) -> dict[str, "pd.DataFrame"]:
+        """Return a table by its name in Timeline, and those that are made with it; forget what they are made of."""
+        return self._spans() if table in _SPANS else self._work_and_calls()
+
+    def _order_work(self) -> None:
+        columns = self._columns[WORK]
+        start = columns["start"]
+        if not (start[1:] < start[:-1]).any():
+            return
+        order = np.argsort(start, kind="stable")
+        self._columns[WORK] = {name: values[order] for name, values in columns.items()}
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        self._kernel_calls = {int(place[row]): said for row, said in self._kernel_calls.items()}
+
+    def _work_and_calls(self) -> dict[str, "pd.DataFrame"]:
+        import pandas as pd
+
+        from analysis.readers.kineto_collectives import collectives
+
+        calls = self._columns.pop(CALL)
+        api = self._table(CALL, calls, np.argsort(calls["start"], kind="stable"))
+        columns: _Columns = self._columns.pop(WORK)
+        columns["name"] = categories(columns["name"], self._names[WORK])
+        columns["kind"] = categories(columns["kind"], KINDS)
+        if not np.isfinite(columns["blocks_per_sm"]).any():
+            del columns["blocks_per_sm"]
+        ordered = ("name", "kind", "device", "stream", "start", "end")
+        kernels = pd.DataFrame({name: columns.pop(name) for name in ordered} | columns, copy=False)
+        communication = collectives(kernels, self._kernel_calls, self._host_calls, api, self._groups)
+        self._kernel_calls, self._host_calls = {}, []
+        return {"kernels": kernels, "api": api, "collectives": communication}
+
+    def _spans(self) -> dict[str, "pd.DataFrame"]:
+        from analysis.readers.kineto_nesting import nesting
+
+        steps = [np.empty((0, 3), dtype=np.int64)]
+        made = {}
+        for table, name in ((OPERATOR, "operators"), (RANGE, "ranges")):
+            columns = self._columns.pop(table)
+            found = [_STEP.match(text) for text in self._names[table]]
+            numbers = np.array([int(match[1]) if match else -1 for match in found], dtype=np.int64)
+            step = numbers[columns["name"]] if len(numbers) else np.empty(0, dtype=np.int64)
+            is_step = step >= 0
+            if is_step.any():
+                steps.append(np.column_stack([step, columns["start"], columns["end"]])[is_step])
+                columns = {column: values[~is_step] for column, values in columns.items()}
+            if table == OPERATOR:
+                columns["self_ns"], columns["outermost"] = nesting(columns["thread"], columns["start"], columns["end"])
+            made[name] = self._table(table, columns, np.lexsort((-columns["end"], columns["start"])))
+        return {"steps": _step_table(np.concatenate(steps)), **made}
+
+    def _table(self, table: str, columns: _Columns, order: Integers) -> "pd.DataFrame":
+        import pandas as pd
+
+        columns = {name: values[order] for name, values in columns.items()}
+        columns["name"] = categories(columns["name"], self._names[table])
+        columns["thread"] = categories(columns["thread"], self._threads)
+        ordered = {name: columns.pop(name) for name in ("name", "thread", "start", "end")}
+        return pd.DataFrame(ordered | columns, copy=False)
+
+
+def _distinct(labels: Sequence[str]) -> tuple[list[str], Integers]:
+    """Return each label once, and of each of `labels` its place there."""
+    codes = Codes()
+    place = np.array([codes[text] for text in labels], dtype=np.int64)
+    return list(codes), place
+
+
+def _step_table(rows: Integers) -> "pd.DataFrame":
+    import pandas as pd
+
+    rows = rows[np.argsort(rows[:, 1], kind="stable")]
+    return pd.DataFrame({"step": rows[:, 0], "start": rows[:, 1], "end": rows[:, 2]})
