@@ -1,9 +1,11 @@
 """What a source says: every analysis that its content allows, in the order in which people ask."""
 
+import dataclasses
 from collections.abc import Mapping
 
 from analysis.findings import Finding, distinct, distinct_names, file_stem
 from analysis.sources import Source
+from analysis.timeline import STEP_COLUMNS, empty
 
 
 def explain(
@@ -22,6 +24,7 @@ def explain(
 
         found += timeline_findings.findings(source.timelines)
         found += operator_findings.findings(source.timelines)
+        found += operator_findings.range_findings(source.timelines)
         found += communication_findings.findings(source.timelines)
     if source.counters:
         from analysis.report import core_findings
@@ -44,3 +47,9 @@ def counter_endings(source: Source) -> list[str]:
     if len(source.counters) < 2:
         return [""] * len(source.counters)
     return distinct_names([f"_{file_stem(file)}" for file in source.counter_files])
+
+
+def over_all_work(source: Source) -> Source:
+    """Return the source with no step marked, so that every analysis is over all work, from first start to last end."""
+    without = [dataclasses.replace(found, steps=empty(STEP_COLUMNS)) for found in source.timelines]
+    return dataclasses.replace(source, timelines=tuple(without))

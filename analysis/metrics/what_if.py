@@ -67,6 +67,7 @@ SCENARIOS = (
     Scenario(name="half as fast", transfer_factor=2.0),
     Scenario(name="twice as fast", transfer_factor=0.5),
     Scenario(name="no waiting for other ranks", waits=False),
+    Scenario(name="free, and no waiting", transfer_factor=0.0, waits=False),
 )
 
 
@@ -101,12 +102,12 @@ class WhatIf:
 
 def parse_scenario(text: str) -> Scenario:
     """Return the scenario that a word names: "free", "half", "twice", "3x" (times as fast), "100GB/s" (bus bandwidth),
-    "nowait".
+    "nowait", "none" (free, and no waiting).
 
     Raises:
         InputError: it names none.
     """
-    words = {"free": 1, "half": 2, "twice": 3, "nowait": 4}
+    words = {"free": 1, "half": 2, "twice": 3, "nowait": 4, "none": 5}
     plain = text.strip().lower()
     if plain in words:
         return SCENARIOS[words[plain]]
@@ -114,7 +115,7 @@ def parse_scenario(text: str) -> Scenario:
     value = float(match[1]) if match else 0.0
     if match is None or value <= 0:
         raise InputError(
-            f"--what-if {text[:60]!r} is no scenario: give free, half, twice, nowait, a speed-up such as 3x, "
+            f"--what-if {text[:60]!r} is no scenario: give free, half, twice, nowait, none, a speed-up such as 3x, "
             "or a bus bandwidth such as 100GB/s"
         )
     if match[2] == "x":
@@ -144,6 +145,8 @@ def what_if(
         return WhatIf(nothing, None, (refused,))
     dependencies, problems = _dependencies(timelines, matching, offsets_ns)
     chosen = [AS_TRACED, *(scenario for scenario in scenarios if scenario.name != AS_TRACED.name)]
+    if len(timelines) == 1:  # what it waited for is in the traces of the others
+        chosen = [scenario for scenario in chosen if scenario.waits]
     traced = _windows(dependencies, dependencies.times.tolist())
     rows = []
     paths: dict[str, dict[str, float]] = {}

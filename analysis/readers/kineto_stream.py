@@ -24,7 +24,8 @@ MOST_EVENT_BYTES = 64 << 20
 _OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb"\s*\[\s*(?=\{|\])")
 _AT_BYTE = re.compile(r"([\w',\[\]{} ]+) \(byte (\d+)\)$")
-_BRACKET_OR_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+# Possessive: a text of megabytes must cost no memory to step back, and one without an end ends the search.
+_BRACKET_OR_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[{}\[\]]', re.DOTALL)
 # Another event where the document's next field should stand: a stray bracket ended the list.
 _GOES_ON = re.compile(rb"[\s,]*\{")
 _LEAST_TAIL = 256
@@ -222,10 +223,10 @@ def _exact_boundary(data: bytes) -> tuple[int, int] | None:
     depth = 0
     end = None
     for match in _BRACKET_OR_TEXT.finditer(data):
-        sign = match[0]
-        if sign in (b"{", b"["):
+        sign = data[match.start()]
+        if sign in b"{[":
             depth += 1
-        elif sign in (b"}", b"]"):
+        elif sign in b"}]":
             depth -= 1
             if depth < 0:
                 break

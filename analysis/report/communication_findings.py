@@ -214,7 +214,7 @@ def _what_if(answers: WhatIf, on_gpu: bool) -> Finding:
     title = "What if communication were different (slowest rank)"
     if not len(answers.table):
         return Finding("what_if", title, answers.table, f"{answers.problems[0].capitalize()}.")
-    table = answers.slowest()
+    table = answers.slowest().drop(columns="window_ms")  # the slowest rank need not be the same one
     told = "; ".join(f"{row['scenario']}: {_change(float(row['saved_share']))}" for row in _rows(table)[1:])
     path = answers.paths_ms.get("free") or answers.paths_ms["as traced"]
     holds = max(path, key=path.__getitem__)
@@ -229,6 +229,8 @@ def _what_if(answers: WhatIf, on_gpu: bool) -> Finding:
     error = f"; the unchanged replay misses the trace by {answers.error:.1%}" if answers.error is not None else ""
     doubts = "".join(f"; {problem}" for problem in answers.problems)
     sentence = f"Time of the slowest rank, replayed ({told or 'as traced'}); {advice}{error}{doubts}."
+    if "free:" in told and len(answers.table["rank"].unique()) > 1:
+        sentence = sentence.removesuffix(".") + "; free communication still waits for ranks that are late."
     return Finding("what_if", title, table, sentence)
 
 

@@ -1,13 +1,25 @@
-"""What the CPU's operators say, on a trace without GPU work."""
+"""What the program's named ranges say, and, on a trace without GPU work, the CPU's operators."""
 
 from collections.abc import Sequence
 
 from analysis.findings import Finding
 from analysis.metrics.operator_tables import operators_over_ranks
+from analysis.metrics.range_rows import range_rows
 from analysis.timeline import Timeline
 
 _TOP = 30
 _MOVES_DATA = ("elementwise", "norm", "dropout", "activation", "copy")
+
+
+def range_findings(timelines: Sequence[Timeline]) -> list[Finding]:
+    """Return ranges: the named ranges of the program; nothing where there are none."""
+    table = range_rows(timelines)
+    if not len(table):
+        return []
+    first = table.iloc[0]
+    said = f"{int(table['count'].sum()):,} ranges of {len(table)} names; {first['name'][:80]} takes the longest, "
+    said += f"{float(first['total_ms']):,.4g} ms in {int(first['count']):,}. Ranges within others count in both."
+    return [Finding("ranges", f"Named ranges, time on the CPU (at most {_TOP})", table.head(_TOP), said)]
 
 
 def findings(timelines: Sequence[Timeline]) -> list[Finding]:

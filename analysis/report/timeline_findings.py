@@ -48,6 +48,8 @@ def _temporal(timelines: Sequence[Timeline]) -> Finding | None:
     compute, idle_share, exposed, copying = (sum(getattr(row, name) for row in rows) / span for name in names)
     what = f"{_percent(compute)} of the time is computation, {_percent(exposed)} communication that nothing hides, "
     what += f"{_percent(idle_share)} idle"
+    if not rows[0].steps:
+        what += f" (no step is marked: from first to last work, {span / len(rows) / 1e6:,.4g} ms)"
     if exposed >= max(idle_share, _LITTLE):
         advice = ": overlap the communication or send less of it, unless most of it waits for one rank (see below)"
     elif copying > max(idle_share, _LITTLE):
@@ -60,7 +62,21 @@ def _temporal(timelines: Sequence[Timeline]) -> Finding | None:
     table = temporal.temporal_frame(rows)
     if not any(row.on_gpu for row in rows):  # a CPU has no copies that are told from computation
         table = table.drop(columns=[name for name in table.columns if "memory" in name])
-    return Finding("temporal_breakdown", "Where the time goes", table, what + advice + ".")
+    return Finding("temporal_breakdown", "Where the time goes", table, what + advice + "." + _outside(timelines, rows))
+
+
+def _outside(timelines: Sequence[Timeline], rows: Sequence[temporal.Temporal]) -> str:
+    """Say how much work lies outside the marked steps: a GPU runs on after the CPU has ended the last one."""
+    if not any(row.steps and row.on_gpu for row in rows):
+        return ""
+    whole = [row for row in (temporal.temporal_breakdown(found, "kernels") for found in timelines) if row is not None]
+    outside = sum(row.busy_ns for row in whole) - sum(row.busy_ns for row in rows)
+    if outside < 0.01 * sum(row.busy_ns for row in whole):
+        return ""
+    return (
+        f" {outside / len(rows) / 1e6:.4g} ms of GPU work per rank lies outside the marked steps and is not in this "
+        "table; with --window kernels it is."
+    )
 
 
 def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
@@ -84,6 +100,8 @@ def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
     mean = sum(known) / len(known)
     on_gpu = any(row.devices is not None for row in rows)
     said = f"The {'GPU has a kernel running' if on_gpu else 'CPU runs an operator'} {_percent(mean)} of the time"
+    if not rows[0].steps and rows[0].window_ms is not None:
+        said += f" (no step is marked: of the whole trace, {rows[0].window_ms:,.4g} ms)"
     said += f" ({len(known)} of {len(rows)} ranks)" if len(known) < len(rows) else ""
     table = table if on_gpu else table.drop(columns=["sm_weighted_utilization", "devices"])
     weighted = [row for row in rows if row.sm_weighted_utilization is not None]

@@ -20,8 +20,8 @@ class AllreduceOptions:
     paths: tyro.conf.Positional[tuple[Path, ...]]
     """What to read; several are read as one, such as the traces of a run's ranks."""
     what_if: tuple[str, ...] = ()
-    """What to replay instead of the usual: free, half, twice (as fast), nowait (for other ranks), a speed-up such as
-    3x, a bus bandwidth such as 100GB/s."""
+    """What to replay instead of the usual: free, half, twice (as fast), nowait (for other ranks), none (free, and no
+    waiting), a speed-up such as 3x, a bus bandwidth such as 100GB/s."""
     json: bool = False
     """Print everything as JSON."""
     csv: Path | None = None

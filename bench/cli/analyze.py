@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -24,6 +25,8 @@ class AnalyzeOptions:
     """Print everything as JSON."""
     csv: Path | None = None
     """Folder to write every table into, as CSV in full precision."""
+    window: Literal["steps", "kernels"] = "steps"
+    """Of traces: the marked steps, or all work from its first start to its last end, which a GPU may end after them."""
     rows: int = 20
     """Rows of a table to print; 0 for all."""
 
@@ -41,10 +44,12 @@ def main(argv: list[str]) -> int:
         raise InputError("analyze needs what to read: a trace, a folder of ranks, a tar, a run directory")
     if len(options.paths) == 1 and is_run(options.paths[0]):
         return _run(options.paths[0], options)
-    from analysis.explain import explain
+    from analysis.explain import explain, over_all_work
     from analysis.sources import open_sources
 
     source = open_sources(*options.paths)
+    if options.window == "kernels":
+        source = over_all_work(source)
     show(
         explain(source),
         source.problems,

@@ -55,8 +55,8 @@ def _runs(options: CompareOptions) -> int:
         print(comparison_table(comparison))
     if not comparison.rows:
         raise InputError(
-            f"nothing of {options.a} and {options.b} could be compared: give runs that measured the same configuration, "
-            "or two profiled trials (RUN/trials/TRIAL)"
+            f"nothing of {options.a} and {options.b} could be compared: give runs that measured the same "
+            "configuration, or two profiled trials (RUN/trials/TRIAL)"
         )
     return 1 if comparison.regressed else 0
 

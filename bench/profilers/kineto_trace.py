@@ -42,7 +42,7 @@ class TraceObserver(Observer):
                 activities.append(ProfilerActivity.CUDA)
             self._profile = profile(
                 activities=activities,
-                record_shapes="shapes" in self._options,
+                record_shapes="shapes" in self._options or _needs_sizes(),
                 with_stack="stacks" in self._options,
                 profile_memory="memory" in self._options,
             )
@@ -98,3 +98,9 @@ class TraceObserver(Observer):
             folder.mkdir(exist_ok=True)
             # The plugin's own pattern: <worker>.<time>.pt.trace.json.gz.
             os.link(self._path, folder / f"rank{self._rank}.{self._path.stat().st_mtime_ns}.pt.trace.json.gz")
+
+
+def _needs_sizes() -> bool:
+    """Whether messages' sizes are in the trace only with shapes: NCCL's kernels carry them, gloo's spans do not."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return distributed and torch.distributed.get_world_size() > 1 and not torch.cuda.is_available()

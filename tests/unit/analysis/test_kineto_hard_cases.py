@@ -3,6 +3,7 @@ import json
 import os
 import random
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -323,3 +324,14 @@ def test_a_trace_malformed_everywhere_is_refused_in_time(tmp_path: Path) -> None
     with pytest.raises(InputError, match="malformed in over 100,000 places"):
         read(path)
     assert time.process_time() - begun < 20
+
+
+def test_a_name_of_megabytes_costs_a_few_times_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "long.json"
+    path.write_text(json.dumps({"traceEvents": [event("a" * (12 << 20), 0, 10, "kernel")]}), encoding="utf-8")
+    tracemalloc.start()
+    try:
+        assert len(read(path).kernels) == 1
+        assert tracemalloc.get_traced_memory()[1] < 20 * (12 << 20)
+    finally:
+        tracemalloc.stop()
