@@ -77,6 +77,9 @@ class Database:
                 self._roots[name] = root
                 self._stored[name] = self._columns(name)
         self.tables = {name: tuple(columns) for name, columns in self._stored.items()}
+        views = "SELECT count(*) FROM sqlite_master WHERE type = 'view' AND substr(name, 1, 6) = 'CUPTI_'"
+        if connection.execute(views).fetchone()[0]:
+            self.problems.append("tables of the profiler are views in this file: views are not read, export it again")
 
     def _columns(self, table: str) -> dict[str, int]:
         """Places of the stored columns in a record; -1 where it does not hold the value itself."""

@@ -115,7 +115,7 @@ def _collectives(timelines: Sequence[Timeline], matching: Matching) -> Finding:
     known = table[table["bytes"].notna()]
     if len(table) and not len(known):
         sentence = "The trace does not say how large the messages are: bandwidths are not known"
-        sentence += " (the PyTorch profiler says it of gloo with record_shapes: `bertbench profile --with shapes`)."
+        sentence += " (the PyTorch profiler says it of gloo where it records shapes, as `bertbench profile` does)."
         if on_gpu:
             sentence = "The trace does not say how large the messages are: bandwidths are not known."
     elif len(known):
@@ -126,10 +126,13 @@ def _collectives(timelines: Sequence[Timeline], matching: Matching) -> Finding:
         speed = (
             f"at a bus bandwidth of {rate:.3g} GB/s{' once all ranks are there' if moving == moving else ''}"
             if rate == rate
-            else "at a bus bandwidth that needs the group's size to be known"
+            else ""
         )
-        begin = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves {_size(size / count)} a time {speed}"
-        if not on_gpu:
+        begin = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves {_size(size / count)} a time"
+        begin += f" {speed}" if speed else ""
+        if not speed:
+            sentence = f"{begin}; how many ranks take part is not in the trace, so its bus bandwidth is not known."
+        elif not on_gpu:
             sentence = f"{begin}; on a CPU, copies of the buffers take part of that time too."
         elif size / count < _SMALL_BYTES and count >= 20:
             sentence = f"{begin}: messages are so small that latency rules, merge them (larger bucket_cap_mb)."

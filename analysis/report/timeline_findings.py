@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TOP = 30
+# Of the columns of a wide table, those that a narrow terminal still shows.
+_SHARES_FIRST = (
+    "compute_share",
+    "exposed_communication_share",
+    "exposed_memory_share",
+    "idle_share",
+    "overlap_share",
+)
 _LITTLE = 0.05
 _MUCH = 0.25
 _OF_SLOWEST = ", each that of its slowest rank"
@@ -60,6 +68,8 @@ def _temporal(timelines: Sequence[Timeline]) -> Finding | None:
     else:
         advice = f": faster {'kernels' if rows[0].on_gpu else 'operators'} are what is left to gain"
     table = temporal.temporal_frame(rows)
+    first = ["rank", "steps", "span_ms", *(name for name in _SHARES_FIRST if name in table)]
+    table = table[[*first, *(name for name in table.columns if name not in first)]]
     if not any(row.on_gpu for row in rows):  # a CPU has no copies that are told from computation
         table = table.drop(columns=[name for name in table.columns if "memory" in name])
     return Finding("temporal_breakdown", "Where the time goes", table, what + advice + "." + _outside(timelines, rows))

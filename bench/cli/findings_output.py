@@ -11,7 +11,8 @@ from analysis.findings import Finding
 from analysis.report.terminal import DEFAULT_WIDTH
 from common.errors import UsageError
 
-_NARROWEST = 80
+_NARROWEST = 40
+_MOST_PROBLEMS = 20
 
 
 def show(
@@ -39,8 +40,10 @@ def show(
     from analysis.report.findings_text import findings_text
 
     print(findings_text(findings, terminal_width(), rows or None))
-    for problem in problems:
+    for problem in problems[:_MOST_PROBLEMS]:
         print(f"bertbench: {problem}", file=sys.stderr)
+    if len(problems) > _MOST_PROBLEMS:
+        print(f"bertbench: and {len(problems) - _MOST_PROBLEMS:,} more such lines: --json has all", file=sys.stderr)
     if written:
         print(f"\nwrote {len(written)} tables into {csv}")
 

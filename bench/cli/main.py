@@ -3,8 +3,10 @@
 Exit codes: 0 done, 1 a check failed (compare), 2 bad usage or input, 3 part of a sweep failed, 130 interrupted.
 """
 
+import errno
 import importlib
 import io
+import os
 import signal
 import sys
 import types
@@ -63,16 +65,24 @@ def run(argv: list[str]) -> int:
         return 0
     try:
         module = importlib.import_module(_command(argv[0]))
-        return int(module.main(argv[1:]))
+        code = int(module.main(argv[1:]))
+        sys.stdout.flush()
+        return code
     except BertbenchError as error:
         print(f"bertbench: {redact_text(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("bertbench: interrupted; finished trials are kept, the same command continues", file=sys.stderr)
+        print("bertbench: interrupted; what was finished is kept, the same command continues", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+            raise
+        print(f"bertbench: cannot write the output: {error.strerror}; send it elsewhere", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left unwritten must not fail again at the end
+        return 2
 
 
 def usage() -> str:

@@ -28,6 +28,11 @@ def test_the_traces_of_two_ranks_hold_exactly_the_steps_asked_for(cli: Cli) -> N
         names = set(timeline.ranges["name"])
         assert {f"bertbench:{phase}" for phase in ("data", "forward", "backward", "optimizer")} <= names
         assert "bertbench:layer.0.attention" in names, "the model's phases are recorded too"
+        collectives = timeline.collectives
+        assert set(collectives["collective"]) == {"all_reduce"} and set(collectives["group_size"]) == {2}
+        per_step = collectives["bytes"].sum() / 3
+        parameters = json.loads((Path(trace).parent.parent / "rank-0.json").read_text(encoding="utf-8"))["parameters"]
+        assert per_step == pytest.approx(4 * parameters, rel=0.01), "every gradient once a step, four bytes each"
     steps = [row for row in found["findings"]["steps"]["rows"] if row["rank"] == 0]
     assert [row["step"] for row in steps] == [3, 4, 5]
     recorded = {row["step"]: row["step_time_ms"] for row in clock_rows(cli)}

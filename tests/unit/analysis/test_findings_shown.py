@@ -1,10 +1,12 @@
 """Findings on a terminal, as JSON and as CSV files."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.cli import Cli
 
 from analysis.findings import Finding
 from analysis.report.findings_tables import plain_rows, table_of
@@ -81,3 +83,13 @@ def test_problems_go_to_stderr_and_tables_to_stdout(capsys: pytest.CaptureFixtur
 def test_values_of_numpy_and_lists_are_plain() -> None:
     frame = pd.DataFrame({"a": pd.Categorical(["x"]), "b": [[1, 2]], "c": [pd.Timestamp("2024-01-01")]})
     assert plain_rows(frame) == [{"a": "x", "b": [1, 2], "c": "2024-01-01 00:00:00"}]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_an_output_that_takes_nothing_is_one_message(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "smi.csv").write_text("timestamp, index, power.draw [W]\n2024/01/31 12:00:00.000, 0, 74.01 W\n")
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        argv = cli.argv("analyze", str(tmp_path / "smi.csv"))
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "cannot write the output: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
