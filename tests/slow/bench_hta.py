@@ -114,7 +114,7 @@ def stage_hta(python: str, scratch: Path, rounds: int) -> dict[str, Any]:
 def missed(found: dict[str, Any]) -> list[str]:
     """Return what is not as needed, one sentence each: of both folders in one run; each alone is shown only."""
     said = []
-    for figure, needed in NEEDED.items():
+    for figure, needed in NEEDED.items() if BOTH in found else ():
         value = found[BOTH]["ours"][figure]
         if value > needed if figure == "memory_ratio" else value < needed:
             said.append(f"hta: {figure} is {value:.2f}, needed is {needed}")
