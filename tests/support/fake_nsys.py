@@ -67,6 +67,7 @@ elif words[0] == "export":
         connection.execute(
             "create table NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER)"
         )
+        connection.execute("insert into NVTX_EVENTS values (1000, 9000, 59, 'step 3', 117440519)")
     connection.execute("create table TARGET_INFO_SYSTEM_ENV (nameEnum, name, value)")
     connection.execute("insert into TARGET_INFO_SYSTEM_ENV values (1, 'HOME', 'home-of-someone')")
     connection.commit()
