@@ -5,6 +5,7 @@ The kind of every file is found out from its content. What cannot be read is nam
 
 import dataclasses
 import lzma
+import shutil
 import tarfile
 import tempfile
 import zlib
@@ -180,10 +181,13 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
                     break
                 target = scratch / f"{len(files):05d}" / PurePosixPath(member.name).name
                 target.parent.mkdir()
-                member.name = target.name
-                archive.extract(member, target.parent, set_attrs=False, filter="data")
+                content = archive.extractfile(member)
+                if content is None:
+                    continue
+                with content, target.open("wb") as copy:
+                    shutil.copyfileobj(content, copy)
                 files.append(target)
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
         if not files:
             raise InputError(
                 f"cannot unpack {path}: {error}; copy it again, or unpack it and give the folder"

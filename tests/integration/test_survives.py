@@ -101,7 +101,7 @@ def test_a_second_sweep_on_the_same_folder_is_refused(cli: Cli) -> None:
 def test_a_full_disk_is_named_and_earlier_results_are_kept(cli: Cli) -> None:
     cli.out.mkdir()
     mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(cli.out)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(cli.out)], capture_output=True, text=True, check=False
     )
     if mount.returncode != 0:
         pytest.skip(f"cannot mount a tmpfs here: {mount.stderr.strip()}")
