@@ -43,7 +43,8 @@ KIND_COLUMNS = {
     "group": "str",
     "group_size": "Int64",
     "count": "int64",
-    "bytes": "Int64",
+    "sized": "int64",  # of these, those whose size is known
+    "bytes": "Int64",  # of the sized ones
     "total_ms": "float64",
     "overlapped_ms": "float64",
     "exposed_ms": "float64",
@@ -198,6 +199,7 @@ def _kind_row(
         moving = float(sizes[matched].sum() / transfers[matched].sum()) if matched.any() else None
     return {
         "count": len(part),
+        "sized": int((sizes > 0).sum()),
         "bytes": int(sizes[sizes > 0].sum()) if (sizes > 0).any() else None,
         "total_ms": total / 1e6,
         "overlapped_ms": (total - exposed) / 1e6,

@@ -120,7 +120,7 @@ def _collectives(timelines: Sequence[Timeline], matching: Matching) -> Finding:
             sentence = "The trace does not say how large the messages are: bandwidths are not known."
     elif len(known):
         top = _rows(known)[0]
-        count, size = int(top["count"]), int(top["bytes"])
+        count, size = int(top["sized"]), int(top["bytes"])
         moving = float(top["transfer_busbw_gb_s"])
         rate = moving if moving == moving else float(top["busbw_gb_s"])
         speed = (

@@ -186,3 +186,13 @@ def test_real_traces_agree_with_their_expected_values(folder: str) -> None:
         assert own["compute_ms"] * 1000 == pytest.approx(float(row["compute_us"]))
         assert own["window_ms"] * 1000 == pytest.approx(float(row["span_us"]))
         assert round(100 * own["overlap_share"], 1) == float(row["overlap_percent_of_communication"])
+
+
+def test_a_collective_of_unknown_size_does_not_make_the_others_smaller() -> None:
+    kernels = [("ncclDevKernel_AllReduce", 7, 0, 1000), ("ncclDevKernel_AllReduce", 7, 2000, 3000)]
+    collectives = [("all_reduce", 0, 1000, 8_000_000, -1, 7, "g", 2), ("all_reduce", 2000, 3000, -1, -1, 7, "g", 2)]
+    one = timeline(0, steps=[(0, 0, 4000)], kernels=kernels, collectives=collectives, world_size=2)
+    (row,) = communication_by_kind([one]).to_dict("records")
+    assert (row["count"], row["sized"], row["bytes"]) == (2, 1, 8_000_000)
+    said = {finding.name: finding.sentence for finding in findings([one])}["collectives"]
+    assert "moves 8 MB a time" in said, said
