@@ -152,7 +152,10 @@ def _notes(folder: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
     """Yield what was written down when the kernels were counted; a damaged note is a problem."""
     for path in sorted(folder.rglob("collected.json")):
         try:
-            yield json.loads(path.read_text(encoding="utf-8"))
+            note = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(note, dict):
+                raise ValueError("it is no JSON object")
+            yield note
         except (OSError, ValueError) as error:
             problems.append(f"cannot read {path}: {error}; whether all kernels were counted is not known")
 

@@ -110,7 +110,7 @@ def _profiles(trials: Sequence[LoadedTrial], folder: Path) -> tuple[list[tuple[s
         errors += [f"{name}: {problem}" for problem in opened.source.problems]
         findings = opened.explained()
         own = folder / "profiles" / trial.trial.trial_id
-        found.append((name, panels(opened.source, findings, own, f"profile-{len(found)}-")))
+        found.append((name, panels(opened.source, findings, own, f"profile-{len(found)}-", opened.measured)))
         for finding in findings:
             tables.write_frame(own / f"{finding.name}.csv", finding.table)
     return found, errors

@@ -1,6 +1,6 @@
 """The pictures of a profile, by the finding that each belongs to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from analysis.counters import KernelCounters
@@ -11,12 +11,13 @@ from analysis.sources import Source
 Pictures = dict[str, list[Picture]]
 
 
-def draw(source: Source, folder: Path) -> Pictures:
+def draw(source: Source, folder: Path, measured: Mapping[str, float] | None = None) -> Pictures:
     """Draw every picture that a source has the numbers for; return them by the name of a finding.
 
     Args:
         source: what was read.
         folder: where the PNGs go.
+        measured: measured ceilings, as roofline takes them.
 
     Raises:
         StorageError: a picture cannot be written.
@@ -26,7 +27,7 @@ def draw(source: Source, folder: Path) -> Pictures:
         _timelines(source, folder, found)
         _communication(source, folder, found)
     for counters, ending in zip(source.counters, counter_endings(source), strict=True):
-        _cores(counters, folder, found, ending)
+        _cores(counters, folder, found, ending, measured)
     return found
 
 
@@ -74,7 +75,9 @@ def _communication(source: Source, folder: Path, found: Pictures) -> None:
             found.setdefault(finding, []).append(Picture(path, title, caption, half))
 
 
-def _cores(counters: KernelCounters, folder: Path, found: Pictures, ending: str) -> None:
+def _cores(
+    counters: KernelCounters, folder: Path, found: Pictures, ending: str, measured: Mapping[str, float] | None
+) -> None:
     from analysis.metrics.core_utilization import core_use_by_family
     from analysis.metrics.roofline import roofline
     from analysis.report import core_figures as figures
@@ -84,7 +87,7 @@ def _cores(counters: KernelCounters, folder: Path, found: Pictures, ending: str)
         path = figures.draw_core_utilization(folder / f"cores{ending}.png", groups, "kind of work")
         caption = "Share of the highest rate while kernels of this kind run; pale: cycles in which the pipe worked."
         found[f"core_utilization_by_family{ending}"] = [Picture(path, "Use of the cores", caption)]
-    lines = roofline(counters)
+    lines = roofline(counters, measured)
     if len(lines.kernels) and lines.kernels["achieved_flops"].notna().any():
         path = figures.draw_roofline(folder / f"roofline{ending}.png", lines)
         caption = "Under the slope a kernel waits for memory, under the roof for cores; far below both, for neither."

@@ -1,6 +1,6 @@
 """The panels of a page: one per finding, with its pictures, what it means, and its table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,13 @@ class Panel:
     """How many rows are not shown; "" for none."""
 
 
-def panels(source: Source, findings: Sequence[Finding], folder: Path, prefix: str = "") -> list[Panel]:
+def panels(
+    source: Source,
+    findings: Sequence[Finding],
+    folder: Path,
+    prefix: str = "",
+    measured: Mapping[str, float] | None = None,
+) -> list[Panel]:
     """Draw the pictures of a source and return the panels of its findings, in their order.
 
     Args:
@@ -41,11 +47,12 @@ def panels(source: Source, findings: Sequence[Finding], folder: Path, prefix: st
         findings: what `explain` said of it.
         folder: where the PNGs go.
         prefix: begins the anchors, where a page shows several sources.
+        measured: measured ceilings, the same that `explain` was given.
 
     Raises:
         StorageError: a picture cannot be written.
     """
-    drawn = draw(source, folder)
+    drawn = draw(source, folder, measured)
     return [_panel(finding, drawn.get(finding.name, ()), prefix) for finding in findings]
 
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -45,13 +45,19 @@ def main(argv: list[str]) -> int:
     if len(options.paths) == 1 and is_run(options.paths[0]):
         return _run(options.paths[0], options)
     from analysis.explain import explain, over_all_work
+    from analysis.profiles import open_profile
+    from analysis.records import TrialDirectory
     from analysis.sources import open_sources
 
     source = open_sources(*options.paths)
+    about: dict[str, Any] = {}
+    if len(options.paths) == 1 and (options.paths[0] / "trial.json").is_file():
+        opened = open_profile(TrialDirectory(options.paths[0]))
+        source, about = opened.source, {"window_ns": opened.window_ns, "measured": opened.measured}
     if options.window == "kernels":
         source = over_all_work(source)
     show(
-        explain(source),
+        explain(source, **about),
         source.problems,
         as_json=options.json,
         csv=options.csv,

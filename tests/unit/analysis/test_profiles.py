@@ -5,8 +5,11 @@ import json
 import sqlite3
 from pathlib import Path
 
+import pytest
+
 from analysis.profiles import summarize, write_tables
 from analysis.records import STEP_COLUMNS, RunDirectory, Trial, TrialDirectory, write_record
+from bench.cli.main import run
 
 COLUMNS = (
     *("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Device", "CC"),
@@ -129,3 +132,19 @@ def test_a_damaged_file_is_a_problem_and_not_the_end(tmp_path: Path) -> None:
     summary = summarize(directory)
     assert len(summary.problems) == 1 and str(database) in summary.problems[0]
     assert summary.compute[0]["compute_utilization"] is None
+
+
+def test_a_note_that_is_no_object_is_a_problem(tmp_path: Path) -> None:
+    directory = trial_of(RunDirectory(tmp_path), 16, "ncu", profile={"problem": "", "unprofiled_step_time_ms": 0.01})
+    counted(directory, 16, {"problems": []})[1].write_text("[1]", encoding="utf-8")
+    summary = summarize(directory)
+    assert "collected.json" in summary.problems[0] and summary.core[0]["fma_in_window_percent"] is None
+
+
+def test_analyze_of_a_trial_knows_its_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = trial_of(RunDirectory(tmp_path), 16, "ncu", profile={"problem": "", "unprofiled_step_time_ms": 0.01})
+    counted(directory, 16, {"problems": []})
+    assert run(["analyze", str(directory.path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["findings"]["core_utilization"]["rows"]
+    (fma,) = [row["in_window_utilization"] for row in rows if row["pipe"] == "fma"]
+    assert fma == pytest.approx((3000 * 0.5 + 1000 * 0.1) / 20000), "two steps of 10,000 ns"
