@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
 
-.PHONY: help setup bench bench-analysis test test-slow fuzz gpu-acceptance check docs lock image-test clean
+.PHONY: help setup bench bench-analysis bench-data test test-slow fuzz gpu-acceptance check docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ bench: setup ## measure this machine, end in a report (DATA=<folder of .txt> use
 
 bench-analysis: setup ## the readers' speed and memory, side by side with Holistic Trace Analysis (OUT=<folder>)
 	$(BIN)/python tests/slow/bench_analysis.py --out "$(or $(OUT),runs/bench-analysis)"
+
+bench-data: setup ## the pretraining data's speed, side by side with the tokenizer alone and a plain pipeline (OUT=<folder>)
+	$(BIN)/python tests/slow/bench_data.py --out "$(or $(OUT),runs/bench-data)"
 
 test: setup ## the fast tests, under 15 minutes on 2 cores
 	$(BIN)/python -m pytest

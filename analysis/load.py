@@ -18,6 +18,7 @@ CONFIGURATION = (*SHAPE_COLUMNS, "device")
 
 # What else has to agree before two trials are one measurement: a folder may hold several sweeps.
 CIRCUMSTANCES = (
+    "kind",
     "data",
     "data_fingerprint",
     "max_predictions",
@@ -72,6 +73,11 @@ class LoadedTrial:
     def ok(self) -> bool:
         """Whether it ended well and has a step time."""
         return self.row["status"] == "ok" and self.row.get("step_time_ms") is not None
+
+    @property
+    def made_up_like_folder(self) -> bool:
+        """Whether its batches were made up with the lengths of a folder's samples, to hold that folder against."""
+        return self.trial.data.startswith("synthetic:") and bool(self.trial.data_fingerprint)
 
     def window_times(self) -> np.ndarray:
         """Step times in ms of the measured window."""

@@ -26,7 +26,7 @@ from common.errors import InputError, SchemaError, UsageError
 SCHEMA_VERSION = 1
 
 STATUSES = ("ok", "oom", "crashed", "timeout", "interrupted", "refused")
-KINDS = ("throughput", "probe", "profile", "train")
+KINDS = ("throughput", "input", "probe", "profile", "train")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 # steps-<rank>.csv, one row per optimizer step of one rank. Times are this rank's; an empty field is "not measured".
@@ -103,6 +103,8 @@ RESULT_COLUMNS = (
     "energy_joules",
     "joules_per_sample",
     "cost_per_million_samples",
+    "shards_read_samples_per_second",
+    "data",
     "reason",
 )
 
@@ -112,7 +114,7 @@ class Trial:
     """One measured training run: everything that decides what it does. Hashable; equal trials have equal ids."""
 
     kind: str = "throughput"
-    """throughput, probe (a short one of the max-batch search), profile or train."""
+    """throughput, input (batches alone, no training), probe (a short one of the max-batch search), profile or train."""
     task: str = "pretrain"
     """Name in bert.tasks."""
     implementation: str = "bertbench"
@@ -134,9 +136,10 @@ class Trial:
     device: str = "cpu"
     """cpu or cuda."""
     data: str = "synthetic"
-    """'synthetic', 'synthetic:<distribution>' or an absolute folder of HDF5 shards."""
+    """'synthetic', 'synthetic:<distribution>', an absolute folder of HDF5 shards, or 'synthetic:<that folder>':
+    made-up batches with the lengths of the folder's samples."""
     data_fingerprint: str = ""
-    """Names and sizes of the shards, hashed: other data is another trial."""
+    """Names and sizes of the shards, or the lengths drawn from, hashed: other data is another trial."""
     max_predictions: int = 20
     """Predicted positions per sequence at most."""
     vocab_size: int = 30522
@@ -269,7 +272,11 @@ class TrialDirectory:
         return self.path / f"telemetry-{node}.csv"
 
     def rank_json(self, rank: int) -> Path:
-        """What one rank measured once: peak_memory_bytes, measured_peak, seconds (by part), parameters."""
+        """What one rank measured once: peak_memory_bytes, measured_peak, seconds (by part), parameters.
+
+        Of an input trial it is shards_read ({samples, seconds}, null where none was compressed), seconds, and unknown
+        ({column: why}).
+        """
         return self.path / f"rank-{rank}.json"
 
     def failure_json(self, rank: int) -> Path:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole measurement in one go: text -> HDF5 shards -> sweep -> profile -> report. `make bench` calls it.
 #
-#   bash bench/bench.sh [folder of .txt files]
+#   bash bench/bench.sh [folder of .txt files or MediaWiki dumps]
 #
 # Without a folder a small text corpus is generated. Environment:
 #   OUT           run directory                      (runs/bench, with a folder runs/bench-<its name>)
@@ -48,6 +48,7 @@ devices=()
 
 source_options=(--generate 1000000)
 [[ -n $text ]] && source_options=(--input "$text")
+[[ $(uname -m) == x86_64 ]] || source_options+=(--splitter rules) # blingfire has no binaries for others
 data=$OUT/data/$(basename "${text:-generated}")
 echo "== 1/4 data"
 run bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1

@@ -13,7 +13,7 @@ from bench.devices import Devices
 from bench.environment import native_bf16
 from bench.implementations import IMPLEMENTATIONS
 from bert.config import BERT_UNCASED_VOCAB_SIZE, PRESETS
-from bert.data.lengths import check_distribution, default_max_predictions
+from bert.data.lengths import SYNTHETIC, check_distribution, default_max_predictions, is_synthetic, lengths_folder
 from bert.strategies import STRATEGIES
 from bert.tasks import TASKS
 from common.errors import UsageError
@@ -45,7 +45,7 @@ class Sweep:
     precisions: tuple[str, ...] = (AUTO,)
     """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
     data: str = "synthetic"
-    """synthetic, synthetic:<lengths>, or a folder of HDF5 shards."""
+    """synthetic, synthetic:<lengths or folder>, or a folder."""
     dropout: float = 0.1
     """Dropout probability everywhere, attention included."""
     seed: int = 42
@@ -110,11 +110,11 @@ class DataSource:
     source: str
     """What Trial.data becomes."""
     fingerprint: str
-    """Hash of the shards; empty for synthetic data."""
+    """Hash of the shards, or of the lengths drawn from; empty for synthetic data of a named distribution."""
     seq_len: int | None
     """Tokens per sequence of a folder; None where any length is possible."""
     max_predictions: int | None
-    """Predicted positions per sequence of a folder; None for synthetic data."""
+    """Predicted positions per sequence of a folder; None for a named distribution."""
     vocab_size: int
     """Word pieces."""
 
@@ -125,14 +125,20 @@ def inspect_data(data: str, seq_len: int | None = None) -> DataSource:
     Raises:
         InputError: the folder holds no shards, or one of them is damaged (the message names it).
     """
-    if data == "synthetic" or data.startswith("synthetic:"):
+    modelled = lengths_folder(data)
+    if modelled is None and is_synthetic(data):
         check_distribution(data, seq_len)
         return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
-    from bert.data.hdf5 import folder_info
+    from bert.data.loading.folder import folder_info
 
-    info = folder_info(Path(data).resolve(), seq_len=seq_len)
+    info = folder_info((modelled or Path(data)).resolve(), seq_len=seq_len)
+    source, fingerprint = str(info.path), info.fingerprint
+    if modelled is not None:
+        from bert.data.loading.sample_lengths import folder_lengths
+
+        source, fingerprint = f"{SYNTHETIC}:{source}", folder_lengths(info).fingerprint
     return DataSource(
-        str(info.path), info.fingerprint, info.seq_len, info.max_predictions, info.vocab_size or BERT_UNCASED_VOCAB_SIZE
+        source, fingerprint, info.seq_len, info.max_predictions, info.vocab_size or BERT_UNCASED_VOCAB_SIZE
     )
 
 
@@ -142,8 +148,17 @@ def expand(
     kind: str = "throughput",
     profiler: str | None = None,
     profiler_options: tuple[str, ...] = (),
+    against_synthetic: bool = False,
 ) -> list[Trial]:
-    """Return the trials in the order they run: round by round, competing implementations next to each other.
+    """Return the trials in the order they run: round by round, what competes next to each other.
+
+    Args:
+        sweep: what to measure.
+        devices: what there is to measure on.
+        kind: Trial.kind of all trials.
+        profiler: name in bench.profilers, for kind profile.
+        profiler_options: what the profiler is told.
+        against_synthetic: add to each trial a twin on made-up batches with the lengths of the folder's samples.
 
     Raises:
         UsageError: a value no trial can have, or more devices than there are.
@@ -155,13 +170,7 @@ def expand(
     _check_threads(sweep, devices, max(world_sizes))
     # With a window given the rules of the automatic one decide nothing: they must not decide the id either.
     rules = Sweep() if sweep.start is not None else sweep
-    sources = {seq_len: inspect_data(sweep.data, seq_len) for seq_len in sweep.seq_lens}
-    for seq_len, source in sources.items():
-        if source.seq_len not in (None, seq_len):
-            raise UsageError(
-                f"--seq-lens {seq_len} does not fit {source.source}, whose samples have {source.seq_len} tokens: "
-                f"use --seq-lens {source.seq_len}, or prepare data with `bertbench data pretrain --seq-len {seq_len}`"
-            )
+    sources = {seq_len: _sources(sweep.data, seq_len, against_synthetic) for seq_len in sweep.seq_lens}
     trials = []
     for round_number, preset, seq_len, precision, world_size, strategy, batch, accumulation in itertools.product(
         range(sweep.rounds),
@@ -174,9 +183,9 @@ def expand(
         sweep.grad_accum,
     ):
         # The order of the competitors turns with the round, so that none is always first.
-        shift = round_number % len(sweep.implementations)
-        for implementation in sweep.implementations[shift:] + sweep.implementations[:shift]:
-            source = sources[seq_len]
+        competitors = [*itertools.product(sweep.implementations, sources[seq_len])]
+        shift = round_number % len(competitors)
+        for implementation, source in competitors[shift:] + competitors[:shift]:
             trials.append(
                 Trial(
                     kind=kind,
@@ -210,6 +219,23 @@ def expand(
                 )
             )
     return list(dict.fromkeys(trials))
+
+
+def _sources(data: str, seq_len: int, against_synthetic: bool) -> list[DataSource]:
+    """The data of a sequence length, and the made-up data it is held against."""
+    source = inspect_data(data, seq_len)
+    if source.seq_len not in (None, seq_len):
+        raise UsageError(
+            f"--seq-lens {seq_len} does not fit {source.source}, whose samples have {source.seq_len} tokens: "
+            f"use --seq-lens {source.seq_len}, or prepare data with `bertbench data pretrain --seq-len {seq_len}`"
+        )
+    if not against_synthetic:
+        return [source]
+    if is_synthetic(data):
+        raise UsageError(
+            f"--against-synthetic holds real data against made-up ones, --data {data} is made up: give a folder"
+        )
+    return [source, inspect_data(f"{SYNTHETIC}:{source.source}", seq_len)]
 
 
 def _check_threads(sweep: Sweep, devices: Devices, world_size: int) -> None:

@@ -47,6 +47,7 @@ def _run(directory: TrialDirectory, trial: Trial, rank: int) -> None:
     seconds = _import_torch()
     import torch
 
+    from bench.input_only import without_training
     from bench.recorder import step_writer
     from bench.timing import StepClock
     from bench.window import Window
@@ -63,19 +64,30 @@ def _run(directory: TrialDirectory, trial: Trial, rank: int) -> None:
     precision = Precision(trial.precision, trial.device)
     task = load(TASKS, trial.task, "task")()
     config = _model_config(trial)
+    implementation = _implementation(trial)
+    input_only = trial.kind == "input"
     with step_writer(directory.steps_csv(rank)) as writer:
 
         def on_row(row: dict[str, Any]) -> None:
-            writer.write(row)
+            writer.write(without_training(row) if input_only else row)
             window.record(row["step_time_ms"])
 
-        clock = StepClock(trial.device, lambda counts: task.model_flops(config, counts), on_row)
+        # Batches that stay on the host are timed there.
+        clock = StepClock(
+            "cpu" if input_only else trial.device, lambda counts: task.model_flops(config, counts), on_row
+        )
         window = Window(trial, clock.flush, strategy.maximum)
-        # The clock comes last: it starts after the profiler has and stops before the profiler writes.
-        observer = Observers([*_profiler_observers(directory, trial, rank), clock])
-        built = _timed(seconds, "build_model", lambda: _build(trial, task, config, observer))
-        training = _timed(seconds, "prepare", lambda: _training(trial, task, built, strategy, precision, observer))
-        measured = _measure(training, trial, rank, window, observer, seconds)
+        if input_only:
+            measured = _measure_input(trial, task, implementation, strategy, window, clock, seconds)
+        else:
+            # The clock comes last: it starts after the profiler has and stops before the profiler writes.
+            observer = Observers([*_profiler_observers(directory, trial, rank), clock])
+            built = _timed(seconds, "build_model", lambda: implementation.build(trial, task, config, observer))
+            batches = _batches(trial, task.batches(_data_spec(trial, strategy)), strategy, implementation)
+            training = _timed(
+                seconds, "prepare", lambda: _training(trial, built, batches, strategy, precision, observer)
+            )
+            measured = _measure(training, trial, rank, window, observer, seconds)
     write_record(directory.rank_json(rank), {"rank": rank, **measured, "torch": _torch_versions()})
     strategy.barrier()
     strategy.teardown()
@@ -118,6 +130,29 @@ def _measure(
     }
 
 
+def _measure_input(
+    trial: Trial, task: Any, implementation: Any, strategy: Any, window: Any, observer: Any, seconds: dict[str, float]
+) -> dict[str, Any]:
+    """Draw batches and do nothing with them; return the rank's record."""
+    import torch
+
+    from bench.input_only import draw, rank_record
+
+    stream = task.batches(_data_spec(trial, strategy))
+    batches = _batches(trial, stream, strategy, implementation)
+    strategy.barrier()
+    steps = _timed(seconds, "draw", lambda: draw(batches, trial.grad_accum_steps, observer, window.keep_going))
+    strategy.barrier()
+    seconds["total"] = time.perf_counter() - _START
+    return {
+        **rank_record(stream),
+        "steps": steps,
+        "stopped_because": window.stopped_because,
+        "seconds": seconds,
+        "threads": torch.get_num_threads(),
+    }
+
+
 def _import_torch() -> dict[str, float]:
     """Import torch and what its optimizers import anyway; return the seconds it took."""
     began = time.perf_counter()
@@ -147,16 +182,16 @@ def _model_config(trial: Trial) -> Any:
     )
 
 
-def _build(trial: Trial, task: Any, config: Any, observer: Any) -> Any:
+def _implementation(trial: Trial) -> Any:
     from bench.implementations import IMPLEMENTATIONS
     from common.registry import load
 
     implementation = load(IMPLEMENTATIONS, trial.implementation, "implementation")()
     implementation.check(trial)
-    return implementation.build(trial, task, config, observer)
+    return implementation
 
 
-def _training(trial: Trial, task: Any, built: Any, strategy: Any, precision: Any, observer: Any) -> Any:
+def _training(trial: Trial, built: Any, batches: Iterator[Any], strategy: Any, precision: Any, observer: Any) -> Any:
     from bert.train import Training
 
     model = strategy.wrap(built.model, observer)
@@ -164,18 +199,23 @@ def _training(trial: Trial, task: Any, built: Any, strategy: Any, precision: Any
         model=model,
         optimizer=built.make_optimizer(model),
         compute_loss=built.compute_loss,
-        batches=_batches(trial, task, strategy, built.adapt),
+        batches=batches,
         strategy=strategy,
         precision=precision,
         grad_accum_steps=trial.grad_accum_steps,
     )
 
 
-def _batches(trial: Trial, task: Any, strategy: Any, adapt: Any) -> Iterator[Any]:
+def _batches(trial: Trial, stream: Any, strategy: Any, implementation: Any) -> Iterator[Any]:
     from bench.feed import feed
+
+    return feed(iter(stream), implementation.adapt, pinned=strategy.device.type == "cuda")
+
+
+def _data_spec(trial: Trial, strategy: Any) -> Any:
     from bert.tasks.base import DataSpec
 
-    spec = DataSpec(
+    return DataSpec(
         source=trial.data,
         seq_len=trial.seq_len,
         micro_batch_size=trial.micro_batch_size,
@@ -185,7 +225,6 @@ def _batches(trial: Trial, task: Any, strategy: Any, adapt: Any) -> Iterator[Any
         rank=strategy.rank,
         world_size=strategy.world_size,
     )
-    return feed(iter(task.batches(spec)), adapt, pinned=strategy.device.type == "cuda")
 
 
 def _profiler_observers(directory: TrialDirectory, trial: Trial, rank: int) -> list[Any]:

@@ -13,13 +13,15 @@ LOCK_FILE = ".lock"
 
 
 @contextmanager
-def locked(folder: Path, holder: str, remedy: str) -> Iterator[None]:
+def locked(folder: Path, holder: str, remedy: str, shared: bool = False, wait: bool = False) -> Iterator[None]:
     """Hold `folder`, made where it is missing, for this process.
 
     Args:
         folder: what nobody else may use meanwhile.
         holder: what uses it, in words: "another sweep".
         remedy: what to do when it is in use.
+        shared: others may hold it too, if they also ask for a share.
+        wait: until it is free, instead of failing.
 
     Raises:
         LockedError: another process holds it; the message names the folder and that process.
@@ -31,7 +33,7 @@ def locked(folder: Path, holder: str, remedy: str) -> Iterator[None]:
         file = path.open("a+", encoding="ascii")
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             file.seek(0)
             process = file.read().strip() or "unknown"

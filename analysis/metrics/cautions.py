@@ -59,7 +59,7 @@ def of_trial(
         *_of_noise(rows, environment, telemetry),
         *_of_throttling(rows, telemetry),
         *_of_precision(trial, environment),
-        *_of_waiting(result),
+        *(_of_reading(result) if trial.kind == "input" else _of_waiting(result)),
         *_of_peak(result),
     ]
     return [asdict(caution) for caution in found]
@@ -206,6 +206,17 @@ def _of_precision(trial: Trial, environment: Mapping[str, Any]) -> Iterator[Caut
         )
     if trial.precision == "tf32" and trial.device == "cpu":
         yield Caution("tf32_on_cpu", "tf32 is a GPU format: on a CPU it is fp32", "measure with --precisions fp32 here")
+
+
+def _of_reading(result: Mapping[str, Any]) -> Iterator[Caution]:
+    read, rate = result.get("shards_read_samples_per_second"), result.get("samples_per_second")
+    if read and rate and read < rate:
+        yield Caution(
+            "reading",
+            f"compressed shards are read at {read:,.0f} samples/s, slower than batches are made of them: what a whole "
+            "epoch can sustain is that",
+            "enough where training takes fewer; else store the shards plainly (data pretrain --gzip-level 0)",
+        )
 
 
 def _of_waiting(result: Mapping[str, Any]) -> Iterator[Caution]:

@@ -12,6 +12,8 @@ from common.errors import UsageError
 
 # Measuring fewer processes than this per side decides nothing by itself.
 FEWEST_PROCESSES = 3
+# Two sides are called equally fast when the whole interval of their ratio is this near to 1.
+EQUIVALENT = 0.05
 # With fewer per side a bootstrap over processes is too narrow.
 FEW_PROCESSES = 10
 
@@ -120,11 +122,13 @@ def run_spread(*runs: Sequence[LoadedTrial]) -> float | None:
     return max(spreads, default=None)
 
 
-def by_key(trials: Sequence[LoadedTrial], without: Sequence[str] = ()) -> dict[Key, list[LoadedTrial]]:
-    """Return the measured throughput trials that repeat each other, by what they have in common."""
+def by_key(
+    trials: Sequence[LoadedTrial], without: Sequence[str] = (), kind: str = "throughput"
+) -> dict[Key, list[LoadedTrial]]:
+    """Return the measured trials of a kind that repeat each other, by what they have in common."""
     groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
     for trial in trials:
-        if trial.ok and trial.trial.kind == "throughput":
+        if trial.ok and trial.trial.kind == kind:
             groups[(*circumstances(trial.row), *trial.key(without))].append(trial)
     return groups
 
@@ -139,6 +143,24 @@ def undecidable(a: int, b: int, change: float, spread: float | None) -> str | No
     if change <= spread:
         return f"{rounds}, and the difference is within this machine's run-to-run spread of {100 * spread:.1f} %"
     return None
+
+
+def decision(a: int, b: int, ratio: Ratio, spread: float | None) -> tuple[str, str]:
+    """Return what a ratio of two sides of so many processes decides, and why.
+
+    yes: they differ | no: they are within EQUIVALENT of each other | cannot decide.
+    """
+    reason = undecidable(a, b, max(ratio.value, 1 / ratio.value) - 1, spread)
+    if reason is not None:
+        return "cannot decide", reason
+    if ratio.low > 1 or ratio.high < 1:
+        return "yes", "the 95 % interval excludes 1"
+    if ratio.low > 1 - EQUIVALENT and ratio.high < 1 + EQUIVALENT:
+        return "no", f"the whole 95 % interval is within {100 * EQUIVALENT:g} % of 1"
+    span = f"{ratio.low:.2f} to {ratio.high:.2f}"
+    return "cannot decide", (
+        f"the 95 % interval of the ratio, {span}, contains 1: more rounds or a quieter machine decide"
+    )
 
 
 def typical_time(

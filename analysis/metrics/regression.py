@@ -17,7 +17,7 @@ from analysis.load import (
     load_run,
     measurement,
 )
-from analysis.metrics.ratio import Ratio, by_key, ratio_interval, run_spread, undecidable
+from analysis.metrics.ratio import Ratio, by_key, decision, ratio_interval, run_spread, undecidable
 from analysis.records import RunDirectory
 from common.errors import UsageError
 
@@ -43,10 +43,6 @@ class Comparison:
         return any(row["verdict"] == "regression" for row in self.rows)
 
 
-# Two sides are called equally fast when the whole interval of their ratio is this near to 1.
-EQUIVALENT = 0.05
-
-
 def implementation_ratios(run: RunDirectory, reference: str = "hf") -> list[dict[str, Any]]:
     """Return `ratios_of` for the trials of a run directory. Raises InputError, SchemaError (see load_run)."""
     return ratios_of(load_run(run), reference)
@@ -58,7 +54,7 @@ def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict
     Two different numbers, both named: throughput_ratio = new / old samples per second, time_saved = 1 - new / old step
     time. Columns: CONFIGURATION, CIRCUMSTANCES, reference, throughput_ratio, throughput_ratio_low,
     throughput_ratio_high, time_saved, rounds, reference_rounds, decided (yes: they differ | no: they are within
-    EQUIVALENT of each other | cannot decide), reason.
+    ratio.EQUIVALENT of each other | cannot decide), reason.
     Where one side failed the ratio is None and the reason says so.
     """
     spread = run_spread(trials)
@@ -104,17 +100,8 @@ def _ratio_row(
     row = {"throughput_ratio": ratio, "throughput_ratio_low": low, "throughput_ratio_high": high}
     # Per sample, so that it stays true where the sides' steps differ in size.
     row["time_saved"] = 1 - 1 / ratio
-    reason = undecidable(len(mine), len(other), max(ratio, 1 / ratio) - 1, spread)
-    if reason is not None:
-        return {**row, "decided": "cannot decide", "reason": reason}
-    if low > 1 or high < 1:
-        return {**row, "decided": "yes", "reason": "the 95 % interval excludes 1"}
-    if low > 1 - EQUIVALENT and high < 1 + EQUIVALENT:
-        return {**row, "decided": "no", "reason": f"the whole 95 % interval is within {100 * EQUIVALENT:g} % of 1"}
-    wide = (
-        f"the 95 % interval of the ratio, {low:.2f} to {high:.2f}, contains 1: more rounds or a quieter machine decide"
-    )
-    return {**row, "decided": "cannot decide", "reason": wide}
+    decided, reason = decision(len(mine), len(other), Ratio(ratio, low, high), spread)
+    return {**row, "decided": decided, "reason": reason}
 
 
 def _samples(trials: Sequence[LoadedTrial]) -> float:
@@ -129,11 +116,12 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = 0.05) -> C
     measurement that has no equal in the other run is held against the only one of its configuration that is left over
     there, and what differs is listed; where several are left over, none is chosen.
 
-    Rows hold CONFIGURATION, step_time_ms_a, step_time_ms_b, time_ratio (b / a, above 1 is slower), time_ratio_low,
-    time_ratio_high, throughput_ratio (b / a), time_saved (1 - b / a), rounds_a, rounds_b, verdict, reason, differences
-    (settings that do not agree). A regression is a 95 % interval wholly above 1 + threshold, an improvement one wholly
-    below 1 - threshold, "no change" one wholly between; anything else, and too few processes, is "cannot decide". A
-    configuration that ran and now ends as oom, crashed or timeout is a regression.
+    Rows hold CONFIGURATION, kind, data and data_fingerprint (those of b), step_time_ms_a, step_time_ms_b, time_ratio (b
+    / a, above 1 is slower), time_ratio_low, time_ratio_high, throughput_ratio (b / a), time_saved (1 - b / a),
+    rounds_a, rounds_b, verdict, reason, differences (settings that do not agree). A regression is a 95 % interval
+    wholly above 1 + threshold, an improvement one wholly below 1 - threshold, "no change" one wholly between; anything
+    else, and too few processes, is "cannot decide". A configuration that ran and now ends as oom, crashed or timeout is
+    a regression.
 
     Raises:
         UsageError: the threshold is not in [0, 1).
@@ -150,13 +138,17 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = 0.05) -> C
     for side, name in enumerate((a.path, b.path)):
         paired = {pair[side] for pair in pairs}
         left = [trials for key, trials in groups[side].items() if key not in paired]
-        named = [f"only in {name}: {describe_key(trials[0].key())}" for trials in left]
+        named = [f"only in {name}: {_described(trials[0])}" for trials in left]
         differences += dict.fromkeys(named)
     return Comparison(rows, differences, threshold, spread)
 
 
 def _damaged(run: RunDirectory, loaded: LoadedRun) -> list[str]:
     return [f"{run.path}: {problem}" for problem in loaded.problems]
+
+
+def _described(trial: LoadedTrial) -> str:
+    return describe_key(trial.key()) + (", input only" if trial.trial.kind == "input" else "")
 
 
 def describe_key(key: Key) -> str:
@@ -173,7 +165,7 @@ def describe_key(key: Key) -> str:
 def _groups(trials: Sequence[LoadedTrial]) -> dict[Key, list[LoadedTrial]]:
     groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
     for trial in trials:
-        if trial.trial.kind == "throughput":
+        if trial.trial.kind in ("throughput", "input"):
             groups[measurement(trial.row)].append(trial)
     return groups
 
@@ -185,7 +177,7 @@ def _pairs(old: Mapping[Key, Sequence[LoadedTrial]], new: Mapping[Key, Sequence[
         found: dict[Key, list[Key]] = defaultdict(list)
         for key, trials in here.items():
             if key not in there:
-                found[trials[0].key()].append(key)
+                found[(trials[0].trial.kind, *trials[0].key())].append(key)
         return found
 
     ones, others = left_over(old, new), left_over(new, old)
@@ -201,6 +193,7 @@ def _compare_row(
     old: Sequence[LoadedTrial], new: Sequence[LoadedTrial], threshold: float, spread: float | None
 ) -> dict[str, Any]:
     row: dict[str, Any] = dict(zip(CONFIGURATION, old[0].key(), strict=True))
+    row |= {name: getattr(new[0].trial, name) for name in ("kind", "data", "data_fingerprint")}
     before, after = [t for t in old if t.ok], [t for t in new if t.ok]
     row |= {"rounds_a": len(before), "rounds_b": len(after), "differences": _setting_differences(old, new)}
     names = ("step_time_ms_a", "step_time_ms_b", "time_ratio", "time_ratio_low", "time_ratio_high")

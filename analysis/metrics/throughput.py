@@ -44,6 +44,7 @@ MEASURED_COLUMNS = (
     "energy_joules",
     "joules_per_sample",
     "cost_per_million_samples",
+    "shards_read_samples_per_second",
 )
 
 
@@ -82,11 +83,10 @@ def summarize(
         price_per_hour: price of all devices of the trial together.
 
     Returns:
-        MEASURED_COLUMNS, and unknown ({column: why it is None}), window_start, window_stop, warmup_source
-        (given | detected), samples_per_step, median_half_width (relative), peak_memory_kind, parameters,
-        energy_devices (those that train), host_energy_joules (of GPU trials, where RAPL was read),
-        measured_peak ({dtype, shape, drift}), per_rank (see ranks.per_rank),
-        cautions ([{code, message, remedy}]).
+        MEASURED_COLUMNS, and unknown ({column: why it is None}), window_start, window_stop, warmup_source (given |
+        detected), samples_per_step, median_half_width (relative), peak_memory_kind, parameters, energy_devices (those
+        that train), host_energy_joules (of GPU trials, where RAPL was read), measured_peak ({dtype, shape, drift}),
+        per_rank (see ranks.per_rank), cautions ([{code, message, remedy}]).
 
     Raises:
         UsageError: price_per_hour is not above 0.
@@ -110,8 +110,15 @@ def summarize(
         reason = _why_empty(trial, steps)
         unknown.update({name: reason for name in MEASURED_COLUMNS if result[name] is None and name not in unknown})
         result["per_rank"] = []
+    unknown |= _not_measured(ranks, result)
+    result["shards_read_samples_per_second"] = _read_rate(ranks)
+    unknown["shards_read_samples_per_second"] = (
+        "no compressed shard was read" if trial.kind == "input" else "measured with --input-only"
+    )
     rate = result["samples_per_second"]
-    if price_per_hour is None:
+    if "cost_per_million_samples" in unknown:
+        pass
+    elif price_per_hour is None:
         unknown["cost_per_million_samples"] = "no price was given (--price-per-hour)"
     elif rate:
         result["cost_per_million_samples"] = price_per_hour / 3600 / rate * 1e6
@@ -135,6 +142,20 @@ def find_window(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> Window:
     if not inside:
         return Window([], None, None, before, source)
     return Window(inside, inside[0]["step"], inside[-1]["step"] + 1, before, source)
+
+
+def _not_measured(ranks: Mapping[int, Mapping[str, Any]], result: dict[str, Any]) -> dict[str, str]:
+    """Make unknown what a rank says that it did not measure; return why, by column."""
+    reasons = {name: reason for record in ranks.values() for name, reason in (record.get("unknown") or {}).items()}
+    result |= dict.fromkeys(reasons)
+    return reasons
+
+
+def _read_rate(ranks: Mapping[int, Mapping[str, Any]]) -> float | None:
+    """Samples of compressed shards that the slowest rank read per second; every rank reads every shard."""
+    read = [record["shards_read"] for record in ranks.values() if record.get("shards_read")]
+    rates = [float(one["samples"]) / float(one["seconds"]) for one in read if one["seconds"] > 0]
+    return min(rates, default=None)
 
 
 def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> str:

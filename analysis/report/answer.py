@@ -64,9 +64,14 @@ class Answer:
 
 
 def points(trials: Sequence[LoadedTrial]) -> list[Point]:
-    """Return every measured throughput configuration, its rounds combined, in the order of tables.order."""
+    """Return every measured throughput configuration, its rounds combined, in the order of tables.order.
+
+    Made-up twins of trials on real data are left out: the gap is told apart.
+    """
     found = []
-    for rounds in by_key([trial for trial in trials if trial.row.get("samples_per_second")]).values():
+    measured = [trial for trial in trials if trial.row.get("samples_per_second")]
+    real = [trial for trial in measured if not trial.made_up_like_folder]
+    for rounds in by_key(real or measured).values():
         rounds.sort(key=lambda trial: float(trial.row["step_time_ms"]))
         middle = rounds[len(rounds) // 2]
         times = typical_time([trial.window_times() for trial in rounds])
@@ -92,6 +97,12 @@ def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
     sentences = (f"The first reason given: {reasons[0]}",) if reasons else ()
     if trials and all(trial.trial.kind == "probe" for trial in trials):
         return Answer("This run searched for the largest batch only: throughput was not measured.", (), ())
+    fed = [trial for trial in trials if trial.trial.kind == "input" and trial.row.get("samples_per_second")]
+    if fed:
+        most = max(float(trial.row["samples_per_second"]) for trial in fed)
+        return Answer(
+            f"The input alone was measured, up to {tables.number(most)} samples/s: nothing was trained.", (), ()
+        )
     profiled = [trial for trial in trials if trial.trial.kind == "profile" and trial.row["status"] == "ok"]
     if profiled:
         return Answer("This run holds profiles only: throughput was not measured.", (), ())

@@ -61,6 +61,21 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ("skew", "Own work of a rank / own work of the quickest rank - 1."),
     ("data wait", "Time at the start of a step until its batch is there."),
     (
+        "input / training",
+        "samples/s of the input alone (batches drawn, adapted and pinned, nothing done with them) / samples/s of "
+        "training with the same data and configuration. Above 1 training need not wait.",
+    ),
+    (
+        "shards read",
+        "Samples of compressed shards that the slowest rank reads per second, beside making batches. Over an epoch the "
+        "input sustains no more, for all ranks together. Shards stored plainly are mapped, not read.",
+    ),
+    (
+        "gap",
+        "samples/s on real data / samples/s on batches made up beforehand with the same lengths - 1. Below 0 real data "
+        "cost speed.",
+    ),
+    (
         "energy",
         "Energy counters or integrated power of the devices over the window, in joules; idle power is part of it.",
     ),

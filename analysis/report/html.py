@@ -6,6 +6,7 @@ from typing import Any
 
 from analysis.load import LoadedRun, LoadedTrial, load_run
 from analysis.metrics import cautions as cautions_of
+from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
 from analysis.metrics.regression import ratios_of
 from analysis.metrics.scaling import efficiency
 from analysis.profiles import open_profile
@@ -13,6 +14,7 @@ from analysis.records import RESULT_COLUMNS, RunDirectory
 from analysis.report import figures, sections, tables
 from analysis.report.answer import answers, nothing_measured, points
 from analysis.report.glossary import GLOSSARY
+from analysis.report.input_tables import input_tables
 from analysis.report.largest import largest_tables, read_largest
 from analysis.report.page import render_page
 from analysis.report.panels import Panel, panels
@@ -43,17 +45,20 @@ def write_report(run: RunDirectory, price_per_hour: float | None = None, out: Pa
     shown = sections.shown_rows(rows)
     reference = _reference(trials)
     ratios = ratios_of(trials, reference)
+    inputs, gaps = input_ratios(trials), synthetic_gaps(trials)
     scaling = efficiency(rows)
     found = points(trials)
     profiles, profile_errors = _profiles(trials, folder)
     largest, largest_errors = read_largest(run)
     pictures = figures.draw_all(folder, trials, found, scaling)
-    _write_csvs(folder, rows, ratios, scaling, trials)
+    extra = {"ratios": ratios, "scaling": scaling, "input": inputs, "real_against_synthetic": gaps}
+    _write_csvs(folder, rows, extra, trials)
     shown_tables = [
         sections.results(shown, ratios),
         *largest_tables(largest),
         *sections.rank_tables(trials),
         *sections.scaling_tables(scaling),
+        *input_tables(inputs, gaps),
     ]
     page = render_page(
         "page.html",
@@ -119,14 +124,13 @@ def _profiles(trials: Sequence[LoadedTrial], folder: Path) -> tuple[list[tuple[s
 def _write_csvs(
     folder: Path,
     rows: Sequence[Row],
-    ratios: Sequence[Row],
-    scaling: Sequence[Row],
+    extra: Mapping[str, Sequence[Row]],
     trials: Sequence[LoadedTrial],
 ) -> None:
     tables.write_csv(folder / "results.csv", rows, RESULT_COLUMNS)
     ranks = [
         {"trial_id": trial.trial.trial_id, **rank} for trial in trials if trial.ok for rank in trial.row["per_rank"]
     ]
-    for name, content in (("ratios", ratios), ("scaling", scaling), ("ranks", ranks)):
+    for name, content in {**extra, "ranks": ranks}.items():
         if content:
             tables.write_csv(folder / f"{name}.csv", content)

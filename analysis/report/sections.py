@@ -1,5 +1,6 @@
 """The parts of a report between the answer and the pictures: facts, cautions, tables, environment."""
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     def listed(name: str) -> str:
         return ", ".join(str(value) for value in sorted({getattr(value, name) for value in values}))
 
+    data = sorted({tables.data(dataclasses.asdict(value)) for value in values})
     others = _without_probes(trials)
     count = len(trials) - len(others)
     probes = f", and {count} probe{'s' if count > 1 else ''} of the largest batch" if count else ""
@@ -61,7 +63,7 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     return [
         ("machine", _machine(first)),
         ("model", f"BERT {listed('preset')}, sequences of {listed('seq_len')}, {listed('precision')}"),
-        ("task", f"{listed('task')}, data: {', '.join(sorted({_data(value.data) for value in values}))}"),
+        ("task", f"{listed('task')}, data: {', '.join(data)}"),
         ("implementations", f"{listed('implementation')} (strategy {listed('strategy')})"),
         ("swept", f"micro batch {listed('micro_batch_size')}; devices {listed('world_size')}"),
         ("trials", _count(len(others), tally, rounds) + probes),
@@ -71,10 +73,6 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
 
 def _count(trials: int, tally: str, rounds: int) -> str:
     return f"{trials} ({tally}), {rounds} round{'s' if rounds > 1 else ''}" if trials else "none but probes"
-
-
-def _data(source: str) -> str:
-    return source if source.startswith("synthetic") else f"folder {source.rstrip('/').rsplit('/', 1)[-1]}"
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
@@ -160,7 +158,7 @@ def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
 def _short(trial: LoadedTrial) -> str:
     row = trial.row
     profile = "profile of " if row["kind"] == "profile" else ""
-    return f"{profile}{row['implementation']} batch {tables.batch(row)} on {tables.devices(row)}"
+    return f"{profile}{tables.implementation(row)} batch {tables.batch(row)} on {tables.devices(row)}"
 
 
 def results(rows: Sequence[Row], ratios: Sequence[Row]) -> tables.Table:
@@ -185,7 +183,7 @@ def rank_tables(trials: Sequence[LoadedTrial]) -> list[tables.Table]:
     several = [
         trial
         for trial in trials
-        if trial.ok and len(trial.row["per_rank"]) > 1 and trial.trial.kind not in _NOT_MEASURED
+        if trial.ok and len(trial.row["per_rank"]) > 1 and trial.trial.kind not in (*_NOT_MEASURED, "input")
     ]
     if not several:
         return []

@@ -139,6 +139,20 @@ class Column:
     """What is shown on hovering."""
 
 
+def implementation(row: Row) -> str:
+    """Return whose code ran; of an input trial, that it trained nothing."""
+    return f"{row['implementation']}, input only" if row.get("kind") == "input" else str(row["implementation"])
+
+
+def data(row: Row) -> str:
+    """Return what a trial was fed: a name, a folder's name, or made-up batches like that folder's."""
+    kind, _, folder = str(row.get("data") or "").rpartition(":")
+    name = folder.rstrip("/").rsplit("/", 1)[-1]
+    if kind == "synthetic" and row.get("data_fingerprint"):
+        return f"made up like {name}"
+    return str(row.get("data")) if kind or folder == "synthetic" else f"folder {name}"
+
+
 def plain(heading: str, name: str) -> Column:
     """A column of text."""
     return Column(heading, lambda row: str(row.get(name) or ""), lambda row: str(row.get(name) or UNKNOWN), False)
@@ -188,11 +202,14 @@ def result_columns(ratios: Sequence[Row]) -> list[Column]:
 
     def decided(row: Row) -> str:
         found = find(row)
+        if row.get("kind") == "input":
+            return "input only: nothing was trained"
         return f"differs: {found['decided']} ({found['reason']})" if found else ""
 
     return [
-        plain("implementation", "implementation"),
+        Column("implementation", implementation, implementation, False),
         Column("model", lambda row: model(row), model, False),
+        Column("data", data, data, False),
         Column("devices", lambda row: row["world_size"], devices),
         Column("batch", lambda row: row["micro_batch_size"], batch),
         measured("samples/s", "samples_per_second"),
@@ -212,9 +229,9 @@ def result_columns(ratios: Sequence[Row]) -> list[Column]:
 
 
 def without_constant_model(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
-    """Leave the model's column out where all rows have the same."""
-    same = len({model(row) for row in rows}) == 1
-    return [column for column in columns if not (same and column.heading == "model")]
+    """Leave the columns of model and data out where all rows have the same."""
+    same = {name for name, of in (("model", model), ("data", data)) if len({of(row) for row in rows}) == 1}
+    return [column for column in columns if column.heading not in same]
 
 
 def status(row: Row) -> str:
@@ -233,6 +250,8 @@ def order(row: Row) -> tuple[Any, ...]:
         int(row["micro_batch_size"]),
         int(row["grad_accum_steps"]),
         str(row["implementation"]),
+        str(row.get("kind") or ""),
+        str(row.get("data") or ""),
         int(row.get("round") or 0),
     )
 

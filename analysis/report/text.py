@@ -6,6 +6,7 @@ from typing import Any
 
 from analysis.metrics.regression import Comparison
 from analysis.report import tables
+from analysis.report.input_tables import input_lines
 from analysis.report.sections import shown_rows
 from analysis.report.terminal import DEFAULT_WIDTH, printable, render
 
@@ -47,7 +48,7 @@ def _failures(rows: Sequence[Row]) -> list[str]:
 
 
 def _place(row: Row, model: str = "") -> str:
-    return f"{row['implementation']}{model} batch {tables.batch(row)} on {tables.devices(row)}"
+    return f"{tables.implementation(row)}{model} batch {tables.batch(row)} on {tables.devices(row)}"
 
 
 def _round(row: Row) -> int:
@@ -76,11 +77,18 @@ def _decisions(ratios: Sequence[Row]) -> list[str]:
     return lines + [f"ratios to {ratios[0]['reference']} are measured, not decided: {reason}" for reason in reasons]
 
 
+def input_text(inputs: Sequence[Row], gaps: Sequence[Row], width: int = DEFAULT_WIDTH) -> str:
+    """Return in sentences what the input delivers and what real data cost; empty where neither was measured."""
+    return "\n".join(part for line in input_lines(inputs, gaps) for part in _wrap(line, width))
+
+
 def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
     """Return the table of a comparison of two runs, with the differences between them and the verdict."""
+    several = len({tables.data(row) for row in comparison.rows}) > 1
     columns = [
-        tables.plain("implementation", "implementation"),
+        tables.Column("implementation", tables.implementation, tables.implementation, False),
         tables.Column("model", tables.model, tables.model, False),
+        *([tables.Column("data", tables.data, tables.data, False)] if several else []),
         tables.Column("devices", tables.devices, tables.devices, False),
         tables.Column("batch", lambda row: row["micro_batch_size"], tables.batch),
         tables.measured("old ms", "step_time_ms_a"),

@@ -1,22 +1,19 @@
-"""`bertbench data pretrain`: text to HDF5 shards."""
+"""`bertbench data KIND`: hands over to the module of the kind."""
 
-import json
+import importlib
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Any
 
-import tyro
-
-from bench.cli.options import parse
-from bert.data.prepare import PrepareConfig
 from common.errors import UsageError
 from common.registry import lookup
 
-if TYPE_CHECKING:
-    from bert.data.prepare import PrepareSummary
-
-_KINDS = {"pretrain": "folder of .txt files -> HDF5 shards of pretraining instances"}
+# kind -> (module, one line of help); a module is imported when its kind is called.
+_KINDS = {
+    "pretrain": ("bench.cli.data_pretrain", "dumps and text -> HDF5 shards of pretraining instances"),
+    "download": ("bench.cli.data_download", "fetch Wikipedia, SQuAD or books, by name"),
+    "inspect": ("bench.cli.data_inspect", "what a folder of HDF5 shards holds, and whether it keeps the format"),
+    "verify": ("bench.cli.data_verify", "compare two folders of HDF5 shards"),
+}
 
 _USAGE = """usage: bertbench data KIND [options]
 
@@ -26,66 +23,24 @@ _USAGE = """usage: bertbench data KIND [options]
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataPretrainOptions:
-    """Turn plain text into HDF5 shards of pretraining instances; a call with the same options continues."""
-
-    prepare: Annotated[PrepareConfig, tyro.conf.arg(name="")]
-    json: bool = False
-    """Print the summary as JSON."""
-
-
-OPTIONS = {"data pretrain": DataPretrainOptions}
-
-
 def main(argv: list[str]) -> int:
-    """Run the command; 0 when the shards are complete."""
+    """Run the command of a kind; 2 where none is named."""
     if not argv or argv[0] in ("-h", "--help"):
-        kinds = "\n".join(f"  {name}   {text}" for name, text in _KINDS.items())
+        kinds = "\n".join(f"  {name:<9} {text}" for name, (_, text) in _KINDS.items())
         print(_USAGE.format(kinds=kinds), end="", file=sys.stdout if argv else sys.stderr)
         return 0 if argv else 2
     if argv[0].startswith("-"):
         raise UsageError(f"bertbench data needs a kind first: bertbench data {' | '.join(_KINDS)} [options]")
     lookup(_KINDS, argv[0], "kind of data")
-    # The parser knows only the form that changes the default (--no-lower-case); scripts say the default, too.
-    words = [word for word in argv[1:] if word != "--lower-case"]
-    options = parse(DataPretrainOptions, words, f"bertbench data {argv[0]}")
-    from bert.data.prepare import prepare
-
-    summary = prepare(options.prepare, show_progress())
-    if options.json:
-        print(json.dumps(summary.to_json(), indent=2))
-    else:
-        _show(summary)
-    return 0
+    code: int = importlib.import_module(_KINDS[argv[0]][0]).run(argv[1:])
+    return code
 
 
-def show_progress() -> Callable[[str, int, int], None]:
-    """Return a callback that keeps one line up to date on stderr, or says nothing where that is no terminal."""
-
-    def progress(stage: str, done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{stage} {done}/{total}\033[K", end="\n" if done == total else "", file=sys.stderr, flush=True)
-
-    return progress
-
-
-def _show(summary: "PrepareSummary") -> None:
-    trained = "trained on this text" if summary.vocab_trained else "given"
-    kept = f", {summary.shards_kept} of them finished before" if summary.shards_kept else ""
-    for name, value in (
-        ("documents", f"{summary.documents:,}"),
-        ("sentences", f"{summary.sentences:,}"),
-        ("vocabulary", f"{summary.vocab_size:,} word pieces, {trained}: {summary.vocab_path}"),
-        (
-            "instances",
-            f"{summary.training_instances:,} training + {summary.test_instances:,} test, "
-            f"{summary.seq_len} tokens, up to {summary.max_predictions} predictions",
-        ),
-        ("real tokens", f"{summary.padding_efficiency:.1%} of all, the rest is padding"),
-        ("shards", f"{summary.shards}{kept}"),
-        ("folder", str(summary.folder)),
-    ):
-        print(f"{name:<11} {value}")
-    for note in summary.notes:
-        print(f"note: {note}", file=sys.stderr)
+def __getattr__(name: str) -> Any:
+    """Return the options of all kinds as OPTIONS, for the reference page."""
+    if name != "OPTIONS":
+        raise AttributeError(name)
+    found: dict[str, type] = {}
+    for module, _ in _KINDS.values():
+        found |= importlib.import_module(module).OPTIONS
+    return found

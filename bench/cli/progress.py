@@ -1,11 +1,15 @@
 """What the user sees while trials run: one line per trial, on stderr."""
 
 import sys
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analysis.records import Trial
 from bench.sweep import Progress
+
+if TYPE_CHECKING:
+    from bert.data.pool import Progress as StageProgress
 
 
 def show_progress(quiet: bool = False) -> Progress:
@@ -31,6 +35,7 @@ def describe(trial: Trial) -> str:
     """Return a trial in a few words."""
     words = [
         trial.implementation,
+        *(["input only"] if trial.kind == "input" else []),
         trial.preset,
         trial.precision,
         f"seq {trial.seq_len}",
@@ -41,6 +46,8 @@ def describe(trial: Trial) -> str:
     words.append(
         f"on {trial.world_size} {'GPU' if trial.device == 'cuda' else 'CPU rank'}{'s'[: trial.world_size > 1]}"
     )
+    if trial.data.startswith("synthetic:") and trial.data_fingerprint:
+        words.append("with made-up data")
     if trial.round:
         words.append(f"round {trial.round + 1}")
     return " ".join(words)
@@ -51,3 +58,41 @@ def _outcome(result: Mapping[str, Any]) -> str:
         return f"{result['status']}: {result.get('reason', '')}"
     rate = result.get("samples_per_second")
     return "no step measured" if rate is None else f"{rate:.1f} samples/s"
+
+
+def show_stages(smallest_seconds: float = 0.1) -> "StageProgress":
+    """Return a callback that keeps one line up to date on stderr, or says nothing where that is no terminal.
+
+    Args:
+        smallest_seconds: time between two updates of the line.
+    """
+    from bench.cli.data_download import show_download  # shows bytes
+
+    began: dict[str, float] = {}
+    last = [0.0]
+    show_bytes = show_download()
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        if stage.startswith("download "):
+            show_bytes(stage, done, total)
+            return
+        if not sys.stderr.isatty():
+            return
+        now = time.monotonic()
+        ended = total is not None and done >= total
+        if now - last[0] < smallest_seconds and not ended:
+            return
+        last[0] = now
+        seconds = now - began.setdefault(stage, now)
+        amount = f"{done:,}" if total is None else f"{done:,}/{total:,}"
+        left = ""
+        if total is not None and not ended and done and seconds > 5:
+            left = f", about {_duration(seconds / done * (total - done))} left"
+        print(f"\r{stage} {amount}{left}\033[K", end="\n" if ended else "", file=sys.stderr, flush=True)
+
+    return progress
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d} h" if minutes >= 60 else f"{minutes}:{rest:02d} min"

@@ -16,6 +16,7 @@ from bench.devices import Devices, find_devices
 from bench.launch import LaunchOptions
 from bench.plan import Sweep, expand
 from bench.sweep import locked, run_trials
+from common.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +37,24 @@ class ThroughputOptions:
     """Find the largest batch that fits, from the first of --batch-sizes up."""
     max_batch_limit: int = 4096
     """Largest batch the search tries."""
+    input_only: bool = False
+    """Draw the batches and do nothing with them."""
+    against_synthetic: bool = False
+    """Measure each trial on made-up batches of equal lengths too."""
     json: bool = False
     """Print the result as JSON, progress on stderr."""
+
+    def __post_init__(self) -> None:
+        """Refuse options that exclude each other."""
+        if self.input_only and (self.against_synthetic or self.max_batch_search):
+            other = "--against-synthetic" if self.against_synthetic else "--max-batch-search"
+            raise UsageError(
+                f"--input-only trains nothing, {other} does: give them to separate calls, the same --out will do"
+            )
+        if self.against_synthetic and self.max_batch_search:
+            raise UsageError(
+                "--max-batch-search measures no throughput that --against-synthetic could compare: give one"
+            )
 
 
 OPTIONS = {"throughput TASK": ThroughputOptions}
@@ -53,7 +70,8 @@ def main(argv: list[str]) -> int:
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour)
     if options.max_batch_search:
         return _search(options, devices, run, launch)
-    trials = expand(options.sweep, devices)
+    kind = "input" if options.input_only else "throughput"
+    trials = expand(options.sweep, devices, kind, against_synthetic=options.against_synthetic)
     request = {"command": "throughput", **request_of(options)}
     with locked(run):
         results = run_trials(
@@ -64,18 +82,22 @@ def main(argv: list[str]) -> int:
 
 
 def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
-    from analysis.metrics.regression import implementation_ratios
+    from analysis.load import load_run
+    from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
+    from analysis.metrics.regression import ratios_of
     from bench.sweep import result_rows
 
     wanted = set(trial_ids)
     rows = [row for row in result_rows(run) if row["trial_id"] in wanted]
-    ratios = implementation_ratios(run)
+    trials = load_run(run)
+    ratios, inputs, gaps = ratios_of(trials), input_ratios(trials), synthetic_gaps(trials)
     if as_json:
-        print(json.dumps({"run": str(run.path), "rows": rows, "ratios": ratios}, indent=2, default=str))
+        found = {"rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps}
+        print(json.dumps({"run": str(run.path), **found}, indent=2, default=str))
         return
-    from analysis.report.text import results_table
+    from analysis.report.text import input_text, results_table
 
-    print(results_table(rows, ratios))
+    print("\n".join(filter(None, [results_table(rows, ratios), input_text(inputs, gaps)])))
     print(f"\nresults: {run.results_csv}\nreport:  bertbench report {run.path}")
 
 

@@ -1,4 +1,4 @@
-"""What an implementation is: a model, its optimizer and how a batch becomes a loss."""
+"""What an implementation is: the tensors it reads, a model, its optimizer and how a batch becomes a loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +24,6 @@ class Built:
     """Called with the wrapped model on its device."""
     compute_loss: ComputeLoss
     """(wrapped model, batch) -> scalar."""
-    adapt: Callable[[Batch], Batch]
-    """Gives a batch the tensors this implementation reads; runs where the data are prepared."""
 
 
 class Implementation(Protocol):
@@ -33,6 +31,9 @@ class Implementation(Protocol):
 
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError or UsageError, with the remedy, where `trial` cannot run with this code."""
+
+    def adapt(self, batch: Batch) -> Batch:
+        """Give a batch the tensors this implementation reads; runs where the data are prepared, without a model."""
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Make the model and its surroundings."""

@@ -33,6 +33,10 @@ class HuggingFaceImplementation:
                 "Hugging Face has no DistilBERT with a next-sentence head to pretrain: compare another preset"
             )
 
+    def adapt(self, batch: Batch) -> Batch:
+        """Labels at every position, as Hugging Face's loss wants them."""
+        return with_labels(batch)
+
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Make BertForPreTraining with the shape and dropout of `config` and its own, unpadded vocabulary."""
         from transformers.models.bert.configuration_bert import BertConfig
@@ -55,7 +59,6 @@ class HuggingFaceImplementation:
             model=self._finish(model),
             make_optimizer=lambda wrapped: adamw(wrapped, learning_rate=LEARNING_RATE),
             compute_loss=pretraining_loss,
-            adapt=with_labels,
         )
 
     def _finish(self, model: torch.nn.Module) -> torch.nn.Module:

@@ -19,11 +19,12 @@ class BertbenchImplementation:
     def check(self, trial: Trial) -> None:
         """Everything a trial can ask for is there."""
 
+    def adapt(self, batch: Batch) -> Batch:
+        """The batch as it is."""
+        return batch
+
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Make the task's model with fused AdamW."""
-
-        def unchanged(batch: Batch) -> Batch:
-            return batch
 
         def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
             return adamw(model, learning_rate=LEARNING_RATE)
@@ -32,5 +33,4 @@ class BertbenchImplementation:
             model=task.build_model(config, observer),
             make_optimizer=make_optimizer,
             compute_loss=task.loss,
-            adapt=unchanged,
         )

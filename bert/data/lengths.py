@@ -1,6 +1,7 @@
-"""Named distributions of sequence lengths for synthetic batches. Imports no torch: plans check names with it."""
+"""Names of synthetic data and distributions of their lengths. Imports no torch: plans check names with it."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ from common.registry import lookup
 
 Lengths = npt.NDArray[np.int64]
 
+SYNTHETIC = "synthetic"
 DEFAULT = "phase1"
 SHORTEST = 5
 """[CLS] a [SEP] b [SEP]."""
@@ -21,10 +23,11 @@ def full(rng: np.random.Generator, count: int, seq_len: int) -> Lengths:
 
 
 def phase1(rng: np.random.Generator, count: int, seq_len: int) -> Lengths:
-    """BERT's own rule: with short_seq_prob 0.1 the target is uniform on 2 .. L-3, else L-3; plus 3 special tokens.
+    """A tenth of the sequences have a target that is uniform on 2 .. L-3, the others L-3; plus 3 special tokens.
 
-    Source: google-research/bert, create_pretraining_data.py. Mean 0.9 L + 0.1 (L + 5) / 2. The short last chunk of each
-    document is left out, so text of short documents has more padding than this.
+    The rule of google-research/bert's create_pretraining_data.py, as if each sequence drew its own target: the original
+    draws one per document, and the short last chunk of each document comes on top, so real shards have more padding.
+    Mean 0.9 L + 0.1 (L + 5) / 2. `synthetic:<folder>` draws the lengths of real shards.
     """
     short = rng.random(count) < 0.1
     return np.where(short, uniform(rng, count, seq_len), seq_len)
@@ -50,6 +53,22 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int, int], Lengths]] = {
     "uniform": uniform,
     "mean254": mean254,
 }
+
+
+def is_synthetic(source: str) -> bool:
+    """Whether a data source is made up: 'synthetic', or 'synthetic:' and a distribution or a folder."""
+    return source == SYNTHETIC or source.startswith(f"{SYNTHETIC}:")
+
+
+def lengths_folder(source: str) -> Path | None:
+    """Return the folder whose samples' lengths 'synthetic:<folder>' asks for; None where no folder is named.
+
+    What names a distribution is one; else a name is a folder if it has a separator in it, or if there is such a folder.
+    """
+    name = source.partition(":")[2] if is_synthetic(source) else ""
+    if not name or name in DISTRIBUTIONS:
+        return None
+    return Path(name) if "/" in name or Path(name).is_dir() else None
 
 
 def check_distribution(source: str, seq_len: int | None = None) -> str:

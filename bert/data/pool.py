@@ -1,113 +1,93 @@
-"""Text shards to HDF5 shards, in this process or in a pool of processes; the result is the same."""
+"""Worker processes that every stage shares: started once, results in the order of the work, the same for any number."""
 
 import multiprocessing
 import multiprocessing.process
 import os
 import signal
 import threading
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import suppress
+from typing import Any, Self, TypeVar
 
-import numpy as np
+from common.errors import UsageError
 
-from bert.data.formatted import read_shard_text
-from bert.data.instances import InstanceConfig, make_instances
-from bert.data.shards import check_shard, read_shard, write_shard
-from bert.data.vocabulary import Vocabulary
-from common.errors import InputError, UsageError
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+Progress = Callable[[str, int, int | None], None]
+"""Called with a stage, the units done, and the units in all (None = not known yet)."""
 
-
-@dataclass(frozen=True, slots=True)
-class ShardJob:
-    """One shard to make; can be sent to another process."""
-
-    text: Path
-    """Sentences, one per line, a blank line after each document."""
-    shard: Path
-    """The HDF5 file."""
-    stream: tuple[int, int]
-    """1 for test, 0 for training; number of the shard."""
-    vocabulary: Vocabulary
-    """Word pieces."""
-    config: InstanceConfig
-    """How instances are cut and masked."""
-    settings: str
-    """Fingerprint of everything the shard's bytes depend on."""
-
-    def is_done(self) -> bool:
-        """Whether the shard exists, is whole, and was made with these settings."""
-        try:
-            return check_shard(self.shard).settings == self.settings
-        except InputError:
-            return False
+AHEAD_PER_WORKER = 2
+"""Units handed out per worker before the first result is taken: memory does not grow with the work."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShardResult:
-    """A finished shard."""
+class Workers:
+    """`count` processes, or this process alone for 1; a context manager.
 
-    name: str
-    """File name."""
-    split: str
-    """training or test."""
-    samples: int
-    """Instances."""
-    real_tokens: int
-    """Tokens that are not padding."""
-    kept: bool
-    """It was finished before."""
-
-
-def make_shard(job: ShardJob) -> ShardResult:
-    """Make one shard, or keep it when it is done. Raises InputError and StorageError as write_shard."""
-    kept = job.is_done()
-    if kept:
-        instances = read_shard(job.shard)
-    else:
-        documents = [job.vocabulary.encode(sentences) for sentences in read_shard_text(job.text)]
-        instances = make_instances(documents, job.vocabulary, job.config, job.stream)
-        write_shard(job.shard, instances, job.settings)
-    tokens = int(instances.input_mask.sum(dtype=np.int64))
-    return ShardResult(job.shard.name, "test" if job.stream[0] else "training", len(instances), tokens, kept)
-
-
-def run_jobs(jobs: list[ShardJob], workers: int, progress: Callable[[str, int, int], None]) -> list[ShardResult]:
-    """Make all shards, in `workers` processes; results in the order of `jobs`.
-
-    Raises:
-        UsageError: a worker process died, most likely for lack of memory; finished shards are kept.
+    The processes are started by the first `map` and used again by the later ones. Ctrl-C is left to the parent, and a
+    worker ends when its parent does, even when that is killed.
     """
-    stage = "making shards"
-    progress(stage, 0, len(jobs))
-    if workers == 1 or len(jobs) == 1:
-        results = []
-        for number, job in enumerate(jobs, start=1):
-            results.append(make_shard(job))
-            progress(stage, number, len(jobs))
-        return results
-    # Not fork: the tokenizer's threads and a caller's torch do not survive it.
-    context = multiprocessing.get_context("spawn")
-    before = set(multiprocessing.active_children())
-    executor = ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_begin_worker)
-    try:
-        futures = [executor.submit(make_shard, job) for job in jobs]
-        for number, future in enumerate(as_completed(futures), start=1):
-            future.result()
-            progress(stage, number, len(jobs))
-        executor.shutdown()
-        return [future.result() for future in futures]
-    except BrokenProcessPool as error:
-        raise UsageError(
-            f"a worker process ended unexpectedly, most likely for lack of memory: use fewer than "
-            f"--workers {workers}, or more --shards; finished shards are kept"
-        ) from error
-    finally:
-        executor.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - before:
+
+    def __init__(self, count: int) -> None:
+        """Raises UsageError where `count` is below 1."""
+        if count < 1:
+            raise UsageError(f"--workers {count} must be at least 1")
+        self.count = count
+        self._executor: ProcessPoolExecutor | None = None
+        self._before: set[multiprocessing.process.BaseProcess] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the processes; work that has begun is abandoned."""
+        if self._executor is None:
+            return
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - self._before:
             child.terminate()
+            child.join(5)
+        self._executor = None
+
+    def map(self, function: Callable[[Work], Result], work: Iterable[Work]) -> Iterator[Result]:
+        """Yield function(unit) for each unit, in order; a few units ahead are at work.
+
+        `function` and the units go to other processes: a function of a module, and picklable values. `work` is drawn
+        from lazily, on the caller's thread.
+
+        Raises:
+            UsageError: a worker died, most likely for lack of memory.
+            Whatever `function` raises.
+        """
+        if self.count == 1:
+            yield from map(function, work)
+            return
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for unit in work:
+                waiting.append(self._submit(function, unit))
+                if len(waiting) > AHEAD_PER_WORKER * self.count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise UsageError(
+                "a worker process ended unexpectedly, most likely for lack of memory: use fewer than "
+                f"--workers {self.count}, or more --shards; finished files are kept"
+            ) from error
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def _submit(self, function: Callable[[Work], Result], unit: Work) -> "Future[Result]":
+        if self._executor is None:
+            # Not fork: the tokenizer's threads and a caller's torch do not survive it.
+            context = multiprocessing.get_context("spawn")
+            self._before = set(multiprocessing.active_children())
+            self._executor = ProcessPoolExecutor(self.count, context, initializer=_begin_worker)
+        return self._executor.submit(function, unit)
 
 
 def _begin_worker() -> None:
@@ -120,6 +100,7 @@ def _begin_worker() -> None:
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: "multiprocessing.process.BaseProcess") -> None:
-    parent.join()
+def _end_with(parent: Any) -> None:
+    with suppress(BaseException):
+        parent.join()
     os._exit(1)

@@ -1,13 +1,17 @@
 """Made-up batches whose sequence lengths follow a named distribution; for speed only, nothing is learned from them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from bert.batch import Batch, BatchCounts
-from bert.data.lengths import DISTRIBUTIONS, check_distribution
+from bert.data.lengths import DISTRIBUTIONS, SHORTEST, Lengths, check_distribution, lengths_folder
+from bert.data.loading.folder import folder_info
+from bert.data.loading.sample_lengths import SampleLengths, folder_lengths
 from bert.tasks.base import DataSpec
 from common.errors import InputError
 
@@ -20,18 +24,29 @@ POOL_TOKENS = 2**21
 class SyntheticBatches:
     """Endless batches from a pool made once; the same spec gives the same batches, ranks get different ones.
 
-    Lengths follow `spec.source` ('synthetic' = phase1, or 'synthetic:<name>' of bert.data.lengths). Of a sequence of n
-    tokens round(0.15 n) are predicted, at least 1 and at most `max_predictions`, 80 % of them behind the mask id.
+    Lengths follow `spec.source`: 'synthetic' = phase1, 'synthetic:<name>' of bert.data.lengths, or
+    'synthetic:<folder>', the lengths of the samples of a folder of shards, bins included: all batches of the pool and
+    all ranks together have the folder's distribution as nearly as so many sequences can, and in each batch all ranks
+    have the same bin. Of a sequence of n tokens round(0.15 n) are predicted, at least 1 and at most `max_predictions`,
+    80 % of them behind the mask id.
 
     Raises:
         UsageError: an unknown distribution, or one that is none for this sequence length.
+        InputError: the folder holds no shards, a damaged one, or samples of another sequence length.
     """
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec
-        self._lengths = DISTRIBUTIONS[check_distribution(spec.source, spec.seq_len)]
         tokens = max(1, spec.micro_batch_size * spec.seq_len)
         self.pool_size = min(LARGEST_POOL, max(2, POOL_TOKENS // tokens))
+        folder = lengths_folder(spec.source)
+        self._like_folder: list[tuple[Lengths, int]] = []
+        if folder is None:
+            self._distribution = DISTRIBUTIONS[check_distribution(spec.source, spec.seq_len)]
+        else:
+            lengths = _lengths_of(folder, spec.seq_len)
+            self.pool_size = max(self.pool_size, len(lengths.bin_lengths))
+            self._like_folder = like_folder(lengths, spec, self.pool_size)
         self._pool: dict[int, Batch] = {}
         self._step = 0
 
@@ -60,8 +75,34 @@ class SyntheticBatches:
         if slot not in self._pool:
             spec = self.spec
             rng = np.random.default_rng([abs(spec.seed), spec.rank, slot])
-            self._pool[slot] = make_batch(rng, self._lengths(rng, spec.micro_batch_size, spec.seq_len), spec)
+            if self._like_folder:
+                lengths, columns = self._like_folder[slot]
+                self._pool[slot] = make_batch(rng, lengths, replace(spec, seq_len=columns))
+            else:
+                lengths = self._distribution(rng, spec.micro_batch_size, spec.seq_len)
+                self._pool[slot] = make_batch(rng, lengths, spec)
         return self._pool[slot]
+
+
+def _lengths_of(folder: Path, seq_len: int) -> SampleLengths:
+    info = folder_info(folder, seq_len=seq_len)
+    if info.seq_len != seq_len:
+        raise InputError(f"the samples in {info.path} have {info.seq_len} tokens, not {seq_len}: use {info.seq_len}")
+    return folder_lengths(info)
+
+
+def like_folder(lengths: SampleLengths, spec: DataSpec, pool_size: int) -> list[tuple[Lengths, int]]:
+    """Return for each batch of the pool this rank's lengths [B] and the columns they are padded to."""
+    # Every rank draws the same and takes its part.
+    rng = np.random.default_rng([abs(spec.seed), pool_size])
+    global_batch = spec.micro_batch_size * spec.world_size
+    found = []
+    for which, batches in enumerate(lengths.share(pool_size)):
+        columns = max(lengths.bin_lengths[which], SHORTEST)
+        drawn = lengths.draw(rng, which, int(batches) * global_batch).clip(SHORTEST, columns)
+        parts = drawn.reshape(int(batches), spec.world_size, spec.micro_batch_size)
+        found += [(part[spec.rank], columns) for part in parts]
+    return [found[slot] for slot in rng.permutation(pool_size)]
 
 
 def make_batch(rng: np.random.Generator, lengths: np.ndarray[Any, np.dtype[np.int64]], spec: DataSpec) -> Batch:

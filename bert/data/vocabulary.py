@@ -12,8 +12,13 @@ from common.atomic import write_text
 from common.errors import InputError, UsageError
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+LONGEST_WORD = 100
+"""Characters of the longest word that is cut into pieces; a longer one is [UNK], as in BERT."""
 MOST_CHARACTERS = 1000
 """Different characters a trained vocabulary keeps, the most frequent first (the limit of BERT's own trainer)."""
+MOST_BYTES = 64 * 2**20
+"""Size of a file beyond which it is taken for something else (BERT's vocabularies have 0.2 MB)."""
+_REMEDY = "give a BERT vocab.txt, one piece per line"
 SMALLEST_VOCABULARY = 64
 """Fewest pieces that can be asked for."""
 
@@ -26,6 +31,10 @@ class Vocabulary:
     """Piece i has id i."""
     lower_case: bool
     """Text is lower-cased and accents are stripped before it is cut into pieces."""
+
+    def __reduce__(self) -> tuple[type["Vocabulary"], tuple[tuple[str, ...], bool]]:
+        """Go to other processes without the tokenizer, which is slow to send and fast to make."""
+        return Vocabulary, (self.pieces, self.lower_case)
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -69,6 +78,11 @@ class Vocabulary:
         encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each word: normalised text without white space and punctuation, or one such sign."""
+        tokenize = self._tokenizer.model.tokenize
+        return [[token.id for token in tokenize(word)] for word in words]
+
     def save(self, path: Path) -> None:
         """Write one piece per line. Raises StorageError."""
         write_text(path, "".join(f"{piece}\n" for piece in self.pieces))
@@ -78,16 +92,24 @@ def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
     """Read a `vocab.txt`: one piece per line, the line number (from 0) is its id.
 
     Raises:
-        InputError: the file cannot be read, is not UTF-8, repeats a piece, or lacks a special one.
+        InputError: the file cannot be read, is not UTF-8 or not a vocabulary, repeats a piece, or lacks a special one.
     """
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path} is {path.stat().st_size} bytes long, too long for a vocabulary: {_REMEDY}")
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise InputError(f"cannot read the vocabulary {path}: {error.strerror}; give a BERT vocab.txt") from error
+        raise InputError(f"cannot read the vocabulary {path}: {error.strerror}; {_REMEDY}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"the vocabulary {path} is not UTF-8 text: give a BERT vocab.txt") from error
+        raise InputError(f"the vocabulary {path} is not UTF-8 text: {_REMEDY}") from error
     # Only "\n" ends a line: pieces such as U+2028 are line breaks to str.splitlines.
     pieces = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    if not set(SPECIAL_PIECES).intersection(pieces):
+        kind = "JSON" if text.lstrip()[:1] in ("{", "[") else "some other file"
+        raise InputError(
+            f"{path} is no vocabulary but {kind}: none of its {len(pieces)} lines is one of "
+            f"{' '.join(SPECIAL_PIECES)}; {_REMEDY}"
+        )
     seen: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
         if not piece:
@@ -100,10 +122,35 @@ def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
     missing = [piece for piece in SPECIAL_PIECES if piece not in seen]
     if missing:
         raise InputError(
-            f"the vocabulary {path} lacks {' '.join(missing)}: BERT needs all of {' '.join(SPECIAL_PIECES)}; "
-            "give a BERT vocab.txt"
+            f"the vocabulary {path} lacks {' '.join(missing)}: BERT needs all of {' '.join(SPECIAL_PIECES)}; {_REMEDY}"
         )
     return Vocabulary(tuple(pieces), lower_case)
+
+
+def sample_lines(paths: Sequence[Path], most_bytes: int) -> list[str]:
+    """Return every k-th line of files of sentence text, at most `most_bytes` of them; empty ones are left out.
+
+    Raises:
+        InputError: a file cannot be read or is not UTF-8.
+    """
+    found: list[str] = []
+    number = taken = 0
+    try:
+        step = max(1, -(-sum(path.stat().st_size for path in paths) // most_bytes))
+        for path in paths:
+            with path.open("rb") as lines:
+                for line in lines:
+                    if line == b"\n":
+                        continue
+                    if number % step == 0 and taken + len(line) <= most_bytes:
+                        found.append(line.decode("utf-8").removesuffix("\n"))
+                        taken += len(line)
+                    number += 1
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename}: {error.strerror}; run the stage before again") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: run the stage before again") from error
+    return found
 
 
 def train_vocabulary(sentences: Sequence[str], size: int, lower_case: bool) -> Vocabulary:

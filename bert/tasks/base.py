@@ -16,7 +16,7 @@ class DataSpec:
     """Which batches a rank trains on."""
 
     source: str
-    """'synthetic', 'synthetic:<distribution>' or a folder the task reads."""
+    """'synthetic', 'synthetic:<distribution>', 'synthetic:<folder>' (its lengths), or a folder the task reads."""
     seq_len: int
     """Tokens per sequence, padding included."""
     micro_batch_size: int

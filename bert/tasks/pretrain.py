@@ -4,7 +4,8 @@ import torch
 
 from bert.batch import Batch, BatchCounts
 from bert.config import ModelConfig
-from bert.data.hdf5 import Hdf5Batches
+from bert.data.lengths import is_synthetic
+from bert.data.loading.batches import Hdf5Batches
 from bert.data.synthetic import SyntheticBatches
 from bert.flops import model_flops
 from bert.model import BertForPretraining
@@ -23,7 +24,7 @@ class PretrainTask:
 
     def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
         """Synthetic batches, or those of a folder of HDF5 shards. Raises InputError that names the file at fault."""
-        if spec.source == "synthetic" or spec.source.startswith("synthetic:"):
+        if is_synthetic(spec.source):
             return SyntheticBatches(spec)
         return Hdf5Batches(spec, split)
 

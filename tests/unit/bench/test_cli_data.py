@@ -29,10 +29,11 @@ def test_json_is_the_summary_and_nothing_else(tmp_path: Path, capsys: pytest.Cap
     assert data.main(["pretrain", "--input", str(tmp_path / "in"), *options]) == 0
     captured = capsys.readouterr()
     summary = json.loads(captured.out)
-    assert summary["shards"] == 3 and summary["documents"] == 5
-    assert "lower_case_0" in summary["folder"] and "latin-1" in summary["notes"][0]
+    (length,) = summary["lengths"]
+    assert length["shards"] == 3 and summary["documents"] == 5
+    assert "lower_case_0" in length["folder"] and "latin-1" in " ".join(summary["notes"])
     data.main(["pretrain", "--input", str(tmp_path / "in"), *options])
-    assert json.loads(capsys.readouterr().out)["shards_kept"] == 3
+    assert json.loads(capsys.readouterr().out)["lengths"][0]["shards_kept"] == 3
 
 
 def test_expected_failures_are_bertbench_errors(tmp_path: Path) -> None:
@@ -71,4 +72,5 @@ def test_the_whole_command_maps_errors_to_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [*argv, "--input", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
-    assert done.returncode == 2 and "no .txt file" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "neither .txt files nor MediaWiki dumps" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,13 +1,19 @@
+import itertools
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert.data.instances import InstanceConfig, Instances, make_instances, pairs_of
+from bert.data.pretraining import instances as instances_module
+from bert.data.pretraining.instances import BLOCK_ROWS, InstanceConfig, Instances, Plan, plan_instances
+from bert.data.pretraining.masking import pieces_of
+from bert.data.pretraining.tokens import TokenShard
 from bert.data.vocabulary import Vocabulary
 from common.errors import UsageError
 
-# Special pieces away from their usual places; ids from 100 up tell document and sentence.
+# Special pieces away from their usual places; ids from 100 up tell the document.
 PIECES = [
     "w0",
     "[MASK]",
@@ -17,11 +23,23 @@ PIECES = [
     "[PAD]",
     *(f"{'##' if i % 3 == 0 else ''}w{i}" for i in range(6, 5000)),
 ]
-VOCABULARY = Vocabulary(tuple(PIECES), True)
+KNOWN = pieces_of(Vocabulary(tuple(PIECES), True))
 CLS, SEP, MASK = 4, 2, 1
+TokenDocuments = list[list[list[int]]]
 
 
-def corpus(documents: int, sentences: int, seed: int = 0) -> list[list[list[int]]]:
+def shard_of(documents: TokenDocuments) -> TokenShard:
+    kept = [[sentence for sentence in document if sentence] for document in documents]
+    kept = [document for document in kept if document]
+    sentences = [sentence for document in kept for sentence in document]
+    return TokenShard(
+        np.array([token for sentence in sentences for token in sentence], np.uint16),
+        np.cumsum([len(sentence) for sentence in sentences], dtype=np.int64),
+        np.cumsum([len(document) for document in kept], dtype=np.int64),
+    )
+
+
+def corpus(documents: int, sentences: int, seed: int = 0) -> TokenDocuments:
     """Every token is unique to its document: id = 100 + document * 100 + a number below 100."""
     rng = np.random.default_rng(seed)
     return [
@@ -32,6 +50,19 @@ def corpus(documents: int, sentences: int, seed: int = 0) -> list[list[list[int]
 
 def config(**changes: object) -> InstanceConfig:
     return InstanceConfig(**{"seq_len": 64, "max_predictions": 10, "dupe_factor": 2, **changes})  # type: ignore[arg-type]
+
+
+def all_rows(plan: Plan) -> Instances:
+    blocks = [*plan.blocks()]
+    return Instances(*(np.concatenate([getattr(block, field.name) for block in blocks]) for field in fields(Instances)))
+
+
+def make(documents: TokenDocuments, settings_: InstanceConfig, stream: tuple[int, ...] = ()) -> Instances:
+    return all_rows(plan_instances(shard_of(documents), KNOWN, settings_, stream))
+
+
+def digest(instances: Instances) -> bytes:
+    return b"".join(getattr(instances, field.name).tobytes() for field in fields(Instances))
 
 
 def restored(instances: Instances) -> np.ndarray:
@@ -45,13 +76,13 @@ def restored(instances: Instances) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def large() -> Instances:
-    return make_instances(corpus(40, 120), VOCABULARY, config(dupe_factor=4))
+    return make(corpus(40, 120), config(dupe_factor=4))
 
 
 def test_layout_is_cls_a_sep_b_sep_and_padding(large: Instances) -> None:
     lengths = large.input_mask.sum(axis=1)
     ids = restored(large)
-    assert len(large) > 3000
+    assert len(large) > BLOCK_ROWS, "several blocks"
     for row, length in enumerate(lengths):
         assert (large.input_mask[row, :length] == 1).all() and not large.input_mask[row, length:].any()
         assert not ids[row, length:].any() and not large.segment_ids[row, length:].any()
@@ -61,14 +92,50 @@ def test_layout_is_cls_a_sep_b_sep_and_padding(large: Instances) -> None:
         assert (large.segment_ids[row, :length] == (np.arange(length) > separators[0])).all()
 
 
-def test_lengths_reach_the_target_and_a_tenth_is_short(large: Instances) -> None:
-    lengths = large.input_mask.sum(axis=1)
-    assert lengths.max() == 64 and lengths.min() >= 5
-    assert 0.04 < (lengths < 50).mean() < 0.2
-    never_short = make_instances(corpus(40, 120), VOCABULARY, config(short_seq_prob=0.0))
-    assert (never_short.input_mask.sum(axis=1) < 50).mean() < 0.03
-    always_short = make_instances(corpus(40, 120), VOCABULARY, config(short_seq_prob=1.0, dupe_factor=1))
-    assert always_short.input_mask.sum(axis=1).mean() < 55
+def test_types_and_shapes_are_those_of_the_format(large: Instances) -> None:
+    count = len(large)
+    assert {
+        field.name: (str(getattr(large, field.name).dtype), getattr(large, field.name).shape) for field in fields(large)
+    } == {
+        "input_ids": ("int32", (count, 64)),
+        "input_mask": ("int8", (count, 64)),
+        "segment_ids": ("int8", (count, 64)),
+        "masked_lm_positions": ("int32", (count, 10)),
+        "masked_lm_ids": ("int32", (count, 10)),
+        "next_sentence_labels": ("int8", (count,)),
+    }
+
+
+def test_every_instance_is_found_again_in_the_documents() -> None:
+    # Ids that are unique in the corpus: where a segment begins and ends is plain to see.
+    rng = np.random.default_rng(0)
+    sizes = [[int(size) for size in rng.integers(1, 12, 60)] for _ in range(9)]
+    ids = iter(range(100, 5000))
+    documents = [[[next(ids) for _ in range(size)] for size in document] for document in sizes]
+    flat = {
+        token: (number, place)
+        for number, document in enumerate(documents)
+        for place, token in enumerate(itertools.chain.from_iterable(document))
+    }
+    made = make(documents, config(dupe_factor=6))
+    unmasked = restored(made)
+    covered = set()
+    for row, length in enumerate(made.input_mask.sum(axis=1)):
+        middle = int(np.flatnonzero(unmasked[row] == SEP)[0])
+        first = [flat[int(token)] for token in unmasked[row, 1:middle]]
+        second = [flat[int(token)] for token in unmasked[row, middle + 1 : length - 1]]
+        for segment in (first, second):
+            document, begin = segment[0]
+            assert segment == [(document, begin + n) for n in range(len(segment))], "a run of one document"
+        covered |= set(first)
+        if made.next_sentence_labels[row]:
+            assert first[0][0] != second[0][0]
+        else:
+            assert first[0][0] == second[0][0] and second[0][1] > first[-1][1]
+            # Without truncation B goes on where A ends.
+            assert length == 64 or second[0][1] == first[-1][1] + 1
+            covered |= set(second)
+    assert len(covered) > 0.995 * len(flat), "truncation may leave out some tokens, each duplicate others"
 
 
 def test_masked_count_is_fifteen_percent_of_all_tokens_up_to_the_limit(large: Instances) -> None:
@@ -76,31 +143,6 @@ def test_masked_count_is_fifteen_percent_of_all_tokens_up_to_the_limit(large: In
     lengths = large.input_mask.sum(axis=1)
     assert counts.tolist() == [min(10, max(1, round(0.15 * int(length)))) for length in lengths]
     assert (np.diff(large.masked_lm_positions, axis=1)[large.masked_lm_positions[:, 1:] > 0] > 0).all(), "ascending"
-    few = make_instances(corpus(5, 20), VOCABULARY, config(max_predictions=3))
-    assert (few.masked_lm_positions > 0).sum(axis=1).max() == 3
-
-
-def test_special_tokens_are_never_predicted_and_every_other_place_is_as_likely(large: Instances) -> None:
-    used = large.masked_lm_positions > 0
-    assert not np.isin(large.masked_lm_ids[used], (CLS, SEP)).any()
-    full = large.input_mask.sum(axis=1) == 64
-    places = large.masked_lm_positions[full][used[full]]
-    first, second = (places < 32).mean(), (places >= 32).mean()
-    assert abs(first - second) < 0.03
-    assert places.min() == 1 and places.max() == 62
-
-
-def test_eighty_ten_ten(large: Instances) -> None:
-    rows, slots = np.nonzero(large.masked_lm_positions)
-    shown = large.input_ids[rows, large.masked_lm_positions[rows, slots]]
-    labels = large.masked_lm_ids[rows, slots]
-    count = len(labels)
-    assert count > 20_000
-    # Six standard deviations of a share around 0.8 and 0.1 at this count.
-    assert abs((shown == MASK).mean() - 0.8) < 6 * (0.16 / count) ** 0.5
-    assert abs((shown == labels).mean() - 0.1) < 6 * (0.09 / count) ** 0.5
-    random = shown[(shown != MASK) & (shown != labels)]
-    assert random.min() < 100 and random.max() > 4900, "random ids come from the whole vocabulary"
 
 
 def test_half_of_the_pairs_are_random_and_come_from_another_document(large: Instances) -> None:
@@ -115,80 +157,91 @@ def test_half_of_the_pairs_are_random_and_come_from_another_document(large: Inst
     assert 0.5 < large.next_sentence_labels.mean() < 0.58
 
 
-def test_a_continuation_continues_and_nothing_is_lost() -> None:
-    documents = [[[100 * d + s] * 5 for s in range(1, 40)] for d in range(1, 6)]
-    rng = np.random.default_rng(0)
-    settings_ = config(seq_len=43, short_seq_prob=0.0)
-    for index, document in enumerate(documents):
-        seen: list[int] = []
-        for pair in pairs_of(documents, index, settings_, rng):
-            firsts = list(dict.fromkeys(pair.first))
-            seen.extend(firsts)
-            if not pair.is_random:
-                seconds = list(dict.fromkeys(pair.second))
-                assert seconds == list(range(firsts[-1] + 1, firsts[-1] + 1 + len(seconds)))
-                seen.extend(seconds)
-        # Displaced sentences come again: every sentence is used once, in order.
-        assert seen == [sentence[0] for sentence in document]
-
-
-def test_truncation_takes_from_the_longer_segment_and_from_both_ends() -> None:
-    documents = [[list(range(100, 400)), list(range(400, 420))], [list(range(1000, 1300))]]
-    fronts = 0
-    for seed in range(200):
-        (pair, *_) = pairs_of(documents, 0, config(short_seq_prob=0.0), np.random.default_rng(seed))
-        assert len(pair.first) + len(pair.second) == 61
-        assert abs(len(pair.first) - len(pair.second)) <= 1 and len(pair.first) >= len(pair.second)
-        assert pair.first == list(range(pair.first[0], pair.first[-1] + 1)), "one run, cut at its ends only"
-        fronts += pair.first[0] - 100
-    assert 0.47 < fronts / 200 / 269 < 0.53
-
-
-def test_a_lone_document_is_labelled_by_what_the_pair_is() -> None:
-    documents = [[[100 + s] for s in range(60)]]
-    labels = []
-    for seed in range(30):
-        for pair in pairs_of(documents, 0, config(seq_len=11, short_seq_prob=0.0), np.random.default_rng(seed)):
-            assert pair.is_random == (pair.second[0] != pair.first[-1] + 1)
-            labels.append(pair.is_random)
-    assert 0.35 < np.mean(labels) < 0.75
-
-
-def test_the_seed_and_the_stream_decide_every_byte() -> None:
-    def flat(**changes: object) -> bytes:
-        stream = changes.pop("stream", (0, 1))
-        made = make_instances(corpus(6, 20), VOCABULARY, config(**changes), stream)  # type: ignore[arg-type]
-        return b"".join(getattr(made, name).tobytes() for name in made.__dataclass_fields__)
+def test_the_seed_the_stream_and_nothing_else_decide_every_byte() -> None:
+    def flat(stream: tuple[int, ...] = (0, 1), **changes: object) -> bytes:
+        return digest(make(corpus(6, 20), config(**changes), stream))
 
     assert flat() == flat()
-    assert len({flat(), flat(seed=1), flat(stream=(0, 2)), flat(stream=(1, 1))}) == 4
+    streams = [(), (0,), (1,), (0, 1), (0, 2), (1, 1), (0, 1, 0)]
+    assert len({flat(), flat(seed=1), *(flat(stream) for stream in streams)}) == len(streams) + 1
+
+
+def test_blocks_can_be_made_again_and_each_has_its_own_random_numbers(large: Instances) -> None:
+    plan = plan_instances(shard_of(corpus(40, 120)), KNOWN, config(dupe_factor=4))
+    first, second, *_ = plan.blocks()
+    assert len(plan) == len(large) and len(first) == len(second) == BLOCK_ROWS
+    assert (large.input_ids[: 2 * BLOCK_ROWS] == np.concatenate([first.input_ids, second.input_ids])).all()
+    both_full = (first.input_mask[:, 63] == 1) & (second.input_mask[:, 63] == 1)
+    same = first.masked_lm_positions[both_full] == second.masked_lm_positions[both_full]
+    assert both_full.sum() > 1000 and same.mean() < 0.1, "row i of one block says nothing about row i of the next"
+
+
+def test_streams_of_random_numbers_are_all_different() -> None:
+    streams = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 1, 0), (0, 0, 0)]
+    drawn = {
+        int(instances_module._random(seed, stream, purpose, number).integers(2**62))
+        for seed in (0, 1)
+        for stream in streams
+        for purpose in range(3)
+        for number in range(3)
+    }
+    assert len(drawn) == 2 * len(streams) * 3 * 3
+
+
+def test_rows_of_the_duplicates_are_shuffled_together() -> None:
+    made = make(corpus(40, 120), config(dupe_factor=4))
+    document = restored(made)[:, 1] // 100
+    thirds = np.array_split(document, 3)
+    assert all(abs(part.mean() - document.mean()) < 1.5 for part in thirds)
+    assert (np.diff(document) == 0).mean() < 0.1
 
 
 def test_duplicates_are_different_cuts_of_the_same_text() -> None:
-    once = make_instances(corpus(6, 20), VOCABULARY, config(dupe_factor=1))
-    thrice = make_instances(corpus(6, 20), VOCABULARY, config(dupe_factor=3))
+    once = make(corpus(6, 20), config(dupe_factor=1, short_seq_prob=0.0))
+    thrice = make(corpus(6, 20), config(dupe_factor=3, short_seq_prob=0.0))
     assert 2.5 * len(once) < len(thrice) < 3.5 * len(once)
     assert len({row.tobytes() for row in thrice.input_ids}) > 0.98 * len(thrice)
 
 
 def test_whole_words_are_masked_together_or_not_at_all() -> None:
-    made = make_instances(corpus(20, 40), VOCABULARY, config(whole_word_mask=True))
+    made = make(corpus(20, 40), config(whole_word_mask=True))
     ids = restored(made)
-    continues = np.array([piece.startswith("##") for piece in PIECES])
     counts = (made.masked_lm_positions > 0).sum(axis=1)
     lengths = made.input_mask.sum(axis=1)
     assert (counts <= [min(10, max(1, round(0.15 * int(n)))) for n in lengths]).all() and counts.mean() > 6
-    parted = 0
     for row in range(len(made)):
         masked = set(made.masked_lm_positions[row].tolist()) - {0}
         for position in range(2, lengths[row] - 1):
-            if not continues[ids[row, position]]:
-                continue
-            if ids[row, position - 1] == SEP:
-                parted += (position in masked) != (position - 2 in masked)
-            else:
+            if KNOWN.continues[ids[row, position]] and ids[row, position - 1] not in (SEP, CLS):
                 assert (position in masked) == (position - 1 in masked)
-    assert parted > 20, "the first piece of segment B is no part of the last word of segment A"
+
+
+@pytest.mark.parametrize("width", [1, 8, 16, 64])
+def test_bins_hold_rows_of_their_lengths_and_nothing_else_changes(width: int) -> None:
+    shard = shard_of(corpus(60, 20))
+    plain = plan_instances(shard, KNOWN, config(short_seq_prob=0.5), (0, 3))
+    plan = plan_instances(shard, KNOWN, config(short_seq_prob=0.5), (0, 3), width)
+    assert plan.bin_lengths == tuple(range(width, 65, width)) and sum(plan.bin_counts) == len(plan)
+    assert (plain.bin_lengths, plain.bin_counts) == ((), ())
+    lengths = all_rows(plan).input_mask.sum(axis=1)
+    begin = 0
+    for longest, count in zip(plan.bin_lengths, plan.bin_counts, strict=True):
+        inside = lengths[begin : begin + count]
+        assert not count or (inside.max() <= longest and inside.min() > longest - width)
+        begin += count
+    rows = [
+        sorted(zip(p.pairs.first_begin.tolist(), p.pairs.second_begin.tolist(), p.pairs.lengths.tolist(), strict=True))
+        for p in (plain, plan)
+    ]
+    assert rows[0] == rows[1]
+    full = plan.pairs.first_begin[-plan.bin_counts[-1] :]
+    assert (np.diff(full) > 0).mean() < 0.7, "shuffled inside a bin"
+
+
+@pytest.mark.parametrize("width", [0, -8, 3, 65, 128])
+def test_bins_that_do_not_divide_the_length_are_refused(width: int) -> None:
+    with pytest.raises(UsageError, match=rf"{width} tokens must divide the sequence length 64"):
+        plan_instances(shard_of(corpus(2, 2)), KNOWN, config(), (), width)
 
 
 @settings(max_examples=60, deadline=None)
@@ -197,17 +250,30 @@ def test_whole_words_are_masked_together_or_not_at_all() -> None:
     st.integers(5, 40),
     st.integers(1, 8),
     st.integers(0, 1000),
+    st.booleans(),
 )
-def test_any_documents_give_sound_instances(documents: list, seq_len: int, predictions: int, seed: int) -> None:
-    made = make_instances(
-        documents, VOCABULARY, config(seq_len=seq_len, max_predictions=predictions, seed=seed, dupe_factor=1)
+def test_any_documents_give_sound_instances(
+    documents: TokenDocuments, seq_len: int, predictions: int, seed: int, whole_words: bool
+) -> None:
+    plan = plan_instances(
+        shard_of(documents),
+        KNOWN,
+        config(seq_len=seq_len, max_predictions=predictions, seed=seed, dupe_factor=1, whole_word_mask=whole_words),
     )
     has_text = any(sentence for document in documents for sentence in document)
-    assert (len(made) > 0) == has_text
+    assert (len(plan) > 0) == has_text
     if has_text:
+        made = all_rows(plan)
         lengths = made.input_mask.sum(axis=1)
         assert lengths.min() >= 5 and lengths.max() <= seq_len
-        assert ((made.masked_lm_positions > 0).sum(axis=1) >= 1).all()
+        assert whole_words or ((made.masked_lm_positions > 0).sum(axis=1) >= 1).all()
+
+
+def test_a_sentence_longer_than_a_row_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances_module, "BLOCK_ROWS", 7)
+    made = make([[[10] * 5000], [[20] * 3000], [[30] * 4]], config(dupe_factor=10, short_seq_prob=0.0))
+    assert len(made) == 30 and made.next_sentence_labels.all()
+    assert (made.input_mask.sum(axis=1) == 64).mean() == 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary, train_vocabulary
+from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary, sample_lines, train_vocabulary
 from common.errors import InputError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,6 +33,10 @@ def test_ids_are_looked_up_wherever_the_special_pieces_stand(tmp_path: Path) -> 
     ("lines", "message"),
     [
         ([*SPECIAL_PIECES, "a", "b", "a"], r"'a' twice \(lines 6 and 8\)"),
+        (["a", "b", "##c"], "is no vocabulary but some other file: none of its 3 lines"),
+        (["{", '"[PAD]": 0,', '"a": 1', "}"], "is no vocabulary but JSON"),
+        (['["[PAD]", "[UNK]"]'], "is no vocabulary but JSON"),
+        (["Chapter 1", "", "It was a dark night.", ""], "is no vocabulary but some other file"),
         (["[PAD]", "[UNK]", "[CLS]", "a"], r"lacks \[SEP\] \[MASK\]"),
         ([*SPECIAL_PIECES, "", "a"], "empty line 6"),
     ],
@@ -49,6 +54,42 @@ def test_a_missing_or_binary_vocabulary_is_refused(tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(InputError, match="UTF-8"):
         load_vocabulary(tmp_path / "v.txt", lower_case=True)
+
+
+def test_a_file_far_too_long_for_a_vocabulary_is_not_even_read(tmp_path: Path) -> None:
+    with (tmp_path / "dump.xml").open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(InputError, match="1000000000000 bytes long, too long for a vocabulary"):
+        load_vocabulary(tmp_path / "dump.xml", lower_case=True)
+
+
+def test_a_vocabulary_goes_to_other_processes_without_its_tokenizer() -> None:
+    vocabulary = Vocabulary((*SPECIAL_PIECES, "a"), lower_case=True)
+    size = len(pickle.dumps(vocabulary))
+    assert vocabulary.encode(["a"]) == [[5]]
+    assert len(pickle.dumps(vocabulary)) == size and pickle.loads(pickle.dumps(vocabulary)) == vocabulary
+
+
+def test_a_sample_is_spread_over_all_files_and_stays_below_its_size(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.txt" for name in "abc"]
+    for path in paths:
+        path.write_text("".join(f"{path.stem} sentence {number}\n\n" for number in range(1000)), encoding="utf-8")
+    everything = sample_lines(paths, 10**6)
+    assert len(everything) == 3000 and everything[1000] == "b sentence 0" and "" not in everything
+    some = sample_lines(paths, 5000)
+    assert some == sample_lines(paths, 5000)
+    assert {line[0] for line in some} == {"a", "b", "c"}
+    assert 2000 < sum(len(line) + 1 for line in some) <= 5000
+
+
+def test_a_sample_leaves_out_a_line_that_is_too_long_and_needs_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 500 + "\na\nb\u2028c\n", encoding="utf-8")
+    assert sample_lines([tmp_path / "a.txt"], 300) == ["b\u2028c"]
+    (tmp_path / "b.txt").write_bytes(b"\xff\n")
+    with pytest.raises(InputError, match=r"b\.txt is not UTF-8"):
+        sample_lines([tmp_path / "b.txt"], 100)
+    with pytest.raises(InputError, match=r"cannot read .*none\.txt"):
+        sample_lines([tmp_path / "none.txt"], 100)
 
 
 def test_casing_is_an_option(tmp_path: Path) -> None:
@@ -72,7 +113,7 @@ def test_a_trained_vocabulary_spells_its_text_and_survives_the_file(tmp_path: Pa
 def test_training_gives_the_same_pieces_in_every_process() -> None:
     program = (
         "from pathlib import Path; from bert.data.vocabulary import train_vocabulary\n"
-        "from bert.data.generated import documents\n"
+        "from bert.data.corpus.generated import documents\n"
         "text = b''.join(documents(5, 60000)).decode().split('. ')\n"
         "print(train_vocabulary(text, 900, True).fingerprint)"
     )

@@ -1,8 +1,12 @@
 """Made-up text: pronounceable words under Zipf's law, sentences, paragraphs, documents. Integer draws only."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+
+from common.atomic import atomic_path
+from common.errors import UsageError
 
 SMALLEST_CORPUS = 10_000
 """Bytes below which there would be too few documents to draw other documents from."""
@@ -41,6 +45,29 @@ _ONSETS = (
 )
 _VOWELS = ("a", "e", "i", "o", "u", "a", "e", "o", "ai", "ea", "ou")
 _CODAS = ["", "", "", "n", "r", "s", "l", "t", "nd", "st", "m", "ng"]
+
+
+def generate_corpus(folder: Path, seed: int, size_bytes: int) -> list[Path]:
+    """Write a made-up text corpus of at least `size_bytes` bytes (at most a paragraph more) as `generated-<i>.txt`.
+
+    Words are pronounceable and follow Zipf's law (frequency ~ 1 / (rank + 2)); sentences have 4 to 40 words. All draws
+    are integers, so the same seed gives the same bytes on every machine. Older generated files in `folder` are removed.
+
+    Raises:
+        UsageError: fewer than 10,000 bytes are asked for, which no split into documents makes sense of.
+        StorageError: the folder cannot be written.
+    """
+    if size_bytes < SMALLEST_CORPUS:
+        raise UsageError(f"a generated corpus of {size_bytes} bytes is too small: ask for {SMALLEST_CORPUS} or more")
+    files = []
+    for number, text in enumerate(documents(seed, size_bytes)):
+        path = folder / f"generated-{number:06d}.txt"
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(text)
+        files.append(path)
+    for stale in set(folder.glob("generated-*.txt")) - set(files):
+        stale.unlink()
+    return files
 
 
 def documents(seed: int, size_bytes: int) -> Iterator[bytes]:

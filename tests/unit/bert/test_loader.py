@@ -2,6 +2,8 @@ import gc
 import hashlib
 import itertools
 import json
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -12,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert.data.hdf5 import Hdf5Batches, check_shard, find_shards, folder_info, read_shard, write_shard
-from bert.data.instances import Instances
+from bert.data.loading import pieces
+from bert.data.loading.batches import Hdf5Batches, check_shard, find_shards, folder_info, read_shard, write_shard
+from bert.data.pretraining.instances import Instances
 from bert.tasks.base import DataSpec
 from common.errors import InputError, UsageError
 
@@ -346,27 +349,84 @@ def test_a_position_of_other_data_is_refused(folder: Path, tmp_path: Path) -> No
         Hdf5Batches(spec(folder, seed=7)).load_state_dict(state)
 
 
-def test_batches_are_made_in_the_background_and_the_thread_ends_with_the_iterator(folder: Path) -> None:
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("batches", "shards"))]
+
+
+def test_batches_are_made_in_the_background_and_the_threads_end_with_the_iterator(folder: Path) -> None:
     stream = Hdf5Batches(spec(folder))
     makers: set[str] = set()
     original = stream._batch
-    stream._batch = lambda begin: (makers.add(threading.current_thread().name), original(begin))[1]  # type: ignore[method-assign]
+    stream._batch = lambda number: (makers.add(threading.current_thread().name), original(number))[1]  # type: ignore[method-assign]
     iterator = iter(stream)
     next(iterator)
     assert all(name.startswith("batches") for name in makers) and makers
     assert stream.state_dict()["samples"] == 4, "what is prepared ahead does not count as seen"
     del iterator
     gc.collect()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+    assert not threads()
 
 
-def test_only_the_shard_in_use_stays_in_memory_when_shards_are_large(
+def test_the_next_shard_is_read_before_it_is_needed_and_in_another_thread(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "_KEPT_BYTES", 1)
+    readers: list[tuple[str, str]] = []
+    original = pieces.read_shard
+
+    def noted(path: Path) -> Instances:
+        readers.append((threading.current_thread().name.split("_")[0], path.name))
+        return original(path)
+
+    monkeypatch.setattr(pieces, "read_shard", noted)
+    numbers(Hdf5Batches(spec(folder, micro_batch_size=1)), 2 * SAMPLES)
+    assert [name for name, _ in readers] == ["batches"] + ["shards"] * (len(readers) - 1)
+    # Each shard once per epoch, or still there where it ends one epoch and begins the next.
+    assert 7 <= len(readers) <= 11
+
+
+def test_only_the_shard_in_use_and_the_next_stay_in_memory_when_shards_are_large(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = numbers(Hdf5Batches(spec(folder)), 20)
-    monkeypatch.setattr("bert.data.hdf5._CACHE_BYTES", 1)
+    monkeypatch.setattr(pieces, "_KEPT_BYTES", 1)
     stream = Hdf5Batches(spec(folder))
-    assert numbers(stream, 20) == whole and len(stream._shards) == 1
+    held: list[int] = []
+    original = stream._pieces.get
+
+    def counted(shard: int, which: int) -> Instances:
+        piece = original(shard, which)
+        held.append(len(stream._pieces._kept) + len(stream._pieces._coming))
+        return piece
+
+    monkeypatch.setattr(stream._pieces, "get", counted)
+    assert numbers(stream, 20) == whole and max(held) == 2
+
+
+def test_a_program_that_stops_in_the_middle_ends_at_once(folder: Path) -> None:
+    code = (
+        "from bert.data.loading.batches import Hdf5Batches\nfrom bert.tasks.base import DataSpec\n"
+        f"stream = iter(Hdf5Batches(DataSpec(source={str(folder)!r}, seq_len={SEQ_LEN}, micro_batch_size=4)))\n"
+        "next(stream)\nraise SystemExit(3)"
+    )
+    argv = [sys.executable, "-c", code]
+    assert subprocess.run(argv, timeout=60, cwd=Path(__file__).parents[3], check=False).returncode == 3
+
+
+def test_a_damaged_shard_is_reported_only_when_it_is_reached(tmp_path: Path) -> None:
+    make_folder(tmp_path, [4, 4, 4])
+    stream = Hdf5Batches(spec(tmp_path))
+    first, second, third = (
+        int(shard) for shard, _ in (next(stream._order.rows(0, 4 * n, 4 * n + 4)) for n in range(3))
+    )
+    path = stream.info.paths[third]
+    path.write_bytes(path.read_bytes()[:-200])
+    iterator = iter(stream)
+    got = [next(iterator).tensors["input_ids"][:, 0].tolist() for _ in range(2)]
+    assert [(batch[0] - 1) // 4 for batch in got] == [first, second]
+    with pytest.raises(InputError, match=path.name):
+        next(iterator)
+    assert not threads()
 
 
 def test_a_shard_that_vanishes_is_named(tmp_path: Path) -> None:

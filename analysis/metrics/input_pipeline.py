@@ -1,0 +1,97 @@
+"""What the input can deliver against what training takes, and what real data cost against made-up ones."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial
+from analysis.metrics.ratio import Ratio, by_key, decision, ratio_interval, run_spread
+
+_SYNTHETIC = "synthetic:"
+# What differs between a trial and its twin on made-up batches.
+_DATA = ("data", "data_fingerprint")
+
+
+def input_ratios(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
+    """Return one row per input-only measurement.
+
+    Columns: CONFIGURATION, CIRCUMSTANCES, rounds, samples_per_second, tokens_per_second (medians over rounds),
+    shards_read_samples_per_second (None where no shard is compressed), and of the training on the same data with the
+    same configuration training_rounds, training_samples_per_second, throughput_ratio (input / training),
+    throughput_ratio_low, throughput_ratio_high: None, and a reason, where there is none.
+    """
+    training = {_without_kind(group[0]): group for group in by_key(trials).values()}
+    rows = []
+    for group in by_key(trials, kind="input").values():
+        names = ("samples_per_second", "tokens_per_second", "shards_read_samples_per_second")
+        row = {**_fields(group[0]), "rounds": len(group), **{name: _median(group, name) for name in names}}
+        beside = training.get(_without_kind(group[0]), [])
+        row |= {"training_rounds": len(beside), "training_samples_per_second": _median(beside, "samples_per_second")}
+        found = _throughput_ratio(group, beside)
+        row["throughput_ratio"] = None if found is None else found.value
+        row["throughput_ratio_low"], row["throughput_ratio_high"] = (found.low, found.high) if found else (None, None)
+        row["reason"] = "" if found else "training with the same data and configuration was not measured here"
+        rows.append(row)
+    return rows
+
+
+def synthetic_gaps(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
+    """Return one row per measurement on real data that has its twin on made-up batches beside it.
+
+    The gap is real / made-up samples per second - 1: below 0 real data cost speed. Columns: CONFIGURATION,
+    CIRCUMSTANCES, rounds, synthetic_rounds, samples_per_second, synthetic_samples_per_second, gap, gap_low, gap_high,
+    decided and reason (see ratio.decision).
+    """
+    spread = run_spread(trials)
+    twins = {
+        _without_data(group[0], group[0].trial.data.removeprefix(_SYNTHETIC)): group
+        for group in by_key(trials).values()
+        if group[0].made_up_like_folder
+    }
+    rows = []
+    for group in by_key(trials).values():
+        twin = twins.get(_without_data(group[0], group[0].trial.data))
+        if not twin:
+            continue
+        found = _throughput_ratio(group, twin)
+        row = {**_fields(group[0]), "rounds": len(group), "synthetic_rounds": len(twin)}
+        row["samples_per_second"] = _median(group, "samples_per_second")
+        row["synthetic_samples_per_second"] = _median(twin, "samples_per_second")
+        if found is None:
+            continue
+        row |= {"gap": found.value - 1, "gap_low": found.low - 1, "gap_high": found.high - 1}
+        row["decided"], row["reason"] = decision(len(group), len(twin), found, spread)
+        rows.append(row)
+    return rows
+
+
+def _fields(trial: LoadedTrial) -> dict[str, Any]:
+    return {name: getattr(trial.trial, name) for name in (*CONFIGURATION, *CIRCUMSTANCES)}
+
+
+def _without_kind(trial: LoadedTrial) -> Key:
+    """What training and its input have in common; each may have a window of its own."""
+    values = _fields(trial)
+    source = values["data_fingerprint"] or values["data"]
+    own = ("kind", "dropout", "start_iteration", "stop_iteration", *_DATA)
+    return (source, *(value for name, value in values.items() if name not in own))
+
+
+def _without_data(trial: LoadedTrial, folder: str) -> Key:
+    return (folder, *(value for name, value in _fields(trial).items() if name not in _DATA))
+
+
+def _median(group: Sequence[LoadedTrial], name: str) -> float | None:
+    values = [float(trial.row[name]) for trial in group if trial.row.get(name) is not None]
+    return float(np.median(values)) if values else None
+
+
+def _throughput_ratio(group: Sequence[LoadedTrial], other: Sequence[LoadedTrial]) -> Ratio | None:
+    """Samples/s of a group / those of the other, with its interval; None where one has none."""
+    mine, theirs = _median(group, "samples_per_step"), _median(other, "samples_per_step")
+    if mine is None or not theirs:
+        return None
+    time = ratio_interval([trial.window_times() for trial in group], [trial.window_times() for trial in other])
+    work = mine / theirs
+    return Ratio(time.value * work, time.low * work, time.high * work)

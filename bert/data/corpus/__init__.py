@@ -1,0 +1,1 @@
+"""Text for pretraining: dumps and books in, balanced shards of sentences out."""

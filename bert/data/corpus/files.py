@@ -1,0 +1,118 @@
+"""The files a corpus is made of: found, told apart, and identified by their content."""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.atomic import write_json
+from common.errors import InputError
+
+_DUMP_NAME = re.compile(r"\.xml(-p\d+p\d+)?(\.bz2|\.gz)?$", re.IGNORECASE)
+TEXT_SUFFIXES = (".txt",)
+"""Books, articles, any plain text."""
+PREPARED_PREFIXES = ("hdf5_lower_case_", "sharded_", "extracted", "cleaned", "sentences", "tokens_")
+"""Beginnings of the names of folders that `data pretrain` writes: never taken for input."""
+_BLOCK = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file of the input."""
+
+    path: Path
+    """Where it is."""
+    name: str
+    """Its name relative to the input folder, with `/`."""
+    digest: str
+    """Hash of its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a folder holds."""
+
+    dumps: tuple[Path, ...]
+    """MediaWiki dumps, sorted by relative name."""
+    texts: tuple[Path, ...]
+    """Text files, sorted by relative name."""
+
+
+def find_inputs(folder: Path) -> Inputs:
+    """Return the dumps and `.txt` files at any depth below `folder`; folders that `data pretrain` wrote are left out.
+
+    Raises:
+        InputError: there is no such folder, or nothing of use in it; the message says what is looked for.
+    """
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise InputError(f"{folder} {what}: give a folder that holds .txt files or dumps (.xml.bz2, .xml.gz, .xml)")
+    dumps, texts = [], []
+    for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):
+        parts = path.relative_to(folder).parts
+        if any(part.startswith(PREPARED_PREFIXES) for part in parts[:-1]) or not path.is_file():
+            continue
+        if is_dump(path):
+            dumps.append(path)
+        elif path.name.lower().endswith(TEXT_SUFFIXES):
+            texts.append(path)
+    if not dumps and not texts:
+        raise InputError(
+            f"{folder} holds neither .txt files nor MediaWiki dumps (.xml.bz2, .xml.gz, .xml): give a folder of plain "
+            "text files, one book or article each, or of dumps"
+        )
+    return Inputs(tuple(dumps), tuple(texts))
+
+
+def is_dump(path: Path) -> bool:
+    """Return whether a file is named as MediaWiki dumps are, whole (`.xml.bz2`) or in parts (`.xml-p1p41242.bz2`)."""
+    return _DUMP_NAME.search(path.name) is not None
+
+
+def identify(paths: Sequence[Path], folder: Path, memory: Path) -> list[Source]:
+    """Return the files with the hashes of their contents; files of unchanged size and time are not read again.
+
+    Args:
+        paths: the files.
+        folder: what their names are relative to.
+        memory: JSON file that keeps the hashes.
+
+    Raises:
+        InputError: a file cannot be read; the message names it.
+        StorageError: the hashes cannot be kept.
+    """
+    known = _known(memory)
+    sources, seen = [], {}
+    for path in paths:
+        name = path.relative_to(folder).as_posix()
+        try:
+            status = path.stat()
+            state = [status.st_size, status.st_mtime_ns]
+            entry = known.get(str(path.resolve()))
+            digest = entry[2] if isinstance(entry, list) and entry[:2] == state else _digest(path)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}; check its permissions or take it out") from error
+        seen[str(path.resolve())] = [*state, digest]
+        sources.append(Source(path, name, digest))
+    if any(known.get(name) != entry for name, entry in seen.items()):
+        write_json(memory, {**known, **seen})
+    return sources
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _known(memory: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(memory.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

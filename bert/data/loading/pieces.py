@@ -1,0 +1,169 @@
+"""The samples of one bin in one shard, in memory or mapped: read ahead in the background, the latest ones kept."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from bert.data.loading.folder import ShardFolder
+from bert.data.pretraining.instances import Instances
+from bert.data.pretraining.shards import map_shard, read_shard
+from common.errors import InputError
+
+_KEPT_BYTES = 64 * 2**20
+"""What was read is kept in memory up to this size, so that small data is read once."""
+_PER_BIN = 2
+"""Pieces of a bin that are kept however large they are: the one in use and the next."""
+_OF_TOKENS = ("input_ids", "input_mask", "segment_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read from compressed shards."""
+
+    samples: int = 0
+    """Samples."""
+    seconds: float = 0.0
+    """Time in s, decompressing and checking included."""
+
+
+class Pieces:
+    """Reads pieces of a folder and keeps the latest.
+
+    At most two pieces per bin are held, one in use and one next, together about two shards; more only as long as all
+    are below 64 MiB. Pieces of plainly stored shards are views of the mapped file and need no memory of their own.
+
+    `get` is for one thread. Between `open` and `close` a second thread reads what `expect` names.
+    """
+
+    def __init__(self, folder: ShardFolder, vocab_size: int) -> None:
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._kept: OrderedDict[tuple[int, int], Instances] = OrderedDict()
+        self._coming: dict[tuple[int, int], Future[Instances]] = {}
+        self._reader: ThreadPoolExecutor | None = None
+        self._lock = Lock()
+        self.reading = Reading()
+
+    def open(self) -> None:
+        """Start to read ahead."""
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shards")
+
+    def close(self) -> None:
+        """End the reading thread; a read in progress is waited for."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.shutdown(wait=True, cancel_futures=True)
+        self._coming.clear()
+
+    def get(self, shard: int, which: int) -> Instances:
+        """Return the samples of bin `which` in a shard, columns cut to the bin's length.
+
+        Raises:
+            InputError: the shard is damaged, has changed, or holds word pieces the model has not.
+        """
+        key = shard, which
+        if key not in self._kept:
+            coming = self._coming.pop(key, None)
+            self._keep(key, self._read(key) if coming is None else coming.result())
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def expect(self, shards: Sequence[int], which: int) -> None:
+        """Read the samples of bin `which` in these shards in the background; what else was expected of it is not."""
+        wanted = [(shard, which) for shard in dict.fromkeys(shards)]
+        for stale in [key for key in self._coming if key[1] == which and key not in wanted]:
+            self._coming.pop(stale).cancel()
+        for key in wanted:
+            if self._reader is not None and key not in self._kept and key not in self._coming:
+                self._make_room(which)
+                self._coming[key] = self._reader.submit(self._read, key)
+
+    def _keep(self, key: tuple[int, int], piece: Instances) -> None:
+        self._make_room(key[1])
+        self._kept[key] = piece
+
+    def _make_room(self, which: int) -> None:
+        """Drop the oldest pieces of a bin where memory is short, so that one more can come."""
+        for key in [key for key in self._kept if key[1] == which]:
+            held = sum(key[1] == which for key in (*self._kept, *self._coming))
+            if held < _PER_BIN or sum(map(_bytes, self._kept.values())) <= _KEPT_BYTES:
+                return
+            del self._kept[key]
+
+    def _read(self, key: tuple[int, int]) -> Instances:
+        shard, which = key
+        path, counts, columns = self._folder.paths[shard], self._folder.counts[shard], self._folder.columns(which)
+        first = sum(counts[:which])
+        stop = first + counts[which]
+        if self._folder.mappable[shard]:
+            # Checking every value also brings the file's data into memory, in order.
+            piece = _checked(path, _cut(map_shard(path), first, stop, columns), columns)
+            self._check(key, piece)
+            return piece
+        began = time.perf_counter()
+        whole = len(counts) == 1
+        piece = read_shard(path) if whole else _checked(path, _read_rows(path, first, stop, columns), columns)
+        self._check(key, piece)
+        with self._lock:
+            seconds = self.reading.seconds + time.perf_counter() - began
+            self.reading = Reading(self.reading.samples + len(piece), seconds)
+        return piece
+
+    def _check(self, key: tuple[int, int], piece: Instances) -> None:
+        path = self._folder.paths[key[0]]
+        if len(piece) != self._folder.counts[key[0]][key[1]]:
+            raise InputError(f"{path} has changed while it was in use: start again")
+        largest = max(int(piece.input_ids.max()), int(piece.masked_lm_ids.max()))
+        if largest >= self._vocab_size:
+            raise InputError(
+                f"{path} holds the word piece {largest}, but the model has only {self._vocab_size}: "
+                "use the vocabulary the shards were made with"
+            )
+
+
+def _checked(path: Path, piece: Instances, columns: int) -> Instances:
+    """Return a piece that read_shard has not checked. Raises InputError for what a model would stumble over."""
+    least = min(int(getattr(piece, field.name).min(initial=0)) for field in fields(piece))
+    most = max(
+        int(getattr(piece, name).max(initial=0)) for name in ("input_mask", "segment_ids", "next_sentence_labels")
+    )
+    farthest = int(piece.masked_lm_positions.max(initial=0))
+    if least < 0 or most > 1 or farthest >= columns or not piece.input_mask[:, 0].all():
+        raise InputError(
+            f"{path} holds values that no sample of {columns} tokens can have: make it again, or see "
+            f"`bertbench data inspect {path.parent}`"
+        )
+    return piece
+
+
+def _bytes(piece: Instances) -> int:
+    """Memory of a piece; a mapped one counts as if it were read."""
+    return sum(int(getattr(piece, field.name).nbytes) for field in fields(piece))
+
+
+def _cut(shard: Instances, first: int, stop: int, columns: int) -> Instances:
+    """Rows first .. stop - 1 of a mapped shard, as plain arrays: a memmap is slow to index."""
+    rows = {field.name: np.asarray(getattr(shard, field.name))[first:stop] for field in fields(shard)}
+    return Instances(**{**rows, **{name: rows[name][:, :columns] for name in _OF_TOKENS}})
+
+
+def _read_rows(path: Path, first: int, stop: int, columns: int) -> Instances:
+    """Read rows first .. stop - 1 of a compressed shard.
+
+    Raises:
+        InputError: it cannot be opened or decompressed.
+    """
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            rows = Instances(**{field.name: file[field.name][first:stop] for field in fields(Instances)})
+    except (OSError, KeyError) as error:
+        raise InputError(f"{path} is damaged or gone ({error}): make or copy it again") from error
+    return replace(rows, **{name: np.ascontiguousarray(getattr(rows, name)[:, :columns]) for name in _OF_TOKENS})

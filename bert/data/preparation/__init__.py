@@ -1,0 +1,1 @@
+"""What `bertbench data pretrain` does: its options, its stages in order, what it ends with."""

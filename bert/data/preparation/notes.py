@@ -1,0 +1,48 @@
+"""What a user should know about the input and the output, in sentences."""
+
+from collections.abc import Iterator, Sequence
+
+from bert.data.preparation.summary import StageSummary
+
+MOST_UNKNOWN = 0.01
+"""Share of [UNK] above which a vocabulary does not fit the text."""
+# What was counted -> the sentence that says so; {count} and {names} are filled in.
+_SENTENCES = {
+    "truncated dumps": "{count} dump(s) end too early, their whole pages were used: {names}",
+    "pages that are no valid XML, left out": "{count} page(s) are no valid XML and were left out: {names}",
+    "pages over 1 MiB, cut before they were parsed": "{count} very long page(s) were parsed in pieces: {names}",
+    "control characters taken out": "{count} character(s) that XML forbids were taken out",
+    "latin-1 files": "{count} file(s) are not UTF-8 and were read as latin-1: {names}",
+    "windows-1252 files": "{count} file(s) are not UTF-8 and were read as windows-1252: {names}",
+    "UTF-16 files": "{count} file(s) are UTF-16: {names}",
+    "UTF-32 files": "{count} file(s) are UTF-32: {names}",
+    "damaged UTF-8 files": "{count} file(s) are damaged UTF-8, some characters became U+FFFD: {names}",
+    "empty files": "{count} empty file(s) were left out: {names}",
+    "NUL bytes": "{count} NUL byte(s) were taken out",
+    "Gutenberg frames": "the Project Gutenberg header and footer of {count} file(s) were left out",
+    "cut paragraphs": "{count} paragraph(s) of over a million characters were cut at white space",
+    "cut sentences": "{count} sentence(s) of over 4,096 characters were cut at white space",
+    "shards with one document": "{count} shard(s) have one document only, so their random segments come from it too; "
+    "use fewer --shards",
+}
+
+
+def notes_of(stages: Sequence[StageSummary], replaced: int) -> Iterator[str]:
+    """Yield the notes on a call.
+
+    Args:
+        stages: what its stages met.
+        replaced: files of other settings or input that were removed.
+    """
+    if replaced:
+        yield f"{replaced} file(s) of other settings or other input were replaced"
+    for stage in stages:
+        for name, sentence in _SENTENCES.items():
+            count = stage.counts.get(name, 0)
+            if count:
+                examples = stage.examples.get(name, ())
+                names = ", ".join(examples) + (", ..." if len(examples) < count else "")
+                yield sentence.format(count=f"{count:,}", names=names)
+        unknown = stage.counts.get("unknown tokens", 0) / max(1, stage.counts.get("tokens", 0))
+        if unknown > MOST_UNKNOWN:
+            yield f"{unknown:.1%} of the tokens are [UNK]: is the vocabulary one of this language and casing?"

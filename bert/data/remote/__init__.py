@@ -1,0 +1,1 @@
+"""Data over the network: what can be had by name, listed, fetched, checked."""

@@ -1,0 +1,245 @@
+"""The folder of one stage: what it was made from, which of its files are finished, what was met on the way.
+
+A stage writes files whose names it knows or finds out; a file that exists under its own name is whole (it was renamed
+into place). The folder's manifest says which settings and which input the files belong to, as one fingerprint; begun
+with another fingerprint, the folder is emptied of the old files. So a killed run continues, and a stage run again with
+the same settings does nothing. A stage's fingerprint goes into the next one's: a change at the front reaches the end.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.atomic import storage_errors, write_json
+from common.errors import InputError, UsageError
+
+MANIFEST_FILE = "manifest.json"
+_STATISTICS = ".{name}.json"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The share of a stage's files that this process makes: those whose number leaves `index` divided by `count`."""
+
+    index: int = 0
+    """0 .. count - 1."""
+    count: int = 1
+    """Processes that share the stage, each called with its own index (a Slurm array)."""
+
+    def __post_init__(self) -> None:
+        """Refuse a share that is none."""
+        if self.count < 1 or not 0 <= self.index < self.count:
+            raise UsageError(f"--part {self.index}/{self.count} must be I/N with 0 <= I < N, such as 0/4")
+
+    def takes(self, number: int) -> bool:
+        """Return whether file `number` belongs to this share."""
+        return number % self.count == self.index
+
+
+def fingerprint_of(*values: Any) -> str:
+    """Return a hash of JSON values, 32 hexadecimal digits."""
+    content = json.dumps(values, sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a stage met, added up over its files."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Name -> count."""
+    names: dict[str, list[str]] = field(default_factory=dict)
+    """What happened -> the files, pages or documents it happened to (the first few)."""
+
+    MOST_NAMES = 5
+
+    def add(self, name: str, count: int = 1, example: str | None = None) -> None:
+        """Count something, and keep the name of what it happened to."""
+        self.numbers[name] = self.numbers.get(name, 0) + count
+        if example is not None and count:
+            examples = self.names.setdefault(name, [])
+            if len(examples) < self.MOST_NAMES:
+                examples.append(example)
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Add the JSON form of another one."""
+        for name, count in other["numbers"].items():
+            self.numbers[name] = self.numbers.get(name, 0) + int(count)
+        for name, examples in other["names"].items():
+            self.names[name] = [*self.names.get(name, []), *examples][: self.MOST_NAMES]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"numbers": self.numbers, "names": self.names}
+
+    def get(self, name: str) -> int:
+        """Return a count, 0 where nothing was counted."""
+        return self.numbers.get(name, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A stage that is complete."""
+
+    folder: Path
+    """Where its files are."""
+    files: tuple[Path, ...]
+    """Its files, in order."""
+    fingerprint: str
+    """Hash of settings and input."""
+    counts: Counts
+    """What was met."""
+    settings: dict[str, Any]
+    """What it was made with."""
+
+
+class StageFolder:
+    """A stage's folder while the stage runs."""
+
+    def __init__(self, path: Path, stage: str, version: int, settings: Mapping[str, Any], source: str) -> None:
+        """Name the stage.
+
+        Args:
+            path: its folder.
+            stage: its name, as `--stages` takes it.
+            version: raised when the code writes other bytes.
+            settings: everything else its bytes depend on, as JSON values (never the number of workers).
+            source: fingerprint of its input.
+        """
+        self.path = path
+        self.stage = stage
+        self.settings = dict(settings)
+        self.fingerprint = fingerprint_of(stage, version, self.settings, source)
+
+    def begin(self, alone: bool = True) -> int:
+        """Make the folder ready; return how many files of other settings or input were removed.
+
+        Args:
+            alone: no other process works in the folder, so temporary files are left over from a killed one.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        known = _read(self.path)
+        with storage_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            for temporary in self.path.glob(".*.tmp") if alone else ():
+                temporary.unlink(missing_ok=True)
+            if known.get("fingerprint") == self.fingerprint:
+                return 0
+            # The manifest goes first: files without one belong to nobody and are removed by the next begin.
+            (self.path / MANIFEST_FILE).unlink(missing_ok=True)
+            stale = [file for file in self.path.iterdir() if file.is_file() and file.name != ".lock"]
+            for file in stale:
+                file.unlink(missing_ok=True)
+        self._write(complete=False, files=(), counts=Counts())
+        return sum(not file.name.startswith(".") and file.name != MANIFEST_FILE for file in stale)
+
+    def is_done(self, name: str) -> bool:
+        """Return whether a file of this name is finished."""
+        return (self.path / name).is_file()
+
+    def record(self, name: str, counts: Counts) -> None:
+        """Keep what was met while making a file; call it before the file is renamed into place. Raises StorageError."""
+        write_json(self.path / _STATISTICS.format(name=name), counts.to_json())
+
+    def recorded(self, name: str) -> Counts:
+        """Return what was met while making a finished file. Raises InputError where there is no record of it."""
+        return recorded_counts(self.path, name)
+
+    def finish(self, names: Sequence[str], extra: Counts | None = None) -> Finished | None:
+        """Write the manifest: complete when all of `names` are there; None while other parts are at work.
+
+        Args:
+            names: all files of the stage, in order.
+            extra: what belongs to no single file.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        counts = extra or Counts()
+        if not all(self.is_done(name) for name in names):
+            return None
+        for name in names:
+            counts.merge(self.recorded(name).to_json())
+        self._write(complete=True, files=names, counts=counts)
+        return read_finished(self.path, self.stage)
+
+    def finished(self) -> Finished | None:
+        """Return the stage if it is complete with these settings and this input."""
+        known = _read(self.path)
+        if known.get("fingerprint") != self.fingerprint or not known.get("complete"):
+            return None
+        try:
+            return read_finished(self.path, self.stage)
+        except InputError:
+            return None
+
+    def _write(self, complete: bool, files: Sequence[str], counts: Counts) -> None:
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "stage": self.stage,
+            "fingerprint": self.fingerprint,
+            "settings": self.settings,
+            "complete": complete,
+            "files": list(files),
+            "counts": counts.to_json(),
+        }
+        write_json(self.path / MANIFEST_FILE, manifest)
+
+
+def recorded_counts(folder: Path, name: str) -> Counts:
+    """Return what was met while making a finished file of a stage.
+
+    Raises:
+        InputError: there is no record of it; the message says what to do.
+    """
+    counts = Counts()
+    try:
+        counts.merge(json.loads((folder / _STATISTICS.format(name=name)).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{folder / name} was not written by this pipeline (no record of it: {error}): remove it and run the same "
+            "command again"
+        ) from error
+    return counts
+
+
+def read_finished(folder: Path, stage: str) -> Finished:
+    """Read the manifest of a complete stage.
+
+    Raises:
+        InputError: the stage was not run, is unfinished, or a file of it is gone; the message says what to run.
+    """
+    known = _read(folder)
+    if known.get("stage") != stage or not known.get("complete"):
+        state = "unfinished" if known else "not there"
+        raise InputError(
+            f"the stage {stage} is {state} in {folder}: run `bertbench data pretrain --stages {stage}` first"
+        )
+    try:
+        files = tuple(folder / name for name in known["files"])
+        counts = Counts()
+        counts.merge(known["counts"])
+        found = Finished(folder, files, str(known["fingerprint"]), counts, dict(known["settings"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{folder / MANIFEST_FILE} is damaged ({error!r}): run the stage {stage} again") from error
+    missing = [file for file in found.files if not file.is_file()]
+    if missing:
+        raise InputError(
+            f"{len(missing)} file(s) of the stage {stage} are gone ({missing[0]}): "
+            f"run `bertbench data pretrain --stages {stage}` again"
+        )
+    return found
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

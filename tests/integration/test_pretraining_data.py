@@ -1,0 +1,156 @@
+"""From a real excerpt of Wikipedia and four novels to batches, by the commands a user types."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT / "../shared/data"
+CORPUS = SHARED / "pretrain"
+VOCABULARY = SHARED / "vocab/bert-uncased.txt"
+NAME = "hdf5_lower_case_1_seq_len_{}_max_pred_{}_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5"
+DATASETS = {
+    "input_ids": "int32",
+    "input_mask": "int8",
+    "segment_ids": "int8",
+    "masked_lm_positions": "int32",
+    "masked_lm_ids": "int32",
+    "next_sentence_labels": "int8",
+}
+
+pytestmark = pytest.mark.skipif(
+    not (CORPUS.is_dir() and VOCABULARY.is_file()),
+    reason="the corpus is not beside this checkout (shared/data/pretrain)",
+)
+
+
+def bertbench(*words: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+    argv = [sys.executable, "-m", "bench.cli.main", *map(str, words)]
+    return subprocess.run(
+        argv, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def prepare(output: Path, *more: object) -> list[object]:
+    return ["data", "pretrain", "--input", CORPUS, "--output", output, "--vocab", VOCABULARY, *more]
+
+
+def digests(output: Path) -> dict[str, str]:
+    return {
+        path.relative_to(output).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in output.rglob("*")
+        if path.is_file() and path.name not in (".lock", ".inputs.json")
+    }
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both phases, by the script that makes everything, two workers."""
+    output = tmp_path_factory.mktemp("made")
+    script = ROOT / "bert/data/create_datasets_from_start.sh"
+    environment = {
+        **os.environ,
+        "VOCAB": str(VOCABULARY),
+        "WORKERS": "2",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        ["bash", script, output, CORPUS], env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+def test_both_phases_have_the_folders_datasets_and_types_that_scripts_rely_on(made: Path) -> None:
+    for seq_len, predictions in ((128, 20), (512, 80)):
+        folder = made / NAME.format(seq_len, predictions) / "pretrain"
+        shards = sorted(folder.glob("*.hdf5"))
+        assert {path.name for path in shards} == {
+            *(f"pretrain_training_{i}.hdf5" for i in range(4)),
+            "pretrain_test_0.hdf5",
+        }
+        for path in shards:
+            with h5py.File(path) as file:
+                assert {name: str(file[name].dtype) for name in file} == DATASETS
+                rows = len(file["input_ids"])
+                widths = {name: file[name].shape[1:] for name in file}
+                assert rows > 100 and all(len(file[name]) == rows for name in file)
+                assert widths["input_ids"] == widths["input_mask"] == widths["segment_ids"] == (seq_len,)
+                assert widths["masked_lm_positions"] == widths["masked_lm_ids"] == (predictions,)
+                assert all(file[name].compression == "gzip" for name in file)
+
+
+def test_inspect_passes_on_both_and_verify_finds_a_copy_equal(made: Path, tmp_path: Path) -> None:
+    for seq_len, predictions in ((128, 20), (512, 80)):
+        folder = made / NAME.format(seq_len, predictions)
+        done = bertbench("data", "inspect", folder, "--json")
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+        json.loads(done.stdout)
+        shutil.copytree(folder, tmp_path / str(seq_len))
+        assert bertbench("data", "verify", folder, tmp_path / str(seq_len)).returncode == 0
+    assert bertbench("data", "verify", made / NAME.format(128, 20), made / NAME.format(512, 80)).returncode == 1
+
+
+def test_a_run_killed_at_any_moment_and_run_again_with_one_worker_gives_the_same_bytes(
+    made: Path, tmp_path: Path
+) -> None:
+    rng = random.Random(6)
+    output = tmp_path / "out"
+    kills = 0
+    while kills < 3:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "bench.cli.main",
+                *map(str, prepare(output, "--seq-lens", 128, 512, "--workers", 2)),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        before = len(digests(output)) if output.exists() else 0
+        time.sleep(rng.uniform(1.5, 4.0))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)
+        kills += 1
+        assert len(digests(output)) >= before - 2, "finished files stay"
+    assert kills, "it was stopped in the middle at least once"
+    done = bertbench(*prepare(output, "--seq-lens", 128, 512))
+    assert done.returncode == 0, done.stderr
+    assert digests(output) == digests(made)
+    assert not list(output.rglob("*.tmp"))
+
+
+def test_training_runs_on_it(made: Path, tmp_path: Path) -> None:
+    words = ["throughput", "pretrain", "--data", made, "--preset", "tiny", "--seq-lens", 128, "--device", "cpu"]
+    words += ["--devices", 1, "--precisions", "fp32", "--batch-sizes", 4, "--start", 1, "--stop", 3]
+    done = bertbench(*words, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "ok" in (tmp_path / "run/results.csv").read_text()
+
+
+def test_the_text_of_the_instances_is_that_of_the_corpus(made: Path) -> None:
+    pieces = VOCABULARY.read_text(encoding="utf-8").split("\n")
+    shown: set[str] = set()
+    for path in (made / NAME.format(128, 20)).rglob("*.hdf5"):
+        with h5py.File(path) as file:
+            ids, columns, labels = (file[name][:] for name in ("input_ids", "masked_lm_positions", "masked_lm_ids"))
+        rows, slots = np.nonzero(columns)
+        ids[rows, columns[rows, slots]] = labels[rows, slots]  # as it was before masking, which draws any piece
+        shown |= {pieces[number] for number in np.unique(ids).tolist()}
+    assert {"holmes", "alice", "monster", "algeria"} <= shown
+    assert "gutenberg" not in shown, "the licence of the books is left out"

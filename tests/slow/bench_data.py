@@ -1,0 +1,307 @@
+"""Measures how fast pretraining data are made: against the tokenizer alone, and against the published algorithm.
+
+    python tests/slow/bench_data.py [--data DIR | --text DIR] [--out DIR] [--rounds N] [--quick]
+
+The real books and the wiki excerpt are made sentence text by the stages of the project. Then, in turns and in this
+process: `encode_batch` of the tokenizers library on all sentences; the stages tokens and hdf5 with one worker, dupe
+factor 1 and 3; the same text in shards with one worker and with two, whose processes have been started before; and a
+plain implementation of the published algorithm. All sides use one thread per process. Afterwards the same on the text
+repeated to 50 MB (not with --quick), and the figures of bench_extract.py. Results go to DIR/data.json. Ends with 1
+where a figure is not as needed.
+"""
+
+import os
+
+# Read by the library when it is first used, here and in the workers.
+os.environ["RAYON_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import argparse
+import gc
+import json
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/slow")]
+
+import bench_extract  # noqa: E402
+from support import plain_pretraining  # noqa: E402
+
+from bert.data.corpus.files import find_inputs, identify  # noqa: E402
+from bert.data.corpus.sharding import ShardPlan, shard  # noqa: E402
+from bert.data.pool import Workers  # noqa: E402
+from bert.data.pretraining import hdf5, tokens  # noqa: E402
+from bert.data.pretraining.config import InstanceConfig  # noqa: E402
+from bert.data.pretraining.encoder import ChunkEncoder  # noqa: E402
+from bert.data.stages import Part, StageFolder  # noqa: E402
+from bert.data.vocabulary import Vocabulary, load_vocabulary  # noqa: E402
+
+DATA = ROOT.parent / "shared/data"
+SHARDS = 8
+"""For two workers; each has the same number, and some."""
+REPEATED_BYTES = 50_000_000
+SEQ_LEN, MAX_PREDICTIONS = 128, 20
+"""Phase 1."""
+LEAST_EXTRACTION, LEAST_SCALING = 1.0, 1.3
+"""Extraction on one core over its parser alone, and with two workers over one."""
+Seconds = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a ratio has to be."""
+
+    name: str
+    what: str
+    over: str
+    most: float = float("inf")
+    least: float = 0.0
+    texts: tuple[str, ...] = ("unrepeated", "repeated")
+    """Where it is asked for."""
+
+    def met(self, text: str, ratio: float) -> bool:
+        return text not in self.texts or self.least <= ratio <= self.most
+
+    def __str__(self) -> str:
+        return f"at most {self.most:g}" if self.least == 0.0 else f"at least {self.least:g}"
+
+
+DEMANDS = (
+    Demand("one worker / encode_batch", "one worker", "encode_batch", most=0.7),
+    Demand("each further duplicate / encode_batch", "further duplicate", "encode_batch", most=0.15),
+    Demand("one worker / two workers", "one worker, in shards", "two workers, in shards", least=1.3),
+    Demand("plain implementation / one worker", "plain", "one worker", least=5.0, texts=("repeated",)),
+    Demand("plain implementation / two workers", "plain", "two workers, in shards", least=8.0, texts=("repeated",)),
+)
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """Take a stage's progress."""
+
+
+def folder_of(path: Path, stage: str) -> StageFolder:
+    """Return an empty stage folder."""
+    shutil.rmtree(path, ignore_errors=True)
+    folder = StageFolder(path, stage, 1, {}, "")
+    folder.begin()
+    return folder
+
+
+def sentence_text(data: Path, scratch: Path) -> list[Path]:
+    """Make the books and dumps below `data` sentence text."""
+    from bert.data.corpus.clean import clean
+    from bert.data.corpus.extract import extract
+    from bert.data.corpus.sentences import segment
+
+    inputs = find_inputs(data)
+    parts: list[Path] = []
+    with Workers(1) as workers:
+        for name, stage, paths in (("extracted", extract, inputs.dumps), ("cleaned", clean, inputs.texts)):
+            sources = identify(paths, data, scratch / f"{name}.json")
+            done = stage(sources, folder_of(scratch / name / "data", name), workers, Part(), silent)
+            parts += done.files
+        done = segment(parts, folder_of(scratch / "sentences", "sentences"), workers, Part(), silent, "blingfire")
+    return list(done.files)
+
+
+class Bench:
+    """The sides that are compared, on one text."""
+
+    def __init__(self, text: Sequence[bytes], vocabulary_path: Path, scratch: Path) -> None:
+        """Write the text as one shard and as several."""
+        scratch.mkdir()
+        self.scratch = scratch
+        self.vocabulary_path = vocabulary_path
+        self.vocabulary = load_vocabulary(vocabulary_path, lower_case=True)
+        self.whole = scratch / "text_training_0.txt"
+        self.whole.write_bytes(b"".join(text))
+        self.sentences = [line for line in self.whole.read_text(encoding="utf-8").split("\n") if line]
+        plan = ShardPlan(training=SHARDS, test=0, test_fraction=0.0, seed=1)
+        done = shard([self.whole], folder_of(scratch / "shards", "shard"), "text", plan, silent)
+        self.shards = list(done.files)
+        self.tokenizer = self.vocabulary._tokenizer
+        self.tokenizer.encode_batch(["once"])
+
+    def sides(self) -> dict[str, Callable[[], float]]:
+        """Return what is measured; each returns its seconds."""
+        return {
+            "encode_batch": self.library,
+            "one worker": lambda: self.ours([self.whole], 1),
+            "one worker, dupe factor 3": lambda: self.ours([self.whole], 3),
+            "one worker, in shards": lambda: self.ours(self.shards, 1),
+            "two workers, in shards": lambda: self.ours(self.shards, 1, workers=2),
+            "plain": self.plain,
+        }
+
+    def library(self) -> float:
+        """Encode all sentences at once."""
+        begun = time.perf_counter()
+        encodings = self.tokenizer.encode_batch(self.sentences, add_special_tokens=False)
+        took = time.perf_counter() - begun
+        assert len(encodings) == len(self.sentences)
+        return took
+
+    def ours(self, shards: Sequence[Path], dupe_factor: int, workers: int = 1) -> float:
+        """Make HDF5 shards of sentence text; no process has seen the text before."""
+        tokens._encoder_of.cache_clear()
+        config = InstanceConfig(seq_len=SEQ_LEN, max_predictions=MAX_PREDICTIONS, dupe_factor=dupe_factor)
+        # A vocabulary as it is when it has just been read: the time to make a tokenizer of it counts.
+        vocabulary = Vocabulary(self.vocabulary.pieces, lower_case=True)
+        folders = [folder_of(self.scratch / name, name) for name in (tokens.STAGE, hdf5.STAGE)]
+        with Workers(workers) as pool:
+            list(pool.map(warm_up, range(4 * workers)))
+            begun = time.perf_counter()
+            encoded = tokens.tokenize(shards, folders[0], vocabulary, pool, Part(), silent)
+            assert encoded is not None
+            made = hdf5.make_shards(encoded.files, folders[1], vocabulary, config, pool, Part(), silent)
+            took = time.perf_counter() - begun
+        assert made is not None and len(made.files) == len(shards)
+        return took
+
+    def plain(self) -> float:
+        """Do the same with the plain implementation."""
+        begun = time.perf_counter()
+        plain_pretraining.make(
+            [self.whole],
+            self.vocabulary_path,
+            self.scratch / "plain.hdf5",
+            seq_len=SEQ_LEN,
+            max_predictions=MAX_PREDICTIONS,
+        )
+        return time.perf_counter() - begun
+
+    def measure(self, rounds: int) -> dict[str, Any]:
+        """Measure all sides in turns; return seconds and ratios, those of each round and their medians."""
+        every: list[Seconds] = []
+        for _ in range(rounds):
+            seconds: Seconds = {}
+            for name, side in self.sides().items():
+                gc.collect()
+                seconds[name] = side()
+            seconds["further duplicate"] = (seconds["one worker, dupe factor 3"] - seconds["one worker"]) / 2
+            every.append(seconds)
+        ratios = {demand.name: [seconds[demand.what] / seconds[demand.over] for seconds in every] for demand in DEMANDS}
+        return {
+            "bytes": self.whole.stat().st_size,
+            "sentences": len(self.sentences),
+            "seconds": {name: statistics.median(seconds[name] for seconds in every) for name in every[0]},
+            "ratios": {name: statistics.median(found) for name, found in ratios.items()},
+            "rounds": {"seconds": every, "ratios": ratios},
+        }
+
+
+def warm_up(number: int) -> None:
+    """Import what a worker needs, long enough for each worker to get one of these."""
+    import h5py  # noqa: F401
+    import tokenizers  # noqa: F401
+
+    time.sleep(0.1)
+
+
+def compare_ids(text: Sequence[bytes], vocabularies: Path) -> dict[str, int]:
+    """Return how many ids of the library and of the encoder are equal, all of them. Raises AssertionError."""
+    found = {}
+    for name, lower_case in (("uncased", True), ("cased", False)):
+        vocabulary = load_vocabulary(vocabularies / f"bert-{name}.txt", lower_case)
+        encoder = ChunkEncoder(vocabulary)
+        count = 0
+        for block in text:
+            ids = [ids for ids in vocabulary.encode(block.decode().split("\n")) if ids]
+            encoded = encoder.encode(block)
+            assert encoded.ids.tolist() == [number for sentence in ids for number in sentence], f"{name}: other ids"
+            assert len(encoded.sentence_ends) == len(ids), f"{name}: other sentences"
+            count += len(encoded.ids)
+        found[name] = count
+    return found
+
+
+def extraction(data: Path, scratch: Path, megabytes: float) -> dict[str, Any] | None:
+    """Return the figures of bench_extract.py on the first dump below `data`, repeated."""
+    dumps = find_inputs(data).dumps
+    return dict(bench_extract.measure(bench_extract.repeated(dumps[0], scratch, megabytes))) if dumps else None
+
+
+def missed(results: dict[str, Any]) -> list[str]:
+    """Return what is not as needed, one sentence each."""
+    said = []
+    for text, found in results["texts"].items():
+        for demand in DEMANDS:
+            if not demand.met(text, found["ratios"][demand.name]):
+                said.append(f"{text}, {demand.name}: {found['ratios'][demand.name]:.2f}, needed is {demand}")
+    found = results["extraction"] or {}
+    if found and found["one_core_over_parser_alone"] < LEAST_EXTRACTION:
+        said.append(f"extraction: {found['one_core_over_parser_alone']:.2f} times the parser alone on one core")
+    if found and found["stage_over_one_worker"][2] < LEAST_SCALING:
+        said.append(f"extraction: two workers {found['stage_over_one_worker'][2]:.2f} times as fast as one")
+    return said
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print the table."""
+    for text, found in results["texts"].items():
+        print(f"\n{text}: {found['bytes'] / 1e6:.1f} MB, {found['sentences']:,} sentences")
+        for name, seconds in found["seconds"].items():
+            rate = found["bytes"] / 1e6 / seconds if seconds > 0 else float("inf")
+            print(f"  {name:40}{seconds:9.3f} s {rate:9.1f} MB/s")
+        for demand in DEMANDS:
+            ratio = found["ratios"][demand.name]
+            every = found["rounds"]["ratios"][demand.name]
+            spread = f"{min(every):.2f} to {max(every):.2f}"
+            needed = f"{demand}{'' if demand.met(text, ratio) else '  MISSED'}" if text in demand.texts else ""
+            print(f"  {demand.name:40}{ratio:9.2f}   {spread:16} {needed}")
+    print("\nextraction")
+    for name, figure in (results["extraction"] or {"no dump": None}).items():
+        print(f"  {name:40}{figure:9.2f}" if isinstance(figure, float) else f"  {name:40} {figure}")
+
+
+def main() -> int:
+    """Measure, print and write the figures; 1 where one is not as needed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA / "pretrain", help="folder of books and dumps")
+    parser.add_argument("--text", type=Path, help="instead: folder of sentence text (.txt)")
+    parser.add_argument("--vocabularies", type=Path, default=DATA / "vocab", help="bert-uncased.txt and bert-cased.txt")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-data"), help="folder of the results")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of all sides on the text as it is")
+    parser.add_argument("--quick", action="store_true", help="only the text as it is, not repeated; 3 rounds")
+    options = parser.parse_args()
+    for needed in (options.text or options.data, options.vocabularies):
+        if not needed.is_dir():
+            print(f"{needed} is not there: see --help for what is needed", file=sys.stderr)
+            return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    before = os.getloadavg()[0]
+    results: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "texts": {}}
+    with tempfile.TemporaryDirectory(dir=options.out) as name:
+        scratch = Path(name).resolve()
+        paths = sorted(options.text.glob("*.txt")) if options.text else sentence_text(options.data, scratch)
+        text = [path.read_bytes() for path in paths]
+        results["equal ids"] = compare_ids(text, options.vocabularies)
+        uncased = options.vocabularies / "bert-uncased.txt"
+        rounds = min(options.rounds, 3) if options.quick else options.rounds
+        results["texts"]["unrepeated"] = Bench(text, uncased, scratch / "unrepeated").measure(rounds)
+        if not options.quick:
+            times = max(2, round(REPEATED_BYTES / sum(map(len, text))))
+            results["texts"]["repeated"] = Bench(text * times, uncased, scratch / "repeated").measure(1)
+        megabytes = 12.0 if options.quick else REPEATED_BYTES / 1e6
+        results["extraction"] = None if options.text else extraction(options.data, scratch, megabytes)
+    results["load"] = [round(before, 2), round(os.getloadavg()[0], 2)]
+    results["missed"] = missed(results)
+    (options.out / "data.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    print(f"{results['machine']}, load {results['load']}; equal ids: {results['equal ids']}")
+    show(results)
+    for sentence in results["missed"]:
+        print(f"not reached: {sentence}", file=sys.stderr)
+    return 1 if results["missed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

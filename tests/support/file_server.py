@@ -1,0 +1,136 @@
+"""A small file server with the faults that real ones have, on a port of its own."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Fault:
+    """What goes wrong with one request."""
+
+    status: int = 0
+    """Answer this instead."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """With these."""
+    cut: int | None = None
+    """End the connection after this many bytes of the body."""
+    replace: bytes | None = None
+    """The file is another one from now on."""
+    redirect: str | None = None
+    """Send there."""
+
+
+@dataclass
+class Site:
+    """What the server holds and how it behaves; shared with its handler threads."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    faults: dict[str, deque[Fault]] = field(default_factory=dict)
+    ranges: bool = True
+    """Understands Range."""
+    etag: str = '"{sum}"'
+    """Entity tag; empty for none."""
+    last_modified: str | None = None
+    length: bool = True
+    """Says how long a file is (else it comes in chunks)."""
+    pace_seconds: float = 0.0
+    """Pause after each 64 KiB."""
+    base: str = ""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    """Requests in order: path, range, if_range, agent, sent (bytes of the body)."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def paths(self) -> list[str]:
+        return [str(request["path"]) for request in self.asked]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    site: Site
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        site = self.site
+        about = {"path": self.path, "range": self.headers.get("Range"), "if_range": self.headers.get("If-Range")}
+        request: dict[str, Any] = {**about, "agent": self.headers.get("User-Agent"), "sent": 0}
+        with site.lock:
+            site.asked.append(request)
+            queue = site.faults.get(self.path)
+            fault = queue.popleft() if queue else Fault()
+            if fault.replace is not None:
+                site.files[self.path] = fault.replace
+        try:
+            self.answer(site, fault, request)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def answer(self, site: Site, fault: Fault, request: dict[str, Any]) -> None:
+        content = site.files.get(self.path)
+        if fault.redirect or fault.status or content is None:
+            status = 302 if fault.redirect else fault.status or 404
+            self.send_response(status)
+            for name, value in {**fault.headers, **({"Location": fault.redirect} if fault.redirect else {})}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        etag = site.etag.format(sum=sha1(content).hexdigest())
+        start, status = 0, 200
+        if request["range"] and site.ranges and request["if_range"] in (None, etag, site.last_modified):
+            start = int(request["range"].removeprefix("bytes=").removesuffix("-"))
+            status = 206 if start < len(content) else 416
+        self.send_response(status)
+        if etag:
+            self.send_header("ETag", etag)
+        if site.last_modified:
+            self.send_header("Last-Modified", site.last_modified)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        body = b"" if status == 416 else content[start:]
+        if site.length:
+            self.send_header("Content-Length", str(len(body)))
+        else:
+            self.send_header("Transfer-Encoding", "chunked")
+        for name, value in fault.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.send(site, body, fault.cut, request)
+
+    def send(self, site: Site, body: bytes, cut: int | None, request: dict[str, Any]) -> None:
+        body = body if cut is None else body[:cut]
+        for at in range(0, len(body), 2**16):
+            piece = body[at : at + 2**16]
+            self.wfile.write(piece if site.length else b"%x\r\n%s\r\n" % (len(piece), piece))
+            request["sent"] += len(piece)
+            time.sleep(site.pace_seconds)
+        if cut is not None:
+            self.close_connection = True
+        elif not site.length:
+            self.wfile.write(b"0\r\n\r\n")
+
+
+@contextmanager
+def serving(site: Site | None = None) -> Iterator[Site]:
+    """Run a server for `site`; `site.base` is its address."""
+    site = site or Site()
+    handler = type("Handler", (_Handler,), {"site": site})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    site.base = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield site
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)

@@ -1,0 +1,168 @@
+"""Input trials and twins on made-up batches in a run: ratios, gaps, tables, comparisons; never mixed with training."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_run import noisy_times, step_rows, write_sweep, write_trial
+
+from analysis.load import load_run
+from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
+from analysis.metrics.regression import compare_runs, ratios_of
+from analysis.metrics.scaling import efficiency
+from analysis.records import RunDirectory, Trial
+from analysis.report.answer import nothing_measured, points
+from analysis.report.html import write_report
+from analysis.report.text import comparison_table, input_text, results_table
+
+SMALL: dict[str, Any] = {"batches": (8,), "worlds": (1,), "count": 20, "implementations": ("bertbench",)}
+REAL = {"data": "/data/books", "data_fingerprint": "abc"}
+TWIN = {"data": "synthetic:/data/books", "data_fingerprint": "lengths-def"}
+REASON = "input only: nothing was trained"
+UNKNOWN = dict.fromkeys(
+    ("mfu", "measured_peak_flops", "model_flops_per_second", "peak_memory_bytes", "rank_skew", "forward_ms"), REASON
+)
+
+
+def write_input(run: RunDirectory, rounds: int = 1, median: float = 0.5, read: Any = None, **fields: Any) -> None:
+    """Input trials of 8 samples per step."""
+    for number in range(rounds):
+        trial = Trial(**{"kind": "input", "preset": "mini", "round": number, **REAL, **fields})
+        nothing = dict.fromkeys(
+            ("forward_ms", "backward_ms", "optimizer_ms", "model_flops", "loss", "learning_rate"), None
+        )
+        times = noisy_times(median, 40, number)
+        steps = {
+            rank: [{**row, **nothing, "data_wait_ms": row["step_time_ms"]} for row in step_rows(times, 8)]
+            for rank in range(trial.world_size)
+        }
+        record = {"unknown": UNKNOWN, "shards_read": read, "seconds": {"draw": 1.0}}
+        write_trial(run, trial, steps, ranks=dict.fromkeys(steps, record))
+
+
+def test_the_input_is_held_against_the_training_on_the_same_data(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, rounds=3, noise=0.001, **SMALL, **REAL)
+    write_input(run, rounds=3)
+    write_input(run, micro_batch_size=64)
+    trials = load_run(run)
+    (found, other) = sorted(input_ratios(trials), key=lambda row: int(row["micro_batch_size"]))
+    training = next(trial for trial in trials if trial.trial.kind == "throughput").row["samples_per_second"]
+    assert found["samples_per_second"] == pytest.approx(8 / 0.5e-3, rel=0.02)
+    assert found["throughput_ratio"] == pytest.approx(found["samples_per_second"] / training, rel=0.02)
+    assert found["throughput_ratio_low"] < found["throughput_ratio"] < found["throughput_ratio_high"]
+    assert (found["rounds"], found["training_rounds"], found["reason"]) == (3, 3, "")
+    assert other["throughput_ratio"] is None and "was not measured here" in other["reason"]
+
+
+OTHERS: list[dict[str, Any]] = [{"data_fingerprint": "xyz"}, {"seed": 7}, {"threads_per_rank": 1}, TWIN]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=["data", "seed", "threads", "twin"])
+def test_the_input_of_other_data_or_settings_is_held_against_nothing(tmp_path: Path, other: dict[str, Any]) -> None:
+    run = write_sweep(tmp_path, **SMALL, **REAL)
+    write_input(run, **other)
+    assert [row["throughput_ratio"] for row in input_ratios(load_run(run))] == [None]
+
+
+def test_windows_may_differ_between_input_and_training(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, **SMALL, **REAL, start_iteration=2, stop_iteration=10)
+    write_input(run)
+    assert input_ratios(load_run(run))[0]["throughput_ratio"] is not None
+
+
+def test_input_trials_are_in_no_number_of_training(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, rounds=3, **{**SMALL, "worlds": (1, 2), "implementations": ("bertbench", "hf")}, **REAL)
+    before = load_run(run)
+    expected = [efficiency([t.row for t in before]), ratios_of(before), [p.rounds for p in points(before)]]
+    write_input(run, rounds=3)
+    write_input(run, rounds=3, world_size=2)
+    after = load_run(run)
+    assert [efficiency([t.row for t in after]), ratios_of(after), [p.rounds for p in points(after)]] == expected
+
+
+def test_what_needs_a_model_is_unknown_with_the_reason(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    write_input(run, world_size=2)
+    (trial,) = load_run(run, price_per_hour=2.0)
+    for name in UNKNOWN:
+        assert trial.row[name] is None and trial.row["unknown"][name] == REASON, name
+    assert trial.row["samples_per_second"] > 0 and trial.row["step_time_ms_low"] is not None
+    assert {caution["code"] for caution in trial.row["cautions"]}.isdisjoint({"data_wait", "straggler"})
+    assert "The input alone was measured" in nothing_measured([trial]).headline
+
+
+def test_shards_that_are_read_slower_than_batches_are_made_are_named(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    write_input(run, read={"samples": 10_000, "seconds": 2.0})
+    (trial,) = load_run(run)
+    assert trial.row["shards_read_samples_per_second"] == 5000
+    (caution,) = [one for one in trial.row["cautions"] if one["code"] == "reading"]
+    assert "read at 5,000 samples/s" in caution["message"]
+
+
+def test_the_gap_is_the_ratio_of_real_to_made_up_less_one(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, rounds=3, noise=0.001, scale=1.25, **SMALL, **REAL)
+    write_sweep(tmp_path, rounds=3, noise=0.001, **SMALL, **TWIN)
+    write_sweep(tmp_path, rounds=3, scale=5.0, **SMALL, data="synthetic:full")
+    (row,) = synthetic_gaps(load_run(run))
+    assert row["gap"] == pytest.approx(1 / 1.25 - 1, abs=0.01) and row["gap_low"] < row["gap"] < row["gap_high"] < 0
+    assert (row["rounds"], row["synthetic_rounds"], row["decided"], row["data"]) == (3, 3, "yes", "/data/books")
+
+
+def test_equal_sides_have_no_gap_and_one_round_decides_nothing(tmp_path: Path) -> None:
+    for rounds, decided in ((3, "no"), (1, "cannot decide")):
+        folder = tmp_path / str(rounds)
+        write_sweep(folder, rounds=rounds, noise=0.002, **SMALL, **REAL)
+        run = write_sweep(folder, rounds=rounds, noise=0.002, **SMALL, **TWIN)
+        assert synthetic_gaps(load_run(run))[0]["decided"] == decided
+
+
+def test_a_comparison_holds_each_side_and_kind_against_its_equal(tmp_path: Path) -> None:
+    runs = []
+    for name in "ab":
+        run = write_sweep(tmp_path / name, rounds=3, **SMALL, **REAL)
+        write_sweep(tmp_path / name, rounds=3, scale=2.0, **SMALL, **TWIN)
+        write_input(run, rounds=3)
+        runs.append(run)
+    found = compare_runs(*runs)
+    assert sorted((row["kind"], row["data"], row["verdict"]) for row in found.rows) == [
+        ("input", "/data/books", "no change"),
+        ("throughput", "/data/books", "no change"),
+        ("throughput", "synthetic:/data/books", "no change"),
+    ]
+    text = comparison_table(found)
+    assert "bertbench, input only" in text and "made up like books" in text and "folder books" in text
+
+
+def test_the_input_of_one_run_is_not_held_against_the_training_of_another(tmp_path: Path) -> None:
+    training = write_sweep(tmp_path / "a", **SMALL, **REAL)
+    alone = RunDirectory(tmp_path / "b")
+    (trained,) = load_run(training)
+    fields = dataclasses.asdict(trained.trial)
+    write_input(alone, **{name: value for name, value in fields.items() if name not in ("kind", "round")})
+    found = compare_runs(training, alone)
+    assert found.rows == [] and any("input only" in difference for difference in found.differences)
+
+
+def test_terminal_and_report_show_both(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, rounds=3, noise=0.001, **SMALL, **REAL)
+    write_sweep(tmp_path, rounds=3, noise=0.001, **SMALL, **TWIN)
+    write_input(run, rounds=3)
+    trials = load_run(run)
+    shown = results_table([trial.row for trial in trials])
+    assert "bertbench, input only" in shown and "made up like books" in shown and "folder books" in shown
+    text = input_text(input_ratios(trials), synthetic_gaps(trials))
+    assert "times what training takes" in text and "real against made-up data, bertbench mini" in text
+    assert [point.row["data"] for point in points(trials)] == ["/data/books"], "the answer is about real data"
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "<h2>Input</h2>" in page and "Real against made-up data" in page and "made up like books" in page
+    assert (run.report / "input.csv").exists() and (run.report / "real_against_synthetic.csv").exists()
+
+
+def test_a_run_without_them_shows_neither(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, **SMALL, **REAL)
+    trials = load_run(run)
+    assert input_text(input_ratios(trials), synthetic_gaps(trials)) == ""
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "<h2>Input</h2>" not in page and "made-up" not in page and "folder books" in page

@@ -1,0 +1,132 @@
+"""Trials of the input alone and twins on made-up batches: planned, named, drawn and recorded."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.records import Trial
+from bench.cli.throughput import ThroughputOptions
+from bench.devices import Devices
+from bench.input_only import draw, rank_record, without_training
+from bench.plan import Sweep, expand, inspect_data
+from bench.timing import StepClock
+from bert.data.loading.batches import Hdf5Batches
+from bert.data.pretraining.instances import Instances
+from bert.data.pretraining.shards import write_shard
+from bert.observer import Observer
+from bert.tasks.base import DataSpec
+from common.errors import UsageError
+
+CPU = Devices("cpu", (), 4)
+SEQ_LEN = 16
+
+
+def make_shards(folder: Path, samples: int = 20, gzip_level: int = 1) -> Path:
+    rng = np.random.default_rng(samples)
+    lengths = rng.integers(6, SEQ_LEN + 1, samples)
+    mask = (np.arange(SEQ_LEN) < lengths[:, None]).astype(np.int8)
+    ids = (rng.integers(200, 900, (samples, SEQ_LEN)) * mask).astype(np.int32)
+    columns = np.tile(np.array([1, 3], dtype=np.int32), (samples, 1))
+    labels = np.zeros(samples, dtype=np.int8)
+    made = Instances(ids, mask, np.zeros_like(mask), columns, columns + 300, labels)
+    write_shard(folder / "d_training_0.hdf5", made, gzip_level=gzip_level)
+    return folder
+
+
+def sweep(folder: Path, **changes: object) -> Sweep:
+    return Sweep(**{"data": str(folder), "presets": ("tiny",), "seq_lens": (SEQ_LEN,), **changes})  # type: ignore[arg-type]
+
+
+def test_input_trials_are_the_same_grid_under_ids_of_their_own(tmp_path: Path) -> None:
+    asked = sweep(make_shards(tmp_path), batch_sizes=(4, 8), rounds=2)
+    training, alone = expand(asked, CPU), expand(asked, CPU, "input")
+    assert [trial.kind for trial in alone] == ["input"] * 4
+    assert [(t.micro_batch_size, t.round) for t in alone] == [(t.micro_batch_size, t.round) for t in training]
+    assert not {trial.trial_id for trial in alone} & {trial.trial_id for trial in training}
+    assert alone[0].trial_id.startswith("input-pretrain-bertbench-")
+
+
+def test_each_trial_gets_a_twin_and_sides_take_turns(tmp_path: Path) -> None:
+    folder = make_shards(tmp_path)
+    trials = expand(sweep(folder, rounds=2, batch_sizes=(4, 8)), CPU, against_synthetic=True)
+    real, made_up = str(folder), f"synthetic:{folder}"
+    assert [trial.data for trial in trials] == [real, made_up] * 2 + [made_up, real] * 2
+    assert len({trial.trial_id for trial in trials}) == 8
+    assert len({trial.data_fingerprint for trial in trials}) == 2
+    assert {(trial.max_predictions, trial.vocab_size, trial.seq_len) for trial in trials} == {(2, 30522, SEQ_LEN)}
+
+
+def test_a_twin_can_be_asked_for_by_its_name_and_survives_its_record(tmp_path: Path) -> None:
+    folder = make_shards(tmp_path)
+    twin = expand(sweep(folder), CPU, against_synthetic=True)[1]
+    assert expand(sweep(folder, data=twin.data), CPU) == [twin]
+    again = Trial.from_json(json.loads(json.dumps(twin.to_json())))
+    assert again == twin and again.trial_id == twin.trial_id
+
+
+def test_a_moved_folder_gives_the_same_trials(tmp_path: Path) -> None:
+    first = expand(sweep(make_shards(tmp_path / "a")), CPU, against_synthetic=True)
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    second = expand(sweep(tmp_path / "b"), CPU, against_synthetic=True)
+    assert [trial.trial_id for trial in first] == [trial.trial_id for trial in second]
+
+
+def test_equal_lengths_are_the_same_made_up_data_whatever_the_content(tmp_path: Path) -> None:
+    folders = [make_shards(tmp_path / "a"), make_shards(tmp_path / "b", gzip_level=0)]
+    twins = {inspect_data(f"synthetic:{folder}", SEQ_LEN).fingerprint for folder in folders}
+    assert len(twins) == 1 and len({inspect_data(str(folder), SEQ_LEN).fingerprint for folder in folders}) == 2
+
+
+def test_made_up_data_have_no_twin() -> None:
+    with pytest.raises(UsageError, match="--data synthetic:full is made up: give a folder"):
+        expand(Sweep(data="synthetic:full"), CPU, against_synthetic=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"input_only": True, "against_synthetic": True},
+        {"input_only": True, "max_batch_search": True},
+        {"against_synthetic": True, "max_batch_search": True},
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(options: dict[str, bool]) -> None:
+    with pytest.raises(UsageError, match=r"separate calls|give one"):
+        ThroughputOptions(**options)
+
+
+@pytest.mark.parametrize("gzip_level", [1, 0])
+def test_drawing_records_samples_and_the_wait_and_leaves_training_unknown(tmp_path: Path, gzip_level: int) -> None:
+    stream = Hdf5Batches(
+        DataSpec(source=str(make_shards(tmp_path, 20, gzip_level)), seq_len=SEQ_LEN, micro_batch_size=4)
+    )
+    rows = []
+    clock = StepClock("cpu", lambda counts: 0.0, lambda row: rows.append(without_training(row)))
+    assert draw(iter(stream), 3, clock, lambda step: step < 5) == 5
+    assert [row["samples"] for row in rows] == [12] * 5 and stream.state_dict()["batches"] == 15
+    for row in rows:
+        assert 0 < row["data_wait_ms"] <= row["step_time_ms"]
+        unknown = ("forward_ms", "backward_ms", "optimizer_ms", "model_flops", "loss", "learning_rate")
+        assert {row[name] for name in unknown} == {None}
+    record = rank_record(stream)
+    assert record["shards_read"]["samples"] == (20 if gzip_level else 0)
+    assert "nothing was trained" in record["unknown"]["mfu"]
+    assert rank_record(iter([]))["shards_read"] is None
+
+
+def test_a_fault_in_the_data_ends_the_drawing_with_its_message(tmp_path: Path) -> None:
+    path = make_shards(tmp_path) / "d_training_0.hdf5"
+    stream = Hdf5Batches(DataSpec(source=str(tmp_path), seq_len=SEQ_LEN, micro_batch_size=4))
+    path.unlink()
+    ended: list[bool] = []
+
+    class Noted(Observer):
+        def run_end(self) -> None:
+            ended.append(True)
+
+    with pytest.raises(Exception, match=r"d_training_0\.hdf5 does not exist"):
+        draw(iter(stream), 1, Noted(), lambda step: True)
+    assert ended

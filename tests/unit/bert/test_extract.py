@@ -1,0 +1,205 @@
+"""The stage `extract`: exact counts, the same bytes for any number of workers and after being killed."""
+
+import bz2
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from bert.data.corpus import dumps, extract, pages
+from bert.data.corpus.dumps import Header, Unit
+from bert.data.corpus.files import Source
+from bert.data.corpus.pages import Work, extract_unit
+from bert.data.pool import Workers
+from bert.data.stages import Finished, Part, StageFolder
+from common.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[3]
+WIKI = ROOT.parent / "shared" / "data" / "pretrain" / "wiki"
+NAMES = ("enwiki-sample.xml.bz2", "enwiki-table-markup.xml.bz2")
+REAL = pytest.mark.skipif(not (WIKI / NAMES[0]).is_file(), reason="needs ../shared/data/pretrain/wiki")
+
+
+def page(number: int, text: str, namespace: int | None = 0, more: str = "") -> str:
+    ns = "" if namespace is None else f"<ns>{namespace}</ns>"
+    return f"<page><title>Page {number}</title>{ns}{more}<revision><text>{text}</text></revision></page>\n"
+
+
+def dump(count: int) -> str:
+    body = "".join(page(number, f"This is [[a|the]] page number {number}.\n\n" * 40) for number in range(count))
+    return f"<mediawiki>\n{body}</mediawiki>\n"
+
+
+def run(
+    paths: list[Path], out: Path, workers: int = 1, part: Part | None = None, keep: bool = False, begin: bool = True
+) -> Finished | None:
+    folder = StageFolder(out, extract.STAGE, extract.VERSION, {}, "source")
+    if begin:
+        folder.begin()
+    with Workers(workers) as pool:
+        sources = [Source(path, path.name, "digest") for path in paths]
+        return extract.extract(sources, folder, pool, part or Part(), lambda *done: None, keep)
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(out.glob("*.txt"))}
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dumps, "UNIT_BYTES", 8_000)
+    monkeypatch.setattr(extract, "PART_BYTES", 20_000)
+
+
+@REAL
+def test_real_dumps_give_the_known_counts_and_two_workers_the_same_bytes(tmp_path: Path) -> None:
+    found = run([WIKI / name for name in NAMES], tmp_path / "a")
+    assert found is not None and run([WIKI / name for name in NAMES], tmp_path / "b", workers=2) is not None
+    counts = found.counts
+    assert [counts.get(name) for name in (pages.PAGES, pages.REDIRECTS, pages.OTHERS)] == [211, 99, 1]
+    assert [counts.get(name) for name in (pages.DISAMBIGUATIONS, pages.EMPTY, pages.INVALID)] == [8, 1, 0]
+    assert counts.get(pages.DOCUMENTS) == 102
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") and len(found.files) == 2
+    text = b"".join(contents(tmp_path / "a").values()).decode()
+    assert text.count("\n\n") == 102 and sum(map(bool, text.split("\n"))) == counts.get(pages.PARAGRAPHS)
+    assert len(text.replace("\n", "")) == counts.get(pages.CHARACTERS)
+
+
+def test_every_page_is_counted_once() -> None:
+    texts = [
+        page(0, "This is an article."),
+        page(1, "This is a talk page.", 1),
+        page(2, "This one has moved.", more='<redirect title="X" />'),
+        page(3, "#REDIRECT [[X]]"),
+        page(4, "{{Infobox}}"),
+        page(5, "It may be this.\n{{disambig}}"),
+        page(6, "This & that are not escaped."),
+        page(7, "This is not wikitext.", more="<model>json</model>"),
+        page(8, "This\0 has\x08 three\x01 too many."),
+        page(9, "This one is long.\n\n" * 60_000),
+        page(10, ""),
+        "<page><title>Datei:A.jpg</title><revision><text>This is an old dump.</text></revision></page>",
+    ]
+    data = "".join(texts).encode()
+    work = Work("x.txt", Unit(Path("x"), data, 0, 0, len(data)), Header({6: "Datei"}))
+    result = extract_unit(work)
+    numbers, names = result.counts["numbers"], result.counts["names"]
+    assert {name: numbers.get(name) for name in (pages.PAGES, pages.DOCUMENTS, pages.REDIRECTS, pages.OTHERS)} == {
+        pages.PAGES: 12, pages.DOCUMENTS: 3, pages.REDIRECTS: 2, pages.OTHERS: 2
+    }  # fmt: skip
+    assert [numbers.get(name) for name in (pages.EMPTY, pages.DISAMBIGUATIONS, pages.OTHER_MODELS)] == [2, 1, 1]
+    assert (numbers[pages.INVALID], names[pages.INVALID]) == (1, ["Page 6"])
+    assert (numbers[pages.OVERSIZED], names[pages.OVERSIZED]) == (1, ["Page 9"])
+    assert numbers[pages.CONTROLS] == 3
+    assert result.text.startswith(b"This is an article.\n\nThis has three too many.\n\nThis one is long.\nThis one")
+    assert result.text.endswith(b"\n\n")
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parts_are_cut_by_the_dump_alone_and_shared_between_processes(tmp_path: Path) -> None:
+    path = tmp_path / "x.xml"
+    path.write_text(dump(60))
+    whole = run([path, path], tmp_path / "a")
+    assert whole is not None and len(whole.files) > 6
+    assert run([path, path], tmp_path / "b", part=Part(0, 2)) is None
+    shared = run([path, path], tmp_path / "b", part=Part(1, 2), begin=False)
+    assert shared is not None and shared.counts == whole.counts
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert [file.name for file in whole.files] == sorted(contents(tmp_path / "a"))
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_finished_parts_are_not_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.xml"
+    path.write_text(dump(60))
+    assert run([path], tmp_path / "a") is not None
+    before = contents(tmp_path / "a")
+    (tmp_path / "a" / "manifest.json").unlink()
+    folder = StageFolder(tmp_path / "a", extract.STAGE, extract.VERSION, {}, "source")
+    gone = folder.path / sorted(before)[1]
+    gone.unlink()
+    parsed: list[str] = []
+    original = extract.extract_unit
+    monkeypatch.setattr(extract, "extract_unit", lambda work: parsed.append(work.part) or original(work))
+    assert run([path], tmp_path / "a", begin=False) is not None
+    assert set(parsed) == {gone.name} and contents(tmp_path / "a") == before
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_truncated_dump_keeps_finished_parts_and_can_be_used_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "x.xml"
+    text = dump(60)
+    path.write_text(text[: int(len(text) * 0.8)])
+    with pytest.raises(InputError, match="truncated"):
+        run([path], tmp_path / "a")
+    before = contents(tmp_path / "a")
+    assert len(before) >= 2 and not list((tmp_path / "a").glob(".*.tmp"))
+    found = run([path], tmp_path / "a", keep=True, begin=False)
+    assert found is not None and found.counts.get(extract.TRUNCATED) == 1
+    assert found.counts.get(pages.PAGES) == 48 and before.items() < contents(tmp_path / "a").items()
+
+
+def test_multistream_dumps_give_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dumps, "RANGE_BYTES", 1_000)
+    lines = dump(60).splitlines(keepends=True)
+    texts, at = [lines[0]], 1
+    while at < len(lines) - 1:
+        rest = "".join(lines[at : at + 410])
+        end = rest.rfind("</page>\n") + len("</page>\n")
+        texts.append(rest[:end])
+        at += rest[:end].count("\n")
+    multi, single = tmp_path / "m.xml.bz2", tmp_path / "s.xml.bz2"
+    multi.write_bytes(b"".join(bz2.compress(text.encode()) for text in [*texts, lines[-1]]))
+    single.write_bytes(bz2.compress(dump(60).encode()))
+    assert run([multi], tmp_path / "m") is not None and run([single], tmp_path / "s") is not None
+    assert b"".join(contents(tmp_path / "m").values()) == b"".join(contents(tmp_path / "s").values()) != b""
+
+
+def test_a_page_of_50_mb_passes_in_bounded_time(tmp_path: Path) -> None:
+    path = tmp_path / "x.xml"
+    text = "This is one [[sentence]] of a very long page, and it is not even the last.\n\n" * 685_000
+    path.write_text(f"<mediawiki>{page(0, text)}</mediawiki>")
+    assert path.stat().st_size > 50e6
+    found = run([path], tmp_path / "a")
+    assert found is not None and found.counts.get(pages.PARAGRAPHS) == 685_000
+    assert found.counts.get(pages.OVERSIZED) == 1
+
+
+def test_a_run_killed_half_way_and_run_again_writes_the_same_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "x.xml"
+    path.write_text(dump(6000))
+    script = tmp_path / "killed.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            from pathlib import Path
+            sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
+            from bert.data.corpus import extract
+            import test_extract
+            extract.PART_BYTES = 2**20
+            if __name__ == "__main__":
+                test_extract.run([Path(sys.argv[1])], Path(sys.argv[2]), int(sys.argv[3]))
+            """
+        )
+    )
+    command = [sys.executable, str(script), str(path)]
+    subprocess.run([*command, str(tmp_path / "whole"), "1"], check=True, timeout=120)
+    killed = subprocess.Popen([*command, str(tmp_path / "killed"), "2"])
+    deadline = time.monotonic() + 60
+    while len(contents(tmp_path / "killed")) < 2:
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "killed").glob("*.txt")}
+    whole = contents(tmp_path / "whole")
+    assert 2 <= len(before) < len(whole)
+    subprocess.run([*command, str(tmp_path / "killed"), "2"], check=True, timeout=120)
+    assert contents(tmp_path / "killed") == whole
+    assert all((tmp_path / "killed" / name).stat().st_mtime_ns == time_ns for name, time_ns in before.items())

@@ -1,0 +1,191 @@
+import random
+from collections import Counter
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from support import plain_pretraining as plain
+
+from bert.data.pretraining.config import InstanceConfig
+from bert.data.pretraining.masking import Masked, Pieces, mask, pieces_of, prediction_counts
+from bert.data.vocabulary import Vocabulary
+
+CLS, SEP, MASK, SIZE = 1, 2, 3, 60
+LEAST_P = 1e-4
+"""Seeds are fixed, so a test passes always or never; code that is right fails one with this probability."""
+CONTINUES = frozenset(range(40, SIZE))
+PIECES = Pieces(SIZE, CLS, SEP, MASK, np.array([number in CONTINUES for number in range(SIZE)]))
+
+
+def config(seq_len: int = 32, max_predictions: int = 5, **changes: object) -> InstanceConfig:
+    return InstanceConfig(seq_len=seq_len, max_predictions=max_predictions, **changes)  # type: ignore[arg-type]
+
+
+def rows_of(pairs: list[tuple[list[int], list[int]]], seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return ids, lengths and lengths of the first segments."""
+    ids = np.zeros((len(pairs), seq_len), np.int32)
+    for row, (first, second) in enumerate(pairs):
+        whole = [CLS, *first, SEP, *second, SEP]
+        ids[row, : len(whole)] = whole
+    lengths = np.array([len(first) + len(second) + 3 for first, second in pairs], np.int32)
+    return ids, lengths, np.array([len(first) for first, _ in pairs], np.int32)
+
+
+def masked(
+    pairs: list[tuple[list[int], list[int]]], settings_: InstanceConfig, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, Masked]:
+    """Return the ids before and after, and the predictions."""
+    ids, lengths, first_lengths = rows_of(pairs, settings_.seq_len)
+    before = ids.copy()
+    return before, ids, mask(ids, lengths, first_lengths, settings_, PIECES, np.random.default_rng(seed))
+
+
+def chosen_sets(found: Masked) -> list[tuple[int, ...]]:
+    return [tuple(row[row > 0].tolist()) for row in found.positions]
+
+
+@pytest.mark.parametrize(("seq_len", "most", "share"), [(128, 20, 0.15), (512, 80, 0.15), (64, 3, 0.3), (9, 9, 1.0)])
+def test_the_count_is_the_rounded_share_of_all_tokens_at_least_one_at_most_the_limit(
+    seq_len: int, most: int, share: float
+) -> None:
+    counts = prediction_counts(config(seq_len, most, masked_lm_prob=share))
+    for length in range(5, seq_len + 1):
+        assert counts[length] == min(most, max(1, round(share * length)), length - 3)
+
+
+def test_half_counts_are_rounded_to_even_as_python_does() -> None:
+    counts = prediction_counts(config(128, 20, masked_lm_prob=0.25))
+    assert [counts[length] for length in (6, 10, 14, 18)] == [2, 2, 4, 4]
+    assert prediction_counts(config(128, 20))[[10, 30, 50, 127, 128]].tolist() == [2, 4, 8, 19, 19]
+
+
+segments = st.lists(st.integers(4, SIZE - 1), min_size=1, max_size=14)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(segments, segments), min_size=1, max_size=8),
+    st.integers(1, 40),
+    st.sampled_from([0.0, 0.15, 0.5, 1.0]),
+    st.booleans(),
+    st.integers(0, 999),
+)
+def test_any_rows_are_masked_soundly(
+    pairs: list[tuple[list[int], list[int]]], most: int, share: float, whole_words: bool, seed: int
+) -> None:
+    settings_ = config(32, most, masked_lm_prob=share, whole_word_mask=whole_words)
+    before, after, found = masked(pairs, settings_, seed)
+    assert found.positions.shape == found.labels.shape == (len(pairs), most)
+    for row, (first, second) in enumerate(pairs):
+        count = np.count_nonzero(found.positions[row])
+        wanted = prediction_counts(settings_)[len(first) + len(second) + 3]
+        assert count <= wanted if whole_words else count == wanted
+        positions = found.positions[row, :count].tolist()
+        assert not found.positions[row, count:].any() and not found.labels[row, count:].any()
+        assert positions == sorted(set(positions))
+        assert not {0, len(first) + 1} & set(positions) and max(positions, default=1) < len(first) + len(second) + 2
+        assert found.labels[row, :count].tolist() == before[row, positions].tolist()
+        untouched = np.setdiff1d(np.arange(32), positions)
+        assert (after[row, untouched] == before[row, untouched]).all()
+
+
+def test_every_set_of_positions_is_as_likely() -> None:
+    # Five candidates, in columns 1, 2, 4, 5, 6; two of them are predicted.
+    pairs = [([10, 11], [12, 13, 14])] * 30_000
+    _, _, found = masked(pairs, config(8, 2, masked_lm_prob=0.3))
+    counts = Counter(chosen_sets(found))
+    assert set(counts) == set(combinations([1, 2, 4, 5, 6], 2))
+    assert stats.chisquare(list(counts.values())).pvalue > LEAST_P
+
+
+def test_rows_of_different_lengths_are_masked_independently_of_each_other() -> None:
+    pairs = [([10, 11], [12]), ([10] * 9, [12] * 13), ([10], [12] * 4)] * 10_000
+    _, _, found = masked(pairs, config(32, 4))
+    for kind, (first, second) in enumerate(pairs[:3]):
+        counts = Counter(position for chosen in chosen_sets(found)[kind::3] for position in chosen)
+        columns = [*range(1, len(first) + 1), *range(len(first) + 2, len(first) + len(second) + 2)]
+        assert set(counts) == set(columns)
+        assert stats.chisquare([counts[column] for column in columns]).pvalue > LEAST_P
+    sets = chosen_sets(found)
+    table = Counter(zip(sets[0::3], sets[2::3], strict=True))
+    firsts, lasts = ({key[side] for key in table} for side in (0, 1))
+    assert stats.chi2_contingency([[table[a, b] for b in lasts] for a in firsts]).pvalue > LEAST_P
+
+
+def test_eighty_percent_become_mask_ten_stay_and_ten_become_any_piece() -> None:
+    _, after, found = masked([([10 + n % 30 for n in range(14)], [50] * 14)] * 20_000, config(32, 5))
+    rows, slots = np.nonzero(found.positions)
+    shown, labels = after[rows, found.positions[rows, slots]], found.labels[rows, slots]
+    count = len(labels)
+    assert count == 100_000
+    # A random piece is [MASK] or the token itself once in 60 times.
+    is_mask, is_kept = (shown == MASK).sum(), (shown == labels).sum()
+    assert stats.binomtest(int(is_mask), count, 0.8 + 0.1 / SIZE).pvalue > LEAST_P
+    assert stats.binomtest(int(is_kept), count, 0.1 + 0.1 / SIZE).pvalue > LEAST_P
+    others = np.bincount(shown[(shown != MASK) & (shown != labels) & (labels == 50)], minlength=SIZE)
+    kinds = np.delete(others, [MASK, 50])
+    assert kinds.min() > 0 and stats.chisquare(kinds).pvalue > LEAST_P, "from [PAD] to the last piece"
+    # What a token becomes does not depend on where it stands.
+    columns = [*range(1, 15), *range(16, 30)]
+    places = found.positions[rows, slots]
+    table = [np.bincount(places[pick], minlength=32)[columns] for pick in (shown == MASK, shown == labels)]
+    assert stats.chi2_contingency(table).pvalue > LEAST_P
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "most"),
+    [
+        ([10, 41, 42], [11, 43], 2),  # a word of three never fits
+        ([41, 42, 10], [43, 11, 44], 3),  # segments that begin inside a word
+        ([10, 11, 12], [13, 14], 2),  # whole words of one piece
+        ([10, 41, 42], [43, 44, 45], 2),  # no word fits
+        ([10, 41], [41, 42, 12, 13, 41], 4),
+    ],
+)
+def test_whole_words_are_chosen_as_the_plain_algorithm_does(first: list[int], second: list[int], most: int) -> None:
+    repeats, share = 8_000, 0.5
+    settings_ = plain.Settings(
+        seq_len=16,
+        max_predictions=most,
+        cls_id=CLS,
+        sep_id=SEP,
+        mask_id=MASK,
+        vocab_size=SIZE,
+        masked_lm_prob=share,
+        continuing_ids=CONTINUES,
+        whole_word_mask=True,
+    )
+    rng = random.Random(5)
+    expected = Counter(
+        tuple(plain.assemble(list(first), list(second), False, settings_, rng).positions) for _ in range(repeats)
+    )
+    _, _, found = masked([(first, second)] * repeats, config(16, most, masked_lm_prob=share, whole_word_mask=True))
+    made = Counter(chosen_sets(found))
+    assert set(made) == set(expected)
+    if len(expected) > 1:
+        assert stats.chi2_contingency([[c[key] for key in expected] for c in (expected, made)]).pvalue > LEAST_P
+
+
+def test_a_word_is_masked_whole_or_not_at_all() -> None:
+    rng = np.random.default_rng(0)
+    pairs = [tuple(rng.integers(20, 60, size).tolist() for size in rng.integers(1, 60, 2)) for _ in range(500)]
+    before, _, found = masked(pairs, config(128, 20, whole_word_mask=True))  # type: ignore[arg-type]
+    parted = 0
+    for row, ((first, second), chosen) in enumerate(zip(pairs, map(set, chosen_sets(found)), strict=True)):
+        for column in range(2, len(first) + len(second) + 2):
+            if int(before[row, column]) not in CONTINUES:
+                continue
+            if column == len(first) + 2:
+                parted += (column in chosen) != (column - 2 in chosen)
+            else:
+                assert (column in chosen) == (column - 1 in chosen)
+    assert parted > 20, "the first piece of segment B is no part of the last word of segment A"
+
+
+def test_pieces_of_a_vocabulary() -> None:
+    found = pieces_of(Vocabulary(("a", "[MASK]", "[SEP]", "##b", "[CLS]", "[UNK]", "[PAD]"), True))
+    assert (found.size, found.cls_id, found.sep_id, found.mask_id) == (7, 4, 2, 1)
+    assert found.continues.tolist() == [False, False, False, True, False, False, False]

@@ -1,0 +1,219 @@
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from support import plain_pretraining as plain
+
+from bert.data.pretraining.config import InstanceConfig
+from bert.data.pretraining.pairs import Pairs, cut, make_pairs, truncated
+from bert.data.pretraining.tokens import TokenShard
+
+LEAST_P = 1e-4
+"""Seeds are fixed, so a test passes always or never; code that is right fails one with this probability."""
+
+structures = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=25), min_size=1, max_size=6)
+"""Documents as the lengths of their sentences."""
+
+
+def shard_of(documents: list[list[int]]) -> TokenShard:
+    """Every token is unique: its id is its place."""
+    sentences = np.cumsum([length for document in documents for length in document])
+    return TokenShard(
+        np.arange(sentences[-1], dtype=np.int32), sentences, np.cumsum([len(document) for document in documents])
+    )
+
+
+def config(**changes: object) -> InstanceConfig:
+    return InstanceConfig(**{"seq_len": 63, "max_predictions": 10, "dupe_factor": 1, **changes})  # type: ignore[arg-type]
+
+
+def many(documents: list[list[int]], times: int, **changes: object) -> list[Pairs]:
+    return [cut(shard_of(documents), config(**changes), np.random.default_rng(seed)) for seed in range(times)]
+
+
+def column(parts: list[Pairs], name: str) -> np.ndarray:
+    return np.concatenate([getattr(part, name) for part in parts])
+
+
+@settings(max_examples=200, deadline=None)
+@given(structures, st.integers(5, 90), st.sampled_from([0.0, 0.1, 1.0]), st.integers(0, 999))
+def test_pairs_are_whole_sentences_and_every_sentence_of_every_document_is_used(
+    documents: list[list[int]], seq_len: int, short: float, seed: int
+) -> None:
+    shard = shard_of(documents)
+    pairs = cut(shard, config(seq_len=seq_len, short_seq_prob=short), np.random.default_rng(seed))
+    bounds = {0, *shard.sentence_ends.tolist()}
+    ends = {0, *shard.sentence_ends[shard.document_ends - 1].tolist()}
+    place = 0
+    for begin, length, second, second_length, is_random in zip(
+        *(getattr(pairs, n) for n in Pairs.__slots__), strict=True
+    ):
+        assert begin == place, "segment A begins where the pair before left off"
+        assert {begin, begin + length, second, second + second_length} <= bounds and min(length, second_length) > 0
+        assert not any(begin < end < begin + length or second < end < second + second_length for end in ends)
+        place = begin + length
+        if not is_random:
+            assert second == place and place not in ends
+            # Few documents draw themselves often; then a random B may be the continuation, which is put back.
+            is_used = second not in pairs.first_begin
+            assert is_used or len(documents) < 5
+            place = second + second_length if is_used else place
+    assert place == shard.sentence_ends[-1], "nothing is left over"
+
+
+@settings(max_examples=200, deadline=None)
+@given(structures, st.integers(5, 90), st.integers(0, 999))
+def test_segments_hold_the_fewest_sentences_that_reach_the_target(
+    documents: list[list[int]], seq_len: int, seed: int
+) -> None:
+    shard = shard_of([*documents, *[[7] * 20] * 4, *[[3] * 40] * 4])
+    target = seq_len - 3
+    pairs = cut(shard, config(seq_len=seq_len, short_seq_prob=0.0), np.random.default_rng(seed))
+    begins = np.concatenate([[0], shard.sentence_ends[:-1]])
+    document_ends = shard.sentence_ends[shard.document_ends - 1]
+
+    def is_fewest(begin: int, end: int, wanted: int) -> bool:
+        inside = begins[(begins >= begin) & (begins < end)]
+        return (end - begin >= wanted or end in document_ends) and (len(inside) == 1 or inside[-1] - begin < wanted)
+
+    for row in range(len(pairs)):
+        first, second = int(pairs.first_begin[row]), int(pairs.second_begin[row])
+        end, length = second + int(pairs.second_length[row]), int(pairs.first_length[row])
+        if pairs.is_random[row]:
+            assert is_fewest(second, end, target - length)
+            assert np.searchsorted(document_ends, first, "right") != np.searchsorted(document_ends, second, "right")
+        else:
+            assert is_fewest(first, end, target)
+
+
+def test_the_first_segment_has_any_number_of_the_sentences_but_all() -> None:
+    # Six sentences of ten tokens make a chunk of 60.
+    parts = many([[10] * 600, [10] * 600], 40, short_seq_prob=0.0)
+    lengths, is_random = column(parts, "first_length") // 10, column(parts, "is_random")
+    # At a document's end a chunk is shorter; those are few, and left out.
+    inner = (column(parts, "first_begin") % 6000) < 5940
+    for chosen in (lengths[inner & ~is_random], lengths[inner & is_random]):
+        assert set(chosen) == {1, 2, 3, 4, 5}
+        assert stats.chisquare(np.bincount(chosen)[1:]).pvalue > LEAST_P
+
+
+def test_half_of_the_chunks_of_several_sentences_and_all_of_one_get_a_random_segment() -> None:
+    parts = many([[10] * 600, [10] * 600, [10] * 600], 40, short_seq_prob=0.0)
+    inner = (column(parts, "first_begin") % 6000) < 5940
+    is_random = column(parts, "is_random")[inner]
+    assert len(is_random) > 15_000
+    assert stats.binomtest(int(is_random.sum()), len(is_random), 0.5).pvalue > LEAST_P
+    assert all(part.is_random.all() for part in many([[70] * 50, [80] * 50], 5, short_seq_prob=0.0))
+
+
+def test_a_random_segment_comes_from_any_other_document_and_any_of_its_sentences() -> None:
+    documents = [[10] * 300, [10] * 6, [10] * 60, [10] * 10]
+    parts = many(documents, 400, short_seq_prob=0.0)
+    ends = np.cumsum([sum(document) for document in documents])
+    first, second, is_random = (column(parts, name) for name in ("first_begin", "second_begin", "is_random"))
+    own, other = np.searchsorted(ends, first, "right"), np.searchsorted(ends, second, "right")
+    # Three other documents of four: ten draws that all hit the document itself come once in a million.
+    for document in range(4):
+        drawn = Counter(other[is_random & (own == document)].tolist())
+        assert document not in drawn
+        assert stats.chisquare(list(drawn.values())).pvalue > LEAST_P, "documents are as likely, short or long"
+    for document, begin in ((1, 3000), (3, 3660)):
+        starts = (second[is_random & (other == document)] - begin) // 10
+        assert stats.chisquare(np.bincount(starts, minlength=len(documents[document]))).pvalue > LEAST_P
+
+
+def test_a_document_is_drawn_up_to_ten_times() -> None:
+    # With two documents the tenth draw hits the document itself with a chance of 1 in 1024.
+    parts = many([[10] * 3000, [10] * 3000], 150, short_seq_prob=0.0, seq_len=23)
+    first, second = column(parts, "first_begin") // 30_000, column(parts, "second_begin") // 30_000
+    continues = column(parts, "second_begin") == column(parts, "first_begin") + column(parts, "first_length")
+    drawn_itself = (first == second) & ~continues
+    drawn = drawn_itself | (first != second)
+    assert column(parts, "is_random")[drawn].all() and not column(parts, "is_random")[~drawn].any()
+    assert drawn.sum() > 150_000
+    assert stats.binomtest(int(drawn_itself.sum()), int(drawn.sum()), 2**-10).pvalue > LEAST_P
+
+
+def test_a_lone_document_is_labelled_by_what_the_pair_is() -> None:
+    (pairs,) = many([[1] * 20_000], 1, seq_len=11, short_seq_prob=0.0)
+    assert (pairs.is_random == (pairs.second_begin != pairs.first_begin + pairs.first_length)).all()
+    assert 0.45 < pairs.is_random.mean() < 0.55
+    # Two sentences: A is the first one; B drawn at random is the second one, its continuation, every other time.
+    parts = many([[5, 5]], 2000, seq_len=63)
+    firsts = [part.take(slice(0, 1)) for part in parts]
+    assert stats.binomtest(sum(int(part.is_random[0]) for part in firsts), 2000, 0.25).pvalue > LEAST_P
+
+
+def test_the_first_sentence_of_the_next_document_is_no_continuation() -> None:
+    for part in many([[60], [60], [60]], 200, short_seq_prob=0.0):
+        assert part.is_random.all()
+
+
+def test_a_tenth_of_the_documents_aims_at_a_shorter_length() -> None:
+    # Sentences of one token: a pair that is not random is as long as the target; each document draws one per duplicate.
+    parts = many([[1] * 100] * 400, 60, seq_len=23)
+    targets = []
+    for part in parts:
+        kept = ~part.is_random & (part.first_begin % 100 < 70)
+        documents = part.first_begin[kept] // 100
+        lengths = (part.first_length + part.second_length)[kept]
+        seen = [set(lengths[documents == document].tolist()) for document in np.unique(documents)]
+        assert all(len(values) == 1 for values in seen)
+        targets += [values.pop() for values in seen]
+    shares = np.bincount(targets, minlength=21) / len(targets)
+    assert len(targets) > 20_000 and set(targets) == set(range(2, 21))
+    # A longer target is seen a little less often (a document of few pairs may have none that is not random).
+    assert stats.binomtest(sum(target < 20 for target in targets), len(targets), 0.1 * 18 / 19).pvalue > LEAST_P
+    assert stats.chisquare(np.bincount([t for t in targets if t < 20], minlength=20)[2:]).pvalue > LEAST_P
+    assert shares[20] > 0.9
+
+
+@pytest.mark.parametrize("most", [2, 3, 10, 13])
+def test_truncation_ends_at_the_lengths_that_token_by_token_gives(most: int) -> None:
+    sizes = [(a, b) for a in range(1, 31) for b in range(1, 31)]
+    rng = random.Random(0)
+    expected = []
+    for a, b in sizes:
+        first, second = list(range(a)), list(range(b))
+        plain.truncate(first, second, most, rng)
+        expected.append((len(first), len(second)))
+    found = truncated(pairs_of(sizes), most, np.random.default_rng(0))
+    assert [*zip(found.first_length.tolist(), found.second_length.tolist(), strict=True)] == expected
+
+
+@pytest.mark.parametrize(("sizes", "most"), [((9, 4), 8), ((4, 9), 8), ((12, 12), 11), ((20, 7), 5)])
+def test_truncation_takes_as_many_from_the_front_as_token_by_token(sizes: tuple[int, int], most: int) -> None:
+    repeats = 20_000
+    rng = random.Random(1)
+    expected: Counter[tuple[int, int]] = Counter()
+    for _ in range(repeats):
+        first, second = list(range(sizes[0])), list(range(sizes[1]))
+        plain.truncate(first, second, most, rng)
+        expected[first[0], second[0]] += 1
+    made = truncated(pairs_of([sizes] * repeats), most, np.random.default_rng(1))
+    found = Counter(zip((made.first_begin - 1000).tolist(), (made.second_begin - 5000).tolist(), strict=True))
+    frequent = [key for key, count in (expected + found).items() if count >= 20]
+    table = [[counts[key] for key in frequent] for counts in (expected, found)]
+    assert stats.chi2_contingency(table).pvalue > LEAST_P
+
+
+def pairs_of(sizes: list[tuple[int, int]]) -> Pairs:
+    first, second = np.array(sizes, np.int32).T
+    return Pairs(np.full(len(sizes), 1000), first, np.full(len(sizes), 5000), second, np.zeros(len(sizes), np.bool_))
+
+
+def test_pairs_stay_inside_their_segments_when_truncated() -> None:
+    shard = shard_of([[random.Random(d).randrange(1, 50) for _ in range(200)] for d in range(5)])
+    whole = cut(shard, config(), np.random.default_rng(3))
+    short = make_pairs(shard, config(), np.random.default_rng(3))
+    for name in ("first", "second"):
+        before, after = (getattr(pairs, f"{name}_begin") for pairs in (whole, short))
+        lengths = [getattr(pairs, f"{name}_length") for pairs in (whole, short)]
+        assert (after >= before).all() and (after + lengths[1] <= before + lengths[0]).all()
+    fits = whole.lengths <= 63
+    assert (short.lengths == np.minimum(whole.lengths, 63)).all() and 0 < fits.mean() < 1
+    assert (short.first_begin[fits] == whole.first_begin[fits]).all()

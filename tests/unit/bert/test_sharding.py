@@ -1,0 +1,254 @@
+import heapq
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert.data.corpus import sharding as module
+from bert.data.corpus.sharding import COUNTS, ShardPlan, assign, automatic_shards, scan, shard
+from bert.data.stages import Finished, StageFolder
+from common.errors import InputError, StorageError, UsageError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def ignore(stage: str, done: int, total: int | None) -> None:
+    pass
+
+
+def plan_of(training: int, test: int = 0, fraction: float = 0.0, seed: int = 1) -> ShardPlan:
+    return ShardPlan(training=training, test=test, test_fraction=fraction, seed=seed)
+
+
+def stage_folder(path: Path) -> StageFolder:
+    folder = StageFolder(path, "shard", 1, {}, "")
+    folder.begin()
+    return folder
+
+
+def make_parts(folder: Path, documents: int = 200, parts: int = 3) -> list[Path]:
+    """Write sentence text whose document k has k % 13 + 1 sentences."""
+    folder.mkdir()
+    texts = [
+        "".join(f"Document {number} line {line} \u00e9.\n" for line in range(number % 13 + 1)) + "\n"
+        for number in range(documents)
+    ]
+    paths = []
+    for number in range(parts):
+        paths.append(folder / f"part-{number}.txt")
+        begin, end = (documents * bound // parts for bound in (number, number + 1))
+        paths[-1].write_text("".join(texts[begin:end]), encoding="utf-8")
+    return paths
+
+
+def documents_in(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n\n")[:-1]
+
+
+def sharded(parts: list[Path], folder: Path, plan: ShardPlan) -> Finished:
+    found = shard(parts, stage_folder(folder), "d", plan, ignore)
+    assert found is not None and set(found.counts.numbers) <= set(COUNTS)
+    return found
+
+
+def test_every_document_is_in_one_shard_whole_and_in_order(tmp_path: Path) -> None:
+    parts = make_parts(tmp_path / "in")
+    found = sharded(parts, tmp_path / "out", plan_of(4, 2, 0.2))
+    names = [f"d_training_{index}.txt" for index in range(4)] + ["d_test_0.txt", "d_test_1.txt"]
+    assert [path.name for path in found.files] == names
+    everything = [document for part in parts for document in documents_in(part)]
+    shards = [documents_in(path) for path in found.files]
+    assert sorted(document for documents in shards for document in documents) == sorted(everything)
+    for documents in shards:
+        numbers = [everything.index(document) for document in documents]
+        assert numbers == sorted(numbers) and len(numbers) > 10
+    numbers = found.counts.numbers
+    assert numbers["documents"] == 200 and numbers["training documents"] + numbers["test documents"] == 200
+    lines = sum(document.count("\n") + 1 for document in everything)
+    assert numbers["sentences"] == lines == numbers["training sentences"] + numbers["test sentences"]
+    assert abs(numbers["test sentences"] - 0.2 * lines) <= 7
+    assert numbers["shards with one document"] == numbers["empty documents"] == 0
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
+    parts = make_parts(tmp_path / "in")
+    texts = [
+        [path.read_bytes() for path in sharded(parts, tmp_path / str(number), plan_of(3, 1, 0.1, seed)).files]
+        for number, seed in enumerate((1, 1, 2))
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_how_the_documents_lie_in_parts_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = sharded(make_parts(tmp_path / "a", parts=1), tmp_path / "one", plan_of(3, 1, 0.1))
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 57)
+    monkeypatch.setattr(module, "_BLOCK_DOCUMENTS", 7)
+    seven = sharded(make_parts(tmp_path / "b", parts=7), tmp_path / "seven", plan_of(3, 1, 0.1))
+    assert [path.read_bytes() for path in one.files] == [path.read_bytes() for path in seven.files]
+
+
+def test_documents_are_found_at_any_block_border_and_empty_ones_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\na\nb\n\n\n\nc\n\n")
+    (tmp_path / "b.txt").write_bytes(b"")
+    (tmp_path / "c.txt").write_bytes(b"d\n\n")
+    paths = [tmp_path / f"{name}.txt" for name in "abc"]
+    for size in range(1, 12):
+        monkeypatch.setattr(module, "_BLOCK_BYTES", size)
+        found = scan(paths)
+        assert found.sizes.tolist() == [1, 5, 1, 1, 3, 3]
+        assert found.sentences.tolist() == [0, 2, 0, 0, 1, 1] and found.counts == (5, 0, 1)
+        ended = sharded(paths, tmp_path / str(size), plan_of(1))
+        assert ended.files[0].read_bytes() == b"a\nb\n\nc\n\nd\n\n" and ended.counts.get("empty documents") == 3
+
+
+def plain_assign(sentences: list[int], plan: ShardPlan) -> list[int]:
+    """Assign as the docstring says, one document after the other."""
+    order = [int(number) for number in np.random.default_rng([plan.seed, 0x5917]).permutation(len(sentences))]
+    test: list[int] = []
+    goal, have = plan.test_fraction * sum(sentences), 0
+    while plan.test and len(order) > plan.training:
+        candidate = sentences[order[-1]]
+        if len(test) >= plan.test and (have >= goal or abs(have + candidate - goal) > goal - have):
+            break
+        test.append(order.pop())
+        have += candidate
+    found = [-1] * len(sentences)
+    for documents, first, count in ((order, 0, plan.training), (test, plan.training, plan.test)):
+        loads = [(0, index) for index in range(count)]
+        for number in sorted(documents, key=lambda number: (-sentences[number], number)):
+            load, index = heapq.heappop(loads)
+            found[number] = first + index
+            heapq.heappush(loads, (load + sentences[number], index))
+    return found
+
+
+@pytest.mark.parametrize(("training", "test", "fraction"), [(1, 0, 0.0), (4, 1, 0.1), (7, 3, 0.5), (5, 20, 0.0)])
+def test_the_split_is_that_of_a_plain_loop(training: int, test: int, fraction: float) -> None:
+    rng = np.random.default_rng(3)
+    for count in (30, 200):
+        sentences = rng.integers(1, 50, count).astype(np.int32)
+        plan = plan_of(training, test, fraction)
+        assert assign(sentences, plan).tolist() == plain_assign(sentences.tolist(), plan)
+
+
+def test_shards_differ_by_less_than_their_shortest_document() -> None:
+    sentences = np.random.default_rng(5).integers(3, 400, 2000).astype(np.int32)
+    chosen = assign(sentences, plan_of(8, 2, 0.1))
+    loads = np.bincount(chosen, sentences)
+    for group in (range(8), range(8, 10)):
+        fullest = max(group, key=lambda number: loads[number])
+        assert loads[fullest] - min(loads[number] for number in group) <= sentences[chosen == fullest].min()
+
+
+@pytest.mark.timeout(30)
+def test_a_million_documents_take_seconds() -> None:
+    sentences = np.random.default_rng(5).integers(1, 60, 1_000_000).astype(np.int32)
+    began = time.perf_counter()
+    chosen = assign(sentences, plan_of(256, 16, 0.1))
+    assert time.perf_counter() - began < 10
+    loads = np.bincount(chosen, sentences)
+    assert np.ptp(loads[:256]) <= 1 and abs(loads[256:].sum() / loads.sum() - 0.1) < 0.0001
+
+
+def test_fewer_documents_than_shards_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    parts = make_parts(tmp_path / "in", documents=3, parts=1)
+    with pytest.raises(UsageError, match=r"3 document\(s\) cannot fill 5 shards \(4 training, 1 test\).*--shards 2"):
+        sharded(parts, tmp_path / "out", plan_of(4, 1, 0.1))
+    with pytest.raises(UsageError, match=r"--shards 1 --test-fraction 0"):
+        sharded(parts, tmp_path / "out", plan_of(1, 4, 0.1))
+    found = sharded(parts, tmp_path / "out", plan_of(2, 1, 0.1))
+    assert found.counts.get("shards with one document") == 3
+    assert found.counts.names["shards with one document"] == ["d_training_0.txt", "d_training_1.txt", "d_test_0.txt"]
+
+
+def test_a_plan_that_cannot_be_followed_is_refused() -> None:
+    with pytest.raises(UsageError, match="0 training"):
+        plan_of(0)
+    with pytest.raises(UsageError, match="--test-fraction 1"):
+        plan_of(1, 1, 1.0)
+
+
+def test_text_without_a_last_empty_line_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "cut.txt").write_text("A.\nB.\n\nC.\n")
+    with pytest.raises(InputError, match=r"cut\.txt is no sentence text .*run the stage sentences"):
+        scan([tmp_path / "cut.txt"])
+    with pytest.raises(InputError, match=r"gone\.txt"):
+        scan([tmp_path / "gone.txt"])
+
+
+def test_more_shards_than_open_files_take_several_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = make_parts(tmp_path / "in")
+    one = sharded(parts, tmp_path / "one", plan_of(20, 3, 0.1))
+    monkeypatch.setattr(module, "_most_open_files", lambda: 7)
+    told: list[tuple[int, int | None]] = []
+    folder = stage_folder(tmp_path / "four")
+    four = shard(parts, folder, "d", plan_of(20, 3, 0.1), lambda stage, done, total: told.append((done, total)))
+    assert four is not None
+    assert [path.read_bytes() for path in one.files] == [path.read_bytes() for path in four.files]
+    assert told == sorted(told) and told[-1] == (15, 15)
+
+
+def test_the_limit_of_open_files_is_respected() -> None:
+    resource = pytest.importorskip("resource")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert 8 <= module._most_open_files() <= (4096 if limit == resource.RLIM_INFINITY else max(8, limit - 16))
+
+
+@pytest.mark.parametrize(("size", "shards"), [(0, 4), (1, 4), (2**27, 4), (2**27 + 1, 5), (20 * 2**30, 640)])
+def test_the_default_is_a_shard_per_32_mebibytes_and_at_least_four(size: int, shards: int) -> None:
+    assert automatic_shards(size) == shards
+
+
+def test_finished_shards_are_kept_and_missing_ones_made_again(tmp_path: Path) -> None:
+    parts = make_parts(tmp_path / "in")
+    found = sharded(parts, tmp_path / "out", plan_of(4, 1, 0.1))
+    contents = [path.read_bytes() for path in found.files]
+    times = [path.stat().st_mtime_ns for path in found.files]
+    found.files[2].unlink()
+    again = sharded(parts, tmp_path / "out", plan_of(4, 1, 0.1))
+    assert [path.read_bytes() for path in again.files] == contents and again.counts.numbers == found.counts.numbers
+    kept = [path.stat().st_mtime_ns == before for path, before in zip(again.files, times, strict=True)]
+    assert kept == [True, True, False, True, True]
+
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+from bert.data.corpus.sharding import ShardPlan, shard
+from bert.data.stages import StageFolder
+folder = StageFolder(Path(sys.argv[2]), "shard", 1, {}, "")
+folder.begin()
+def progress(stage, done, total):
+    if done == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+parts = sorted(Path(sys.argv[1]).glob("*.txt"))
+shard(parts, folder, "d", ShardPlan(training=4, test=1, test_fraction=0.1, seed=1), progress)
+"""
+
+
+def test_a_run_killed_while_it_writes_leaves_no_shard_and_a_new_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    parts = make_parts(tmp_path / "in")
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "in"), str(tmp_path / "killed")]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "killed").glob(".*.tmp"))) == 5 and not list((tmp_path / "killed").glob("*.txt"))
+    again = sharded(parts, tmp_path / "killed", plan_of(4, 1, 0.1))
+    whole = sharded(parts, tmp_path / "whole", plan_of(4, 1, 0.1))
+    assert [path.read_bytes() for path in again.files] == [path.read_bytes() for path in whole.files]
+    assert not list((tmp_path / "killed").glob(".*.tmp"))
+
+
+def test_a_full_disk_is_named_and_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    parts = make_parts(tmp_path / "in")
+    monkeypatch.setattr(module, "_hand_out", full)
+    with pytest.raises(StorageError, match="disk is full"):
+        sharded(parts, tmp_path / "out", plan_of(2))
+    assert not list((tmp_path / "out").glob("*.txt")) and not list((tmp_path / "out").glob(".*.tmp"))

@@ -1,0 +1,263 @@
+import dataclasses
+import errno
+import hashlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from bert.data.pretraining import shard_writer
+from bert.data.pretraining.instances import Instances
+from bert.data.pretraining.shard_writer import ShardHeader, write_blocks
+from bert.data.pretraining.shards import check_shard, map_shard, read_shard, write_shard
+from common.errors import InputError, StorageError, UsageError
+
+SEQ_LEN, PREDICTIONS = 12, 3
+NAMES = [field.name for field in dataclasses.fields(Instances)]
+
+
+def instances(samples: int, seed: int = 1) -> Instances:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(6, SEQ_LEN + 1, samples)
+    mask = (np.arange(SEQ_LEN) < lengths[:, None]).astype(np.int8)
+    columns = np.sort(1 + np.argsort(rng.random((samples, 4)), axis=1)[:, :PREDICTIONS], axis=1)
+    used = np.arange(PREDICTIONS) < (np.arange(samples) % (PREDICTIONS + 1))[:, None]
+    return Instances(
+        input_ids=(rng.integers(5, 90_000, (samples, SEQ_LEN)) * mask).astype(np.int32),
+        input_mask=mask,
+        segment_ids=(mask * (np.arange(SEQ_LEN) > 3)).astype(np.int8),
+        masked_lm_positions=(columns * used).astype(np.int32),
+        masked_lm_ids=(rng.integers(1, 900, columns.shape) * used).astype(np.int32),
+        next_sentence_labels=rng.integers(0, 2, samples).astype(np.int8),
+    )
+
+
+def same(first: Instances, second: Instances) -> bool:
+    return all((getattr(first, name) == getattr(second, name)).all() for name in NAMES)
+
+
+def blocks_of(made: Instances, size: int) -> Iterator[Instances]:
+    for begin in range(0, len(made), size):
+        yield Instances(*(getattr(made, name)[begin : begin + size] for name in NAMES))
+
+
+def header(samples: int, **changes: Any) -> ShardHeader:
+    return ShardHeader(samples=samples, seq_len=SEQ_LEN, max_predictions=PREDICTIONS, **changes)
+
+
+@pytest.mark.parametrize("samples", [1, 7, 1024, 1025, 5000])
+@pytest.mark.parametrize("gzip_level", [0, 1, 4, 9])
+def test_what_is_written_in_blocks_is_read_again(tmp_path: Path, samples: int, gzip_level: int) -> None:
+    made = instances(samples)
+    path = tmp_path / "a.hdf5"
+    write_blocks(path, header(samples, settings="s", gzip_level=gzip_level), blocks_of(made, 2048))
+    assert same(read_shard(path), made)
+    with h5py.File(path) as file:
+        found = {
+            name: (file[name].dtype.str, file[name].shape, file[name].compression, file[name].compression_opts)
+            for name in file
+        }
+        packing = {(file[name].shuffle, file[name].chunks) for name in ("input_ids", "input_mask")}
+    kind = ("gzip", gzip_level) if gzip_level else (None, None)
+    assert found == {
+        "input_ids": ("<i4", (samples, 12), *kind),
+        "input_mask": ("|i1", (samples, 12), *kind),
+        "segment_ids": ("|i1", (samples, 12), *kind),
+        "masked_lm_positions": ("<i4", (samples, 3), *kind),
+        "masked_lm_ids": ("<i4", (samples, 3), *kind),
+        "next_sentence_labels": ("|i1", (samples,), *kind),
+    }
+    assert packing == {(True, (min(samples, 1024), 12)) if gzip_level else (False, None)}
+    info = check_shard(path)
+    assert (info.samples, info.seq_len, info.max_predictions, info.settings) == (samples, 12, 3, "s")
+    assert (info.bin_lengths, info.bin_counts, info.mappable) == ((), (), gzip_level == 0)
+    assert [item.name for item in tmp_path.iterdir()] == ["a.hdf5"]
+
+
+@pytest.mark.parametrize("gzip_level", [0, 1])
+def test_the_same_instances_give_the_same_bytes_at_any_time_and_in_any_blocks(tmp_path: Path, gzip_level: int) -> None:
+    made, digests = instances(3000), set()
+    for size in (1024, 2048, 4096):
+        write_blocks(tmp_path / "a.hdf5", header(3000, settings="x", gzip_level=gzip_level), blocks_of(made, size))
+        digests.add(hashlib.sha256((tmp_path / "a.hdf5").read_bytes()).hexdigest())
+    time.sleep(1.0)  # times in a file have a resolution of a second
+    write_shard(tmp_path / "b.hdf5", made, "x", gzip_level)
+    digests.add(hashlib.sha256((tmp_path / "b.hdf5").read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+def test_a_plain_shard_is_mapped_read_only_and_aligned(tmp_path: Path) -> None:
+    made = instances(1001)
+    write_shard(tmp_path / "a.hdf5", made, gzip_level=0)
+    mapped = map_shard(tmp_path / "a.hdf5")
+    assert same(mapped, made) and len(mapped) == 1001
+    for name in NAMES:
+        array = getattr(mapped, name)
+        assert array.dtype == getattr(made, name).dtype and not array.flags.writeable and array.flags.aligned
+        assert array.ctypes.data % 64 == 0 and isinstance(array.base, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        mapped.input_ids[0, 0] = 1
+    assert torch.from_numpy(mapped.input_ids[[3, 5]]).tolist() == made.input_ids[[3, 5]].tolist()
+
+
+def test_a_mapped_shard_outlives_its_name(tmp_path: Path) -> None:
+    made = instances(20)
+    write_shard(tmp_path / "a.hdf5", made, gzip_level=0)
+    mapped = map_shard(tmp_path / "a.hdf5")
+    write_shard(tmp_path / "a.hdf5", instances(30, 2), gzip_level=0)
+    assert same(mapped, made)
+
+
+def test_a_compressed_shard_is_not_mapped(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.hdf5", instances(20))
+    with pytest.raises(InputError, match=r"a\.hdf5 cannot be mapped.*--gzip-level 0"):
+        map_shard(tmp_path / "a.hdf5")
+
+
+@pytest.mark.parametrize("types", [("i8", "i8"), ("i4", "i1"), (">i4", "i1")])
+@pytest.mark.parametrize("options", [{"compression": "gzip"}, {"compression": "gzip", "shuffle": True}, {}])
+def test_shards_from_elsewhere_are_read(tmp_path: Path, types: tuple[str, str], options: dict[str, Any]) -> None:
+    made = instances(300)
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for name in NAMES:
+            values = getattr(made, name)
+            file.create_dataset(name, data=values.astype(types[values.dtype.itemsize == 1]), **options)
+    info = check_shard(tmp_path / "a.hdf5")
+    assert same(read_shard(tmp_path / "a.hdf5"), made) and info.settings is None
+    assert info.mappable == (options == {} and types == ("i4", "i1"))
+    if info.mappable:
+        assert same(map_shard(tmp_path / "a.hdf5"), made)
+
+
+def test_bins_are_kept_with_the_rows(tmp_path: Path) -> None:
+    bins = {"bin_lengths": (6, 12), "bin_counts": (15, 5)}
+    write_blocks(tmp_path / "a.hdf5", header(20, **bins), [instances(20)])
+    info = check_shard(tmp_path / "a.hdf5")
+    assert (info.bin_lengths, info.bin_counts) == ((6, 12), (15, 5))
+    with h5py.File(tmp_path / "a.hdf5") as file:
+        assert file.attrs["bertbench_bin_lengths"].dtype == np.int32
+        assert file.attrs["bertbench_bin_counts"].dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counts", "message"),
+    [
+        ((6, 11), (15, 5), "ascend to 12"),
+        ((6, 12), (15, 4), "add up to 20"),
+        ((6, 12), (25, -5), "add up to 20"),
+        ((12,), (15, 5), "add up to 20"),
+        ((12, 12), (15, 5), "ascend to 12"),
+        ((0, 12), (15, 5), "ascend to 12"),
+        (None, (15, 5), "bins are damaged"),
+        ((6, 12), None, "bins are damaged"),
+        ((6, 12), "xy", "bins are damaged"),
+    ],
+)
+def test_bins_that_do_not_fit_are_refused(tmp_path: Path, lengths: Any, counts: Any, message: str) -> None:
+    write_shard(tmp_path / "a.hdf5", instances(20))
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        for name, values in (("bertbench_bin_lengths", lengths), ("bertbench_bin_counts", counts)):
+            if values is not None:
+                file.attrs[name] = values
+    with pytest.raises(InputError, match=rf"a\.hdf5: its bins .*{message}|a\.hdf5: its {message}"):
+        check_shard(tmp_path / "a.hdf5")
+
+
+@pytest.mark.parametrize("gzip_level", [0, 1])
+def test_a_full_disk_at_any_point_is_told_and_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gzip_level: int
+) -> None:
+    path = tmp_path / "a.hdf5"
+    write_shard(path, instances(5))
+    old = path.read_bytes()
+    made = instances(5000)
+    written: list[int] = []
+    space = [2**40]
+    original = shard_writer._Target.write
+
+    def write(self: Any, data: Any) -> int:
+        written.append(memoryview(data).nbytes)
+        if sum(written) > space[0]:
+            self.plain = _Full(self.plain)
+        return original(self, data)
+
+    monkeypatch.setattr(shard_writer._Target, "write", write)
+    write_shard(tmp_path / "b.hdf5", made, gzip_level=gzip_level)
+    total = sum(written)
+    for share in (0, 0.01, 0.2, 0.5, 0.9, 0.999):
+        written.clear()
+        space[0] = int(total * share)
+        with pytest.raises(StorageError, match=r"a\.hdf5: the disk is full"):
+            write_blocks(path, header(5000, gzip_level=gzip_level), blocks_of(made, 1024))
+        assert path.read_bytes() == old
+        assert sorted(item.name for item in tmp_path.iterdir()) == ["a.hdf5", "b.hdf5"]
+
+
+class _Full:
+    """A file on a full disk."""
+
+    def __init__(self, plain: Any) -> None:
+        self.plain = plain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+    def write(self, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_error_in_the_rows_leaves_no_file(tmp_path: Path) -> None:
+    def blocks() -> Iterator[Instances]:
+        yield instances(1024)
+        raise InputError("the rows end here")
+
+    with pytest.raises(InputError, match="the rows end here"):
+        write_blocks(tmp_path / "a.hdf5", header(2048), blocks())
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_callback_comes_before_the_name(tmp_path: Path) -> None:
+    seen: list[bool] = []
+    path = tmp_path / "a.hdf5"
+    write_blocks(path, header(20), [instances(20)], written=lambda: seen.append(path.exists()))
+    assert seen == [False] and path.exists()
+
+
+def test_a_shard_without_instances_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no instance for a\.hdf5.*fewer shards"):
+        write_shard(tmp_path / "a.hdf5", instances(0))
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("gzip_level", [-1, 10])
+def test_a_gzip_level_that_does_not_exist_is_refused(tmp_path: Path, gzip_level: int) -> None:
+    with pytest.raises(UsageError, match=f"gzip level {gzip_level}"):
+        write_shard(tmp_path / "a.hdf5", instances(5), gzip_level=gzip_level)
+
+
+@pytest.mark.parametrize("gzip_level", [0, 1])
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_shard_is_named(tmp_path: Path, keep: float, gzip_level: int) -> None:
+    path = tmp_path / "a.hdf5"
+    write_shard(path, instances(50), gzip_level=gzip_level)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
+    for reader in (check_shard, read_shard, map_shard):
+        with pytest.raises(InputError, match=r"a\.hdf5.*(truncated|no readable HDF5)"):
+            reader(path)
+
+
+def test_overwritten_bytes_are_named_when_the_data_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.hdf5"
+    write_shard(path, instances(3000))
+    with h5py.File(path) as file:
+        chunk = file["input_ids"].id.get_chunk_info(0)
+    with path.open("r+b") as plain:
+        plain.seek(chunk.byte_offset + 20)
+        plain.write(b"\x55" * (chunk.size // 2))
+    with pytest.raises(InputError, match=r"a\.hdf5 is damaged"):
+        read_shard(path)

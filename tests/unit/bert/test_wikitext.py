@@ -1,0 +1,176 @@
+"""Wikitext to paragraphs: each rule on a line written for it, hostile input in linear time, and the real pages."""
+
+import bz2
+import re
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from bert.data.corpus import wikitext
+from bert.data.corpus.wikitext import is_disambiguation, is_redirect, paragraphs
+
+WIKI = Path(__file__).resolve().parents[4] / "shared" / "data" / "pretrain" / "wiki"
+SAMPLE = WIKI / "enwiki-sample.xml.bz2"
+TABLES = WIKI / "enwiki-table-markup.xml.bz2"
+REAL = pytest.mark.skipif(not SAMPLE.is_file(), reason="needs ../shared/data/pretrain/wiki")
+
+RULES = {
+    "bold": ("'''Ada''' was ''not'' a '''''cat'''''.", ["Ada was not a cat."]),
+    "apostrophe-after-italics": ("It is ''Emma'''s first book.", ["It is Emma's first book."]),
+    "apostrophe-before-italics": ("Voici l'''amour'' du roi.", ["Voici l'amour du roi."]),
+    "four-quotes": ("The ''''word'''' is bold.", ["The 'word' is bold."]),
+    "links": ("A [[cat]], two [[cat|dogs]] and [[:fr:Chat|chat]]s sat.", ["A cat, two dogs and chats sat."]),
+    "nested-link": ("See [[a|the [http://x.org page]]] now.", ["See the page now."]),
+    "file": ("[[File:A.jpg|thumb|A caption with [[a link]] in it.]]He came home.", ["He came home."]),
+    "file-over-lines": ("One is.\n[[Image:A.jpg|thumb|a\n[[b]] c.]]\nTwo is.", ["One is.", "Two is."]),
+    "category": ("He came home.[[Category:Homes|*]] [[fr:Maison]][[zh-yue:X]]", ["He came home."]),
+    "open-file": ("He came home. [[File:A.jpg|thumb|never closed.", ["He came home."]),
+    "external": ("See [http://a.org the page] or [https://b.org] or http://c.org here.", ["See the page or or here."]),
+    "template": ("{{Infobox|a={{b|{{c}}}}\n|d=e}}He came {{fact}}home.", ["He came home."]),
+    "argument": ("He came {{{when|late}}} home.", ["He came home."]),
+    "convert": ("It is {{convert|5|km|mi|abbr=on}} or {{convert|3|to|4|mi}} off.", ["It is 5 km or 3 to 4 miles off."]),
+    "lang": ("The {{lang|de|''Haus''}} and {{lang-fr|maison}} fell.", ["The Haus and maison fell."]),
+    "kept-in-kept": ("A {{nowrap|{{lang|la|[[res|rei]]}} 2}} came.", ["A rei 2 came."]),
+    "as-of": ("{{As of|2014|3|1}}, it was {{as of|2010|lc=y}} so.", ["As of 1 March 2014, it was as of 2010 so."]),
+    "nihongo": ("{{nihongo|'''Aikido'''|合気道|aikidō}} is an art.", ["Aikido is an art."]),
+    "holes": ("Bonn ({{IPA|x}}; {{y}}, city) is (  ) a town {{z}}.", ["Bonn (city) is a town."]),
+    "ref": ('One.<ref>{{cite}} [http://a b]</ref> Two.<ref name="x" /> Three<ref n=y>z</ref>.', ["One. Two. Three."]),
+    "open-ref": ("He came.<ref>It is open.\n\nShe came.", ["He came. It is open.", "She came."]),
+    "comment": ("He came <!-- not\n\nreally -->home.", ["He came home."]),
+    "open-comment": ("He came home. <!-- and then\n\nall is gone.", ["He came home."]),
+    "math": ("Where <math>x^2</math> is a square.", ["Where is a square."]),
+    "gallery": ("<gallery>\nA.jpg|A long caption is here.\n</gallery>\nHe came.", ["He came."]),
+    "tags": ("H<sub>2</sub>O is<br/>wet <span style='a'>and</span> cold.", ["H2O is wet and cold."]),
+    "div": ("<div class=x>He came.</div><p>She came.", ["He came.", "She came."]),
+    "nowiki": ("Write <nowiki>''[[x]]''</nowiki> to link.", ["Write ''[[x]]'' to link."]),
+    "entities": ("A&nbsp;B &amp;lt; C &#8211; D &lt;b&gt; &eacute;.", ["A B &lt; C \N{EN DASH} D <b> \xe9."]),
+    "table": ("He came.\n{| c=x\n|-\n! A\n| B is.\n{|\n| C is.\n|}\n|}\nShe came.", ["He came.", "She came."]),
+    "open-table": ("{|\n| B is a cell.\nStill a cell.\n== Next ==\nShe came.", ["She came."]),
+    "table-in-template": ("{{x|\n{|\n| a\n|}\n}}\nShe came.", ["She came."]),
+    "heading": ("== A title. ==\nHe came.\n=== Another. ===", ["He came."]),
+    "sections": ("He came.\n== Notes ==\nNo.\n=== Sub ===\nNor this.\n== B ==\nShe came.", ["He came.", "She came."]),
+    "german-section": ("Er kam.\n== Einzelnachweise ==\nNicht dies hier.", ["Er kam."]),
+    "items": ("* [[Ada]], a name\n* This one is a whole sentence.\n# Short one.\n; Term\n: So is this one here.",
+              ["This one is a whole sentence.", "So is this one here."]),
+    "magic": ("__NOTOC__\nHe came.__FORCETOC__", ["He came."]),
+    "joined": ("The first line\nand the second.\n\nA new one.", ["The first line and the second.", "A new one."]),
+    "fragment": ("thumb\n\nA words\n\n1 2 3 4 5 6 7 8", ["1 2 3 4 5 6 7 8"]),
+    "broken": ("He {{came [[home|to ]] us}} all | the time.", None),
+    "rule": ("----\nHe came.", ["He came."]),
+    "variant": ("-{zh-hans:x;zh-hant:y}- is -{z}- here.", ["x is z here."]),
+    "control": ("He\x07 came\u200b to\tthe\u2028house.", ["He came to the house."]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_markup_becomes_the_text_that_a_reader_sees(name: str) -> None:
+    text, expected = RULES[name]
+    found = paragraphs(text)
+    if expected is None:
+        assert not re.search(r"\{\{|\}\}|\[\[|\]\]|<ref|\|", "\n".join(found))
+        assert found and found[0].startswith("He")
+    else:
+        assert found == expected
+
+
+def test_names_of_namespaces_come_from_the_dump() -> None:
+    text = "Er kam.[[Datei:A.jpg|mini|Ein Bild.]][[Kategorie:B]]"
+    assert paragraphs(text, ("Datei", "Kategorie")) == ["Er kam."]
+
+
+def test_redirects_and_disambiguations_are_told() -> None:
+    assert is_redirect("#REDIRECT [[X]]") and is_redirect(" #redirect:[[X]]") and is_redirect("#WEITERLEITUNG [[X]]")
+    assert not is_redirect("# [[X]]") and not is_redirect("A #REDIRECT [[X]]")
+    assert is_disambiguation("x may be:\n{{Disambiguation}}") and is_disambiguation("{{hndis|X}}")
+    assert not is_disambiguation("{{about|x}} {{dablink}}")
+
+
+HOSTILE = {
+    "braces": "{{", "brackets": "[[", "quotes": "'''", "refs": "<ref>", "open-refs": "<ref ", "tables": "{|",
+    "table-lines": "{|\n", "links": "[[a|b ", "addresses": "[http://a ", "files": "[[File:a|", "bold": "<b>",
+    "comments": "<!--", "nowikis": "<nowiki>", "headings": "==", "holes": ", ; ( ", "commas": ",", "entities": "&amp",
+    "mixed": "[[a '' <b> {{x| ",
+    "arguments": "{{{", "variants": "-{a:b;", "closing": "]]}}|}", "file-links": "[[File:a|b [[c]]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_input_takes_linear_time(name: str) -> None:
+    seconds = []
+    for count in (3_000, 24_000):
+        begun = time.process_time()
+        paragraphs("A " + HOSTILE[name] * count)
+        seconds.append(time.process_time() - begun)
+    # Eight times the text: quadratic would be 64 times the seconds.
+    assert seconds[1] < max(1.0, 24 * seconds[0])
+
+
+@pytest.mark.parametrize(
+    "opening,closing", [("{{a|", "}}"), ("{{lang|a|", "}}"), ("[[a|", "]]"), ("<i>", "</i>"), ("{|\n", "\n|}")]
+)
+def test_deep_nesting_is_no_error(opening: str, closing: str) -> None:
+    paragraphs("A " + opening * 5_000 + "x" + closing * 5_000)
+    assert paragraphs("He came.\n\n" + opening * 5_000 + "x" + closing * 5_000)[0] == "He came."
+
+
+def test_a_long_page_is_read_in_pieces_and_nothing_is_lost() -> None:
+    text = "".join(f"This is the [[link|sentence]] number {number}.\n\n" for number in range(60_000))
+    assert len(text) > 2 * wikitext.MOST_CHARACTERS
+    assert paragraphs(text) == [f"This is the sentence number {number}." for number in range(60_000)]
+
+
+def _articles(path: Path) -> dict[str, str]:
+    root = ElementTree.fromstring(bz2.decompress(path.read_bytes()))
+    pages = [page for page in root.iter() if page.tag.endswith("}page")]
+    found = {}
+    for page in pages:
+        fields = {node.tag.partition("}")[2]: node.text or "" for node in page.iter()}
+        if fields["ns"] == "0" and not is_redirect(fields["text"]):
+            found[fields["title"]] = fields["text"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def real() -> dict[str, list[str]]:
+    return {title: paragraphs(text) for path in (TABLES, SAMPLE) for title, text in _articles(path).items()}
+
+
+@REAL
+def test_no_markup_is_left_in_real_pages(real: dict[str, list[str]]) -> None:
+    text = "\n".join("\n".join(found) for found in real.values())
+    left = ["{{", "}}", "[[", "]]", "''", "<ref", "<br", "{|", "|", "|-", "File:", "Image:", "Category:", "http:",
+            "( ", "()", "&nbsp;", "__"]  # fmt: skip
+    assert {mark: text.count(mark) for mark in left if mark in text} == {}
+    assert not [line for line in text.split("\n") if line[:1] in set("*#:;=!| ")]
+
+
+@REAL
+def test_real_pages_hold_their_sentences(real: dict[str, list[str]]) -> None:
+    firsts = {
+        "Anarchism": "Anarchism is a political philosophy that advocates self-governed societies based on voluntary",
+        "Albedo": 'Albedo or reflection coefficient, derived from Latin albedo "whiteness" (or reflected sunlight) in',
+        "Achilles": "In Greek mythology, Achilles (Ἀχιλλεύς, Akhilleus) was a Greek hero of the Trojan War and the",
+        "Aristotle": "Aristotle (Ἀριστοτέλης, Aristotélēs; 384\N{EN DASH}322 BC) was a Greek philosopher and scientist",
+        "Aikido": "Aikido is a modern Japanese martial art developed by Morihei Ueshiba as a synthesis of his martial",
+        "Ampere": 'The ampere (SI unit symbol: A), often shortened to "amp", is the SI unit of electric current',
+        "Alain Connes": "Alain Connes (born 1 April 1947) is a French mathematician, currently Professor at the",
+        "Constructive vote of no confidence": "The constructive vote of no confidence (in German: konstruktives",
+    }
+    for title, sentence in firsts.items():
+        assert real[title][0].startswith(sentence)
+    assert any("At 1300 miles, Alabama has one" in paragraph for paragraph in real["Alabama"])
+    assert any("Forty-eight hours must elapse" in text for text in real["Constructive vote of no confidence"])
+    assert not any("Opposition candidate (party)" in text for text in real["Constructive vote of no confidence"])
+
+
+@REAL
+def test_links_read_without_the_parser_read_the_same(
+    real: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wikitext, "_SIMPLE_LINK", re.compile(r"(?!)"))
+    articles = _articles(TABLES) | {title: text for title, text in _articles(SAMPLE).items() if title < "Al"}
+    for title, text in articles.items():
+        if title != "Academy Award for Best Production Design":
+            assert paragraphs(text) == real[title]
