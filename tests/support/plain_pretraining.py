@@ -5,8 +5,11 @@ algorithm (Devlin et al. 2018, appendix A.2, and the behaviour of google-researc
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from support.plain_tokenizer import PlainTokenizer
 
 Sentence = list[int]
 Document = list[Sentence]
@@ -136,9 +139,8 @@ def assemble(first: list[int], second: list[int], is_random: bool, settings: Set
     return Instance(ids, segments, positions, labels, is_random, len(first), len(second))
 
 
-def read_documents(paths: list[Path], vocabulary: Path, lower_case: bool) -> list[Document]:
+def read_documents(paths: list[Path], encode: Callable[[str], list[int]]) -> list[Document]:
     """Read sentence text (a sentence per line, an empty line ends a document), tokenised sentence by sentence."""
-    tokenizer = bert_tokenizer(vocabulary, lower_case)
     documents: list[Document] = [[]]
     for path in paths:
         with path.open(encoding="utf-8", newline="\n") as lines:
@@ -147,18 +149,24 @@ def read_documents(paths: list[Path], vocabulary: Path, lower_case: bool) -> lis
                 if not text:
                     documents.append([])
                     continue
-                ids = tokenizer.encode(text, add_special_tokens=False).ids
+                ids = encode(text)
                 if ids:
                     documents[-1].append(ids)
         documents.append([])
     return [document for document in documents if document]
 
 
-def bert_tokenizer(vocabulary: Path, lower_case: bool):
-    """Return the library's own BERT tokenizer."""
+def library_tokenizer(vocabulary: Path, lower_case: bool) -> Callable[[str], list[int]]:
+    """Return the tokenizers library's own BERT tokenizer."""
     from tokenizers import BertWordPieceTokenizer
 
-    return BertWordPieceTokenizer(str(vocabulary), lowercase=lower_case)
+    tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=lower_case)
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def pieces_of(vocabulary: Path) -> list[str]:
+    """Return the pieces of a vocab.txt in order."""
+    return vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
 def write_hdf5(instances: list[Instance], settings: Settings, path: Path) -> None:
@@ -197,9 +205,14 @@ def make(
     dupe_factor: int = 1,
     seed: int = 12345,
     lower_case: bool = True,
+    library: bool = False,
 ) -> int:
-    """Turn sentence text into one HDF5 file; return how many instances it holds."""
-    pieces = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    """Turn sentence text into one HDF5 file; return how many instances it holds.
+
+    The tokenizer is the published one in plain Python, or, with `library`, that of the tokenizers library.
+    """
+    pieces = pieces_of(vocabulary)
+    encode = library_tokenizer(vocabulary, lower_case) if library else PlainTokenizer(pieces, lower_case).encode
     settings = Settings(
         seq_len=seq_len,
         max_predictions=max_predictions,
@@ -209,6 +222,6 @@ def make(
         vocab_size=len(pieces),
         dupe_factor=dupe_factor,
     )
-    instances = make_instances(read_documents(text, vocabulary, lower_case), settings, random.Random(seed))
+    instances = make_instances(read_documents(text, encode), settings, random.Random(seed))
     write_hdf5(instances, settings, output)
     return len(instances)

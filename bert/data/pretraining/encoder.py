@@ -26,7 +26,7 @@ MOST_CHUNKS = 2**19
 """Chunks that are remembered; with more, all are forgotten and learned again, so that memory does not grow."""
 MOST_BYTES = 32 * 2**20
 """Bytes that the remembered chunks and their ids have at most."""
-_SPAN = 2**18
+_SPAN = 2**16
 """Bytes that are looked up at once: small enough for the processor's cache."""
 _BLANK = re.compile(rb"[ \n]")
 _SEPARATE = re.compile(

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plain_tokenizer import PlainTokenizer
 
 from bert.data.pretraining import encoder
 from bert.data.pretraining.encoder import ChunkEncoder, Encoded
@@ -187,3 +188,14 @@ def test_real_text_gives_the_ids_of_the_library(name: str, lower_case: bool) -> 
         encoded = chunk_encoder.encode(text.encode())
         assert encoded.ids.tolist() == [number for ids in expected for number in ids]
         assert encoded.sentence_ends.tolist() == np.cumsum([len(ids) for ids in expected]).tolist()
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the real text is not beside this checkout (shared/data)")
+@pytest.mark.parametrize(("name", "lower_case"), [("uncased", True), ("cased", False)])
+def test_ids_are_those_of_the_published_tokenizer_in_plain_python(name: str, lower_case: bool) -> None:
+    vocabulary = load_vocabulary(SHARED / f"vocab/bert-{name}.txt", lower_case)
+    plain = PlainTokenizer(list(vocabulary.pieces), lower_case)
+    lines = [line for text in real_texts() for line in text.split("\n")[::10] if line.strip()]
+    expected = [ids for line in lines if (ids := plain.encode(line))]
+    assert len(expected) > 1000
+    assert sentences_of(ChunkEncoder(vocabulary).encode("\n".join(lines).encode())) == expected

@@ -64,8 +64,9 @@ def real_corpus() -> Corpus:
         pytest.skip("needs the shared data: a book and BERT's vocabulary")
     words = " ".join(text.read_text(encoding="utf-8-sig").split()[:20_000])
     sentences = re.split(r"(?<=[.!?]) ", words)
-    encoded = plain.bert_tokenizer(vocabulary, True).encode_batch(sentences, add_special_tokens=False)
-    pieces = [encoding.tokens for encoding in encoded if encoding.tokens]
+    encode = plain.library_tokenizer(vocabulary, True)
+    known = plain.pieces_of(vocabulary)
+    pieces = [[known[number] for number in ids] for sentence in sentences if (ids := encode(sentence))]
     # A letter, a chapter, a page: documents of 1 to 60 sentences.
     rng = random.Random(0)
     documents = []
