@@ -21,6 +21,8 @@ def storage_errors(path: Path) -> Iterator[None]:
         remedy = {
             errno.ENOSPC: "the disk is full: free some space or choose another folder, then run the same command again",
             errno.EDQUOT: "your disk quota is used up: free some space or choose another folder, then run again",
+            errno.EPERM: "that is not permitted there: choose another folder",
+            errno.EFBIG: "larger than the file system or `ulimit -f` allows: raise it, or choose another folder",
             errno.EACCES: "no permission to write there: choose another folder or change its owner",
             errno.ENOENT: "that folder cannot be made there: choose another folder",
             errno.EROFS: "the file system is read-only: choose another folder",
@@ -71,4 +73,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON to `path`, whole or not at all. NaN is refused. Raises StorageError."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a file name that is not UTF-8
+        text = json.dumps(value, indent=2, allow_nan=False)
+    write_text(path, text + "\n")

@@ -27,8 +27,9 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InspectOptions:
-    """Say what a folder of HDF5 shards holds, and hold every row against the format. DIR is the shards' own folder, or
-    one above several preparations: then each of them. Exit code 1 when a check fails.
+    """Say what a folder of HDF5 shards holds, and hold every row against the format; exit code 1 when a check fails.
+
+    DIR is the shards' own folder, or one above several preparations: then each of them.
     """
 
     dir: tyro.conf.Positional[Path]
@@ -55,8 +56,11 @@ class InspectOptions:
         for name in ("samples", "seed"):
             if getattr(self, name) < 0:
                 raise UsageError(f"--{name} {getattr(self, name)} must not be negative")
+        if self.samples > MOST_SAMPLES:
+            raise UsageError(f"--samples {self.samples} is more than anybody reads: use {MOST_SAMPLES} or fewer")
 
 
+MOST_SAMPLES = 1000
 OPTIONS = {"data inspect DIR": InspectOptions}
 
 

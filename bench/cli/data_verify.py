@@ -22,8 +22,10 @@ _MOST_LINES = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyOptions:
-    """Compare two folders of HDF5 shards, value by value. Shards are paired by name; rows must be in the same order.
-    Other compression and other fingerprints of settings are noted and are no difference. Exit code 1 when they differ.
+    """Compare two folders of HDF5 shards, value by value; exit code 1 when they differ.
+
+    Shards are paired by name; rows must be in the same order. Other compression and other fingerprints of settings are
+    noted and are no difference.
     """
 
     first: tyro.conf.Positional[Path]

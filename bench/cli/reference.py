@@ -81,10 +81,11 @@ def _fields(options: type) -> Iterator[tuple[str, str, str]]:
         positional = any(
             "positional" in str(marker).lower() for marker in getattr(hints[field.name], "__metadata__", ())
         )
-        name = field.name.upper() if positional else f"--{field.name.replace('_', '-')}"
+        off = "no-" * (field.default is True)
+        name = field.name.upper() if positional else f"--{off}{field.name.replace('_', '-')}"
         yield (
             name,
-            "required" if positional else _default(field),
+            "required" if positional and field.default != () else _default(field),
             meanings.get(field.name) or _help_text(hints[field.name]),
         )
 
@@ -93,7 +94,7 @@ def _default(field: "dataclasses.Field[Any]") -> str:
     if field.default is dataclasses.MISSING:
         return "required" if field.default_factory is dataclasses.MISSING else ""
     value = field.default
-    if value is None or value == ():
+    if value is None or value is True or value == ():
         return ""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
@@ -104,9 +105,12 @@ def _help_text(hint: Any) -> str:
 
 def _field_docstrings(options: type) -> dict[str, str]:
     """Return the string that stands under each field."""
+    found: dict[str, str] = {}
+    for base in options.__mro__[1:]:
+        if dataclasses.is_dataclass(base):
+            found |= _field_docstrings(base)
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(options))).body
     assert isinstance(body, ast.ClassDef)
-    found = {}
     for before, after in zip(body.body, body.body[1:], strict=False):
         if (
             isinstance(before, ast.AnnAssign)

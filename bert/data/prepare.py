@@ -1,5 +1,6 @@
 """The pipeline of pretraining data, stage after stage: download, extract and clean, sentences, shard, tokens, hdf5."""
 
+from bert.data.corpus.files import PREPARED_PREFIXES
 from bert.data.pool import Progress, Workers
 from bert.data.preparation import instances, text
 from bert.data.preparation.config import PrepareConfig
@@ -21,15 +22,23 @@ def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, tota
         StorageError: the output cannot be written.
         LockedError: another preparation is writing to the output folder.
     """
-    for seq_len in config.seq_lens:
-        if config.input is not None and config.input.resolve().is_relative_to(config.hdf5_folder(seq_len).resolve()):
-            raise UsageError(
-                f"--output {config.output} would write the shards over the text in {config.input}: give another folder"
-            )
+    _keep_apart(config)
     shared = config.share.count > 1
     remedy = "wait for it, or give another --output"
     with locked(config.output, "another preparation", remedy, shared=shared), Workers(config.workers) as workers:
         return _run(StageRunner(config, workers, progress))
+
+
+def _keep_apart(config: PrepareConfig) -> None:
+    """Refuse an input that lies where the stages keep their files."""
+    if config.input is None or not config.input.resolve().is_relative_to(config.output.resolve()):
+        return
+    parts = config.input.resolve().relative_to(config.output.resolve()).parts
+    if parts and parts[0].startswith(PREPARED_PREFIXES):
+        raise UsageError(
+            f"--input {config.input} lies in a folder where --output {config.output} keeps files of its own: "
+            "give another --output, or move the text"
+        )
 
 
 def _run(runner: StageRunner) -> PrepareSummary:
@@ -64,5 +73,5 @@ def _summary(runner: StageRunner, sharded: Finished | None) -> PrepareSummary:
         vocab_size=None if pieces is None else len(pieces.pieces),
         vocab_path=path,
         vocab_trained=pieces is not None and runner.config.vocab is None,
-        notes=tuple(notes_of(runner.stages, runner.replaced)),
+        notes=tuple(notes_of(runner.stages, runner.replaced, pieces)),
     )

@@ -100,7 +100,15 @@ class Finished:
 class StageFolder:
     """A stage's folder while the stage runs."""
 
-    def __init__(self, path: Path, stage: str, version: int, settings: Mapping[str, Any], source: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        stage: str,
+        version: int,
+        settings: Mapping[str, Any],
+        source: str,
+        companions: Sequence[str] = (),
+    ) -> None:
         """Name the stage.
 
         Args:
@@ -109,7 +117,9 @@ class StageFolder:
             version: raised when the code writes other bytes.
             settings: everything else its bytes depend on, as JSON values (never the number of workers).
             source: fingerprint of its input.
+            companions: names of files beside the stage's own that are made with it.
         """
+        self.companions = tuple(companions)
         self.path = path
         self.stage = stage
         self.settings = dict(settings)
@@ -118,26 +128,34 @@ class StageFolder:
     def begin(self, alone: bool = True) -> int:
         """Make the folder ready; return how many files of other settings or input were removed.
 
+        Only files that this pipeline wrote are removed.
+
         Args:
             alone: no other process works in the folder, so temporary files are left over from a killed one.
 
         Raises:
+            InputError: the folder holds files that this pipeline did not write; the message names one.
             StorageError: the folder cannot be written.
         """
         known = _read(self.path)
         with storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            foreign = _foreign_files(self.path, known, self.companions)
+            if foreign:
+                raise InputError(
+                    f"{self.path} holds {len(foreign)} file(s) that were not made here ({foreign[0].name}), and they "
+                    "will not be touched: move them, or give another --output or --dataset"
+                )
             for temporary in self.path.glob(".*.tmp") if alone else ():
                 temporary.unlink(missing_ok=True)
             if known.get("fingerprint") == self.fingerprint:
                 return 0
-            # The manifest goes first: files without one belong to nobody and are removed by the next begin.
-            (self.path / MANIFEST_FILE).unlink(missing_ok=True)
-            stale = [file for file in self.path.iterdir() if file.is_file() and file.name != ".lock"]
-            for file in stale:
-                file.unlink(missing_ok=True)
+        # As long as old files are there, a manifest says that they are ours, and not that they are right.
+        if known:
+            write_json(self.path / MANIFEST_FILE, {**known, "fingerprint": "", "complete": False})
+        removed = clear_stage(self.path, self.companions if known else ())
         self._write(complete=False, files=(), counts=Counts())
-        return sum(not file.name.startswith(".") and file.name != MANIFEST_FILE for file in stale)
+        return removed
 
     def is_done(self, name: str) -> bool:
         """Return whether a file of this name is finished."""
@@ -190,6 +208,42 @@ class StageFolder:
             "counts": counts.to_json(),
         }
         write_json(self.path / MANIFEST_FILE, manifest)
+
+
+def _foreign_files(folder: Path, manifest: Mapping[str, Any], companions: Sequence[str]) -> list[Path]:
+    """Return the visible files that neither have a record nor stand in the manifest."""
+    listed = manifest.get("files")
+    ours = {MANIFEST_FILE, *(listed if isinstance(listed, list) else ()), *(companions if manifest else ())}
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if not path.name.startswith(".")
+        and path.name not in ours
+        and not (folder / _STATISTICS.format(name=path.name)).is_file()
+    )
+
+
+def clear_stage(folder: Path, companions: Sequence[str] = ()) -> int:
+    """Remove what a stage made, and nothing else; return how many of its files there were.
+
+    Args:
+        folder: of the stage; there may be none.
+        companions: names of files beside the stage's own that were made with it.
+
+    Raises:
+        StorageError: a file cannot be removed.
+    """
+    removed = 0
+    with storage_errors(folder):
+        for record in sorted(folder.glob(_STATISTICS.format(name="*"))):
+            name = record.name.removeprefix(".").removesuffix(".json")
+            removed += (folder / name).is_file()
+            # The record goes last: it is what says that the file is ours.
+            (folder / name).unlink(missing_ok=True)
+            record.unlink(missing_ok=True)
+        for name in companions:
+            (folder / name).unlink(missing_ok=True)
+    return removed
 
 
 def recorded_counts(folder: Path, name: str) -> Counts:

@@ -1,8 +1,8 @@
 """BERT's tokenizer in plain Python, one character at a time: what the fast encoder is held against.
 
 Written from the description of google-research/bert's tokenization.py: control characters out, white space to blanks,
-CJK characters apart, lower case and accents off, punctuation apart, then the longest piece first. Nothing is shared with
-the project or with the tokenizers library.
+CJK characters apart, lower case and accents off, punctuation apart, then the longest piece first. Nothing is shared
+with the project or with the tokenizers library.
 """
 
 import unicodedata

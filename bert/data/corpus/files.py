@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,9 @@ class Inputs:
 
 
 def find_inputs(folder: Path) -> Inputs:
-    """Return the dumps and `.txt` files at any depth below `folder`; folders that `data pretrain` wrote are left out.
+    """Return the dumps and `.txt` files at any depth below `folder`, links to folders followed.
+
+    Folders that `data pretrain` wrote are left out.
 
     Raises:
         InputError: there is no such folder, or nothing of use in it; the message says what is looked for.
@@ -50,21 +53,35 @@ def find_inputs(folder: Path) -> Inputs:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise InputError(f"{folder} {what}: give a folder that holds .txt files or dumps (.xml.bz2, .xml.gz, .xml)")
-    dumps, texts = [], []
-    for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):
-        parts = path.relative_to(folder).parts
-        if any(part.startswith(PREPARED_PREFIXES) for part in parts[:-1]) or not path.is_file():
+    dumps: list[Path] = []
+    texts: list[Path] = []
+    for path in sorted(_files_below(folder), key=lambda path: path.relative_to(folder).as_posix()):
+        if not is_dump(path) and not path.name.lower().endswith(TEXT_SUFFIXES):
             continue
-        if is_dump(path):
-            dumps.append(path)
-        elif path.name.lower().endswith(TEXT_SUFFIXES):
-            texts.append(path)
+        if path.is_symlink() and not path.exists():
+            raise InputError(f"{path} is a link to a file that is not there: repair it or take it out")
+        if path.is_file():
+            (dumps if is_dump(path) else texts).append(path)
     if not dumps and not texts:
         raise InputError(
             f"{folder} holds neither .txt files nor MediaWiki dumps (.xml.bz2, .xml.gz, .xml): give a folder of plain "
             "text files, one book or article each, or of dumps"
         )
     return Inputs(tuple(dumps), tuple(texts))
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield all that is no folder, at any depth, links to folders followed once each."""
+    seen: set[tuple[int, int]] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        status = Path(place).stat()
+        here = (status.st_dev, status.st_ino)
+        if here in seen:
+            folders.clear()
+            continue
+        seen.add(here)
+        folders[:] = sorted(name for name in folders if not name.startswith(PREPARED_PREFIXES))
+        yield from (Path(place) / name for name in files)
 
 
 def is_dump(path: Path) -> bool:
@@ -87,7 +104,8 @@ def identify(paths: Sequence[Path], folder: Path, memory: Path) -> list[Source]:
     known = _known(memory)
     sources, seen = [], {}
     for path in paths:
-        name = path.relative_to(folder).as_posix()
+        # A name that is not UTF-8 cannot be written into a manifest.
+        name = path.relative_to(folder).as_posix().encode("utf-8", "backslashreplace").decode()
         try:
             status = path.stat()
             state = [status.st_size, status.st_mtime_ns]

@@ -186,6 +186,17 @@ def _scan_part(path: Path) -> Iterator[tuple[Numbers, npt.NDArray[np.int32]]]:
         )
 
 
+def check_documents(count: int, plan: ShardPlan) -> None:
+    """Raise UsageError where there are fewer documents than shards; the message says what fits."""
+    wanted = plan.training + plan.test
+    if count < wanted:
+        remedy = f"--shards {count - plan.test}" if count > plan.test else "--shards 1 --test-fraction 0"
+        raise UsageError(
+            f"{count} document(s) cannot fill {wanted} shards ({plan.training} training, {plan.test} test), each needs "
+            f"one: use {remedy}, or more text"
+        )
+
+
 def assign(sentences: npt.NDArray[np.int32], plan: ShardPlan) -> npt.NDArray[np.int32]:
     """Return the number of the shard of each document, test shards after the training shards; -1 for empty ones.
 
@@ -201,14 +212,8 @@ def assign(sentences: npt.NDArray[np.int32], plan: ShardPlan) -> npt.NDArray[np.
         UsageError: fewer documents than shards.
     """
     filled = np.flatnonzero(sentences)
-    count, wanted = len(filled), plan.training + plan.test
-    if count < wanted:
-        remedy = f"--shards {count - plan.test}" if count > plan.test else "--shards 1 --test-fraction 0"
-        raise UsageError(
-            f"{count} document(s) cannot fill {wanted} shards ({plan.training} training, {plan.test} test), each needs "
-            f"one: use {remedy}, or more text"
-        )
-    order = filled[np.random.default_rng([plan.seed, 0x5917]).permutation(count)][::-1]
+    check_documents(len(filled), plan)
+    order = filled[np.random.default_rng([plan.seed, 0x5917]).permutation(len(filled))][::-1]
     test_count = _test_documents(sentences[order], plan)
     chosen = np.full(len(sentences), _NO_SHARD, np.int32)
     _balance(np.sort(order[:test_count]), sentences, plan.test, plan.training, chosen)

@@ -48,6 +48,8 @@ _DISAMBIGUATION = re.compile(
     re.IGNORECASE,
 )
 _HEADING = re.compile(r"(={1,6})\s*(.*?)\s*={1,6}\s*$")
+# Of 10<sup>18</sup> the text is 10^18, not 1018.
+_POWER = re.compile(r"(?<=\d)<sup>([-+\u2212\u2013]?\d{1,9})</sup>")
 _MAGIC_WORD = re.compile(r"__[A-Z]{3,}__")
 _QUOTES = re.compile(r"'{2,}")
 _VARIANT = re.compile(r"-\{(?:[^{}:;|]*[:|])?([^{};]*)[^{}]*\}-")
@@ -165,6 +167,7 @@ def _running_lines(text: str, prefix: "re.Pattern[str]", parser: "_Parser") -> I
 
 def _without_blocks(piece: str, prefix: "re.Pattern[str]", parser: "_Parser") -> str:
     if "<" in piece:
+        piece = _POWER.sub(r"^\1", piece)
         piece = markup.remove_tags(piece)
     if "{{" in piece:
         piece = markup.replace_templates(piece, parser.template)

@@ -73,7 +73,7 @@ class PrepareConfig:
     seed: int = 12345
     """Seed of the split, the cuts and the masks."""
     lower_case: bool = True
-    """Lower-case the text, as bert-*-uncased."""
+    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps capitals, for a cased vocabulary."""
 
     def __post_init__(self) -> None:
         """Refuse options no shards can be made with."""
@@ -161,7 +161,8 @@ class PrepareConfig:
             return self.dataset
         names = [f"{name}_{self.language}" if name == "wikipedia" else name for name in self.download]
         if self.input is not None:
-            names.append(re.sub(r"\s", "_", self.input.resolve().name).lstrip(".") or "text")
+            name = self.input.resolve().name.encode("utf-8", "backslashreplace").decode()
+            names.append(re.sub(r"[\s\\]", "_", name).lstrip(".") or "text")
         return "_".join(names) or "generated"
 
     def hdf5_folder(self, seq_len: int) -> Path:

@@ -83,7 +83,7 @@ def hdf5(runner: StageRunner, sharded: Finished, pieces: Vocabulary, files: list
             write_json(path / METADATA_FILE, {**begun, "samples": samples, "complete": True})
         return done
 
-    runner.run("hdf5", VERSION, path, settings, sharded.fingerprint, make)
+    runner.run("hdf5", VERSION, path, settings, sharded.fingerprint, make, companions=(METADATA_FILE, VOCABULARY_FILE))
     return _summarise(config, seq_len, path, names, kept)
 
 

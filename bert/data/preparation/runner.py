@@ -1,7 +1,7 @@
 """Runs one stage after the other: keeps what is complete, notes how long each took."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,14 @@ class StageRunner:
         self.replaced = 0
 
     def run(
-        self, stage: str, version: int, path: Path, settings: dict[str, Any], source: str, make: Make
+        self,
+        stage: str,
+        version: int,
+        path: Path,
+        settings: dict[str, Any],
+        source: str,
+        make: Make,
+        companions: Sequence[str] = (),
     ) -> Finished | None:
         """Run a stage, or keep what it made before.
 
@@ -38,6 +45,7 @@ class StageRunner:
             settings: what its bytes depend on, beside the input.
             source: fingerprint of the input.
             make: called where the stage is not complete.
+            companions: names of files beside the stage's own that `make` writes.
 
         Returns:
             The stage; None where other parts of it (`--part`) are not finished.
@@ -46,7 +54,7 @@ class StageRunner:
             UsageError: other parts are not finished, and this call was to go on with the next stage.
         """
         began = time.perf_counter()
-        folder = StageFolder(path, stage, version, settings, source)
+        folder = StageFolder(path, stage, version, settings, source, companions)
         done = folder.finished()
         # Shards are looked at each time: one may be damaged where it lies.
         kept = done is not None and stage != "hdf5"
@@ -54,7 +62,7 @@ class StageRunner:
             with locked(path, "another part that begins", "run it again", wait=True):
                 self.replaced += folder.begin(alone=self.config.share.count == 1)
             done = make(folder)
-        files = _files(path) if done is None else len(done.files)
+        files = _files(path, companions) if done is None else len(done.files)
         self.add(
             stage,
             path,
@@ -86,5 +94,8 @@ class StageRunner:
         )
 
 
-def _files(path: Path) -> int:
-    return sum(file.is_file() and file.name[0] != "." and file.name != MANIFEST_FILE for file in path.iterdir())
+def _files(path: Path, companions: Sequence[str]) -> int:
+    return sum(
+        file.is_file() and file.name[0] != "." and file.name not in (MANIFEST_FILE, *companions)
+        for file in path.iterdir()
+    )

@@ -1,7 +1,6 @@
 """The stages that make text: download, extract and clean, sentences, shard."""
 
 import dataclasses
-import shutil
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -11,7 +10,7 @@ from typing import Any
 from bert.data.corpus.files import Source, find_inputs, identify, is_dump
 from bert.data.preparation.config import PrepareConfig
 from bert.data.preparation.runner import Make, StageRunner
-from bert.data.stages import Finished, fingerprint_of, read_finished
+from bert.data.stages import MANIFEST_FILE, Finished, clear_stage, fingerprint_of, read_finished
 from common.errors import InputError, UsageError
 
 DOWNLOAD_FOLDER = "download"
@@ -49,7 +48,7 @@ def paragraphs(runner: StageRunner, downloaded: Sequence[Path]) -> list[Finished
         path = config.stage_folder(stage)
         if not sources:
             if stage in config.stages:  # what an earlier call made of other input is no part of this one
-                shutil.rmtree(path, ignore_errors=True)
+                clear_stage(path, (MANIFEST_FILE,))
         elif stage in config.stages:
             content = fingerprint_of([[source.name, source.digest] for source in sources])
             version, settings, make = _extract(runner, sources) if stage == "extract" else _clean(runner, sources)
@@ -138,7 +137,7 @@ def shards(runner: StageRunner, segmented: Finished | None) -> Finished | None:
         InputError: sentences is not complete.
         UsageError: fewer documents than shards.
     """
-    from bert.data.corpus.sharding import VERSION, ShardPlan, automatic_shards, shard
+    from bert.data.corpus.sharding import VERSION, ShardPlan, automatic_shards, check_documents, shard
 
     config = runner.config
     if segmented is None:
@@ -148,6 +147,7 @@ def shards(runner: StageRunner, segmented: Finished | None) -> Finished | None:
     plan = ShardPlan(
         training=count, test=config.test_shards(count), test_fraction=config.test_fraction, seed=config.seed
     )
+    check_documents(segmented.counts.get("documents"), plan)
     return runner.run(
         "shard",
         VERSION,

@@ -1,6 +1,7 @@
 """Requests over HTTP and HTTPS: who asks, how patiently, what is worth another attempt, where redirects may lead."""
 
 import http.client
+import logging
 import random
 import re
 import time
@@ -18,6 +19,7 @@ from common.errors import InputError, UsageError
 
 BLOCK_BYTES = 2**18
 """Bytes that are read at a time."""
+_LOG = logging.getLogger(__name__)
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Answers that another attempt may turn into a better one."""
 _REMEDIES = {
@@ -172,6 +174,7 @@ def patiently(url: str, attempt: Callable[[], Result], transfer: Transfer, recei
             wait = min(transfer.first_wait_seconds * 2.0 ** min(failures - 1, 30), longest)
             # Spread over time: many machines that were cut off together do not come back together.
             wait = wait * random.uniform(0.5, 1.0) if error.after is None else min(error.after, longest)
+            _LOG.warning("%s: %s; attempt %d of %d in %.0f s", url, error, failures + 1, transfer.attempts, wait)
             transfer.wait(wait)
 
 

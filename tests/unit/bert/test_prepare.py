@@ -257,6 +257,40 @@ def test_the_output_may_lie_in_the_text_folder(tmp_path: Path) -> None:
     assert (second.documents, only(second).shards_kept) == (first.documents, 4)
 
 
+def test_text_in_a_stages_own_folder_is_refused_and_left_alone(text: Path, tmp_path: Path) -> None:
+    for stage in ("extracted", "cleaned", "sentences"):
+        folder = tmp_path / stage / "novels"
+        folder.mkdir(parents=True)
+        (folder / "mine.txt").write_text("A book. It is mine. " * 50)
+        with pytest.raises(UsageError, match="keeps files of its own"):
+            prepare(config(folder, tmp_path))
+    for stage in ("cleaned", "sentences"):
+        with pytest.raises(InputError, match=r"not made here \(mine\.txt\)"):
+            prepare(config(text, tmp_path))
+        assert (tmp_path / stage / "novels/mine.txt").exists()
+        (tmp_path / stage / "novels/mine.txt").unlink()
+    assert only(prepare(config(text, tmp_path))).shards == 4
+    assert (tmp_path / "extracted/novels/mine.txt").exists()
+
+
+def test_a_vocabulary_with_capitals_for_lower_cased_text_is_a_note(
+    text: Path, done: PrepareSummary, tmp_path: Path
+) -> None:
+    assert done.vocab_path is not None
+    pieces = [*load_vocabulary(done.vocab_path, True).pieces, *(f"Name{number}" for number in range(200))]
+    (tmp_path / "cased.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    summary = prepare(config(text, tmp_path / "out", vocab=tmp_path / "cased.txt"))
+    assert any("200 pieces of the vocabulary have capitals" in note for note in summary.notes)
+    assert not any("capitals" in note for note in done.notes)
+
+
+def test_more_shards_than_anybody_has_documents_are_refused_at_once(text: Path, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(UsageError, match="cannot fill"):
+        prepare(config(text, tmp_path, shards=99_999_999))
+    assert time.monotonic() - began < 20
+
+
 def test_every_stage_is_an_option_and_has_its_place(tmp_path: Path) -> None:
     assert STAGES == ("download", "extract", "clean", "sentences", "shard", "hdf5")
     names = {PrepareConfig(output=tmp_path, input=tmp_path).stage_folder(name) for name in ("extract", "clean")}

@@ -174,3 +174,8 @@ def test_links_read_without_the_parser_read_the_same(
     for title, text in articles.items():
         if title != "Academy Award for Best Production Design":
             assert paragraphs(text) == real[title]
+
+
+def test_powers_keep_their_meaning() -> None:
+    text = "One atom in 10<sup>18</sup> others, or 10<sup>\u221218</sup> of them; see the 21<sup>st</sup> one."
+    assert paragraphs(text) == ["One atom in 10^18 others, or 10^\u221218 of them; see the 21st one."]
