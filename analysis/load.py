@@ -146,7 +146,7 @@ def _refuse_newer(error: Exception) -> None:
 
 
 def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float | None) -> LoadedTrial:
-    base = {**dataclasses.asdict(trial), "trial_id": trial.trial_id}
+    base = {**dataclasses.asdict(trial), "training": dict(trial.training), "trial_id": trial.trial_id}
     try:
         result = directory.read_result()
         steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}

@@ -6,6 +6,8 @@
     runs/<name>/results.csv
     runs/<name>/report/
 
+A run of kind train holds more: analysis.train_records.
+
 Every file is written whole by a rename, except steps-*.csv, telemetry-*.csv and log.txt, which grow while a trial
 runs; a last line cut short by a crash is dropped by the reader. A trial is finished when its result.json exists.
 """
@@ -15,15 +17,17 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.atomic import atomic_path, write_json
+from analysis.record_files import SCHEMA_VERSION as SCHEMA_VERSION
+from analysis.record_files import read_record as read_record
+from analysis.record_files import typed_rows
+from analysis.record_files import write_record as write_record
+from common.atomic import atomic_path
 from common.errors import InputError, SchemaError, UsageError
-
-SCHEMA_VERSION = 1
 
 STATUSES = ("ok", "oom", "crashed", "timeout", "interrupted", "refused")
 KINDS = ("throughput", "input", "probe", "profile", "train")
@@ -170,6 +174,8 @@ class Trial:
     """Name in bench.profilers, for kind profile."""
     profiler_options: tuple[str, ...] = ()
     """What the profiler was told by --with and --nvtx: "name" or "name=value" words, sorted."""
+    training: tuple[tuple[str, Any], ...] = ()
+    """Of kind train: every setting of the training, (name, plain value), sorted; `round` is then the attempt."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, with the mend."""
@@ -204,8 +210,9 @@ class Trial:
         fields = dataclasses.asdict(self)
         if self.data_fingerprint:
             del fields["data"]
-        if not self.profiler_options:
-            del fields["profiler_options"]
+        for name in ("profiler_options", "training"):  # trials made before these existed keep their ids
+            if not fields[name]:
+                del fields[name]
         text = json.dumps(fields, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         words = (
@@ -217,14 +224,17 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """Return every field, with the schema version and the id."""
-        return {"schema_version": SCHEMA_VERSION, "trial_id": self.trial_id, **dataclasses.asdict(self)}
+        fields = {**dataclasses.asdict(self), "training": dict(self.training)}
+        return {"schema_version": SCHEMA_VERSION, "trial_id": self.trial_id, **fields}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Trial":
         """Read what `to_json` wrote; unknown fields of the same schema version are ignored."""
         names = {field.name for field in dataclasses.fields(cls)}
         fields = {name: item for name, item in value.items() if name in names}
-        return cls(**{**fields, "profiler_options": tuple(fields.get("profiler_options", ()))})
+        fields["profiler_options"] = tuple(fields.get("profiler_options", ()))
+        fields["training"] = tuple(sorted(dict(fields.get("training", ())).items()))
+        return cls(**fields)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -287,7 +297,7 @@ class TrialDirectory:
         """Return the trial. Raises SchemaError, also when a field has a value no trial can have."""
         try:
             return Trial.from_json(read_record(self.trial_json))
-        except (UsageError, TypeError) as error:
+        except (UsageError, TypeError, ValueError) as error:
             raise SchemaError(f"{self.trial_json} describes no trial: {error}") from error
 
     def read_result(self) -> dict[str, Any] | None:
@@ -305,7 +315,7 @@ class TrialDirectory:
 
     def read_steps(self, rank: int) -> list[dict[str, Any]]:
         """Return one rank's step rows with typed values (None where empty); a last line cut short is dropped."""
-        return list(_typed_rows(self.steps_csv(rank), STEP_COLUMNS))
+        return list(typed_rows(self.steps_csv(rank), STEP_COLUMNS))
 
     def read_ranks(self) -> dict[int, dict[str, Any]]:
         """Return the rank records that exist, by rank."""
@@ -317,7 +327,7 @@ class TrialDirectory:
         rows: list[dict[str, Any]] = []
         for path in sorted(self.path.glob("telemetry-*.csv")):
             node = int(path.stem.rsplit("-", 1)[1])
-            rows.extend({**row, "node": node} for row in _typed_rows(path, TELEMETRY_COLUMNS))
+            rows.extend({**row, "node": node} for row in typed_rows(path, TELEMETRY_COLUMNS))
         return rows
 
 
@@ -366,35 +376,3 @@ class RunDirectory:
             writer = csv.DictWriter(file, RESULT_COLUMNS, extrasaction="ignore", restval="")
             writer.writeheader()
             writer.writerows({key: "" if row.get(key) is None else row[key] for key in RESULT_COLUMNS} for row in rows)
-
-
-def write_record(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON record with the schema version. Raises StorageError."""
-    write_json(path, {"schema_version": SCHEMA_VERSION, **value})
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Read a JSON record. Raises SchemaError when it is damaged or of a newer schema."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SchemaError(f"cannot read {path}: {error}; remove that file and run again, or restore it") from error
-    version = value.get("schema_version") if isinstance(value, dict) else None
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise SchemaError(f"{path} has no schema_version: it was not written by bertbench")
-    if version > SCHEMA_VERSION:
-        raise SchemaError(
-            f"{path} has schema_version {version}, this bertbench reads up to {SCHEMA_VERSION}: upgrade bertbench"
-        )
-    return dict(value)
-
-
-def _typed_rows(path: Path, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        text = file.read()
-    whole = text[: text.rfind("\n") + 1]
-    for line_number, row in enumerate(csv.DictReader(whole.splitlines()), start=2):
-        try:
-            yield {name: kind(row[name]) if row.get(name) else None for name, kind in columns.items()}
-        except (TypeError, ValueError) as error:
-            raise SchemaError(f"{path} line {line_number} is not a step record: {error}") from error

@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 
 from analysis.records import write_record
-from bench.processes import die_with_parent
+from bench.processes import STOP_VARIABLE, die_with_parent, hold_stop_signals
 
 
 def main(argv: list[str]) -> int:
     """Run torchrun with argv[1:]; on failure write the ranks' exit codes to argv[0]."""
     die_with_parent(signal.SIGKILL)
+    if STOP_VARIABLE in os.environ:
+        hold_stop_signals()
     failures_path = Path(argv[0])
     began = time.perf_counter()
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

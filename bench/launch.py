@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from analysis.metrics.throughput import summarize
 from analysis.records import Trial, TrialDirectory, read_record, write_record
@@ -20,6 +20,7 @@ from bench.processes import (
     HARNESS_VARIABLE,
     MARK_VARIABLE,
     PARENT_VARIABLE,
+    STOP_VARIABLE,
     descendants,
     end_marked,
     end_tree,
@@ -36,6 +37,10 @@ _AGENT_JSON = "agent.json"
 _POLL_SECONDS = 0.05
 # Reading sensors costs a core some 2 ms: on a CPU-only machine that core is the trial's.
 _SAMPLE_SECONDS = {"cpu": 1.0, "cuda": 0.05}
+# Training lasts for days: its readings must not outgrow its checkpoints.
+_SAMPLE_SECONDS_OF_TRAINING = 2.0
+# Without a limit on a trial, how long a rank waits for the others, such as for one that writes a checkpoint.
+_LONGEST_WAIT_SECONDS = 3600
 # A profiler's own processes may end a little after its command.
 _TOOL_GRACE_SECONDS = 5.0
 _REPOSITORY = Path(__file__).resolve().parent.parent
@@ -45,17 +50,30 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 class LaunchOptions:
     """How trials are run; none of it changes what they do."""
 
-    timeout_seconds: float = 900.0
-    """A trial that takes longer is ended."""
+    timeout_seconds: float | None = 900.0
+    """A trial that takes longer is ended; None sets no limit."""
     price_per_hour: float | None = None
     """Price of all devices of a trial together, for the cost columns."""
 
     def __post_init__(self) -> None:
         """Refuse limits and prices that mean nothing."""
-        if not self.timeout_seconds > 0:
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             raise UsageError(f"--timeout-seconds {self.timeout_seconds} must be above 0")
         if self.price_per_hour is not None and not 0 < self.price_per_hour < math.inf:
             raise UsageError(f"--price-per-hour {self.price_per_hour} must be above 0")
+
+
+class Watcher(Protocol):
+    """Looks after a trial while it runs, from the harness."""
+
+    def begin(self, directory: TrialDirectory) -> None:
+        """Called when the trial's folder is there, before its ranks start."""
+
+    def look(self) -> None:
+        """Do what is to be done now and then; called some twenty times a second, and once after the end."""
+
+    def stop_wanted(self) -> bool:
+        """Whether the ranks of a training are to save and end."""
 
 
 def run_trial(
@@ -64,6 +82,7 @@ def run_trial(
     devices: Devices,
     environment: Mapping[str, Any],
     options: LaunchOptions,
+    watcher: Watcher | None = None,
 ) -> dict[str, Any]:
     """Run `trial` to its end, write its result.json and return it.
 
@@ -81,6 +100,8 @@ def run_trial(
     described = {**environment, "load_average": list(os.getloadavg())}
     write_record(directory.env_json, {**described, "telemetry_unavailable": telemetry.unavailable})
     oom_kills = _oom_kills()
+    if watcher is not None:
+        watcher.begin(directory)
     began = time.perf_counter()
     timed_out = False
     mark = uuid.uuid4().hex
@@ -89,7 +110,7 @@ def run_trial(
     with log:
         child = _start(trial, directory, devices, options, log.fileno(), mark)
         try:
-            timed_out = not _wait(child, trial, directory, telemetry, options)
+            timed_out = not _wait(child, trial, directory, telemetry, options, watcher)
             if trial.profiler is not None:
                 end_marked(mark, grace_seconds=_TOOL_GRACE_SECONDS)
         except BaseException:
@@ -97,9 +118,12 @@ def run_trial(
             end_marked(mark)
             child.wait()
             if isinstance(sys.exc_info()[1], KeyboardInterrupt):
-                finish(trial, directory, "interrupted", "the sweep was interrupted", options)
+                what = "training" if trial.kind == "train" else "sweep"
+                finish(trial, directory, "interrupted", f"the {what} was interrupted", options)
             raise
     wall_seconds = time.perf_counter() - began
+    if watcher is not None:
+        watcher.look()
     write_record(directory.env_json, {**described, "telemetry_unavailable": telemetry.unavailable})
     if trial.profiler is not None and _ranks_ended_well(directory):
         # What the tool did after that is its own affair: what the ranks measured stands.
@@ -139,6 +163,10 @@ def finish(
         "timeout_seconds": options.timeout_seconds,
         **metrics,
     }
+    if trial.kind == "train":
+        result["outcome"] = told = directory.read_ranks().get(0, {}).get("outcome")
+        if status == "ok" and told is not None and not told["finished"]:
+            result["reason"] = f"stopped as asked after step {told['applied_steps']} of {told['total_steps']}"
     write_record(directory.result_json, result)
     return result
 
@@ -154,7 +182,7 @@ def _start(
         "MKL_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         # The launcher's limit decides what a hang is, not the process group's own, which would look like a crash.
-        JOIN_TIMEOUT_VARIABLE: str(int(options.timeout_seconds) + 60),
+        JOIN_TIMEOUT_VARIABLE: str(int(options.timeout_seconds or _LONGEST_WAIT_SECONDS) + 60),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
@@ -184,6 +212,9 @@ def _start(
         variables |= profiler.environment(scope)
         argv = profiler.wrap(agent, scope)
     variables.pop(PARENT_VARIABLE, None)
+    variables.pop(STOP_VARIABLE, None)
+    if trial.kind == "train":
+        variables[STOP_VARIABLE] = "1"
     variables |= {MARK_VARIABLE: mark, HARNESS_VARIABLE: str(os.getpid())}
     if argv is agent:
         variables[PARENT_VARIABLE] = str(os.getpid())
@@ -207,17 +238,26 @@ def _wait(
     directory: TrialDirectory,
     telemetry: Telemetry,
     options: LaunchOptions,
+    watcher: Watcher | None,
 ) -> bool:
     """Sample sensors until the child ends; return False when its time ran out and it was ended."""
-    deadline = time.monotonic() + options.timeout_seconds
+    deadline = time.monotonic() + (options.timeout_seconds or math.inf)
     next_sample = next_census = time.monotonic()
+    interval = _SAMPLE_SECONDS_OF_TRAINING if trial.kind == "train" else _SAMPLE_SECONDS[trial.device]
     members: list[int] = []
+    told: set[int] = set()
     with telemetry_writer(directory.telemetry_csv(0)) as writer:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=max(0.001, min(_POLL_SECONDS, next_sample - time.monotonic())))
                 return True
             now = time.monotonic()
+            if watcher is not None:
+                watcher.look()
+                if len(told) < trial.world_size and watcher.stop_wanted():
+                    ranks = set(ranks_of(descendants(child.pid))) - told
+                    send(sorted(ranks), signal.SIGTERM)
+                    told |= ranks
             if now >= deadline:
                 # The ranks write where they hang into the log (faulthandler) before they are killed.
                 send(ranks_of(descendants(child.pid)), signal.SIGUSR1)
@@ -231,7 +271,7 @@ def _wait(
             if now >= next_sample:
                 telemetry.sample(writer, members)
                 # Kept to its beat; what was missed is not made up for.
-                next_sample = max(next_sample, now - _SAMPLE_SECONDS[trial.device]) + _SAMPLE_SECONDS[trial.device]
+                next_sample = max(next_sample, now - interval) + interval
 
 
 def _timeout_reason(directory: TrialDirectory, options: LaunchOptions) -> str:

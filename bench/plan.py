@@ -191,9 +191,9 @@ def expand(
                     kind=kind,
                     task=sweep.task,
                     implementation=implementation,
-                    strategy=_strategy(strategy, world_size),
+                    strategy=resolve_strategy(strategy, world_size),
                     preset=preset,
-                    precision=_precision(precision, devices),
+                    precision=resolve_precision(precision, devices),
                     seq_len=seq_len,
                     micro_batch_size=batch,
                     grad_accum_steps=accumulation,
@@ -247,13 +247,15 @@ def _check_threads(sweep: Sweep, devices: Devices, world_size: int) -> None:
         )
 
 
-def _strategy(name: str, world_size: int) -> str:
+def resolve_strategy(name: str, world_size: int) -> str:
+    """Return the strategy that `auto` stands for, others as they are."""
     if name != AUTO:
         return name
     return "single" if world_size == 1 else "ddp"
 
 
-def _precision(name: str, devices: Devices) -> str:
+def resolve_precision(name: str, devices: Devices) -> str:
+    """Return the precision that `auto` stands for, others as they are."""
     if name != AUTO:
         return name
     return "bf16" if native_bf16(devices) else "fp32"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -17,6 +18,10 @@ MARK_VARIABLE = "BERTBENCH_MARK"
 HARNESS_VARIABLE = "BERTBENCH_HARNESS_PID"
 # Environment variable: the process whose death a child must not outlive, told by itself before it starts the child.
 PARENT_VARIABLE = "BERTBENCH_PARENT_PID"
+# Environment variable: set where a stop signal asks the ranks to save and end, instead of ending the processes.
+STOP_VARIABLE = "BERTBENCH_STOPS_GRACEFULLY"
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def die_with_parent(death_signal: int = signal.SIGKILL) -> None:
@@ -28,6 +33,24 @@ def die_with_parent(death_signal: int = signal.SIGKILL) -> None:
     if os.getppid() != expected:  # it died before the request was made, while this process was starting
         os.kill(os.getpid(), death_signal)
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # for the children of this process
+
+
+def hold_stop_signals() -> None:
+    """Have STOP_SIGNALS wait, in this process and in those it starts, until one of them calls `listen_for_stop`.
+
+    Batch systems send SIGTERM to every process of a job: one that came while a rank still imports must neither end
+    the rank nor be lost, and the launcher of the ranks has to outlive them.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def listen_for_stop() -> Callable[[], bool]:
+    """Take STOP_SIGNALS, those held so far too, as a request; return a function that says whether there was one."""
+    asked: list[int] = []
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda received, frame: asked.append(received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    return lambda: bool(asked)
 
 
 def descendants(pid: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Runs the trials of a sweep into a run directory that a later call can continue."""
 
 import dataclasses
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -43,7 +44,7 @@ def run_trials(
     results = []
     for number, trial in enumerate(trials, start=1):
         directory = run.trial(trial.trial_id)
-        done = finished_result(directory, retry_failed, options.timeout_seconds)
+        done = finished_result(directory, retry_failed, options.timeout_seconds or math.inf)
         progress(number, len(trials), trial, done, done is not None)
         if done is None:
             try:
@@ -147,5 +148,6 @@ def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
         except SchemaError:
             continue
         if result is not None:
-            rows.append({**dataclasses.asdict(trial), **result, "trial_id": trial.trial_id})
+            fields = {**dataclasses.asdict(trial), "training": dict(trial.training)}
+            rows.append({**fields, **result, "trial_id": trial.trial_id})
     return rows

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from analysis.records import Trial, TrialDirectory, write_record
-from bench.processes import die_with_parent
+from bench.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
 from common.errors import BertbenchError, StorageError
 
 T = TypeVar("T")
@@ -29,7 +29,12 @@ def main(argv: list[str]) -> int:
     rank = int(os.environ.get("RANK", "0"))
     directory = TrialDirectory(Path(argv[0]))
     try:
-        _run(directory, directory.read_trial(), rank)
+        should_stop = listen_for_stop() if STOP_VARIABLE in os.environ else None
+        trial = directory.read_trial()
+        if should_stop is None:
+            _run(directory, trial, rank)
+        else:
+            _train(directory, trial, rank, should_stop)
     except Exception as error:
         status, reason = _explain(error)
         if status == "crashed" and not isinstance(error, BertbenchError):
@@ -89,6 +94,35 @@ def _run(directory: TrialDirectory, trial: Trial, rank: int) -> None:
             )
             measured = _measure(training, trial, rank, window, observer, seconds)
     write_record(directory.rank_json(rank), {"rank": rank, **measured, "torch": _torch_versions()})
+    strategy.barrier()
+    strategy.teardown()
+
+
+def _train(directory: TrialDirectory, trial: Trial, rank: int, should_stop: Callable[[], bool]) -> None:
+    """Make one attempt at a training run."""
+    _take_share_of_cores(trial)
+    seconds = _import_torch()
+    import torch
+
+    from bench.train_worker import run_attempt
+    from bert.strategies import STRATEGIES
+    from common.registry import load
+
+    _limit_memory(trial)
+    strategy = load(STRATEGIES, trial.strategy, "strategy")()
+    strategy.setup(trial.device)
+    measured = _timed(seconds, "train", lambda: run_attempt(directory, trial, strategy, should_stop))
+    seconds["total"] = time.perf_counter() - _START
+    record = {
+        "rank": rank,
+        **measured,
+        **_memory(strategy.device),
+        "unknown": dict.fromkeys(("mfu", "measured_peak_flops"), "a training run measures no peak"),
+        "seconds": seconds,
+        "threads": torch.get_num_threads(),
+        "torch": _torch_versions(),
+    }
+    write_record(directory.rank_json(rank), record)
     strategy.barrier()
     strategy.teardown()
 
@@ -310,11 +344,15 @@ def _explain(error: Exception) -> tuple[str, str]:
     """Return the status and the reason of a failure."""
     import torch
 
+    from bert.train import DivergenceError
+
     text = f"{type(error).__name__}: {error}" if not isinstance(error, BertbenchError) else str(error)
     text = text.strip()[:2000]
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in _OUT_OF_MEMORY):
         return "oom", text
-    if isinstance(error, BertbenchError) and not isinstance(error, StorageError):
+    # The plain class is what the other ranks see of a rank's unexpected failure.
+    expected = isinstance(error, BertbenchError) and type(error) is not BertbenchError
+    if expected and not isinstance(error, StorageError | DivergenceError):
         return "refused", text
     return "crashed", text
 

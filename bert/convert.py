@@ -5,14 +5,14 @@ tied decoder is listed a second time.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from bert.config import ModelConfig
-from bert.heads import MaskedWordHead
+from bert.heads import PADDING_BIAS, MaskedWordHead
 from bert.model import BertEncoder
 from common.errors import InputError, UsageError
 
@@ -69,6 +69,11 @@ class LoadReport:
     """Hugging Face names (without "bert.") of the model's parameters that the weights lack; those keep their values."""
     unexpected: tuple[str, ...]
     """Names of the weights, as given, that the model has no place for."""
+    used: tuple[str, ...] = ()
+    """Names of the weights, as given, that went into what was set."""
+    incomplete: tuple[str, ...] = ()
+    """Names of the weights, as given, that were left out because another part of the same parameter of ours is missing:
+    query, key and value are one."""
 
 
 def load_hugging_face_state(
@@ -76,43 +81,72 @@ def load_hugging_face_state(
 ) -> LoadReport:
     """Copy Hugging Face weights into a BertEncoder, or into a model whose `encoder` is one.
 
-    Names may have the prefix "bert." or "distilbert." or none, and the old "gamma" and "beta" or NVIDIA's "dense_act".
-    The vocabulary may be padded as ours is or not at all. Heads and pooler that the weights lack keep their values and
-    are listed in the report.
-
-    Raises:
-        InputError: encoder weights are missing (unless `allow_missing`), a shape differs, or the decoder is not tied
-            to the word embedding. The model is then as it was.
-        UsageError: the model has no BertEncoder.
+    Takes the names and shapes that `match_hugging_face_state` takes, and raises what it raises; the model is then as it
+    was. Heads and pooler that the weights lack keep their values and are listed in the report.
     """
-    encoder, prefix = _encoder_of(model)
+    values, report = match_hugging_face_state(model, state_dict, allow_missing=allow_missing)
     ours = dict(model.named_parameters())
-    given = {_canonical_name(name): name for name in state_dict if not _is_buffer(name)}
-    weights = {name: state_dict[original] for name, original in given.items()}
-    _settle_decoder(weights)
-    values: dict[str, Tensor] = {}
-    missing: list[str] = []
-    used: set[str] = {_DECODER_WEIGHT, _DECODER_BIAS} if _PREDICTION_BIAS in _all_names(ours, prefix) else set()
-    for name, theirs in _names(ours, prefix).items():
-        used.update(theirs)
-        absent = [part for part in theirs if part not in weights]
-        missing.extend(absent)
-        if not absent:
-            values[name] = _assemble(name, [weights[part] for part in theirs], ours[name], encoder.config)
-    lacking = [name for name in missing if name.startswith(("embeddings.", "encoder."))]
-    if lacking and not allow_missing:
-        raise InputError(
-            f"the weights lack {len(lacking)} parameters of the encoder ({_some(lacking)}); they hold "
-            f"{_some(sorted(state_dict)) or 'nothing'}: give the weights of a model of this shape, or allow missing"
-        )
     with torch.no_grad():
         for name, value in values.items():
             ours[name].copy_(value)
         for part in model.modules():
             if isinstance(part, MaskedWordHead):
                 part.reset_padding()
-    unexpected = sorted(original for name, original in given.items() if name not in used)
-    return LoadReport(tuple(values), tuple(missing), tuple(unexpected))
+    return report
+
+
+def match_hugging_face_state(
+    model: nn.Module, state_dict: Mapping[str, Tensor], *, allow_missing: bool = False
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """Bring Hugging Face weights into the form of a model's parameters, without touching the model.
+
+    Names may have the prefix "bert." or "distilbert." or none, and the old "gamma" and "beta" or NVIDIA's "dense_act".
+    The vocabulary may be padded as ours is or not at all.
+
+    Args:
+        model: a BertEncoder or a model whose `encoder` is one; only its names and shapes count, so it may be on the
+            device "meta".
+        state_dict: the weights.
+        allow_missing: whether encoder weights may be missing.
+
+    Returns:
+        The values by the names of our parameters, in the model's types, and what became of each name.
+
+    Raises:
+        InputError: no weight fits, encoder weights are missing (unless `allow_missing`), a shape or type differs, a
+            name comes twice, or the decoder is not tied to the word embedding.
+        UsageError: the model has no BertEncoder.
+    """
+    encoder, prefix = _encoder_of(model)
+    ours = dict(model.named_parameters())
+    given = _given_names(state_dict)
+    weights = {name: state_dict[original] for name, original in given.items()}
+    _settle_decoder(weights)
+    values: dict[str, Tensor] = {}
+    missing: list[str] = []
+    incomplete: set[str] = set()
+    placed: set[str] = {_DECODER_WEIGHT, _DECODER_BIAS} if _PREDICTION_BIAS in _all_names(ours, prefix) else set()
+    for name, theirs in _names(ours, prefix).items():
+        absent = [part for part in theirs if part not in weights]
+        missing.extend(absent)
+        (incomplete if absent else placed).update(theirs)
+        if not absent:
+            values[name] = _assemble(name, [weights[part] for part in theirs], ours[name], encoder.config)
+    lacking = [name for name in missing if name.startswith(("embeddings.", "encoder."))]
+    if not values or (lacking and not allow_missing):
+        raise InputError(
+            f"the weights lack {len(lacking)} parameters of the encoder ({_some(lacking)}); they hold "
+            f"{_some(sorted(state_dict)) or 'nothing'}: give the weights of a model of this shape"
+            + (", or allow missing ones (--allow-missing)" if values else "")
+        )
+    report = LoadReport(
+        loaded=tuple(values),
+        missing=tuple(missing),
+        unexpected=tuple(sorted(given[name] for name in given.keys() - placed - incomplete)),
+        used=tuple(sorted(given[name] for name in given.keys() & placed)),
+        incomplete=tuple(sorted(given[name] for name in given.keys() & incomplete)),
+    )
+    return values, report
 
 
 def to_hugging_face_state(model: nn.Module) -> dict[str, Tensor]:
@@ -124,16 +158,26 @@ def to_hugging_face_state(model: nn.Module) -> dict[str, Tensor]:
         UsageError: the model has no BertEncoder.
     """
     encoder, prefix = _encoder_of(model)
-    config = encoder.config
-    ours = dict(model.named_parameters())
+    return hugging_face_tensors(dict(model.named_parameters()), encoder.config, prefix)
+
+
+def hugging_face_tensors(values: Mapping[str, Tensor], config: ModelConfig, prefix: str) -> dict[str, Tensor]:
+    """Return copies of parameters of ours, all or some, under Hugging Face's names, the vocabulary not padded.
+
+    Args:
+        values: the parameters by our names.
+        config: the model's shape; without segments it gets DistilBERT's names for what DistilBERT has.
+        prefix: what the encoder's names begin with, "encoder." or nothing; nothing stands for a bare BertModel.
+    """
     weights: dict[str, Tensor] = {}
-    for name, theirs in _names(ours, prefix).items():
-        value = ours[name].detach()
+    for name, theirs in _names(values, prefix).items():
+        value = values[name].detach()
         if theirs[0] in (_WORD, _PREDICTION_BIAS):
             value = value[: config.vocab_size]
         weights.update(zip(theirs, (part.clone() for part in value.chunk(len(theirs))), strict=True))
     if _PREDICTION_BIAS in weights:
-        weights[_DECODER_WEIGHT] = weights[_WORD]
+        if _WORD in weights:
+            weights[_DECODER_WEIGHT] = weights[_WORD]
         weights[_DECODER_BIAS] = weights[_PREDICTION_BIAS]
     if config.type_vocab_size == 0:
         weights.pop(_PREDICTION_BIAS, None)
@@ -149,13 +193,13 @@ def _encoder_of(model: nn.Module) -> tuple[BertEncoder, str]:
     raise UsageError(f"{type(model).__name__} is neither a BertEncoder nor a model whose `encoder` is one")
 
 
-def _names(ours: Mapping[str, object], prefix: str) -> dict[str, tuple[str, ...]]:
+def _names(ours: Collection[str], prefix: str) -> dict[str, tuple[str, ...]]:
     """Our parameters -> the Hugging Face parameters they are made of; heads unknown to pretraining are left out."""
     pairs = ((name, _their_names(name, prefix)) for name in ours)
     return {name: theirs for name, theirs in pairs if theirs}
 
 
-def _all_names(ours: Mapping[str, object], prefix: str) -> set[str]:
+def _all_names(ours: Collection[str], prefix: str) -> set[str]:
     return {part for theirs in _names(ours, prefix).values() for part in theirs}
 
 
@@ -181,9 +225,23 @@ def _their_names(name: str, prefix: str) -> tuple[str, ...]:
     return (f"encoder.layer.{index}.{_LAYER[part]}.{kind}",)
 
 
+def _given_names(state_dict: Mapping[str, Tensor]) -> dict[str, str]:
+    """Canonical name -> the name as given, of all that are no buffers."""
+    given: dict[str, str] = {}
+    for original in state_dict:
+        name = _canonical_name(original)
+        if _is_buffer(name):
+            continue
+        if name in given:
+            raise InputError(f"{given[name]} and {original} are the same weight: give the weights of one model")
+        given[name] = original
+    return given
+
+
 def _canonical_name(name: str) -> str:
     """Any of the accepted spellings -> BertModel's or, for heads, BertForPreTraining's."""
-    name = re.sub(r"^(bert|distilbert)\.", "", name)
+    # DistributedDataParallel and torch.compile put their own prefix in front.
+    name = re.sub(r"^((module|_orig_mod)\.)*((bert|distilbert)\.)?", "", name)
     name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)).replace(".dense_act.", ".dense.")
     for distilled, original in _DISTILBERT:
         if name.startswith(distilled) or (distilled.startswith(".") and distilled in name):
@@ -210,26 +268,37 @@ def _settle_decoder(weights: dict[str, Tensor]) -> None:
     """Fill in the prediction bias from its second name; refuse a decoder with weights of its own."""
     if _PREDICTION_BIAS not in weights and _DECODER_BIAS in weights:
         weights[_PREDICTION_BIAS] = weights[_DECODER_BIAS]
-    if _DECODER_WEIGHT in weights and _WORD in weights and not torch.equal(weights[_DECODER_WEIGHT], weights[_WORD]):
+    if _DECODER_WEIGHT in weights and _WORD in weights and not _equal(weights[_DECODER_WEIGHT], weights[_WORD]):
         raise InputError(
             f"{_DECODER_WEIGHT} differs from {_WORD}, and this model has one matrix for both: "
             "give weights with a tied decoder, or leave the decoder out to use the word embedding"
         )
 
 
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Equality that takes two number types; NaN in the same places is equal, too."""
+    return one.shape == other.shape and bool(torch.isclose(one.float(), other.float(), 0.0, 0.0, equal_nan=True).all())
+
+
 def _assemble(name: str, parts: list[Tensor], parameter: Tensor, config: ModelConfig) -> Tensor:
-    """Join the parts of one parameter and pad the vocabulary with zeros."""
-    value = torch.cat(parts) if len(parts) > 1 else parts[0]
+    """Join the parts of one parameter and pad the vocabulary."""
     of_vocabulary = name.endswith(("embeddings.word.weight", "masked_words.bias"))
-    if of_vocabulary and value.shape[:1] in ((config.vocab_size,), (config.padded_vocab_size,)):
-        padding = value.new_zeros(config.padded_vocab_size - config.vocab_size, *value.shape[1:])
-        value = torch.cat([value[: config.vocab_size], padding])
-    if value.shape != parameter.shape:
-        raise InputError(
-            f"the weights for {name} have shape {list(value.shape)}, the model needs {list(parameter.shape)}"
-            + (f" or {config.vocab_size} rows without padding" if of_vocabulary else "")
-            + ": use the preset or configuration these weights were made with"
-        )
+    needed = [parameter.shape[0] // len(parts), *parameter.shape[1:]]
+    for part in parts:
+        if not part.is_floating_point():
+            raise InputError(f"the weights for {name} are {part.dtype}: convert a checkpoint that is not quantised")
+        unpadded = of_vocabulary and list(part.shape) == [config.vocab_size, *needed[1:]]
+        if list(part.shape) != needed and not unpadded:
+            raise InputError(
+                f"the weights for {name} have shape {list(part.shape)}, the model needs {needed}"
+                + (f" or {config.vocab_size} rows without padding" if of_vocabulary else "")
+                + ": use the preset or configuration these weights were made with"
+            )
+    value = (torch.cat(parts) if len(parts) > 1 else parts[0]).to(parameter.dtype)
+    if of_vocabulary:
+        filler = PADDING_BIAS if name.endswith("masked_words.bias") else 0.0
+        rows = config.padded_vocab_size - config.vocab_size
+        value = torch.cat([value[: config.vocab_size], value.new_full((rows, *value.shape[1:]), filler)])
     return value
 
 

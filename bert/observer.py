@@ -30,6 +30,8 @@ class StepResult:
     """Mean loss over the micro-steps, a detached scalar on the device (reading it synchronises)."""
     learning_rate: float
     """Learning rate the step was made with."""
+    applied: bool | None = True
+    """Whether the parameters were updated: False after an fp16 overflow, None where only the GPU knows."""
 
 
 class Observer:

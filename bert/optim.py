@@ -1,12 +1,18 @@
-"""Optimizers and their parameter groups."""
+"""Optimizers and their parameter groups, by name."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+DEFAULT_WEIGHT_DECAY = 0.01
+DEFAULT_BETAS = (0.9, 0.999)
+DEFAULT_EPS = 1e-6
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(model: "nn.Module", weight_decay: float) -> list[dict[str, Any]]:
     """Split the trainable parameters into those that decay and those that do not (biases and LayerNorm).
 
     Biases and LayerNorm's parameters are what has one dimension; matrices and embeddings have two. A shared (tied)
@@ -21,14 +27,40 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def adamw(
-    model: nn.Module,
+    model: "nn.Module",
     learning_rate: float,
-    weight_decay: float = 0.01,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-6,
-) -> torch.optim.Optimizer:
+    weight_decay: float = DEFAULT_WEIGHT_DECAY,
+    betas: tuple[float, float] = DEFAULT_BETAS,
+    eps: float = DEFAULT_EPS,
+) -> "torch.optim.Optimizer":
     """AdamW (Loshchilov and Hutter 2019) in one fused kernel, on CPUs and GPUs.
 
-    Make it after the model has been moved to its device.
+    Make it after the model has been moved to its device. It does not clip: the loop's `max_grad_norm` does.
     """
-    return torch.optim.AdamW(parameter_groups(model, weight_decay), lr=learning_rate, betas=betas, eps=eps, fused=True)
+    from torch.optim import AdamW
+
+    return AdamW(parameter_groups(model, weight_decay), lr=learning_rate, betas=betas, eps=eps, fused=True)
+
+
+def lamb(
+    model: "nn.Module",
+    learning_rate: float,
+    weight_decay: float = DEFAULT_WEIGHT_DECAY,
+    betas: tuple[float, float] = DEFAULT_BETAS,
+    eps: float = DEFAULT_EPS,
+    max_grad_norm: float | None = 1.0,
+) -> "torch.optim.Optimizer":
+    """NVIDIA's LAMB, which clips the gradients itself; the loop's `max_grad_norm` has to stay None.
+
+    Make it after the model has been moved to its device. Raises UsageError for bad hyper-parameters.
+    """
+    from bert.lamb import Lamb
+
+    groups = parameter_groups(model, weight_decay)
+    return Lamb(groups, learning_rate, betas, eps, weight_decay, max_grad_norm)
+
+
+# Factories, each called with (model, learning_rate, ...).
+OPTIMIZERS: "dict[str, Callable[..., torch.optim.Optimizer]]" = {"adamw": adamw, "lamb": lamb}
+# Those whose factory takes `max_grad_norm`; with the others the loop clips.
+SELF_CLIPPING = frozenset({"lamb"})

@@ -55,7 +55,7 @@ def of_trial(
         telemetry: rows of records.TELEMETRY_COLUMNS.
     """
     found = [
-        *_of_window(trial, result),
+        *([] if trial.kind == "train" else _of_window(trial, result)),  # training is not there to measure a step
         *_of_noise(rows, environment, telemetry),
         *_of_throttling(rows, telemetry),
         *_of_precision(trial, environment),

@@ -18,6 +18,8 @@ from analysis.report.input_tables import input_tables
 from analysis.report.largest import largest_tables, read_largest
 from analysis.report.page import render_page
 from analysis.report.panels import Panel, panels
+from analysis.report.training import training_part
+from analysis.train_records import TrainRun
 from common.atomic import write_text
 
 Row = Mapping[str, Any]
@@ -51,6 +53,9 @@ def write_report(run: RunDirectory, price_per_hour: float | None = None, out: Pa
     profiles, profile_errors = _profiles(trials, folder)
     largest, largest_errors = read_largest(run)
     pictures = figures.draw_all(folder, trials, found, scaling)
+    training = training_part(TrainRun(run.path), trials, folder)
+    said = answers(found, ratios)
+    said = said if training is None else [training.answer, *said]
     extra = {"ratios": ratios, "scaling": scaling, "input": inputs, "real_against_synthetic": gaps}
     _write_csvs(folder, rows, extra, trials)
     shown_tables = [
@@ -64,7 +69,8 @@ def write_report(run: RunDirectory, price_per_hour: float | None = None, out: Pa
         "page.html",
         {
             "title": run.path.resolve().name,
-            "answers": answers(found, ratios) or [nothing_measured(trials)],
+            "answers": said or [nothing_measured(trials)],
+            "training": training,
             "facts": sections.facts(trials),
             "failures": sections.failures(trials),
             "decides": sections.what_it_decides(trials, ratios),

@@ -59,7 +59,7 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     statuses = [str(trial.row["status"]) for trial in others]
     tally = ", ".join(f"{statuses.count(name)} {name}" for name in dict.fromkeys(statuses))
     first = next((trial.environment for trial in trials if trial.environment), {})
-    rounds = len({value.round for value in values})
+    rounds = len({value.round for value in values if value.kind != "train"}) or 1
     return [
         ("machine", _machine(first)),
         ("model", f"BERT {listed('preset')}, sequences of {listed('seq_len')}, {listed('precision')}"),
@@ -130,7 +130,10 @@ def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -
     failed = [trial for trial in trials if trial.row["status"] != "ok"]
     if failed:
         messages = tuple(dict.fromkeys(f"{_short(trial)}: {tables.status(trial.row)}" for trial in failed))
-        remedy = "more stands in log.txt of the trial's folder; --retry-failed runs such trials again"
+        again = "--retry-failed runs such trials again"
+        if all(trial.trial.kind == "train" for trial in failed):
+            again = "the same `bertbench train` resumes from the last checkpoint"
+        remedy = f"more stands in log.txt of the trial's folder; {again}"
         found.append(CautionGroup("failed", messages[:_MOST_NAMED], "", remedy))
     return found
 

@@ -18,6 +18,8 @@ from common.redact import redact_text
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("bench.cli.doctor", "what this machine is, which tools can run, the remedy for each lack"),
     "data": ("bench.cli.data", "prepare inputs: `data pretrain` turns text into HDF5 shards"),
+    "convert": ("bench.cli.convert", "turn a TensorFlow, Hugging Face or NVIDIA checkpoint into a folder of weights"),
+    "train": ("bench.cli.train", "train, resume and evaluate: `train pretrain` is BERT's two phases"),
     "throughput": ("bench.cli.throughput", "sweep batch sizes, devices, precisions, implementations; measure each"),
     "profile": ("bench.cli.profile", "run trials under a profiler for iterations [start, stop)"),
     "analyze": ("bench.cli.analyze", "say what a profile, a trace, a table of counters or a log shows"),

@@ -34,14 +34,20 @@ class Strategy(Protocol):
     ) -> None:
         """Scale the gradients so that their global 2-norm over all ranks is at most `max_norm`."""
 
-    def step(self, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
-        """Apply and clear the gradients."""
+    def step(self, optimizer: torch.optim.Optimizer, precision: Precision, wait: bool = True) -> bool | None:
+        """Apply and clear the gradients. Return whether they were applied, the same on every rank.
+
+        False means an fp16 overflow; None, only without `wait`, that the GPU alone knows yet.
+        """
 
     def barrier(self) -> None:
         """Wait for every rank."""
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise maximum over ranks of a CPU float64 vector, the same on every rank."""
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """Element-wise sum over ranks of a CPU float64 vector, the same on every rank."""
 
     def teardown(self) -> None:
         """Leave the process group."""

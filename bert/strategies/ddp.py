@@ -70,6 +70,12 @@ class DdpStrategy(SingleStrategy):
         dist.all_reduce(result, op=dist.ReduceOp.MAX, group=self._cpu_group)
         return result
 
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """Element-wise sum over ranks of a CPU float64 vector."""
+        result = values.clone()
+        dist.all_reduce(result, op=dist.ReduceOp.SUM, group=self._cpu_group)
+        return result
+
     def teardown(self) -> None:
         """Leave the process group."""
         if dist.is_initialized():

@@ -52,30 +52,32 @@ class SingleStrategy:
 
     def backward(self, loss: torch.Tensor, precision: Precision) -> None:
         """Accumulate the gradients of `loss`."""
-        scaled = loss if precision.scaler is None else precision.scaler.scale(loss)
-        scaled.backward()
+        precision.scale(loss).backward()
 
     def clip(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, precision: Precision
     ) -> None:
         """Scale the gradients so that their global 2-norm is at most `max_norm`."""
-        if precision.scaler is not None:
-            precision.scaler.unscale_(optimizer)
+        precision.unscale(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
-    def step(self, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
-        """Apply and clear the gradients; an fp16 overflow skips the update."""
-        if precision.scaler is None:
-            optimizer.step()
-        else:
-            precision.scaler.step(optimizer)
-            precision.scaler.update()
+    def step(self, optimizer: torch.optim.Optimizer, precision: Precision, wait: bool = True) -> bool | None:
+        """Apply and clear the gradients. Return whether they were applied: an fp16 overflow skips the update.
+
+        Gradients agree over the ranks before this, an overflow with them, so every rank decides alike.
+        """
+        applied = precision.step(optimizer, wait)
         optimizer.zero_grad(set_to_none=True)
+        return applied
 
     def barrier(self) -> None:
         """One rank waits for nobody."""
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
+        """The values themselves."""
+        return values
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
         """The values themselves."""
         return values
 

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import BertConfig, BertForPreTraining, BertModel, DistilBertConfig, DistilBertForMaskedLM
 
 from bert.config import ModelConfig
-from bert.convert import load_hugging_face_state, to_hugging_face_state
+from bert.convert import load_hugging_face_state, match_hugging_face_state, to_hugging_face_state
 from bert.heads import PADDING_BIAS
 from bert.model import BertEncoder, BertForPretraining
 from common.errors import InputError, UsageError
@@ -209,3 +209,54 @@ def test_half_precision_weights_load_into_float32():
     assert all(parameter.dtype == torch.float32 for parameter in ours.parameters())
     pooler = state["bert.pooler.dense.weight"].float()
     assert torch.equal(ours.encoder.pooler.weight, pooler)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "module.bert.", "_orig_mod.module.bert.", "module._orig_mod."])
+def test_prefixes_of_wrappers_are_taken_off(prefix):
+    theirs = bert(BertModel)
+    encoder = BertEncoder(CONFIG)
+    report = load_hugging_face_state(encoder, {prefix + name: value for name, value in theirs.state_dict().items()})
+    assert (report.missing, report.unexpected) == ((), ())
+    assert_same(to_hugging_face_state(encoder), theirs.state_dict())
+
+
+def test_one_weight_under_two_names_is_refused():
+    state = dict(bert().state_dict())
+    state["module.bert.pooler.dense.bias"] = torch.zeros(16)
+    with pytest.raises(
+        InputError, match=r"bert\.pooler\.dense\.bias and module\.bert\.pooler\.dense\.bias are the same"
+    ):
+        load_hugging_face_state(BertForPretraining(CONFIG), state)
+
+
+def test_rows_of_query_and_key_do_not_make_up_for_each_other():
+    state = dict(bert().state_dict())
+    name = "bert.encoder.layer.0.attention.self.{}.weight"
+    state[name.format("query")], state[name.format("key")] = torch.zeros(8, 16), torch.zeros(24, 16)
+    with pytest.raises(InputError, match=r"attention\.qkv\.weight have shape \[8, 16\], the model needs \[16, 16\]"):
+        load_hugging_face_state(BertForPretraining(CONFIG), state)
+
+
+def test_nothing_that_fits_is_an_error_even_where_weights_may_be_missing():
+    with pytest.raises(InputError, match=r"they hold conv\.weight"):
+        load_hugging_face_state(BertEncoder(CONFIG), {"conv.weight": torch.zeros(1)}, allow_missing=True)
+
+
+def test_every_given_name_is_used_unexpected_or_incomplete():
+    state = {**bert().state_dict(), "classifier.weight": torch.zeros(2, 16)}
+    for part in ("query", "value"):
+        del state[f"bert.encoder.layer.0.attention.self.{part}.bias"]
+    report = load_hugging_face_state(BertForPretraining(CONFIG), state, allow_missing=True)
+    assert report.incomplete == ("bert.encoder.layer.0.attention.self.key.bias",)
+    assert report.unexpected == ("classifier.weight",)
+    assert {*report.used, *report.incomplete, *report.unexpected} == set(state)
+
+
+def test_a_model_without_memory_shows_what_fits():
+    with torch.device("meta"):
+        ours = BertForPretraining(CONFIG)
+    values, report = match_hugging_face_state(ours, bert().state_dict())
+    assert (report.missing, report.unexpected) == ((), ())
+    filled = BertForPretraining(CONFIG)
+    load_hugging_face_state(filled, bert().state_dict())
+    assert_same(values, dict(filled.named_parameters()))

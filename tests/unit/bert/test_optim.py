@@ -1,12 +1,17 @@
-"""Parameter groups and AdamW."""
+"""Parameter groups, AdamW and the registry."""
+
+import subprocess
+import sys
 
 import pytest
 import torch
+from support.cli import ROOT
 from torch import nn
 
 from bert.config import ModelConfig
+from bert.lamb import Lamb
 from bert.model import BertForPretraining
-from bert.optim import adamw, parameter_groups
+from bert.optim import OPTIMIZERS, SELF_CLIPPING, adamw, parameter_groups
 
 CONFIG = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=21, max_positions=8)
 
@@ -60,3 +65,24 @@ def test_defaults_are_berts():
     for group in groups:
         assert group["betas"] == (0.9, 0.999)
         assert (group["lr"], group["eps"]) == (pytest.approx(1e-4), 1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_decays_matrices_only_and_takes_the_same_options(name):
+    model = BertForPretraining(CONFIG)
+    optimizer = OPTIMIZERS[name](model, learning_rate=2e-3, weight_decay=0.02, betas=(0.8, 0.9), eps=1e-5)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.02, 0.0]
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["betas"], group["eps"]) == (2e-3, (0.8, 0.9), 1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(SELF_CLIPPING))
+def test_those_that_clip_take_the_norm_and_are_lamb(name):
+    optimizer = OPTIMIZERS[name](nn.Linear(2, 2), learning_rate=1e-3, max_grad_norm=0.5)
+    assert isinstance(optimizer, Lamb)
+    assert [group["max_grad_norm"] for group in optimizer.param_groups] == [0.5, 0.5]
+
+
+def test_listing_optimizers_and_schedules_does_not_import_torch():
+    code = "import sys, bert.optim, bert.schedule; assert 'torch' not in sys.modules, 'torch was imported'"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)

@@ -1,6 +1,8 @@
 """The loop: order of events, accumulation, clipping, fp16, and that it costs nothing."""
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -8,11 +10,21 @@ import pytest
 import torch
 
 from bert.batch import Batch, BatchCounts
+from bert.lamb import Lamb
 from bert.observer import Observer, Observers, StepResult
 from bert.precision import Precision
+from bert.schedule import Schedule
 from bert.strategies.single import SingleStrategy
-from bert.train import Training, train
-from common.errors import UsageError
+from bert.train import (
+    MAX_SKIPPED_IN_A_ROW,
+    DivergenceError,
+    DivergenceWatch,
+    Progress,
+    Training,
+    parameters_are_finite,
+    train,
+)
+from common.errors import InputError, UsageError
 
 
 class Recorder(Observer):
@@ -65,9 +77,17 @@ def training(
         compute_loss=squared_error,
         batches=source or batches(rows),
         strategy=SingleStrategy(),
-        precision=Precision(precision, "cpu"),
+        # A scale of 2**16 would overflow on most of these batches, whose losses are large.
+        precision=Precision(precision, "cpu", initial_scale=1024.0),
         **options,  # type: ignore[arg-type]
     )
+
+
+def poisoned(*numbers: int, factor: float = math.inf) -> Iterator[Batch]:
+    """Batches of which those numbered have targets that no number is close to."""
+    for number, batch in enumerate(batches(8)):
+        tensors = {**batch.tensors, "y": batch.tensors["y"] * factor} if number in numbers else batch.tensors
+        yield Batch(tensors, batch.counts)
 
 
 def weights(run: Training) -> torch.Tensor:
@@ -136,12 +156,7 @@ def test_the_learning_rate_follows_its_schedule() -> None:
 
 
 def test_fp16_scales_the_loss_and_skips_an_overflow() -> None:
-    def poisoned() -> Iterator[Batch]:
-        for number, batch in enumerate(batches(8)):
-            tensors = {**batch.tensors, "y": batch.tensors["y"] * float("inf")} if number == 1 else batch.tensors
-            yield Batch(tensors, batch.counts)
-
-    run = training(source=poisoned(), precision="fp16")
+    run = training(source=poisoned(1), precision="fp16")
     assert run.precision.scaler is not None
     train(run, Observer(), lambda step: step < 1)
     before, scale = weights(run), run.precision.scaler.get_scale()
@@ -192,3 +207,180 @@ def test_every_observer_hears_the_end_even_when_one_fails() -> None:
     with pytest.raises(RuntimeError, match="disk full"):
         Observers([recorder, Failing()]).run_end()
     assert recorder.events == ["/run"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_skipped_steps_are_reported_and_neither_count_nor_move_the_learning_rate(optimizer: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    made: torch.optim.Optimizer
+    made = Lamb(model.parameters(), lr=1.0) if optimizer == "lamb" else torch.optim.AdamW(model.parameters(), lr=1.0)
+    schedule = Schedule(learning_rate=0.1, total_steps=10, warmup=0.5)
+    run = Training(
+        model=model,
+        optimizer=made,
+        compute_loss=squared_error,
+        batches=poisoned(1, 2),
+        strategy=SingleStrategy(),
+        precision=Precision("fp16", "cpu", initial_scale=1024.0),
+        learning_rate=schedule,
+        divergence=DivergenceWatch(),
+    )
+    recorder = Recorder()
+    train(run, recorder, lambda step: run.progress.applied_steps < 4)
+    assert [result.applied for result in recorder.results] == [True, False, False, True, True, True]
+    assert [result.learning_rate for result in recorder.results] == pytest.approx([0.02, 0.04, 0.04, 0.04, 0.06, 0.08])
+    assert (run.progress.applied_steps, run.progress.skipped_steps, run.progress.skipped_in_a_row) == (4, 2, 0)
+    if isinstance(made, Lamb):
+        assert made.steps == 4
+    assert run.precision.scaler is not None and run.precision.scaler.get_scale() == 256.0
+
+
+def test_a_run_with_skips_equals_one_that_never_saw_the_bad_batches() -> None:
+    clean = (batch for number, batch in enumerate(batches(8)) if number not in (0, 3))
+    seen = [
+        training(source=source, precision="fp16", max_grad_norm=0.5, learning_rate=lambda done: 0.1 / (done + 1))
+        for source in (poisoned(0, 3), clean)
+    ]
+    for run in seen:
+        train(run, Observer(), lambda step, run=run: run.progress.applied_steps < 5)  # type: ignore[misc]
+    # Scales are powers of two, so that scaling changes no bit.
+    torch.testing.assert_close(weights(seen[0]), weights(seen[1]), rtol=0, atol=0)
+
+
+def test_clipping_in_fp16_sees_unscaled_gradients() -> None:
+    runs = [training(precision=name, max_grad_norm=0.01) for name in ("fp32", "fp16")]
+    for run in runs:
+        train(run, Observer(), lambda step: step < 3)
+    torch.testing.assert_close(weights(runs[0]), weights(runs[1]), rtol=1e-2, atol=1e-2)
+
+
+def test_saved_state_continues_bit_by_bit_across_an_overflow() -> None:
+    def make() -> Training:
+        return training(
+            source=poisoned(2, 5), precision="fp16", max_grad_norm=0.5, learning_rate=lambda done: 0.1 / (done + 1)
+        )
+
+    whole = make()
+    train(whole, Observer(), lambda step: step < 8)
+    first, second = make(), make()
+    train(first, Observer(), lambda step: step < 3)
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    second.precision.load_state_dict(first.precision.state_dict())
+    second.progress.load_state_dict(first.progress.state_dict())
+    for _ in range(3):
+        next(second.batches)
+    train(second, Observer(), lambda step: step < 8, first_step=3)
+    assert torch.equal(weights(second), weights(whole))
+    assert second.progress == whole.progress == Progress(applied_steps=6, skipped_steps=2)
+    assert second.precision.state_dict() == whole.precision.state_dict()
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loss_that_is_not_finite_stops_at_once_on_a_cpu_with_step_and_rate(factor: float, precision: str) -> None:
+    recorder = Recorder()
+    run = training(
+        source=poisoned(3, factor=factor),
+        precision=precision,
+        learning_rate=lambda done: 0.01 * (done + 1),
+        divergence=DivergenceWatch(),
+    )
+    with pytest.raises(DivergenceError, match=r"loss of step 3 .*learning rate 0\.04") as caught:
+        train(run, recorder, lambda step: True)
+    assert (caught.value.step, caught.value.learning_rate) == (3, pytest.approx(0.04))
+    assert recorder.events[-2:] == ["/step 3", "/run"], "the step is told of, and the run ended"
+
+
+class FarAway(SingleStrategy):
+    """Trains on the CPU; says it is rank 0 of two, of which the other one's loss is given."""
+
+    def __init__(self, other_bad_step: float = math.inf) -> None:
+        super().__init__()
+        self.other_bad_step = other_bad_step
+        self.asked = 0
+
+    def maximum(self, values: torch.Tensor) -> torch.Tensor:
+        self.asked += 1
+        return torch.maximum(values, torch.tensor([-self.other_bad_step], dtype=values.dtype))
+
+
+def watched(losses: list[float], every: int, strategy: SingleStrategy | None = None) -> None:
+    """Run the watch as on a GPU over steps of these losses."""
+    watch, gpu, progress = DivergenceWatch(every), torch.device("cuda"), Progress()
+    for step, loss in enumerate(losses):
+        result = StepResult(BatchCounts(1, 1, 1, 1, 1), torch.tensor(loss), 0.5 + step)
+        watch.note(step, result, progress)
+        if watch.due(step, gpu):
+            watch.check(strategy or SingleStrategy())
+    watch.check(strategy or SingleStrategy())
+
+
+def test_on_a_gpu_the_verdict_is_read_every_so_often_and_names_the_first_bad_step() -> None:
+    losses = [1.0, 2.0, 1.0, 1.0, 1.0, math.inf, math.nan, math.nan, 1.0, 1.0]
+    with pytest.raises(DivergenceError, match="loss of step 5 "):
+        watched(losses, every=4)
+    with pytest.raises(DivergenceError, match="loss of step 5 "):
+        watched(losses, every=100)
+    strategy = FarAway()
+    watched([1.0] * 9, every=4, strategy=strategy)
+    assert strategy.asked == 3, "after steps 3 and 7 and at the end"
+
+
+def test_every_rank_stops_where_any_rank_first_saw_it() -> None:
+    with pytest.raises(DivergenceError, match=r"loss of step 2 .*2\.5") as caught:
+        watched([1.0] * 5 + [math.nan], every=10, strategy=FarAway(other_bad_step=2))
+    assert caught.value.step == 2
+
+
+def test_fp16_that_never_stops_overflowing_is_divergence() -> None:
+    run = training(source=poisoned(*range(100)), precision="fp16", divergence=DivergenceWatch())
+    with pytest.raises(DivergenceError, match=f"last {MAX_SKIPPED_IN_A_ROW} steps up to step 31 were not finite"):
+        train(run, Observer(), lambda step: step < 100)
+    assert run.progress.applied_steps == 0
+    assert torch.isfinite(weights(run)).all()
+
+
+def test_without_a_watch_a_benchmark_goes_on() -> None:
+    assert train(training(source=poisoned(1)), Observer(), lambda step: step < 4) == 4
+
+
+def test_a_loop_without_schedule_and_watch_does_not_wait_for_the_outcome() -> None:
+    asked: list[bool] = []
+
+    class Impatient(SingleStrategy):
+        def step(self, optimizer: torch.optim.Optimizer, precision: Precision, wait: bool = True) -> bool | None:
+            asked.append(wait)
+            super().step(optimizer, precision, wait)
+            return None
+
+    recorder = Recorder()
+    for options in ({}, {"learning_rate": lambda done: 0.1}, {"divergence": DivergenceWatch()}):
+        run = dataclasses.replace(training(**options), strategy=Impatient())  # type: ignore[arg-type]
+        train(run, recorder, lambda step: step < 1)
+    assert asked == [False, True, True]
+    assert [result.applied for result in recorder.results] == [None] * 3
+
+
+def test_lamb_is_not_clipped_twice() -> None:
+    model = torch.nn.Linear(4, 1)
+    with pytest.raises(UsageError, match="would clip twice"):
+        dataclasses.replace(training(), optimizer=Lamb(model.parameters(), lr=0.1), max_grad_norm=1.0)
+    with pytest.raises(UsageError, match="max_grad_norm=0"):
+        training(max_grad_norm=0.0)
+
+
+@pytest.mark.parametrize("state", [{}, {"applied_steps": -1}, {"applied_steps": "9"}, {"applied_steps": 1.5}])
+def test_damaged_progress_is_refused(state: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="applied_steps"):
+        Progress().load_state_dict(state)
+
+
+def test_parameters_that_are_not_finite_are_noticed() -> None:
+    model = torch.nn.Linear(4, 1)
+    assert parameters_are_finite(model)
+    for value in (math.nan, -math.inf):
+        with torch.no_grad():
+            model.weight[0, 2] = value
+        assert not parameters_are_finite(model)

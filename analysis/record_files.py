@@ -1,0 +1,49 @@
+"""How the records of a run directory are written and read: JSON with a schema version, CSV with typed columns."""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from common.atomic import write_json
+from common.errors import SchemaError
+
+SCHEMA_VERSION = 1
+
+
+def write_record(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON record with the schema version. Raises StorageError."""
+    write_json(path, {"schema_version": SCHEMA_VERSION, **value})
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a JSON record. Raises SchemaError when it is damaged or of a newer schema."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SchemaError(f"cannot read {path}: {error}; remove that file and run again, or restore it") from error
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise SchemaError(f"{path} has no schema_version: it was not written by bertbench")
+    if version > SCHEMA_VERSION:
+        raise SchemaError(
+            f"{path} has schema_version {version}, this bertbench reads up to {SCHEMA_VERSION}: upgrade bertbench"
+        )
+    return dict(value)
+
+
+def typed_rows(path: Path, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a CSV file as `columns` types them, None where empty; a last line cut short is dropped.
+
+    Raises:
+        SchemaError: a value is not of its column's type; the message names the line.
+    """
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    whole = text[: text.rfind("\n") + 1]
+    for line_number, row in enumerate(csv.DictReader(whole.splitlines()), start=2):
+        try:
+            yield {name: kind(row[name]) if row.get(name) else None for name, kind in columns.items()}
+        except (TypeError, ValueError) as error:
+            raise SchemaError(f"{path} line {line_number} is not a step record: {error}") from error

@@ -1,0 +1,263 @@
+"""The part of a report about a training run: loss and learning rate over all attempts, evaluations, throughput."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.load import LoadedTrial
+from analysis.report import tables
+from analysis.report.answer import Answer, Figure
+from analysis.report.drawing import BLUE, GREEN, GREY, INK, ORANGE, PALE, STYLE, VERMILION, Picture, canvas, save
+from analysis.train_records import TrainRun, read_events
+from common.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Row = Mapping[str, Any]
+Array = npt.NDArray[np.float64]
+
+# The bold line of the loss is the median of this share of the steps around each.
+_SMOOTHED_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPart:
+    """What a page shows of a training run."""
+
+    answer: Answer
+    """What it came to."""
+    pictures: tuple[Picture, ...]
+    """Drawn."""
+    tables: tuple[tables.Table, ...]
+    """Attempts and evaluations."""
+    problems: tuple[str, ...]
+    """Records that cannot be read, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What curve and events say."""
+
+    curve: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+    resumes: list[int]
+    attempts: list[dict[str, Any]]
+    problems: list[str]
+
+
+def training_part(run: TrainRun, trials: Sequence[LoadedTrial], folder: Path) -> TrainingPart | None:
+    """Draw and tabulate a training run; None where no trial is of kind train.
+
+    Pictures and CSV tables go to `folder`. Damaged records are named, the rest is shown. Raises StorageError.
+    """
+    attempts = sorted((trial for trial in trials if trial.trial.kind == "train"), key=lambda trial: trial.trial.round)
+    if not attempts:
+        return None
+    told = _read(run, attempts)
+    shown = [_attempts_table(told.attempts)]
+    tables.write_csv(folder / "attempts.csv", told.attempts)
+    if told.evaluations:
+        shown.append(_evaluations_table(told.evaluations))
+        tables.write_csv(folder / "evaluations.csv", told.evaluations)
+    return TrainingPart(_answer(attempts, told), _draw(folder, attempts, told), tuple(shown), tuple(told.problems))
+
+
+def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Told:
+    told = _Told([], [], [], [], [])
+    try:
+        told.curve.extend(run.read_curve())
+    except InputError as error:
+        told.problems.append(str(error))
+    evaluations: dict[int, dict[str, Any]] = {}
+    for attempt in attempts:
+        try:
+            events = read_events(attempt.directory)
+        except InputError as error:
+            told.problems.append(str(error))
+            events = []
+        resumed = [event["applied_steps"] for event in events if event["event"] == "resumed" and not event["new_phase"]]
+        told.resumes.extend(resumed)
+        # What is made again counts as it came out the second time.
+        evaluations = {step: row for step, row in evaluations.items() if not resumed or step <= resumed[0]}
+        evaluations |= {event["applied_steps"]: event for event in events if event["event"] == "evaluated"}
+        saved = [event for event in events if event["event"] == "saved"]
+        told.attempts.append(
+            {
+                "attempt": attempt.trial.round + 1,
+                "status": attempt.row["status"],
+                "from_step": resumed[0] if resumed else 0,
+                "steps": len(attempt.steps),
+                "wall_seconds": attempt.row.get("wall_seconds"),
+                "samples_per_second": attempt.row.get("samples_per_second"),
+                "world_size": attempt.trial.world_size,
+                "global_batch_size": attempt.trial.global_batch_size,
+                "last_checkpoint": saved[-1]["path"] if saved else "",
+                "reason": attempt.row.get("reason") or "",
+            }
+        )
+    told.evaluations.extend(_evaluation(row) for _, row in sorted(evaluations.items()))
+    return told
+
+
+def _evaluation(event: Row) -> dict[str, Any]:
+    names = ("applied_steps", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "samples", "predicted_positions")
+    return {name: event.get(name) for name in names}
+
+
+def _attempts_table(rows: Sequence[Row]) -> tables.Table:
+    columns = [
+        tables.measured("attempt", "attempt", tables.count),
+        tables.measured("after step", "from_step", tables.count),
+        tables.measured("steps made", "steps", tables.count),
+        tables.measured("devices", "world_size", tables.count),
+        tables.measured("samples/s", "samples_per_second"),
+        tables.measured("seconds", "wall_seconds"),
+        tables.plain("last checkpoint", "last_checkpoint"),
+        tables.Column("status", lambda row: str(row["status"]), tables.status, False),
+    ]
+    return tables.build("attempts", columns, rows)
+
+
+def _evaluations_table(rows: Sequence[Row]) -> tables.Table:
+    columns = [
+        tables.measured("after step", "applied_steps", tables.count),
+        tables.measured("MLM loss (nats)", "mlm_loss", tables.fine),
+        tables.measured("MLM accuracy", "mlm_accuracy", tables.percent),
+        tables.measured("NSP loss (nats)", "nsp_loss", tables.fine),
+        tables.measured("NSP accuracy", "nsp_accuracy", tables.percent),
+        tables.measured("samples", "samples", tables.count),
+    ]
+    return tables.build("evaluations", columns, rows)
+
+
+def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
+    last = attempts[-1].trial
+    total = int(dict(last.training).get("steps") or last.max_steps)
+    made = int(told.curve[-1]["applied_steps"]) if told.curve else 0
+    headline = f"BERT-{last.preset} was trained for {made:,} of {total:,} steps of {last.global_batch_size:,} samples."
+    figures = [Figure("steps", f"{made:,}", f"{tables.percent(made / total)} of {total:,}")]
+    if told.curve:
+        losses = _smoothed(_column(told.curve, "loss"))
+        figures.append(Figure("training loss", tables.fine(losses[-1]), "nats, MLM + NSP, median of the last steps"))
+    if told.evaluations:
+        found = told.evaluations[-1]
+        after = f"after step {found['applied_steps']:,}"
+        figures.append(Figure("held-out MLM loss", tables.fine(found["mlm_loss"]), f"nats, {after}"))
+        figures.append(Figure("MLM accuracy", tables.percent(found["mlm_accuracy"]), after))
+        figures.append(Figure("NSP accuracy", tables.percent(found["nsp_accuracy"]), after))
+    rates = [row["samples_per_second"] for row in told.attempts if row["samples_per_second"]]
+    if rates:
+        figures.append(Figure("samples per second", tables.number(rates[-1]), "while it trains, in the last attempt"))
+    count = len(attempts)
+    again = len(told.resumes)
+    sentences = [f"It took {count} attempt{'s' if count > 1 else ''}, {again} of which resumed."] if count > 1 else []
+    return Answer(headline, tuple(figures), tuple(sentences))
+
+
+def _draw(folder: Path, attempts: Sequence[LoadedTrial], told: _Told) -> tuple[Picture, ...]:
+    import matplotlib
+
+    drawn = []
+    with matplotlib.rc_context(STYLE):
+        if told.curve:
+            drawn.append(_loss(folder / "loss.png", told))
+            drawn.append(_learning_rate(folder / "learning_rate.png", told))
+        if len(told.evaluations) > 1:
+            drawn.append(_accuracy(folder / "evaluation.png", told))
+        if any(attempt.steps for attempt in attempts):
+            drawn.append(_throughput(folder / "training_throughput.png", attempts))
+    return tuple(drawn)
+
+
+def _column(rows: Sequence[Row], name: str) -> Array:
+    return np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64)
+
+
+def _smoothed(values: Array) -> Array:
+    """Median over a window around each step, which a few odd steps do not move."""
+    half = max(1, round(len(values) * _SMOOTHED_SHARE / 2))
+    padded = np.pad(values, half, mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+    known = ~np.isnan(windows).all(axis=1)
+    result = np.full(len(values), np.nan)
+    result[known] = np.nanmedian(windows[known], axis=1)
+    return result
+
+
+def _mark_resumes(axis: "Axes", told: _Told) -> None:
+    for number, step in enumerate(sorted(set(told.resumes))):
+        axis.axvline(step, color=GREY, linewidth=0.9, linestyle=":", label="resumed" if number == 0 else None)
+
+
+def _loss(path: Path, told: _Told) -> Picture:
+    figure, (axis,) = canvas(10.6, 3.9)
+    steps, losses = _column(told.curve, "step") + 1, _column(told.curve, "loss")
+    axis.plot(steps, losses, color=PALE, linewidth=0.8, label="training loss, every step (MLM + NSP)")
+    axis.plot(steps, _smoothed(losses), color=BLUE, linewidth=1.8, label="its running median")
+    if told.evaluations:
+        after, held_out = _column(told.evaluations, "applied_steps"), _column(told.evaluations, "mlm_loss")
+        axis.plot(after, held_out, color=VERMILION, marker="o", markersize=4, linewidth=1, label="held-out MLM loss")
+    _mark_resumes(axis, told)
+    axis.set_xlabel("step")
+    axis.set_ylabel("loss (nats)")
+    axis.legend(loc="best", fontsize=8.5)
+    save(figure, path)
+    caption = "One curve over all attempts: steps made again after a resume replace the earlier ones."
+    return Picture(path, "Loss", f"{caption} Dotted: where an attempt resumed." if told.resumes else caption)
+
+
+def _learning_rate(path: Path, told: _Told) -> Picture:
+    figure, (axis,) = canvas(5.2, 3.2)
+    axis.plot(_column(told.curve, "step") + 1, _column(told.curve, "learning_rate"), color=GREEN, linewidth=1.8)
+    _mark_resumes(axis, told)
+    axis.set_xlabel("step")
+    axis.set_ylabel("learning rate")
+    axis.set_ylim(bottom=0)
+    save(figure, path)
+    return Picture(path, "Learning rate", "Warm-up, then decay, as the optimizer was given it.", half=True)
+
+
+def _accuracy(path: Path, told: _Told) -> Picture:
+    figure, (axis,) = canvas(5.2, 3.2)
+    steps = _column(told.evaluations, "applied_steps")
+    for name, label, colour in (("mlm_accuracy", "MLM", VERMILION), ("nsp_accuracy", "NSP", ORANGE)):
+        axis.plot(steps, 100 * _column(told.evaluations, name), color=colour, marker="o", markersize=4, label=label)
+    axis.axhline(50, color=INK, linewidth=0.8, linestyle=":", label="NSP by chance")
+    axis.set_xlabel("step")
+    axis.set_ylabel("accuracy on the test shards (%)")
+    axis.set_ylim(0, 100)
+    axis.legend(loc="best", fontsize=8.5)
+    save(figure, path)
+    return Picture(
+        path, "Held-out accuracy", "Masked words and next sentences told rightly, on test shards.", half=True
+    )
+
+
+def _throughput(path: Path, attempts: Sequence[LoadedTrial]) -> Picture:
+    figure, (axis,) = canvas(10.6, 3.2)
+    curves: list[tuple[Array, Array]] = []
+    before = 0.0
+    for attempt in attempts:
+        rows = [row for row in attempt.steps if row["end_ns"] is not None and row["samples"] is not None]
+        if rows:
+            own = np.array([(row["end_ns"] - rows[0]["start_ns"]) / 1e9 for row in rows], dtype=np.float64)
+            rates = np.array([1000 * row["samples"] / row["step_time_ms"] for row in rows], dtype=np.float64)
+            curves.append((before + own, rates))
+            before += own[-1]
+    unit, seconds = ("h", 3600.0) if before > 7200 else ("min", 60.0) if before > 120 else ("s", 1.0)
+    for number, (times, rates) in enumerate(curves):
+        axis.plot(times / seconds, rates, linestyle="none", marker=".", markersize=2, color=PALE)
+        axis.plot(times / seconds, _smoothed(rates), color=BLUE, linewidth=1.5)
+        if number:
+            axis.axvline(curves[number - 1][0][-1] / seconds, color=GREY, linewidth=0.9, linestyle=":")
+    axis.set_xlabel(f"time in the loop, attempt after attempt ({unit})")
+    axis.set_ylabel("samples/s")
+    axis.set_ylim(bottom=0)
+    save(figure, path)
+    caption = "Every step, and the running median; gaps are evaluations and checkpoints, dotted lines new attempts."
+    return Picture(path, "Throughput over time", caption)

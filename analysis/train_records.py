@@ -1,0 +1,131 @@
+"""What a run of kind train holds beyond its trials: the one definition of what `bench` writes and `analysis` reads.
+
+    runs/<name>/train.json                   where the run stands, rewritten after every attempt
+    runs/<name>/curve.csv                    the loss curve over all attempts, one row per step
+    runs/<name>/checkpoints/                 bert.training's own
+    runs/<name>/tensorboard/                 event files
+    runs/<name>/trials/<trial id>/events.jsonl
+
+Each call of the command is one attempt, and each attempt one trial (Trial.round counts them). curve.csv and
+events.jsonl grow while an attempt runs; a last line cut short by a crash is dropped by the reader.
+"""
+
+import contextlib
+import csv
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.record_files import read_record, typed_rows
+from analysis.records import RunDirectory, TrialDirectory
+from common.atomic import atomic_path
+from common.errors import SchemaError
+
+# curve.csv, one row per step; steps made again after a resume replace the earlier ones.
+CURVE_COLUMNS: dict[str, type] = {
+    "step": int,  # of the loop, from 0; steps-<rank>.csv counts alike
+    "applied_steps": int,  # updates made up to and with this step: one that an fp16 overflow left out does not count
+    "samples": int,  # sequences seen up to and with this step
+    "loss": float,  # mean over all ranks and micro-steps
+    "learning_rate": float,
+}
+
+# Kinds of events, the value of "event"; "time_ns" is in every one.
+EVENTS = ("resumed", "progress", "evaluated", "saved", "warned")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRun:
+    """The files of a training run, beside those of RunDirectory."""
+
+    path: Path
+
+    @property
+    def run(self) -> RunDirectory:
+        """The same folder, as every run is."""
+        return RunDirectory(self.path)
+
+    @property
+    def state_json(self) -> Path:
+        """Where the run stands: finished, step, total_steps, phase, checkpoint, attempts, stopped_because."""
+        return self.path / "train.json"
+
+    @property
+    def curve_csv(self) -> Path:
+        """The loss curve over all attempts."""
+        return self.path / "curve.csv"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    def attempts(self) -> list[TrialDirectory]:
+        """Trials of kind train that can be read, in the order they were made."""
+        found = []
+        for directory in self.run.trials():
+            with contextlib.suppress(SchemaError):
+                trial = directory.read_trial()
+                if trial.kind == "train":
+                    found.append((trial.round, directory))
+        return [directory for _, directory in sorted(found, key=lambda item: (item[0], item[1].path.name))]
+
+    def read_state(self) -> dict[str, Any] | None:
+        """Return train.json, or None where no attempt has ended. Raises SchemaError when it is damaged."""
+        return read_record(self.state_json) if self.state_json.exists() else None
+
+    def read_curve(self) -> list[dict[str, Any]]:
+        """Return the rows of curve.csv with typed values; none where there is no such file. Raises SchemaError."""
+        return list(typed_rows(self.curve_csv, CURVE_COLUMNS)) if self.curve_csv.exists() else []
+
+
+def is_train_run(path: Path) -> bool:
+    """Return whether a folder is a run of kind train."""
+    return TrainRun(path).curve_csv.is_file() or TrainRun(path).state_json.is_file()
+
+
+def events_jsonl(directory: TrialDirectory) -> Path:
+    """One JSON object per line: what happened in an attempt, besides steps."""
+    return directory.path / "events.jsonl"
+
+
+def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
+    """Return the events of an attempt, in order; none where there is no such file.
+
+    Raises:
+        SchemaError: a line that ends is no event.
+    """
+    path = events_jsonl(directory)
+    if not path.exists():
+        return []
+    found = []
+    whole, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            event = json.loads(line)
+            if event["event"] not in EVENTS:
+                continue  # of a later bertbench
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise SchemaError(f"{path} line {number} is not an event ({error!r}): remove that line") from error
+        found.append(event)
+    return found
+
+
+def write_curve(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write curve.csv whole or not at all. Raises StorageError."""
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(CURVE_COLUMNS)
+        writer.writerows(curve_fields(row) for row in rows)
+
+
+def curve_fields(row: Mapping[str, Any]) -> list[Any]:
+    """Return the fields of a row in the order of CURVE_COLUMNS, unknown ones empty; floats read back bit for bit."""
+    return ["" if row[name] is None else row[name] for name in CURVE_COLUMNS]

@@ -1,0 +1,131 @@
+"""What the user sees while a training runs: a line that is kept up to date on a terminal, lines in a log."""
+
+import json
+import sys
+import time
+from typing import Any
+
+from analysis.records import TrialDirectory
+from analysis.train_records import events_jsonl
+from bench.cli.progress import note
+from bench.stop import StopRequest
+
+_LOOK_SECONDS = 0.2
+
+
+class TrainProgress:
+    """Shows what an attempt writes into its events.jsonl, on stderr; the watcher of its launch."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop = stop
+        self._directory: TrialDirectory | None = None
+        self._next_look = 0.0
+        self._position = 0
+        self._open_line = False
+        self._stop_shown = False
+
+    def begin(self, directory: TrialDirectory) -> None:
+        """Show this attempt."""
+        self._directory, self._position = directory, 0
+
+    def stop_wanted(self) -> bool:
+        """Whether the ranks are to save and end."""
+        return self._stop.wanted()
+
+    def look(self) -> None:
+        """Show what is new."""
+        if self._stop.wanted() and not self._stop_shown:
+            self._stop_shown = True
+            self._line(f"{self._stop.why()}: saving a checkpoint, then ending (a second signal ends at once)")
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        self._show_new()
+
+    def end(self) -> None:
+        """Show what is left, and leave the line."""
+        self._show_new()
+        if self._open_line:
+            print(file=sys.stderr)
+        self._open_line = False
+
+    def _show_new(self) -> None:
+        if self._directory is None or not (path := events_jsonl(self._directory)).exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._position)
+            whole, _, _ = file.read().rpartition(b"\n")
+        if not whole:
+            return
+        self._position += len(whole) + 1
+        progress: dict[str, Any] | None = None
+        for line in whole.splitlines():
+            event = json.loads(line)
+            if event["event"] != "progress":
+                self._event(event)
+            elif sys.stderr.isatty():
+                progress = event  # only the newest is worth drawing
+            else:
+                self._line(progress_text(event))
+        if progress is not None:
+            print(f"\r{progress_text(progress)}\033[K", end="", file=sys.stderr, flush=True)
+            self._open_line = True
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if event["event"] == "warned":
+            self._line("", end="")
+            note(event["message"])
+        else:
+            self._line(event_text(event))
+
+    def _line(self, text: str, end: str = "\n") -> None:
+        clear = "\r\033[K" if self._open_line else ""
+        self._open_line = False
+        print(f"{clear}{text}", end=end, file=sys.stderr, flush=True)
+
+
+def progress_text(event: dict[str, Any]) -> str:
+    """Return a progress event in a line: step, loss, learning rate, rate, time left."""
+    loss, rate, left = event["loss"], event["samples_per_second"], event["seconds_left"]
+    parts = [
+        f"step {event['applied_steps']:,}/{event['total_steps']:,}",
+        "loss not finite" if loss is None else f"loss {loss:.4f}",
+        f"learning rate {event['learning_rate']:.3g}",
+    ]
+    if event["loss_scale"] is not None:
+        parts.append(f"loss scale {event['loss_scale']:g}")
+    if rate is not None:
+        parts.append(f"{rate:,.1f} samples/s")
+    if left:
+        parts.append(f"{duration(left)} left")
+    return ", ".join(parts)
+
+
+def event_text(event: dict[str, Any]) -> str:
+    """Return any other event in a line."""
+    if event["event"] == "evaluated":
+        return f"evaluation after {event['applied_steps']:,} steps: {evaluation_text(event)}"
+    if event["event"] == "saved":
+        return f"saved {event['path']} ({event['size_bytes'] / 2**20:.1f} MiB in {event['seconds']:.1f} s)"
+    what = "begins from" if event["new_phase"] else f"resumes after step {event['applied_steps']:,} from"
+    return f"{what} {event['path']}" + ("" if event["moments"] else ", without the optimizer's moments")
+
+
+def evaluation_text(found: dict[str, Any]) -> str:
+    """Return an evaluation in words."""
+    loss = "not finite" if found["mlm_loss"] is None else f"{found['mlm_loss']:.4f}"
+    return (
+        f"MLM loss {loss}, MLM accuracy {100 * found['mlm_accuracy']:.1f} %, "
+        f"NSP accuracy {100 * found['nsp_accuracy']:.1f} %, on {found['samples']:,} samples"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return a time as 7 s, 3:05 min, 2:14 h or 3 d 4 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    hours = whole // 3600
+    return f"{hours}:{whole % 3600 // 60:02d} h" if hours < 48 else f"{hours // 24} d {hours % 24} h"

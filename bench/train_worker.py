@@ -1,0 +1,72 @@
+"""What a rank of a training does between joining the others and leaving them."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from analysis.records import Trial, TrialDirectory
+from analysis.train_records import TrainRun
+from bench.recorder import step_writer
+from bench.timing import StepClock
+from bench.train_recorder import TrainRecorder, finite
+from bert.flops import model_flops
+from bert.strategies.base import Strategy
+from bert.training.events import Event
+from bert.training.run import run_training
+from bert.training.settings import TrainSettings
+
+
+def run_attempt(
+    directory: TrialDirectory, trial: Trial, strategy: Strategy, should_stop: Callable[[], bool]
+) -> dict[str, Any]:
+    """Train until the run is complete or a stop is asked for; return the rank's record.
+
+    Args:
+        directory: where this attempt writes; checkpoints, curve and scalars go to the run that it lies in.
+        trial: its configuration.
+        strategy: set up.
+        should_stop: whether this rank was asked to stop.
+
+    Raises:
+        InputError: the data or a checkpoint cannot be used.
+        UsageError: the settings do not fit the run so far.
+        StorageError: something cannot be written; the checkpoints before are whole.
+        DivergenceError: the loss is not finite.
+    """
+    run = TrainRun(directory.path.parent.parent)
+    settings = TrainSettings.from_json(dict(trial.training))
+    config = settings.model_config()
+    with ExitStack() as stack:
+        writer = stack.enter_context(step_writer(directory.steps_csv(strategy.rank)))
+        recorder: TrainRecorder | None = None
+        if strategy.rank == 0:
+            recorder = TrainRecorder(run, directory, settings)
+            stack.callback(recorder.close)
+
+        def on_row(row: dict[str, Any]) -> None:
+            writer.write(row)
+            if recorder is not None:
+                recorder.row(row)
+
+        def report(event: Event) -> None:
+            if recorder is not None:
+                recorder.report(event)
+
+        clock = StepClock(trial.device, lambda counts: model_flops(config, counts), on_row)
+        outcome = run_training(settings, run.checkpoints, strategy, clock, should_stop, report)
+    if recorder is None:
+        return {}
+    if recorder.summary["evaluation"] is None and outcome.evaluation is not None:
+        recorder.summary["evaluation"] = {"applied_steps": None, **finite(asdict(outcome.evaluation))}
+    return {
+        "outcome": {
+            **recorder.summary,
+            "finished": outcome.finished,
+            "applied_steps": outcome.applied_steps,
+            "total_steps": settings.steps,
+            "skipped_steps": outcome.skipped_steps,
+            "samples_seen": outcome.samples_seen,
+            "checkpoint": None if outcome.checkpoint is None else outcome.checkpoint.name,
+        }
+    }

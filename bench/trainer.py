@@ -1,0 +1,177 @@
+"""One attempt at a training run, in its run directory: what `bertbench train` does between options and table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.records import Trial, TrialDirectory, write_record
+from analysis.train_records import TrainRun, is_train_run, read_events
+from bench.devices import Devices
+from bench.environment import capture
+from bench.launch import LaunchOptions, Watcher, run_trial
+from bench.plan import DataSource, inspect_data, resolve_precision, resolve_strategy
+from bench.sweep import write_results
+from bert.training.settings import TrainSettings, phase_defaults, resolve_settings
+from common.errors import InputError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A training, looked at before anything runs."""
+
+    settings: TrainSettings
+    """What bert.training is told."""
+    phase: int
+    """1 or 2."""
+    source: DataSource
+    """The data."""
+
+
+def plan_training(phase: int, given: Mapping[str, Any], devices: Devices) -> Plan:
+    """Return a training as it will run.
+
+    Args:
+        phase: whose hyper-parameters are the defaults.
+        given: fields of TrainSettings with what the user gave, None where nothing; strategy and precision may be
+            "auto", world_size None is every device; `init` may name a run directory.
+        devices: what there is to train on.
+
+    Raises:
+        UsageError: settings that no run can have, more devices than there are, or `init` names an unfinished run.
+        InputError: the data cannot be read, or their samples have another length.
+    """
+    values = dict(given)
+    if not values.get("data"):
+        raise UsageError(
+            "no data was given: --data FOLDER, a folder of HDF5 shards that `bertbench data pretrain` made"
+        )
+    world_size = values["world_size"] or devices.default_world_sizes()[-1]
+    devices.environment(world_size)
+    values["world_size"] = world_size
+    values["strategy"] = resolve_strategy(values["strategy"], world_size)
+    values["precision"] = resolve_precision(values["precision"], devices)
+    seq_len = values["seq_len"] or phase_defaults(phase)["seq_len"]
+    source = inspect_data(str(values["data"]), seq_len)
+    if source.seq_len not in (None, seq_len):
+        raise InputError(_other_length(phase, seq_len, source))
+    values |= {"data": source.source, "vocab_size": source.vocab_size, "max_predictions": source.max_predictions}
+    if values.get("init"):
+        values["init"] = str(initial_weights(Path(str(values["init"]))))
+    return Plan(resolve_settings(phase, values), phase, source)
+
+
+def _other_length(phase: int, seq_len: int, source: DataSource) -> str:
+    other = {128: 1, 512: 2}.get(source.seq_len or 0)
+    fitting = f"--phase {other}" if other not in (None, phase) else f"--seq-len {source.seq_len}"
+    return (
+        f"the samples in {source.source} have {source.seq_len} tokens, phase {phase} trains on {seq_len}: "
+        f"use {fitting}, or prepare data with `bertbench data pretrain --seq-len {seq_len}`"
+    )
+
+
+def initial_weights(path: Path) -> Path:
+    """Return where the weights of --init lie: of a run its checkpoints, else the path itself.
+
+    Raises:
+        InputError: there is nothing.
+        UsageError: it is a run that has not reached its end.
+    """
+    path = path.resolve()
+    if not path.exists():
+        raise InputError(f"--init {path} does not exist: give a run directory, a checkpoint or a folder of weights")
+    if not is_train_run(path):
+        return path
+    run = TrainRun(path)
+    state = run.read_state() or {}
+    if not state.get("finished"):
+        reached = f"step {state['applied_steps']} of {state['total_steps']}" if state.get("applied_steps") else "no end"
+        raise UsageError(
+            f"--init {path}: that run has reached {reached}: finish it with the command that began it, or give the "
+            f"folder of one of its checkpoints in {run.checkpoints} to begin from there"
+        )
+    return run.checkpoints
+
+
+def train_once(
+    run: TrainRun,
+    plan: Plan,
+    devices: Devices,
+    request: Mapping[str, Any],
+    watcher: Watcher,
+    threads: int | None = None,
+) -> tuple[TrialDirectory, dict[str, Any]]:
+    """Make one attempt and return its folder and result; train.json and results.csv say how it ended.
+
+    Must be called inside a lock on the run.
+
+    Raises:
+        StorageError: the run directory cannot be written.
+        KeyboardInterrupt: the attempt was ended at once.
+    """
+    trial = _trial(run, plan, devices, threads)
+    directory = run.run.trial(trial.trial_id)
+    try:
+        result = run_trial(trial, directory, devices, capture(devices), LaunchOptions(timeout_seconds=None), watcher)
+    finally:
+        if directory.trial_json.exists():
+            write_record(run.state_json, {**_state(run, plan), "request": dict(request)})
+            write_results(run.run)
+    return directory, result
+
+
+def _trial(run: TrainRun, plan: Plan, devices: Devices, threads: int | None) -> Trial:
+    settings = plan.settings
+    attempts = [directory.read_trial().round for directory in run.attempts()]
+    return Trial(
+        kind="train",
+        task=settings.task,
+        implementation="bertbench",
+        strategy=settings.strategy,
+        preset=settings.preset,
+        precision=settings.precision,
+        seq_len=settings.seq_len,
+        micro_batch_size=settings.micro_batch_size,
+        grad_accum_steps=settings.grad_accum_steps,
+        world_size=settings.world_size,
+        device=devices.kind,
+        data=settings.data,
+        data_fingerprint=plan.source.fingerprint,
+        max_predictions=settings.max_predictions,
+        vocab_size=settings.vocab_size,
+        dropout=settings.dropout,
+        seed=settings.seed,
+        round=max(attempts, default=-1) + 1,
+        max_steps=settings.steps,
+        threads_per_rank=threads,
+        training=tuple(sorted(settings.to_json().items())),
+    )
+
+
+def _state(run: TrainRun, plan: Plan) -> dict[str, Any]:
+    """Where the run stands: what the attempts wrote down while they ran is there however they ended."""
+    attempts = run.attempts()
+    checkpoint: str | None = None
+    evaluation: dict[str, Any] | None = None
+    applied_steps = 0
+    for directory in attempts:
+        for event in read_events(directory):
+            if event["event"] in ("resumed", "saved"):
+                applied_steps = event["applied_steps"]
+            if event["event"] == "saved":
+                checkpoint = event["path"]
+            elif event["event"] == "evaluated":
+                evaluation = event
+    result = attempts[-1].read_result() if attempts else None
+    outcome = (result or {}).get("outcome") or {}
+    return {
+        "phase": plan.phase,
+        "finished": bool(outcome.get("finished")),
+        "applied_steps": applied_steps,
+        "total_steps": plan.settings.steps,
+        "status": (result or {}).get("status", "interrupted"),
+        "reason": (result or {}).get("reason", ""),
+        "checkpoint": checkpoint,
+        "evaluation": evaluation,
+        "attempts": [directory.path.name for directory in attempts],
+    }

@@ -1,0 +1,305 @@
+"""From any checkpoint to a Hugging Face folder or one of ours."""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bert.checkpoints.folder import check_new_folder, new_folder
+from bert.checkpoints.model_config import read_config, to_hugging_face_json
+from bert.checkpoints.ours import load_model, write_model
+from bert.checkpoints.read import OURS, Found, find_checkpoint, read_weights
+from bert.checkpoints.tensor_files import write_safetensors
+from bert.config import ModelConfig
+from bert.convert import LoadReport, hugging_face_tensors, match_hugging_face_state
+from bert.data.vocabulary import load_vocabulary
+from bert.model import BertForPretraining
+from common.atomic import atomic_path, write_json
+from common.errors import InputError, UsageError
+
+Target = Literal["hugging-face", "bertbench"]
+
+_ENCODER = "encoder."
+# Copies of other tensors, which transformers leaves out and ties by itself.
+_TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "vocab_projector.weight")
+_LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What was read, and what became of it."""
+
+    source: Path
+    """The file, folder or prefix that was read."""
+    source_format: str
+    """tensorflow, hugging-face (any file of PyTorch or safetensors) or bertbench."""
+    destination: Path
+    """The folder that was written."""
+    target: Target
+    """The form it has."""
+    architecture: str
+    """Which model of Hugging Face's has these weights."""
+    config: ModelConfig
+    """Shape of the model."""
+    tensors_read: int
+    """Weights read from the source."""
+    converted: int
+    """How many of them are in the destination."""
+    skipped: tuple[str, ...]
+    """Names in the source that are no weights (an optimizer's, a schedule's, text); they were not read."""
+    missing: tuple[str, ...]
+    """Hugging Face names (without "bert.") of the architecture's weights that the source lacks; not written."""
+    unexpected: tuple[str, ...]
+    """Names in the source that have no place in BERT's encoder and pretraining heads; not written."""
+    parameters: int
+    """Numbers written, without padding in Hugging Face's form."""
+    vocab: Path | None
+    """The vocabulary that was copied."""
+    notes: tuple[str, ...]
+    """What a user should know beside."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as plain JSON values."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        paths = {
+            name: None if fields[name] is None else str(fields[name]) for name in ("source", "destination", "vocab")
+        }
+        config = {name: getattr(self.config, name) for name in self.config.__slots__}
+        lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
+        return {**fields, **paths, **lists, "config": config}
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Weights by the names of BertForPretraining, all or some of them."""
+
+    config: ModelConfig
+    values: Mapping[str, Tensor]
+    report: LoadReport
+    tensors_read: int
+    skipped: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return tuple(name for name in self.values if not name.startswith(_ENCODER))
+
+
+def convert(
+    source: Path,
+    destination: Path,
+    *,
+    target: Target = "hugging-face",
+    config_file: Path | None = None,
+    vocab_file: Path | None = None,
+    allow_missing: bool = False,
+) -> Conversion:
+    """Write the weights of a checkpoint into a new folder, which appears whole or not at all.
+
+    Args:
+        source: a folder, a file of weights, or the prefix of a TensorFlow checkpoint.
+        destination: the folder to make.
+        target: its form.
+        config_file: shape of the model, where it is not in a config.json or bert_config.json beside the source.
+        vocab_file: vocabulary to copy, where it is not in a vocab.txt beside the source.
+        allow_missing: whether weights of the encoder may be missing. A source that has none at all is always refused.
+
+    Raises:
+        InputError: the source or a file beside it is missing, damaged or of another architecture.
+        UsageError: the destination has something in it.
+        StorageError: it cannot be written or the disk is full; nothing is left behind.
+    """
+    check_new_folder(destination)
+    found = find_checkpoint(source)
+    vocab = vocab_file or found.vocab
+    model = _load(found, config_file, vocab, allow_missing)
+    written = _write(destination, model, target, vocab)
+    return Conversion(
+        source=found.path,
+        source_format=found.format,
+        destination=destination,
+        target=target,
+        architecture=_architecture(model),
+        config=model.config,
+        tensors_read=model.tensors_read,
+        converted=len(model.report.used),
+        skipped=model.skipped,
+        missing=_expected_but_missing(model),
+        unexpected=model.report.unexpected,
+        parameters=sum(value.numel() for value in written.values()),
+        vocab=vocab,
+        notes=model.notes,
+    )
+
+
+def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_missing: bool) -> _Model:
+    """Read the weights, and say what is odd about them."""
+    pieces = None if vocab is None else len(load_vocabulary(vocab, lower_case=True).pieces)
+    notes: list[str] = []
+    if found.format == OURS:
+        if config_file is not None:
+            raise UsageError(f"{found.path} is a folder of bertbench with its own configuration: leave --config out")
+        model = _from_ours(found, allow_missing)
+        if vocab is not None and pieces is not None and pieces > model.config.vocab_size:
+            raise _wrong_vocabulary(vocab, pieces, model.config)
+    else:
+        config = _fit_vocabulary(read_config(_config_path(found, config_file)), pieces, vocab, notes)
+        model = _from_weights(found, config, allow_missing)
+    if vocab is None:
+        notes.append("no vocab.txt is beside the weights: give --vocab FILE, or the new folder cannot read text")
+    if model.report.incomplete:
+        notes.append(
+            f"{len(model.report.incomplete)} weights were left out because query, key or value beside them is missing: "
+            + ", ".join(model.report.incomplete)
+        )
+    if not all(bool(value.isfinite().all()) for value in model.values.values()):
+        notes.append("some weights are NaN or infinite, as they are in the source")
+    return replace(model, notes=tuple(notes))
+
+
+def _write(destination: Path, model: _Model, target: Target, vocab: Path | None) -> dict[str, Tensor]:
+    """Make the folder, and return the tensors that are in it."""
+    with new_folder(destination) as folder:
+        if target == "bertbench":
+            written = {name: value.contiguous() for name, value in model.values.items()}
+            write_model(folder, model.config, written)
+        else:
+            written = _hugging_face(model)
+            write_safetensors(folder / "model.safetensors", written)
+            write_json(folder / "config.json", to_hugging_face_json(model.config, _architecture(model)))
+        if vocab is not None:
+            _copy(vocab, folder / "vocab.txt")
+    return written
+
+
+def _from_weights(found: Found, config: ModelConfig, allow_missing: bool) -> _Model:
+    weights = read_weights(found)
+    _check_layers(config, weights.tensors, found, allow_missing)
+    values, report = _matched(config, weights.tensors, found, allow_missing)
+    names = weights.originals
+    report = replace(
+        report,
+        unexpected=tuple(names.get(name, name) for name in report.unexpected),
+        incomplete=tuple(names.get(name, name) for name in report.incomplete),
+    )
+    return _Model(config, values, report, len(weights.tensors), weights.skipped)
+
+
+def _from_ours(found: Found, allow_missing: bool) -> _Model:
+    config, state = load_model(found.path)
+    _check_layers(config, state, found, allow_missing)
+    bare = not any(name.startswith(_ENCODER) for name in state)
+    names = {(_ENCODER if bare else "") + name: name for name in state}
+    parameters = dict(_skeleton(config).named_parameters())
+    values = {name: state[original] for name, original in names.items() if name in parameters}
+    for name, value in values.items():
+        if value.shape != parameters[name].shape or not value.is_floating_point():
+            raise InputError(
+                f"{name} in {found.path} is {value.dtype} of shape {list(value.shape)}, its config.json asks for "
+                f"floating-point numbers of shape {list(parameters[name].shape)}: copy the folder again"
+            )
+    # By Hugging Face's names, as for every other source; a fused matrix counts as the three it is there.
+    theirs = hugging_face_tensors(values, config, _ENCODER)
+    _, report = _matched(config, theirs, found, allow_missing)
+    unexpected = tuple(sorted(original for name, original in names.items() if name not in values))
+    report = replace(report, unexpected=unexpected, used=tuple(sorted(names[name] for name in values)))
+    floats = {name: value.float() for name, value in values.items()}
+    return _Model(config, floats, report, len(state), ())
+
+
+def _matched(
+    config: ModelConfig, tensors: Mapping[str, Tensor], found: Found, allow_missing: bool
+) -> tuple[dict[str, Tensor], LoadReport]:
+    try:
+        return match_hugging_face_state(_skeleton(config), tensors, allow_missing=allow_missing)
+    except InputError as error:
+        raise InputError(f"{found.path}: {error}") from error
+
+
+def _skeleton(config: ModelConfig) -> BertForPretraining:
+    """A model with names and shapes and no memory."""
+    with torch.device("meta"):
+        return BertForPretraining(config)
+
+
+def _config_path(found: Found, given: Path | None) -> Path:
+    path = given or found.config
+    if path is None:
+        raise InputError(
+            f"no config.json or bert_config.json is beside {found.path}, and the weights alone do not tell the number "
+            "of attention heads: give --config FILE"
+        )
+    return path
+
+
+def _fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None, notes: list[str]) -> ModelConfig:
+    """Take the padding out of a configuration that counts it as words (NVIDIA's 30528)."""
+    if pieces is None or vocab is None or pieces == config.vocab_size:
+        return config
+    if pieces > config.vocab_size:
+        raise _wrong_vocabulary(vocab, pieces, config)
+    real = config.replace(vocab_size=pieces)
+    if real.padded_vocab_size == config.vocab_size:
+        notes.append(f"{config.vocab_size - pieces} rows beyond the {pieces} pieces of {vocab} were taken for padding")
+        return real
+    notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids stand for nothing")
+    return config
+
+
+def _wrong_vocabulary(vocab: Path, pieces: int, config: ModelConfig) -> InputError:
+    return InputError(
+        f"{vocab} has {pieces} pieces and the model only {config.vocab_size}: give the vocabulary it was trained with "
+        "by --vocab FILE"
+    )
+
+
+def _check_layers(config: ModelConfig, names: Collection[str], found: Found, allow_missing: bool) -> None:
+    layers = {int(match[1]) for name in names if (match := _LAYER.search(name)) and len(match[1]) < 6}
+    if not layers:
+        return
+    count = max(layers) + 1
+    if count > config.num_layers or (count < config.num_layers and not allow_missing):
+        raise InputError(
+            f"{found.path} holds {count} layers and the configuration asks for {config.num_layers}: give the "
+            "configuration these weights were made with (--config FILE)"
+        )
+
+
+def _architecture(model: _Model) -> str:
+    masked_words = any(name.startswith("masked_words.") for name in model.heads)
+    if model.config.type_vocab_size == 0:
+        return "DistilBertForMaskedLM" if masked_words else "DistilBertModel"
+    if not model.heads:
+        return "BertModel"
+    whole = any(name.startswith(("next_sentence.", "encoder.pooler.")) for name in model.values)
+    return "BertForPreTraining" if whole else "BertForMaskedLM"
+
+
+def _expected_but_missing(model: _Model) -> tuple[str, ...]:
+    """What the architecture has and the source lacks; the heads that it does not have are no lack."""
+    absent: tuple[str, ...] = () if model.heads else ("cls.",)
+    if _architecture(model) not in ("BertForPreTraining", "BertModel"):
+        absent += ("pooler.", "cls.seq_relationship.")
+    return tuple(name for name in model.report.missing if not name.startswith(absent))
+
+
+def _hugging_face(model: _Model) -> dict[str, Tensor]:
+    if model.heads:
+        named = hugging_face_tensors(model.values, model.config, _ENCODER)
+    else:
+        bare = {name.removeprefix(_ENCODER): value for name, value in model.values.items()}
+        named = hugging_face_tensors(bare, model.config, "")
+    return {name: value.contiguous() for name, value in named.items() if name not in _TIED}
+
+
+def _copy(source: Path, destination: Path) -> None:
+    try:
+        content = source.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {source}: {error.strerror}; give a file that can be read") from error
+    with atomic_path(destination) as temporary:
+        temporary.write_bytes(content)

@@ -1,0 +1,161 @@
+"""The shape of a model in JSON: Google's bert_config.json, Hugging Face's config.json, and our own."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert.config import ModelConfig
+from common.errors import InputError, SchemaError, UsageError
+
+OUR_FORMAT = "bertbench model"
+SCHEMA_VERSION = 1
+
+_LARGEST_FILE_BYTES = 16 << 20
+_LARGEST_SIZE = 1 << 24
+_MOST_LAYERS = 1000
+
+# Our field -> theirs.
+_BERT = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_positions": "max_position_embeddings",
+    "type_vocab_size": "type_vocab_size",
+    "hidden_dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "layer_norm_eps": "layer_norm_eps",
+    "initializer_range": "initializer_range",
+}
+_DISTILBERT = {
+    "num_layers": "n_layers",
+    "hidden_size": "dim",
+    "num_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "vocab_size": "vocab_size",
+    "max_positions": "max_position_embeddings",
+    "hidden_dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "initializer_range": "initializer_range",
+}
+_INTEGERS = (
+    "num_layers", "hidden_size", "num_heads", "intermediate_size", "vocab_size", "vocab_multiple", "max_positions",
+    "type_vocab_size",
+)  # fmt: skip
+_REQUIRED = ("num_layers", "hidden_size", "num_heads", "intermediate_size", "vocab_size")
+_EXACT_GELU = ("gelu", "gelu_python")
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read any of the three forms.
+
+    Raises:
+        InputError: the file cannot be read, is no such JSON, or describes a model that ours cannot compute.
+    """
+    content = read_json(path)
+    if is_ours(content):
+        return from_our_json(content, path)
+    distilled = content.get("model_type") == "distilbert" or ("dim" in content and "hidden_size" not in content)
+    _refuse_other_models(content, path, distilled)
+    names = _DISTILBERT if distilled else _BERT
+    values = {field: content[theirs] for field, theirs in names.items() if theirs in content}
+    if distilled:
+        values["type_vocab_size"] = 0
+    for field in _REQUIRED:
+        if field not in values:
+            raise InputError(f"{path} lacks {names[field]!r}: give the bert_config.json or config.json of the weights")
+    return _checked(values, path, names)
+
+
+def from_our_json(content: Mapping[str, Any], path: Path) -> ModelConfig:
+    """Return the configuration of a `config.json` that `to_our_json` made. Raises InputError, SchemaError."""
+    version = content.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InputError(f"{path} has the schema_version {version!r}, which is none: it is damaged")
+    if version > SCHEMA_VERSION:
+        raise SchemaError(
+            f"{path} was written by a newer version (schema {version}, this one reads up to {SCHEMA_VERSION}): "
+            "update bertbench"
+        )
+    fields = {field.name: field.name for field in dataclasses.fields(ModelConfig)}
+    for field in fields:
+        if field not in content:
+            raise InputError(f"{path} lacks {field!r}: it is damaged, convert or save the model again")
+    return _checked({field: content[field] for field in fields}, path, fields)
+
+
+def to_our_json(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields of a configuration, marked as ours."""
+    return {"format": OUR_FORMAT, "schema_version": SCHEMA_VERSION, **dataclasses.asdict(config)}
+
+
+def to_hugging_face_json(config: ModelConfig, architecture: str) -> dict[str, Any]:
+    """Return Hugging Face's configuration of a model without padded vocabulary; no segments make a DistilBERT."""
+    distilled = config.type_vocab_size == 0
+    names = _DISTILBERT if distilled else _BERT
+    return {
+        "architectures": [architecture],
+        "model_type": "distilbert" if distilled else "bert",
+        "activation" if distilled else "hidden_act": "gelu",
+        "pad_token_id": 0,
+        "dtype": "float32",
+        **{theirs: getattr(config, field) for field, theirs in names.items()},
+    }
+
+
+def is_ours(content: Mapping[str, Any]) -> bool:
+    """Say whether a configuration is one that `to_our_json` made."""
+    return content.get("format") == OUR_FORMAT
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object from a file. Raises InputError."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            raise InputError(f"{path} has more than {_LARGEST_FILE_BYTES >> 20} MiB, which is no configuration")
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; give a file that can be read") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON ({error}): copy it again from where it came") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds a {type(content).__name__} where a JSON object has to be: give another file")
+    return content
+
+
+def _refuse_other_models(content: Mapping[str, Any], path: Path, distilled: bool) -> None:
+    kind = content.get("model_type", "bert")
+    if kind not in ("bert", "distilbert"):
+        raise InputError(f"{path} describes a model of type {kind!r}: only BERT and DistilBERT can be converted")
+    activation = content.get("activation" if distilled else "hidden_act", "gelu")
+    if activation not in _EXACT_GELU:
+        raise InputError(
+            f"{path} asks for the activation {activation!r}: this BERT computes the exact gelu, so the weights would "
+            "give other results; convert a model trained with 'gelu'"
+        )
+    positions = content.get("position_embedding_type", "absolute")
+    if positions != "absolute":
+        raise InputError(f"{path} asks for {positions!r} position embeddings: this BERT has absolute ones only")
+    if content.get("is_decoder"):
+        raise InputError(f"{path} describes a decoder (is_decoder): this BERT attends to all tokens; give an encoder")
+
+
+def _checked(values: Mapping[str, Any], path: Path, names: Mapping[str, str]) -> ModelConfig:
+    for field, value in values.items():
+        theirs = names.get(field, field)
+        if field in _INTEGERS:
+            smallest = 0 if field == "type_vocab_size" else 1
+            largest = _MOST_LAYERS if field == "num_layers" else _LARGEST_SIZE
+            if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= largest:
+                raise InputError(
+                    f"{path} has {theirs}={value!r}: a whole number from {smallest} to {largest} is needed"
+                )
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise InputError(f"{path} has {theirs}={value!r}: it has to be a number from 0 to below 1")
+    try:
+        return ModelConfig(**values)
+    except UsageError as error:
+        raise InputError(f"{path}: {error}") from error

@@ -1,0 +1,100 @@
+"""Our own folder of a model: `model.safetensors` under our names and `config.json` with the fields of ModelConfig."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bert.checkpoints.model_config import from_our_json, is_ours, read_json, to_our_json
+from bert.checkpoints.tensor_files import read_tensors, write_safetensors
+from bert.config import ModelConfig
+from common.atomic import write_json
+from common.errors import InputError, UsageError
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+
+
+def save_model(folder: Path, model: nn.Module) -> None:
+    """Write the two files of a model with a ModelConfig as its own or its encoder's `config` into `folder`.
+
+    Each file is written whole or not at all; bert.checkpoints.folder.new_folder does the same for a folder.
+
+    Raises:
+        UsageError: the model has no ModelConfig.
+        StorageError: a file cannot be written or the disk is full.
+    """
+    config = _config_of(model)
+    state = {name: value.detach().to("cpu").contiguous() for name, value in model.state_dict().items()}
+    write_model(folder, config, state)
+
+
+def write_model(folder: Path, config: ModelConfig, state: Mapping[str, Tensor]) -> None:
+    """Write the two files: contiguous CPU tensors under our names, then the configuration. Raises StorageError."""
+    write_safetensors(folder / WEIGHTS_FILE, state)
+    write_json(folder / CONFIG_FILE, to_our_json(config))
+
+
+def load_model(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Read what `save_model` wrote.
+
+    Returns:
+        The configuration, and the tensors on the CPU by the names of the model's state dict.
+
+    Raises:
+        InputError: a file is missing or damaged, or the folder is not one of ours.
+        SchemaError: a newer version wrote it.
+    """
+    path = folder / CONFIG_FILE
+    content = read_json(path)
+    if not is_ours(content):
+        raise InputError(
+            f"{path} is not a configuration of bertbench: turn other checkpoints into one with "
+            f"`bertbench convert {folder} NEW --to bertbench`"
+        )
+    return from_our_json(content, path), read_tensors(folder / WEIGHTS_FILE)
+
+
+def load_into(model: nn.Module, folder: Path) -> None:
+    """Copy what `save_model` wrote into a model of the same kind and shape; it stays as it was where that fails.
+
+    Raises:
+        UsageError: the model has no ModelConfig.
+        InputError: as `load_model`, or the names or shapes are those of another model.
+    """
+    _config_of(model)
+    _, state = load_model(folder)
+    expected = model.state_dict()
+    absent, foreign = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    if absent or foreign:
+        name, side = (absent[0], "lack") if absent else (foreign[0], "have beyond the model")
+        raise InputError(
+            f"the weights in {folder} are those of another model: they {side} {len(absent or foreign)} tensors, {name} "
+            "first; use the preset and task they were saved with"
+        )
+    for name, value in state.items():
+        if value.shape != expected[name].shape:
+            raise InputError(
+                f"{name} in {folder} has shape {list(value.shape)}, the model needs {list(expected[name].shape)}: use "
+                "the preset it was saved with"
+            )
+    with torch.no_grad():
+        model.load_state_dict(state)
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Say whether `folder` has a `config.json` of ours; whatever else it is, is not ours."""
+    try:
+        return is_ours(read_json(folder / CONFIG_FILE))
+    except InputError:
+        return False
+
+
+def _config_of(model: nn.Module) -> ModelConfig:
+    for owner in (model, getattr(model, "encoder", None)):
+        config: Any = getattr(owner, "config", None)
+        if isinstance(config, ModelConfig):
+            return config
+    raise UsageError(f"{type(model).__name__} has no ModelConfig, neither its own nor its encoder's: save a BERT")

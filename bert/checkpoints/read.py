@@ -1,0 +1,158 @@
+"""Find out what checkpoint a path is, and read its weights under Hugging Face's names."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from bert.checkpoints.leveldb_table import FOOTER_BYTES, MAGIC
+from bert.checkpoints.ours import is_model_folder
+from bert.checkpoints.tensor_files import read_tensors
+from bert.checkpoints.tensorflow import index_file, open_checkpoint
+from bert.checkpoints.tensorflow_names import hugging_face_name, is_weight
+from common.errors import InputError
+
+TENSORFLOW, HUGGING_FACE, OURS = "tensorflow", "hugging-face", "bertbench"
+
+# In the order in which Hugging Face itself looks.
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_OTHER_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt")
+_CONFIG_FILES = ("config.json", "bert_config.json")
+_VOCAB_FILE = "vocab.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint on disk, not read yet."""
+
+    format: str
+    """TENSORFLOW, HUGGING_FACE (any file of tensors) or OURS."""
+    path: Path
+    """The prefix of a TensorFlow checkpoint, the file of tensors or their index, or our folder."""
+    config: Path | None
+    """The configuration beside it."""
+    vocab: Path | None
+    """The vocabulary beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a checkpoint holds."""
+
+    tensors: Mapping[str, Tensor]
+    """The weights under Hugging Face's names, in whichever of the accepted spellings."""
+    originals: Mapping[str, str]
+    """Those names -> the names in the file, where they differ."""
+    skipped: tuple[str, ...]
+    """Names in the file that are no weights: those of optimizers and schedules, and text."""
+
+
+def find_checkpoint(source: Path) -> Found:
+    """Say what `source` is: a folder, a file, or the prefix of a TensorFlow checkpoint.
+
+    Raises:
+        InputError: there is nothing there, nothing that is a checkpoint, or more than one.
+    """
+    try:
+        return _find(source)
+    except OSError as error:
+        raise InputError(f"cannot look at {source}: {error.strerror}; give a checkpoint that can be read") from error
+
+
+def _find(source: Path) -> Found:
+    if source.is_dir():
+        return _find_in_folder(source)
+    prefix = _tensorflow_prefix(source)
+    if prefix is not None:
+        return _found(TENSORFLOW, prefix)
+    if source.is_file():
+        if source.parent.is_dir() and source.name == _WEIGHT_FILES[0] and is_model_folder(source.parent):
+            return _found(OURS, source.parent, source.parent)
+        _refuse_table(source)
+        return _found(HUGGING_FACE, source)
+    raise InputError(
+        f"{source} is not there: give a folder with model.safetensors or pytorch_model.bin, a file of weights, or the "
+        "prefix of a TensorFlow checkpoint (bert_model.ckpt for bert_model.ckpt.index and bert_model.ckpt.data-*)"
+    )
+
+
+def read_weights(found: Found) -> Weights:
+    """Read the weights of a checkpoint that is not OURS. Optimizers' tensors in TensorFlow checkpoints are not read.
+
+    Raises:
+        InputError: a file is missing or damaged, or two tensors have the same name.
+    """
+    if found.format != TENSORFLOW:
+        return Weights(read_tensors(found.path), {}, ())
+    checkpoint = open_checkpoint(found.path)
+    tensors: dict[str, Tensor] = {}
+    originals: dict[str, str] = {}
+    kept = [name for name in checkpoint.entries if is_weight(name) and checkpoint.holds_numbers(name)]
+    for name in kept:
+        translated, transposed = hugging_face_name(name)
+        if translated in tensors:
+            raise InputError(f"{name} and {originals[translated]} of {found.path} are the same weight: give one model")
+        tensor = checkpoint.read(name)
+        tensors[translated] = tensor.T if transposed and tensor.dim() == 2 else tensor
+        originals[translated] = name
+    return Weights(tensors, originals, tuple(sorted(checkpoint.entries.keys() - set(kept))))
+
+
+def _find_in_folder(folder: Path) -> Found:
+    if is_model_folder(folder):
+        return _found(OURS, folder, folder)
+    for name in _WEIGHT_FILES:
+        if (folder / name).is_file():
+            return _found(HUGGING_FACE, folder / name)
+    indexes = sorted(folder.glob("*.index"))
+    others = sorted({path for pattern in _OTHER_FILES for path in folder.glob(pattern) if path.is_file()})
+    candidates = [path.with_suffix("") for path in indexes] or others
+    if len(candidates) > 1:
+        names = ", ".join(path.name for path in candidates[:6])
+        raise InputError(f"{folder} holds {len(candidates)} checkpoints ({names}): give one of them, {candidates[-1]}")
+    if not candidates:
+        raise InputError(
+            f"{folder} holds no checkpoint: it needs {', '.join(_WEIGHT_FILES)} or a TensorFlow checkpoint "
+            "(*.index and *.data-*); tf_model.h5 and flax_model.msgpack cannot be read"
+        )
+    return _found(TENSORFLOW if indexes else HUGGING_FACE, candidates[0])
+
+
+def _refuse_table(file: Path) -> None:
+    with file.open("rb") as opened:
+        opened.seek(-min(FOOTER_BYTES, file.stat().st_size), os.SEEK_END)
+        is_table = opened.read().endswith(MAGIC)
+    if is_table:
+        raise InputError(
+            f"{file} is a TensorFlow checkpoint in one file, as before 2017, or a renamed index: save it again with "
+            "TensorFlow (tf.train.Saver), or name its files PREFIX.index and PREFIX.data-00000-of-00001"
+        )
+
+
+def _tensorflow_prefix(source: Path) -> Path | None:
+    """The prefix that any file of a TensorFlow checkpoint, or the prefix itself, stands for."""
+    if index_file(source).is_file():
+        return source
+    name = source.name
+    if not source.exists() and source.parent.is_dir():  # with its index missing, which is then what the error says
+        return source if any(path.name.startswith(f"{name}.data-") for path in source.parent.iterdir()) else None
+    stem, separator, _ = name.rpartition(".data-")
+    for suffix in (".index", ".meta"):
+        if name.endswith(suffix) and len(name) > len(suffix):
+            stem, separator = name.removesuffix(suffix), suffix
+    return source.with_name(stem) if separator and stem and source.is_file() else None
+
+
+def _found(format_: str, path: Path, folder: Path | None = None) -> Found:
+    folder = folder or path.parent
+    names = reversed(_CONFIG_FILES) if format_ == TENSORFLOW else _CONFIG_FILES
+    config = next((folder / name for name in names if (folder / name).is_file()), None)
+    vocab = folder / _VOCAB_FILE
+    return Found(format_, path, config, vocab if vocab.is_file() else None)

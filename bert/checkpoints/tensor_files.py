@@ -1,0 +1,158 @@
+"""Files of named tensors: safetensors, read and written; PyTorch's own, read without running what they hold."""
+
+import errno
+import os
+import pickle
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert.checkpoints.model_config import read_json
+from common.atomic import atomic_path
+from common.errors import InputError, StorageError
+
+# Where training scripts keep the weights among the rest (NVIDIA: "model").
+_NESTED = ("model", "state_dict", "model_state_dict", "module")
+_REMEDY = "copy it again from where it came"
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write contiguous tensors on the CPU to `path`, whole or not at all. Raises StorageError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with atomic_path(path) as temporary:
+        try:
+            # Hugging Face's readers want to be told who wrote it.
+            save_file(dict(tensors), temporary, metadata={"format": "pt"})
+        except SafetensorError as error:
+            number = re.search(r"\(os error (\d+)\)", str(error))
+            if number is None:
+                raise
+            code = int(number[1])
+            if code == errno.EFBIG:
+                raise StorageError(
+                    f"cannot write {path}: it is larger than files may be here; raise the limit (ulimit -f) or "
+                    "choose another folder"
+                ) from error
+            raise OSError(code, os.strerror(code)) from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, of a PyTorch file, or of all the files that an index.json names.
+
+    Raises:
+        InputError: the file is missing, damaged, none of these, holds no tensors, or holds objects other than data.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(200)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; give a file that can be read") from error
+    if not start:
+        raise InputError(f"{path} is empty: {_REMEDY}")
+    if start.startswith(b"version https://git-lfs"):
+        raise InputError(
+            f"{path} is a pointer to a file in Git LFS, not the file: run `git lfs pull` where it came from"
+        )
+    if path.name.endswith(".index.json"):
+        return _read_shards(path)
+    if start.startswith((b"PK\x03\x04", b"\x80")):
+        return _read_pytorch(path)
+    if start[8:9] == b"{":
+        return _read_safetensors(path)
+    raise InputError(
+        f"{path} is neither a safetensors file nor one of PyTorch: give model.safetensors, pytorch_model.bin, a folder "
+        "with one of them, or the prefix of a TensorFlow checkpoint"
+    )
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return _checked(load_file(path), path)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise InputError(f"{path} is not a safetensors file or damaged ({_first_line(error)}): {_REMEDY}") from error
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{index} has no weight_map: give the index of a checkpoint in several files")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted({str(file) for file in weight_map.values()}):
+        # A name with a path in it could read any file of this machine.
+        if name in ("", ".", "..") or "/" in name or "\\" in name or name.endswith(".index.json"):
+            raise InputError(f"{index} names the file {name[:200]!r}: its files have to lie beside it")
+        for key, tensor in read_tensors(index.with_name(name)).items():
+            if weight_map.get(key) == name:
+                tensors[key] = tensor
+    absent = sorted(weight_map.keys() - tensors.keys())
+    if absent:
+        raise InputError(
+            f"the files beside {index} lack {len(absent)} tensors, {absent[0]} first: copy all of them again"
+        )
+    return tensors
+
+
+def _read_pytorch(path: Path) -> dict[str, Tensor]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of TypedStorage, which nobody here can change
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"(?:GLOBAL|unsupported class|unrecognized function) (\S+)", str(error), re.IGNORECASE)
+        if named is None:
+            raise InputError(f"{path} is not a PyTorch file or damaged ({_first_line(error)}): {_REMEDY}") from error
+        raise InputError(
+            f"{path} holds Python objects beside tensors ({named[1]}); to load them would run code from the file, so "
+            "it is refused. Where you trust it, save its weights alone: "
+            "torch.save(model.state_dict(), 'weights.bin'), or as safetensors"
+        ) from error
+    except Exception as error:  # a damaged pickle can fail in every way there is
+        raise InputError(f"{path} is not a PyTorch file or damaged ({_first_line(error)}): {_REMEDY}") from error
+    return _checked(_state_dict(content, path), path)
+
+
+def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
+    """The weights among what a training script saved."""
+    found = content
+    for _ in range(3):
+        if not isinstance(found, Mapping):
+            break
+        inner = next((found[key] for key in _NESTED if isinstance(found.get(key), Mapping)), None)
+        if inner is None:
+            break
+        found = inner
+    if not isinstance(found, Mapping):
+        raise InputError(f"{path} holds a {type(found).__name__}: give a file with a model's state dict")
+    tensors = {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    if not tensors:
+        keys = ", ".join(str(key)[:80] for key in list(found)[:5]) or "nothing"
+        raise InputError(f"{path} holds no tensors by name (it holds {keys}): give a file with a model's state dict")
+    return tensors
+
+
+def _checked(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    if not tensors:
+        raise InputError(f"{path} holds no tensors: give the weights of a model")
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        # A tensor that repeats a few numbers endlessly fits any file and no memory.
+        if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise InputError(f"{name} of {path} is no plain matrix of numbers: save it again as ordinary dense tensors")
+        found[name] = tensor.detach()
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0][:200] if lines else "") or type(error).__name__

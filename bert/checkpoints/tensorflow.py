@@ -1,0 +1,235 @@
+"""TensorFlow checkpoints (the "V2" tensor bundle) without TensorFlow.
+
+PREFIX.index is a LevelDB table of tensor name -> data type, shape, file, place and CRC; PREFIX.data-00000-of-0000N hold
+the bytes. The messages are those of tensorflow/core/protobuf/tensor_bundle.proto.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bert.checkpoints.crc32c import masked_crc32c
+from bert.checkpoints.leveldb_table import entries
+from bert.checkpoints.protobuf import fields, signed
+from common.errors import InputError
+
+_LARGEST_INDEX_BYTES = 64 << 20
+_MOST_FILES = 100_000  # their number has five digits
+_MOST_DIMENSIONS = 254
+
+# Numbers of tensorflow/core/framework/types.proto. What is not here (text, resources) is no weight.
+_TYPES: dict[int, torch.dtype] = {
+    1: torch.float32,
+    2: torch.float64,
+    3: torch.int32,
+    9: torch.int64,
+    14: torch.bfloat16,
+    19: torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor lies."""
+
+    shape: tuple[int, ...]
+    """Its dimensions."""
+    type_number: int
+    """TensorFlow's number of its data type."""
+    shard: int
+    """Number of its data file, from 0."""
+    offset: int
+    """Its first byte in that file."""
+    size: int
+    """Its bytes."""
+    crc: int
+    """Masked CRC-32C of these bytes."""
+    partitioned: bool
+    """It is stored in slices, under other keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFlowCheckpoint:
+    """An index; tensors are read when they are asked for."""
+
+    prefix: Path
+    """What the names of its files begin with."""
+    num_shards: int
+    """Number of its data files."""
+    big_endian: bool
+    """Byte order of the tensors."""
+    entries: Mapping[str, TensorEntry]
+    """Every tensor by its name, in the order of the names."""
+
+    def holds_numbers(self, name: str) -> bool:
+        """Say whether a tensor is one of numbers; others (text, the graph of objects) cannot be read."""
+        return self.entries[name].type_number in _TYPES
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor, its checksum verified.
+
+        Raises:
+            InputError: it is not there, of a type that is no number, or stored in slices; its file is missing, too
+                short or damaged.
+        """
+        entry = self.entries.get(name)
+        index = index_file(self.prefix)
+        if entry is None:
+            raise InputError(f"{index} has no tensor {name!r}: it has {', '.join(list(self.entries)[:3])}, ...")
+        if entry.partitioned:
+            raise InputError(
+                f"{name} of {index} is a partitioned variable, stored in slices, which are not read: load the "
+                "checkpoint in TensorFlow and save it again without a partitioner"
+            )
+        kind = _TYPES.get(entry.type_number)
+        if kind is None:
+            raise InputError(f"{name} of {index} has TensorFlow's data type {entry.type_number}, which is no weight's")
+        content = self._bytes(name, entry)
+        if not entry.size:
+            return torch.empty(entry.shape, dtype=kind)
+        if self.big_endian:
+            swapped = np.frombuffer(content, f"V{kind.itemsize}").view(np.uint8).reshape(-1, kind.itemsize)[:, ::-1]
+            content = bytearray(swapped.tobytes())
+        return torch.frombuffer(content, dtype=kind).reshape(entry.shape)
+
+    def _bytes(self, name: str, entry: TensorEntry) -> bytearray:
+        path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
+        remedy = f"copy all files {self.prefix.name}.* again from where they came"
+        try:
+            with path.open("rb") as file:
+                held = file.seek(0, 2)
+                if entry.offset + entry.size > held:
+                    raise InputError(
+                        f"{path} is cut short: {name} ends at byte {entry.offset + entry.size}, the file at {held}; "
+                        f"{remedy}"
+                    )
+                file.seek(entry.offset)
+                content = bytearray(entry.size)
+                if file.readinto(content) != entry.size:
+                    raise InputError(f"{path} became shorter while it was read; {remedy}")
+        except OSError as error:
+            raise InputError(
+                f"cannot read {path}, which holds {name}: {error.strerror}; a TensorFlow checkpoint is an .index and "
+                f"{self.num_shards} .data file{'s' * (self.num_shards > 1)}: {remedy}"
+            ) from error
+        if masked_crc32c(content) != entry.crc:
+            raise InputError(f"the checksum of {name} in {path} is wrong, the file is damaged: {remedy}")
+        return content
+
+
+def index_file(prefix: Path) -> Path:
+    """Return the file that makes `prefix` a checkpoint."""
+    return prefix.with_name(f"{prefix.name}.index")
+
+
+def open_checkpoint(prefix: Path) -> TensorFlowCheckpoint:
+    """Read the index of the checkpoint whose files begin with `prefix`.
+
+    Raises:
+        InputError: the index is missing, or no TensorFlow index, or damaged.
+    """
+    path = index_file(prefix)
+    try:
+        if path.stat().st_size > _LARGEST_INDEX_BYTES:
+            raise InputError(f"{path} has more than {_LARGEST_INDEX_BYTES >> 20} MiB, which is no index of a BERT")
+        table = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; give the .index of a checkpoint") from error
+    try:
+        return _parse(prefix, table)
+    except ValueError as error:
+        raise InputError(
+            f"{path} is not the index of a TensorFlow checkpoint, or damaged ({error}): copy it again from where it "
+            "came, as a binary file"
+        ) from error
+
+
+def _parse(prefix: Path, table: bytes) -> TensorFlowCheckpoint:
+    found: dict[str, TensorEntry] = {}
+    header: tuple[int, bool] | None = None
+    for key, value in entries(table):
+        if header is None:
+            if key:
+                raise ValueError("it does not begin with a header")
+            header = _header(value)
+        elif not key.startswith(b"\0"):  # such keys are the slices of partitioned variables
+            found[key.decode("utf-8")] = _entry(value, header[0])
+    if header is None:
+        raise ValueError("it is empty")
+    _check_places(found)
+    return TensorFlowCheckpoint(prefix, header[0], header[1], found)
+
+
+def _header(message: bytes) -> tuple[int, bool]:
+    """Number of data files, and whether the tensors are big-endian."""
+    shards, endianness = 0, 0
+    for number, value in fields(message):
+        if number == 1:
+            if isinstance(value, bytes):
+                raise ValueError("it is a checkpoint in the format of 2016 or before: save it again with TensorFlow 1")
+            shards = value
+        elif number == 2:
+            endianness = _integer(value)
+    if not 0 < shards <= _MOST_FILES or endianness > 1:
+        raise ValueError(f"its header names {shards} data files and the byte order {endianness}")
+    return shards, endianness == 1
+
+
+def _entry(message: bytes, num_shards: int) -> TensorEntry:
+    numbers = dict.fromkeys((1, 3, 4, 5, 6), 0)
+    shape: tuple[int, ...] = ()
+    partitioned = False
+    for number, value in fields(message):
+        if number == 2:
+            shape = _shape(_message(value))
+        elif number == 7:
+            partitioned = True
+        elif number in numbers:
+            numbers[number] = _integer(value)
+    kind, shard, offset, size, crc = numbers.values()
+    if shard >= num_shards:
+        raise ValueError(f"an entry names the data file {shard} of {num_shards}")
+    if kind in _TYPES and not partitioned and size != math.prod(shape) * _TYPES[kind].itemsize:
+        raise ValueError(f"a tensor of shape {list(shape)} and type {kind} cannot have {size} bytes")
+    return TensorEntry(shape, kind, shard, offset, size, crc, partitioned)
+
+
+def _shape(message: bytes) -> tuple[int, ...]:
+    found: list[int] = []
+    for number, value in fields(message):
+        if number == 2:
+            sizes = [signed(_integer(size)) for inner, size in fields(_message(value)) if inner == 1]
+            found.append(sizes[-1] if sizes else 0)
+        elif number == 3 and value:
+            raise ValueError("a tensor has no known shape")
+    # Bounded so that a damaged shape cannot make a product of thousands of digits.
+    if len(found) > _MOST_DIMENSIONS or any(not 0 <= size < 1 << 40 for size in found):
+        raise ValueError(f"a tensor has the shape {found[:8]}")
+    return tuple(found)
+
+
+def _check_places(found: Mapping[str, TensorEntry]) -> None:
+    """Refuse tensors that share bytes: all of them together are then no larger than the files."""
+    ends: dict[int, int] = {}
+    for name, entry in sorted(found.items(), key=lambda item: (item[1].shard, item[1].offset, item[1].size)):
+        if entry.size and entry.offset < ends.get(entry.shard, 0):
+            raise ValueError(f"{name} shares bytes with another tensor")
+        if not entry.partitioned:
+            ends[entry.shard] = entry.offset + entry.size
+
+
+def _integer(value: int | bytes) -> int:
+    if isinstance(value, bytes):
+        raise ValueError("a message stands where a number has to be")
+    return value
+
+
+def _message(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a number stands where a message has to be")
+    return value

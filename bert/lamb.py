@@ -1,0 +1,256 @@
+"""LAMB (You et al. 2020, arXiv:1904.00962) as NVIDIA's BERT trains with it, several tensors to a kernel."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, overload
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+from common.errors import InputError, UsageError
+
+# Offsets in the scratch buffer are multiples of this many elements, so that kernels may load whole vectors.
+_ALIGNMENT = 64
+
+
+class Lamb(torch.optim.Optimizer):
+    """NVIDIA's LAMB: clipping by the global norm, Adam's direction, one step length per decayed tensor.
+
+    With g the gradients of all parameters that have one, step number t = 1, 2, ...:
+
+        c = max(1, ||g||_global / max_grad_norm)
+        m = beta1 m + (1 - beta1) g / c            m^ = m / (1 - beta1^t)
+        v = beta2 v + (1 - beta2) (g / c)^2        v^ = v / (1 - beta2^t)
+        u = m^ / (sqrt(v^) + eps) + weight_decay p
+        p = p - lr r u,   r = ||p|| / ||u|| where weight_decay != 0 and both norms are nonzero, else 1
+
+    (DeepLearningExamples/PyTorch/LanguageModeling/BERT/lamb_amp_opt). It clips by itself: clipping the gradients
+    before is clipping twice. The step counts of the optimizer, not of a parameter, are what the bias correction goes
+    by; a step that a GradScaler leaves out does not count. Nothing is read back to the host.
+
+    The state takes 8 bytes per float32 parameter. A step takes besides as much scratch as the largest decayed tensor
+    (in BERT the word embeddings: 0.4 bytes per parameter of large, 0.9 of base) and gives it back. It leaves the
+    gradients divided by c.
+
+    The update u comes out of PyTorch's fused Adam kernel: started from `weight_decay p` with a learning rate of -1
+    it leaves exactly `weight_decay p + m^ / (sqrt(v^) + eps)`, reading each of p, g, m and v once.
+
+    Raises:
+        UsageError: a hyper-parameter out of its range, or parameters that are not contiguous float32 or float64
+            tensors of one device and one type (half precision: keep float32 parameters and use autocast).
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        max_grad_norm: float | None = 1.0,
+    ) -> None:
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
+        super().__init__(params, {**options, "step": 0})
+
+    @property
+    def steps(self) -> int:
+        """Steps made so far."""
+        return int(self.param_groups[0]["step"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; it counts steps with the others. Raises UsageError, as the class does."""
+        super().add_param_group(param_group)
+        group, first = self.param_groups[-1], self.param_groups[0]
+        group["step"] = first["step"]
+        _check_options(group)
+        if group["max_grad_norm"] != first["max_grad_norm"]:
+            raise UsageError(
+                f"max_grad_norm={group['max_grad_norm']} of one parameter group and {first['max_grad_norm']} of "
+                "another: the norm is that of all groups together, give one value"
+            )
+        _check_parameters([parameter for each in self.param_groups for parameter in each["params"]])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a saved state, bit by bit; its hyper-parameters replace those given.
+
+        Raises:
+            InputError: the state of another optimizer, or of other parameter groups.
+        """
+        needed = {"lr", "betas", "eps", "weight_decay", "max_grad_norm", "step"}
+        saved = state_dict.get("param_groups", [])
+        missing = sorted({name for group in saved for name in needed - group.keys()})
+        if missing:
+            raise InputError(
+                f"this is no state of LAMB, its parameter groups lack {', '.join(missing)}: load it into the optimizer "
+                "that saved it"
+            )
+        sizes, own = [[len(group["params"]) for group in groups] for groups in (saved, self.param_groups)]
+        if sizes != own:
+            raise InputError(
+                f"the saved optimizer has parameter groups of {sizes} tensors, this model's have {own}: it belongs to "
+                "another model"
+            )
+        super().load_state_dict(state_dict)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient. Returns what `closure` returns, called before, if given."""
+        loss: float | None = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        step = self.steps + 1
+        for group in self.param_groups:
+            group["step"] = step
+        if not gradients:
+            return loss
+        device = gradients[0].device
+        clipping = _clipping(gradients, self.param_groups[0]["max_grad_norm"])
+        # float32 counts steps exactly up to 16.7 million.
+        step_on_device = torch.full((), float(step), dtype=torch.float32, device=device)
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            if group["weight_decay"] == 0:
+                self._adam(parameters, parameters, group, group["lr"], step_on_device, clipping)
+            else:
+                self._decayed(parameters, group, step_on_device, clipping)
+        return loss
+
+    def _decayed(
+        self, parameters: list[torch.Tensor], group: dict[str, Any], step: torch.Tensor, clipping: torch.Tensor | None
+    ) -> None:
+        """Update a group with weight decay, as many tensors at a time as the largest one has room for."""
+        room = max(_padded(parameter) for parameter in parameters)
+        scratch = torch.empty(room, dtype=parameters[0].dtype, device=parameters[0].device)
+        for some in _buckets(parameters, room):
+            updates = _views(scratch, some)
+            torch._foreach_copy_(updates, some)
+            torch._foreach_mul_(updates, group["weight_decay"])
+            self._adam(updates, some, group, -1.0, step, clipping)
+            parameter_norms, update_norms = _norms(some), _norms(updates)
+            usable = (parameter_norms > 0) & (update_norms > 0)
+            trust = torch.where(usable, parameter_norms / update_norms, torch.ones_like(parameter_norms))
+            torch._foreach_addcmul_(some, updates, list(trust.unbind()), value=-group["lr"])
+
+    def _adam(
+        self,
+        targets: list[torch.Tensor],
+        parameters: list[torch.Tensor],
+        group: dict[str, Any],
+        learning_rate: float,
+        step: torch.Tensor,
+        clipping: torch.Tensor | None,
+    ) -> None:
+        """Move the moments of `parameters` on and subtract learning_rate m^ / (sqrt(v^) + eps) from `targets`."""
+        states = [self._moments(parameter) for parameter in parameters]
+        beta1, beta2 = group["betas"]
+        torch._fused_adamw_(
+            targets,
+            [parameter.grad.contiguous() for parameter in parameters if parameter.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [step] * len(targets),
+            lr=learning_rate,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=0.0,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            grad_scale=clipping,
+        )
+
+    def _moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = self.state[parameter]
+        if not state:
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state
+
+
+def _clipping(gradients: list[torch.Tensor], max_norm: float | None) -> torch.Tensor | None:
+    """Return what to divide the gradients by, max(1, ||g|| / max_norm), on the device; None where never."""
+    if max_norm is None:
+        return None
+    norm: torch.Tensor = torch.linalg.vector_norm(_norms(gradients))
+    return (norm / max_norm).clamp(min=1.0).float()
+
+
+def _norms(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """2-norm of each tensor, as one vector on the device."""
+    if tensors[0].device.type != "cpu":
+        return torch.stack(torch._foreach_norm(tensors))
+    # On a CPU PyTorch adds the squares of a whole tensor up in one float32, which is 0.1 % off for the word
+    # embeddings; row by row it is as fast and right to 1e-6.
+    return torch.stack([torch.linalg.vector_norm(torch.linalg.vector_norm(t, dim=-1)) for t in tensors])
+
+
+def _padded(tensor: torch.Tensor) -> int:
+    return -(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT
+
+
+def _buckets(tensors: list[torch.Tensor], room: int) -> Iterator[list[torch.Tensor]]:
+    """Cut the list into runs of at most `room` elements."""
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + _padded(tensor) > room:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += _padded(tensor)
+    yield bucket
+
+
+def _views(scratch: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Parts of the flat `scratch`, shaped like the tensors."""
+    views: list[torch.Tensor] = []
+    offset = 0
+    for tensor in tensors:
+        views.append(scratch[offset : offset + tensor.numel()].view(tensor.shape))
+        offset += _padded(tensor)
+    return views
+
+
+def _check_options(group: dict[str, Any]) -> None:
+    beta1, beta2 = group["betas"]
+    wrong = [
+        f"{name}={value} must be {needed}"
+        for name, value, needed, right in (
+            ("lr", group["lr"], "a number of at least 0", _is_number(group["lr"]) and group["lr"] >= 0),
+            ("beta1", beta1, "at least 0 and below 1", 0 <= beta1 < 1),
+            ("beta2", beta2, "at least 0 and below 1", 0 <= beta2 < 1),
+            ("eps", group["eps"], "above 0", 0 < group["eps"] < float("inf")),
+            ("weight_decay", group["weight_decay"], "at least 0", 0 <= group["weight_decay"] < float("inf")),
+            ("max_grad_norm", group["max_grad_norm"], "above 0, or None", (group["max_grad_norm"] or 0.0) > 0),
+        )
+        if not right and not (name == "max_grad_norm" and value is None)
+    ]
+    if wrong:
+        raise UsageError(f"LAMB cannot run with these hyper-parameters: {'; '.join(wrong)}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and value != float("inf")
+
+
+def _check_parameters(parameters: list[torch.Tensor]) -> None:
+    kinds = sorted({f"{str(p.dtype).removeprefix('torch.')} on {p.device}" for p in parameters})
+    if len(kinds) > 1:
+        raise UsageError(f"LAMB needs parameters of one type on one device, the model has {', '.join(kinds)}")
+    if parameters and parameters[0].dtype not in (torch.float32, torch.float64):
+        raise UsageError(
+            f"LAMB updates float32 or float64 parameters, not {kinds[0]}: keep the model in float32 and run it under "
+            "autocast"
+        )
+    if any(not parameter.is_contiguous() for parameter in parameters):
+        raise UsageError("LAMB needs contiguous parameters: call .contiguous() on them before making the optimizer")

@@ -1,0 +1,103 @@
+"""Learning rates: a warm-up, then a decay, as functions of the number of applied steps.
+
+Every schedule is a factor of the base learning rate, a pure function of progress x = t / T and warm-up w, both
+fractions of the T steps in all. As in NVIDIA's run_pretraining.py, whose scheduler steps before the optimizer and
+starts counting at one, the first update has t = 1: it is made with a rate above zero, and the last of T updates, at
+t = T, has the rate the decay ends at (zero for poly and linear). t counts applied updates: one that an fp16 overflow
+left out is made up for.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.errors import UsageError
+from common.registry import lookup
+
+Factor = Callable[[float, float], float]
+
+
+def poly(progress: float, warmup: float) -> float:
+    """x / w during the warm-up, then sqrt(1 - x): NVIDIA's PolyWarmUpScheduler (degree 0.5), the one for LAMB.
+
+    Where the warm-up ends the rate drops from about 1 to sqrt(1 - w), as it does there.
+    """
+    if progress < warmup:
+        return progress / warmup
+    return math.sqrt(max(1.0 - progress, 0.0))
+
+
+def linear(progress: float, warmup: float) -> float:
+    """x / w during the warm-up, then (1 - x) / (1 - w), never below zero: NVIDIA's LinearWarmUpScheduler."""
+    if progress < warmup:
+        return progress / warmup
+    return max((progress - 1.0) / (warmup - 1.0), 0.0)
+
+
+def constant(progress: float, warmup: float) -> float:
+    """x / w during the warm-up, then 1."""
+    return progress / warmup if progress < warmup else 1.0
+
+
+SCHEDULES: dict[str, Factor] = {"poly": poly, "linear": linear, "constant": constant}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Learning rate of each update; call it with the number of updates applied before."""
+
+    name: str = "poly"
+    """One of SCHEDULES."""
+    learning_rate: float
+    """Base rate, which the warm-up climbs to."""
+    total_steps: int
+    """T, updates in the whole run."""
+    warmup: float = 0.0
+    """w, fraction of the run spent on the warm-up, from 0 to below 1."""
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        lookup(SCHEDULES, self.name, "schedule")
+        if not 0 <= self.learning_rate < math.inf:
+            raise UsageError(f"learning_rate={self.learning_rate} must be a number of at least 0")
+        if self.total_steps < 1:
+            raise UsageError(f"total_steps={self.total_steps} must be at least 1")
+        if not 0 <= self.warmup < 1:
+            raise UsageError(f"warmup={self.warmup} is a fraction of the run: give at least 0 and less than 1")
+
+    def __call__(self, applied_steps: int) -> float:
+        """Learning rate of the update that follows `applied_steps` others. After T updates it stays where it ended."""
+        progress = min(applied_steps + 1, self.total_steps) / self.total_steps
+        return self.learning_rate * SCHEDULES[self.name](progress, self.warmup)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """What NVIDIA pretrains BERT-large with, in one of its two phases."""
+
+    seq_len: int
+    """Tokens per sequence."""
+    max_predictions: int
+    """Masked positions per sequence at most."""
+    total_steps: int
+    """Updates."""
+    warmup: float
+    """Fraction of the updates spent on the warm-up."""
+    learning_rate: float
+    """Base rate of LAMB under the poly schedule."""
+    global_batch_size: int
+    """Sequences per update over all devices."""
+
+    def schedule(self) -> Schedule:
+        """Return the phase's learning-rate schedule."""
+        return Schedule(learning_rate=self.learning_rate, total_steps=self.total_steps, warmup=self.warmup)
+
+
+# DeepLearningExamples/PyTorch/LanguageModeling/BERT: scripts/configs/pretrain_config.sh.
+PHASE_1 = Phase(
+    seq_len=128, max_predictions=20, total_steps=7038, warmup=0.2843, learning_rate=6e-3, global_batch_size=65536
+)
+PHASE_2 = Phase(
+    seq_len=512, max_predictions=80, total_steps=1563, warmup=0.128, learning_rate=4e-3, global_batch_size=32768
+)
+PHASES = {1: PHASE_1, 2: PHASE_2}

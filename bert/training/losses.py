@@ -1,0 +1,86 @@
+"""The losses of steps: collected on the device, read in bundles, averaged over ranks."""
+
+from dataclasses import dataclass
+
+import torch
+
+from bert.batch import Batch
+from bert.observer import Observer, StepResult
+from bert.precision import Precision
+from bert.strategies.base import Strategy
+from bert.train import Progress as UpdateCounts
+from bert.training.events import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    number: int
+    learning_rate: float
+    applied: bool
+    applied_steps: int
+    samples_seen: int
+    losses: torch.Tensor
+
+
+class LossLog(Observer):
+    """Keeps what each step did until `read`; nothing waits for a GPU before that."""
+
+    def __init__(self, counts: UpdateCounts, global_batch_size: int, grad_accum_steps: int, samples_seen: int) -> None:
+        self.samples_seen = samples_seen
+        self._counts = counts
+        self._global_batch_size = global_batch_size
+        self._grad_accum_steps = grad_accum_steps
+        self._parts: torch.Tensor | None = None
+        self._steps: list[_Step] = []
+
+    def __len__(self) -> int:
+        """Return the number of steps that were not read yet."""
+        return len(self._steps)
+
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Mean training loss of one micro-batch; its two parts are noted."""
+        output = model(batch)
+        parts = torch.stack((output.mlm_loss.detach(), output.nsp_loss.detach()))
+        self._parts = parts if self._parts is None else self._parts + parts
+        loss: torch.Tensor = output.loss
+        return loss
+
+    def step_end(self, step: int, result: StepResult) -> None:
+        """Keep the step."""
+        assert self._parts is not None
+        self.samples_seen += self._global_batch_size
+        losses = torch.cat((result.loss.reshape(1), self._parts / self._grad_accum_steps))
+        self._parts = None
+        self._steps.append(
+            _Step(
+                step,
+                result.learning_rate,
+                result.applied is not False,
+                self._counts.applied_steps,
+                self.samples_seen,
+                losses,
+            )
+        )
+
+    def read(self, strategy: Strategy, precision: Precision) -> list[Progress]:
+        """Return the steps since the last time, losses averaged over ranks; every rank has to call it."""
+        if not self._steps:
+            return []
+        own = torch.stack([step.losses for step in self._steps]).double().cpu()
+        rows = (strategy.total(own.flatten()) / strategy.world_size).view(own.shape).tolist()
+        scale = None if precision.scaler is None else float(precision.scaler.get_scale())
+        steps, self._steps = self._steps, []
+        return [
+            Progress(
+                step=step.number,
+                loss=loss,
+                mlm_loss=mlm_loss,
+                nsp_loss=nsp_loss,
+                learning_rate=step.learning_rate,
+                applied=step.applied,
+                applied_steps=step.applied_steps,
+                samples_seen=step.samples_seen,
+                loss_scale=scale,
+            )
+            for step, (loss, mlm_loss, nsp_loss) in zip(steps, rows, strict=True)
+        ]

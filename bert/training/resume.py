@@ -1,0 +1,169 @@
+"""What a run may begin from, and what may have changed since.
+
+Going on in the same folder, `check_resumable`:
+
+- the same: shape of the model, vocabulary, training data (by content, its folder may have moved), sequence length,
+  optimizer, seed and global batch size. Where one of them is to change, that is a new run: another folder, `init`.
+- free, and said in a warning because the run is no longer the one that was begun: learning rate, schedule, warm-up,
+  number of updates (not below those made), weight decay, clipping, dropout, precision, what made-up data predicts.
+- free, and said in a warning: micro-batch, accumulation, devices, strategy. The samples and their order stay the same
+  (in shards binned by length the order in which bins take turns does not); losses then agree up to rounding, and
+  dropout draws other numbers. A rank that was not there before seeds its generators from (seed, rank, updates made).
+- free and silent: how often is logged, evaluated and saved, how many checkpoints stay, `init`.
+
+Beginning a new run or phase from `init`, `find_initial`: weights are taken, and the optimizer's moments with the
+number of steps their bias correction has seen where the optimizer is the same; updates, schedule, data position, loss
+scaling and random numbers begin anew. The shape and the vocabulary must be the same; the rest may differ.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert.checkpoints.ours import is_model_folder
+from bert.data.lengths import is_synthetic
+from bert.training.checkpoint import STATE_FILE, Checkpoint, latest, read, saved_steps
+from bert.training.settings import TrainSettings
+from bert.training.state import DataIdentity
+from common.errors import InputError, UsageError
+
+CHECKPOINTS_FOLDER = "checkpoints"
+"""Name of the folder of checkpoints in a run's folder; `init` finds them there."""
+
+_FIXED = ("task", "optimizer", "seed", "global_batch_size", "seq_len")
+_CHANGES_THE_RUN = (
+    "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "dropout", "precision",
+    "max_predictions",
+)  # fmt: skip
+_CHANGES_THE_SPLIT = ("micro_batch_size", "grad_accum_steps", "world_size", "strategy")
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """What a new run begins from."""
+
+    weights: Path
+    """Folder of the model's weights."""
+    checkpoint: Checkpoint | None
+    """The checkpoint they are part of; None where they are weights alone."""
+
+
+def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Checkpoint) -> list[str]:
+    """Say what has changed since a checkpoint that does not stop the run from going on, as warnings.
+
+    Raises:
+        UsageError: a setting has changed that must not.
+        InputError: it was trained on other data; missing shards are named.
+    """
+    saved = checkpoint.state.settings
+    for name in _FIXED:
+        before, now = getattr(saved, name), getattr(settings, name)
+        if before != now:
+            raise UsageError(
+                f"{checkpoint.path} was saved with {name}={before}, this run has {name}={now}: keep {before}, or begin "
+                f"a new run or phase in another folder with init {checkpoint.path}"
+            )
+    made = checkpoint.state.applied_steps
+    if settings.steps < made:
+        raise UsageError(
+            f"steps={settings.steps}, but {checkpoint.path} has {made} updates already: give {made} or more"
+        )
+    _check_data(data, checkpoint)
+    warnings = []
+    changed = _changes(saved, settings, _CHANGES_THE_RUN)
+    if changed:
+        warnings.append(f"since update {made} the run goes on with {changed}: it is not the run that was begun")
+    split = _changes(saved, settings, _CHANGES_THE_SPLIT)
+    if split:
+        warnings.append(
+            f"since update {made} the run goes on with {split}: the samples stay the same, the losses agree with those "
+            "of the former division up to rounding and dropout only"
+        )
+    return warnings
+
+
+def _changes(saved: TrainSettings, settings: TrainSettings, names: tuple[str, ...]) -> str:
+    changed = [name for name in names if getattr(saved, name) != getattr(settings, name)]
+    return ", ".join(f"{name} {getattr(settings, name)} instead of {getattr(saved, name)}" for name in changed)
+
+
+def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
+    saved = checkpoint.state.data
+    if is_synthetic(saved.source) or is_synthetic(data.source):
+        if saved.source != data.source:
+            raise UsageError(
+                f"{checkpoint.path} was trained on {saved.source}, this run on {data.source}: keep {saved.source}, or "
+                f"begin a new run in another folder with init {checkpoint.path}"
+            )
+        return
+    _check_vocabulary(data, checkpoint)
+    if saved.fingerprint == data.fingerprint:
+        return
+    missing = [name for name in saved.shards if name not in set(data.shards)]
+    if missing and len(missing) < len(saved.shards):
+        raise InputError(
+            f"{data.source} lacks {len(missing)} of the {len(saved.shards)} shards that {checkpoint.path} was trained "
+            f"on, {missing[0]} first: put them back"
+        )
+    raise InputError(
+        f"{checkpoint.path} was trained on the shards of {saved.source}, those of {data.source} are others (names, "
+        f"sizes or samples differ): give the same, or begin a new phase in another folder with init {checkpoint.path}"
+    )
+
+
+def _check_vocabulary(data: DataIdentity, checkpoint: Checkpoint) -> None:
+    saved = checkpoint.state.data
+    if saved.vocabulary is None or data.vocabulary is None or saved.vocabulary == data.vocabulary:
+        return
+    raise InputError(
+        f"{checkpoint.path} was trained with the vocabulary of {saved.source} ({saved.vocab_size} word pieces), the "
+        f"shards in {data.source} were made with another one ({data.vocab_size} word pieces): its ids mean other "
+        "words, prepare the shards with the same vocabulary"
+    )
+
+
+def find_initial(settings: TrainSettings, data: DataIdentity, warn: Callable[[str], None], whole: bool) -> Initial:
+    """Find what `settings.init` names: a checkpoint, a folder (or a run's folder) of them, or a folder of weights.
+
+    Args:
+        settings: of the run that begins.
+        data: what it trains on.
+        warn: told of damaged checkpoints that were passed over.
+        whole: check all bytes of the checkpoint, not only the sizes of its files.
+
+    Raises:
+        InputError: nothing of that kind is there, it is damaged, or of another vocabulary.
+    """
+    assert settings.init is not None
+    path = Path(settings.init)
+    initial = _initial(path, warn, whole)
+    if initial is None:
+        raise InputError(
+            f"{_what_is(path)}, this run needs a checkpoint of bertbench of a {settings.preset} model with "
+            f"{settings.vocab_size} word pieces: give a folder step-..., the folder of a run, or what "
+            "`bertbench convert` made of another checkpoint"
+        )
+    if initial.checkpoint is not None:
+        _check_vocabulary(data, initial.checkpoint)
+    return initial
+
+
+def _initial(path: Path, warn: Callable[[str], None], whole: bool) -> Initial | None:
+    if (path / STATE_FILE).is_file():
+        return Initial(path, read(path, whole))
+    for folder in (path, path / CHECKPOINTS_FOLDER):
+        if saved_steps(folder):
+            found = latest(folder, warn)
+            assert found is not None
+            return Initial(found.path, found)
+    return Initial(path, None) if is_model_folder(path) else None
+
+
+def _what_is(path: Path) -> str:
+    if not path.exists():
+        return f"{path} does not exist"
+    if not path.is_dir():
+        return f"{path} is a file"
+    names: list[Any] = sorted(entry.name for entry in path.iterdir())
+    return f"{path} holds {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}" if names else f"{path} is empty"

@@ -1,0 +1,336 @@
+"""A training run from its first update, or its latest checkpoint, to its last.
+
+Every rank of the run calls `run_training` with the same settings, on the same folder. On a CPU an interrupted run gives
+the losses of an uninterrupted one, bit by bit, if it goes on with the same settings, threads and library versions; on
+GPUs, or with more than two ranks, sums may be added up in another order. What may change: bert.training.resume.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from bert.checkpoints.model_config import read_config
+from bert.checkpoints.ours import CONFIG_FILE
+from bert.observer import Observer, Observers
+from bert.optim import OPTIMIZERS, SELF_CLIPPING
+from bert.precision import Precision
+from bert.strategies.base import Strategy
+from bert.tasks import TASKS
+from bert.tasks.base import DataSpec
+from bert.train import DivergenceError, DivergenceWatch, Training, parameters_are_finite, train
+from bert.train import Progress as UpdateCounts
+from bert.training.agreement import any_rank, together
+from bert.training.checkpoint import Checkpoint, latest_on_all, remove_left_overs, save
+from bert.training.evaluate import TestShards, evaluate
+from bert.training.events import Evaluated, Evaluation, Event, Report, Resumed, RunOutcome, Saved, Warned
+from bert.training.feed import Feed
+from bert.training.losses import LossLog
+from bert.training.resume import Initial, check_resumable, find_initial
+from bert.training.settings import TrainSettings
+from bert.training.state import DataIdentity, TrainState, identify, versions
+from bert.training.tensors import (
+    OPTIMIZER_FILE,
+    check_same_shape,
+    load_optimizer,
+    load_rng,
+    load_weights,
+    rng_file,
+    seed_generators,
+    shared_steps,
+)
+from common.errors import UsageError
+from common.locks import locked
+from common.registry import load
+
+
+def run_training(
+    settings: TrainSettings,
+    folder: Path,
+    strategy: Strategy,
+    observer: Observer,
+    should_stop: Callable[[], bool],
+    report: Report,
+) -> RunOutcome:
+    """Train until `settings.steps` updates are made, going on where an earlier run in `folder` stopped.
+
+    Args:
+        settings: what to train.
+        folder: where the checkpoints lie; made where it is missing, and locked meanwhile.
+        strategy: the ranks, already set up; the caller tears it down.
+        observer: of the loop and the model.
+        should_stop: asked between steps on every rank; a yes of any of them saves a checkpoint and ends the run.
+        report: told what happens, on the first rank only.
+
+    Raises:
+        UsageError: settings that cannot be run here, or differ from the interrupted run's in what must not.
+        InputError: shards or a checkpoint are missing, damaged, or of another model; the message names them.
+        LockedError: another run uses the folder.
+        StorageError: a checkpoint cannot be written; earlier ones are as they were.
+        DivergenceError: the loss is not a number; step, learning rate and last good checkpoint are named.
+    """
+    if settings.world_size != strategy.world_size:
+        raise UsageError(f"settings for world_size={settings.world_size} were given to {strategy.world_size} ranks")
+    with _locked_by_first(folder, strategy):
+        run = _Run(settings, folder, strategy, observer, should_stop, report)
+        try:
+            return run.go()
+        finally:
+            run.close()
+
+
+@contextmanager
+def _locked_by_first(folder: Path, strategy: Strategy) -> Iterator[None]:
+    with ExitStack() as stack:
+
+        def lock() -> None:
+            if strategy.rank == 0:
+                remedy = "wait for its end, or train in another folder"
+                stack.enter_context(locked(folder, "another training run", remedy))
+                remove_left_overs(folder)
+
+        together(strategy, lock)
+        yield
+
+
+class _Run:
+    """The parts of a run and what it does between steps."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        folder: Path,
+        strategy: Strategy,
+        observer: Observer,
+        should_stop: Callable[[], bool],
+        report: Report,
+    ) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.strategy = strategy
+        self.should_stop = should_stop
+        self._report = report
+        self.task = load(TASKS, settings.task, "task")()
+        self.config = settings.model_config()
+        self.precision = Precision(settings.precision, strategy.device.type)
+        self.counts = UpdateCounts()
+        self.spec = _data_spec(settings, strategy)
+        self.data: DataIdentity = together(strategy, lambda: identify(self.spec))
+        self.test_shards = self._test_shards()
+        self.evaluation: Evaluation | None = None
+        self.resumed_from, initial = self._origin()
+        weights = initial.weights if initial is not None else None
+        torch.manual_seed(settings.seed)
+        self.model = self.task.build_model(self.config, observer)
+        if weights is not None:
+            together(strategy, lambda: load_weights(weights, self.model, self.config))
+        wrapped = strategy.wrap(self.model, observer)
+        self.optimizer = self._make_optimizer(wrapped)
+        if initial is not None:
+            self._load_optimizer(initial)
+        self.feed = together(strategy, self._open_feed)
+        samples_seen = 0 if self.resumed_from is None else self.resumed_from.state.samples_seen
+        self.log = LossLog(self.counts, settings.global_batch_size, settings.grad_accum_steps, samples_seen)
+        self.observer = Observers([self.log, observer])
+        self.training = self._make_training(wrapped)
+        self.checkpoint = None if self.resumed_from is None else self.resumed_from.path
+        self._saved = self._evaluated = self.counts.applied_steps
+        self._begin_random_numbers()
+
+    def _test_shards(self) -> TestShards | None:
+        if self.settings.eval_every == 0:
+            return None
+        if self.data.fingerprint is None:
+            self.report(Warned(message="made-up data has no test shards: the run is not evaluated"))
+            return None
+        return together(self.strategy, lambda: TestShards(self.spec, self.settings.eval_samples))
+
+    def _origin(self) -> tuple[Checkpoint | None, Initial | None]:
+        """Find what to go on from, or else to begin from; take over the counts of what to go on from."""
+        found = latest_on_all(self.folder, self.strategy, self._warn)
+        if found is not None:
+            saved = together(self.strategy, lambda: read_config(found.path / CONFIG_FILE))
+            together(self.strategy, lambda: check_same_shape(saved, self.config, found.path))
+            for message in together(self.strategy, lambda: check_resumable(self.settings, self.data, found)):
+                self._warn(message)
+            together(self.strategy, lambda: self.counts.load_state_dict(found.state.progress))
+            together(self.strategy, lambda: self.precision.load_state_dict(found.state.scaler))
+            self.evaluation = found.state.evaluation
+            return found, Initial(found.path, found)
+        if self.settings.init is None:
+            return None, None
+        whole = self.strategy.rank == 0
+        return None, together(self.strategy, lambda: find_initial(self.settings, self.data, self._warn, whole))
+
+    def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        settings = self.settings
+        clipping = {"max_grad_norm": settings.max_grad_norm} if settings.optimizer in SELF_CLIPPING else {}
+        make = OPTIMIZERS[settings.optimizer]
+        return make(model, settings.learning_rate, weight_decay=settings.weight_decay, **clipping)
+
+    def _load_optimizer(self, initial: Initial) -> None:
+        """Take the moments, unless they are another optimizer's; say what the run begins from."""
+        checkpoint, settings = initial.checkpoint, self.settings
+        same = checkpoint is not None and checkpoint.state.settings.optimizer == settings.optimizer
+        if checkpoint is not None and same:
+            path, steps = checkpoint.path / OPTIMIZER_FILE, checkpoint.state.optimizer_steps
+            together(self.strategy, lambda: load_optimizer(path, self.model, self.optimizer, steps, self.config))
+        elif checkpoint is not None:
+            self._warn(
+                f"{checkpoint.path} was trained with {checkpoint.state.settings.optimizer}, this run uses "
+                f"{settings.optimizer}: its weights are taken, not the state of its optimizer"
+            )
+        self.report(
+            Resumed(
+                path=initial.weights,
+                applied_steps=self.counts.applied_steps,
+                new_phase=self.resumed_from is None,
+                moments=same,
+            )
+        )
+
+    def _open_feed(self) -> Feed:
+        stream = self.task.batches(self.spec)
+        if self.resumed_from is not None:
+            state, saved = self.resumed_from.state, self.resumed_from.state.settings
+            position = state.position
+            per_micro_step = self.spec.micro_batch_size * self.spec.world_size
+            if self.data.fingerprint is None and per_micro_step != saved.micro_batch_size * saved.world_size:
+                # Made-up batches are counted, not samples.
+                position = {**position, "step": state.samples_seen // per_micro_step}
+            stream.load_state_dict(position)
+        return Feed(stream, pinned=self.strategy.device.type == "cuda")
+
+    def _make_training(self, wrapped: torch.nn.Module) -> Training:
+        settings = self.settings
+        return Training(
+            model=wrapped,
+            optimizer=self.optimizer,
+            compute_loss=self.log.compute_loss,
+            batches=self.feed,
+            strategy=self.strategy,
+            precision=self.precision,
+            grad_accum_steps=settings.grad_accum_steps,
+            max_grad_norm=None if settings.optimizer in SELF_CLIPPING else settings.max_grad_norm,
+            learning_rate=settings.learning_rates(),
+            progress=self.counts,
+            divergence=DivergenceWatch(settings.log_every),
+        )
+
+    def _begin_random_numbers(self) -> None:
+        """Go on with saved generators, or seed them: the last thing before the first step."""
+        rank, found = self.strategy.rank, self.resumed_from
+        if found is not None:
+            path = found.path / rng_file(rank)
+            if together(self.strategy, lambda: load_rng(path, self.strategy.device)):
+                return
+        seed_generators(self.settings.seed, rank, self.counts.applied_steps)
+
+    def go(self) -> RunOutcome:
+        """Train to the end, or until asked to stop."""
+        first = self.counts.applied_steps + self.counts.skipped_steps
+        try:
+            train(self.training, self.observer, self._between_steps, first)
+        except DivergenceError as error:
+            self._read_losses()
+            last = f"is {self.checkpoint}" if self.checkpoint else "does not exist: the run had saved none"
+            raise DivergenceError(
+                f"{error}. The last good checkpoint {last}", error.step, error.learning_rate
+            ) from error
+        return RunOutcome(
+            finished=self._done(),
+            applied_steps=self.counts.applied_steps,
+            skipped_steps=self.counts.skipped_steps,
+            samples_seen=self.log.samples_seen,
+            resumed_from=None if self.resumed_from is None else self.resumed_from.path,
+            checkpoint=self.checkpoint,
+            evaluation=self.evaluation,
+        )
+
+    def close(self) -> None:
+        """End the threads that read ahead."""
+        self.feed.close()
+
+    def report(self, event: Event) -> None:
+        """Tell of an event, on the first rank."""
+        if self.strategy.rank == 0:
+            self._report(event)
+
+    def _warn(self, message: str) -> None:
+        self.report(Warned(message=message))
+
+    def _done(self) -> bool:
+        return self.counts.applied_steps >= self.settings.steps
+
+    def _between_steps(self, step: int) -> bool:
+        """Read, evaluate and save what is due; return whether another step is to be made. The same on every rank."""
+        done, applied, settings = self._done(), self.counts.applied_steps, self.settings
+        if len(self.log) >= settings.log_every:
+            self._read_losses()
+        stop = not done and any_rank(self.strategy, self.should_stop())
+        evaluation_due = self.test_shards is not None and (done or applied % settings.eval_every == 0)
+        saving_due = done or stop or applied % settings.save_every == 0
+        evaluating, saving = evaluation_due and applied != self._evaluated, saving_due and applied != self._saved
+        if done or stop or evaluating or saving:
+            self._read_losses()
+        if evaluating:
+            self._evaluate()
+        if saving:
+            self._save(step)
+        return not (done or stop)
+
+    def _read_losses(self) -> None:
+        for event in self.log.read(self.strategy, self.precision):
+            self.report(event)
+
+    def _evaluate(self) -> None:
+        assert self.test_shards is not None
+        began = time.perf_counter()
+        self.evaluation = evaluate(self.model, self.test_shards, self.strategy, self.precision)
+        self._evaluated = self.counts.applied_steps
+        seconds = time.perf_counter() - began
+        self.report(Evaluated(applied_steps=self._evaluated, evaluation=self.evaluation, seconds=seconds))
+
+    def _save(self, step: int) -> None:
+        """Save a checkpoint, but no parameters that are not numbers."""
+        began = time.perf_counter()
+        assert self.training.divergence is not None
+        self.training.divergence.check(self.strategy)
+        if any_rank(self.strategy, not parameters_are_finite(self.model)):
+            rate = float(self.optimizer.param_groups[0]["lr"])
+            raise DivergenceError(
+                f"the parameters after step {step - 1} are not finite numbers (learning rate {rate:.6g}): resume from "
+                "the last checkpoint with a lower learning rate or a longer warm-up",
+                step - 1,
+                rate,
+            )
+        state = TrainState(
+            settings=self.settings,
+            data=self.data,
+            position=self.feed.position,
+            progress=self.counts.state_dict(),
+            samples_seen=self.log.samples_seen,
+            scaler=self.precision.state_dict(),
+            optimizer_steps=shared_steps(self.optimizer),
+            evaluation=self.evaluation,
+            versions=versions(),
+        )
+        self.checkpoint, size = save(self.folder, self.model, self.optimizer, state, self.strategy)
+        self._saved = self.counts.applied_steps
+        seconds = time.perf_counter() - began
+        self.report(Saved(applied_steps=self._saved, path=self.checkpoint, seconds=seconds, size_bytes=size))
+
+
+def _data_spec(settings: TrainSettings, strategy: Strategy) -> DataSpec:
+    return DataSpec(
+        source=settings.data,
+        seq_len=settings.seq_len,
+        micro_batch_size=settings.micro_batch_size,
+        max_predictions=settings.max_predictions,
+        vocab_size=settings.vocab_size,
+        seed=settings.seed,
+        rank=strategy.rank,
+        world_size=strategy.world_size,
+    )

@@ -1,0 +1,216 @@
+"""What a training run was asked to do. Imports no torch: the command line checks settings with it."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bert.config import BERT_UNCASED_VOCAB_SIZE, PRESETS, ModelConfig, preset
+from bert.data.lengths import check_distribution, default_max_predictions, is_synthetic, lengths_folder
+from bert.optim import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
+from bert.schedule import PHASES, SCHEDULES, Schedule
+from bert.strategies import STRATEGIES
+from common.errors import InputError, UsageError
+from common.registry import lookup
+
+DEFAULT_SEED = 42
+DEFAULT_MICRO_BATCH_SIZE = {1: 32, 2: 8}
+"""Sequences per device and micro-step in each phase, where none are given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSettings:
+    """One training run. `resolve_settings` fills in what follows from the rest.
+
+    Raises:
+        UsageError: a value out of its range, or batch sizes that do not multiply up.
+    """
+
+    task: str = "pretrain"
+    """What is trained; pretraining is all there is."""
+    preset: str = "large"
+    """Shape of the model, one of bert.config.PRESETS."""
+    dropout: float = 0.1
+    """Probability with which hidden states and attention weights are dropped."""
+    data: str
+    """Folder of HDF5 shards, or 'synthetic', 'synthetic:<distribution>', 'synthetic:<folder>'."""
+    seq_len: int = 128
+    """Tokens per sequence, padding included."""
+    max_predictions: int = 20
+    """Masked positions per sequence at most; shards bring their own."""
+    vocab_size: int = BERT_UNCASED_VOCAB_SIZE
+    """Word pieces of the vocabulary the shards were made with, before padding."""
+    micro_batch_size: int
+    """Sequences per device and micro-step."""
+    grad_accum_steps: int = 1
+    """Micro-steps per update."""
+    world_size: int = 1
+    """Devices, one process each."""
+    global_batch_size: int
+    """Sequences per update: micro_batch_size x grad_accum_steps x world_size."""
+    optimizer: str = "lamb"
+    """One of bert.optim.OPTIMIZERS."""
+    learning_rate: float = PHASES[1].learning_rate
+    """Base rate, which the warm-up climbs to."""
+    schedule: str = "poly"
+    """Course of the learning rate, one of bert.schedule.SCHEDULES."""
+    warmup: float = PHASES[1].warmup
+    """Fraction of the updates spent on the warm-up, from 0 to below 1."""
+    steps: int = PHASES[1].total_steps
+    """Updates in the whole run; those that an fp16 overflow left out do not count."""
+    weight_decay: float = DEFAULT_WEIGHT_DECAY
+    """Decay of matrices and embeddings; biases and LayerNorm have none."""
+    max_grad_norm: float = 1.0
+    """The global gradient norm is clipped to this."""
+    precision: str = "fp32"
+    """fp32, tf32, bf16 or fp16 (bert.precision)."""
+    strategy: str = "single"
+    """Parallelism, one of bert.strategies.STRATEGIES."""
+    seed: int = DEFAULT_SEED
+    """Seed of the initial weights, the order of the data and dropout."""
+    log_every: int = 10
+    """Steps after which losses are read from the device and reported, one event per step."""
+    eval_every: int = 0
+    """Updates between evaluations on the test shards, with one at the end; 0 evaluates never."""
+    eval_samples: int = 0
+    """Test samples of an evaluation, spread evenly over the shards; 0 takes all."""
+    save_every: int = 200
+    """Updates between checkpoints; one comes at the end of the run too."""
+    keep: int = 3
+    """Checkpoints that stay, the latest."""
+    init: str | None = None
+    """Checkpoint, folder of checkpoints or folder of weights that a new run begins from; None begins from scratch."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        if self.task != "pretrain":
+            raise UsageError(f"task={self.task!r} cannot be trained here: use pretrain")
+        lookup(PRESETS, self.preset, "preset")
+        lookup(OPTIMIZERS, self.optimizer, "optimizer")
+        lookup(SCHEDULES, self.schedule, "schedule")
+        lookup(STRATEGIES, self.strategy, "strategy")
+        if is_synthetic(self.data) and lengths_folder(self.data) is None:
+            check_distribution(self.data, self.seq_len)
+        self._check_ranges()
+        self._check_batches()
+        self.learning_rates()
+        self.model_config()
+
+    def _check_ranges(self) -> None:
+        for name, least in (
+            ("seq_len", 5), ("max_predictions", 1), ("vocab_size", 8), ("micro_batch_size", 1),
+            ("grad_accum_steps", 1), ("world_size", 1), ("steps", 1), ("log_every", 1), ("save_every", 1),
+            ("keep", 1), ("eval_every", 0), ("eval_samples", 0), ("seed", 0),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise UsageError(f"{name}={value!r} must be a whole number of at least {least}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UsageError(f"weight_decay={self.weight_decay} must be a number of at least 0")
+        if not 0 < self.max_grad_norm < math.inf:
+            raise UsageError(f"max_grad_norm={self.max_grad_norm} must be a number above 0")
+        if self.strategy == "single" and self.world_size > 1:
+            raise UsageError(f"strategy single runs on one device, not on {self.world_size}: use strategy ddp")
+
+    def _check_batches(self) -> None:
+        parts = self.micro_batch_size * self.grad_accum_steps * self.world_size
+        if self.global_batch_size != parts:
+            raise UsageError(
+                f"global_batch_size={self.global_batch_size} is not micro_batch_size {self.micro_batch_size} x "
+                f"grad_accum_steps {self.grad_accum_steps} x world_size {self.world_size} = {parts}: "
+                f"{_fitting(self.global_batch_size, self.micro_batch_size, self.world_size)}"
+            )
+
+    def learning_rates(self) -> Schedule:
+        """Return the learning rate as a function of the updates applied. Raises UsageError."""
+        return Schedule(
+            name=self.schedule, learning_rate=self.learning_rate, total_steps=self.steps, warmup=self.warmup
+        )
+
+    def model_config(self) -> ModelConfig:
+        """Return the shape of the model; sequences longer than the preset's get positions. Raises UsageError."""
+        shape = preset(self.preset)
+        return shape.replace(
+            vocab_size=self.vocab_size,
+            hidden_dropout=self.dropout,
+            attention_dropout=self.dropout,
+            max_positions=max(shape.max_positions, self.seq_len),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "TrainSettings":
+        """Return the settings that `to_json` wrote; fields that came later have their defaults. Raises InputError."""
+        unknown = sorted(set(content) - {field.name for field in dataclasses.fields(cls)})
+        if unknown:
+            raise InputError(f"the settings of a run have no fields {', '.join(map(str, unknown))}: they are damaged")
+        try:
+            return cls(**content)
+        except (UsageError, TypeError, AttributeError) as error:
+            raise InputError(f"the settings of a run are damaged: {error}") from error
+
+
+def _fitting(wanted: int, micro_batch_size: int, world_size: int) -> str:
+    """Say which global batch, or which accumulation, would do."""
+    per_micro_step = micro_batch_size * world_size
+    if wanted > 0 and wanted % per_micro_step == 0:
+        return f"use grad_accum_steps {wanted // per_micro_step}"
+    below = wanted // per_micro_step * per_micro_step
+    choices = " or ".join(str(size) for size in (below, below + per_micro_step) if size > 0)
+    return f"it must be a multiple of {micro_batch_size} x {world_size} = {per_micro_step}, use {choices}"
+
+
+def phase_defaults(phase: int) -> dict[str, Any]:
+    """Return what NVIDIA trains BERT-large with in phase 1 or 2, by field of TrainSettings. Raises UsageError."""
+    if phase not in PHASES:
+        raise UsageError(f"phase={phase} is none: use 1 (sequences of 128 tokens) or 2 (512 tokens, after phase 1)")
+    values = PHASES[phase]
+    return {
+        "preset": "large",
+        "optimizer": "lamb",
+        "schedule": "poly",
+        "seed": DEFAULT_SEED,
+        "seq_len": values.seq_len,
+        "max_predictions": values.max_predictions,
+        "steps": values.total_steps,
+        "warmup": values.warmup,
+        "learning_rate": values.learning_rate,
+        "global_batch_size": values.global_batch_size,
+        "micro_batch_size": DEFAULT_MICRO_BATCH_SIZE[phase],
+    }
+
+
+def resolve_settings(phase: int, given: Mapping[str, Any]) -> TrainSettings:
+    """Return the settings of a phase with what was `given`, by field, in place of its defaults; None is not given.
+
+    Where two of micro batch, accumulation and global batch are known, the third follows. A length other than the
+    phase's brings its own number of predictions.
+
+    Raises:
+        UsageError: as TrainSettings, a field that does not exist, or no whole number of micro-steps fits.
+    """
+    own = {name: value for name, value in given.items() if value is not None}
+    known = {field.name for field in dataclasses.fields(TrainSettings)}
+    if not own.keys() <= known:
+        raise UsageError(
+            f"{', '.join(sorted(own.keys() - known))}: no such setting; there are {', '.join(sorted(known))}"
+        )
+    if "seq_len" in own:
+        own.setdefault("max_predictions", default_max_predictions(int(own["seq_len"])))
+    if "data" not in own:
+        raise UsageError("no data was given: give a folder of HDF5 shards, or `synthetic`")
+    if "grad_accum_steps" in own and "micro_batch_size" in own and "global_batch_size" not in own:
+        own["global_batch_size"] = own["micro_batch_size"] * own["grad_accum_steps"] * own.get("world_size", 1)
+    values = {**phase_defaults(phase), **own}
+    world_size, total = values.get("world_size", 1), values["global_batch_size"]
+    if "grad_accum_steps" in own and "micro_batch_size" not in own:
+        values["micro_batch_size"] = max(1, total // max(1, own["grad_accum_steps"] * world_size))
+    elif "grad_accum_steps" not in own:
+        if "micro_batch_size" not in own and world_size > 0:
+            values["micro_batch_size"] = max(1, min(values["micro_batch_size"], total // world_size))
+        values["grad_accum_steps"] = max(1, total // max(1, values["micro_batch_size"] * world_size))
+    return TrainSettings(**values)

@@ -1,0 +1,144 @@
+"""`bertbench train` in real processes: a run, its interruptions, its two phases, and what it refuses."""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.cli import ROOT
+from support.train_cli import STEPS, TrainCli, kill_all, send_to_all, tree, wait_for_steps
+from support.training_runs import shards
+
+from analysis.train_records import CURVE_COLUMNS, TrainRun, read_events
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shards(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainCli:
+    """A run of one rank that nothing interrupted."""
+    cli = TrainCli(data, tmp_path_factory.mktemp("whole") / "run")
+    done = cli.run()
+    assert done.returncode == 0, done.stderr
+    (cli.out / "stdout.txt").write_text(done.stdout)
+    (cli.out / "stderr.txt").write_text(done.stderr)
+    return cli
+
+
+def test_a_run_leaves_curve_checkpoints_events_scalars_and_a_table(whole: TrainCli) -> None:
+    table, log = (whole.out / "stdout.txt").read_text(), (whole.out / "stderr.txt").read_text()
+    assert f"{STEPS} of {STEPS}" in table and "evaluation" in table and "--phase 2" in table and "finished" in table
+    assert f"step {STEPS}/{STEPS}, loss" in log and "saved step-" in log
+    rows = list(csv.DictReader(whole.curve().splitlines()))
+    assert list(rows[0]) == list(CURVE_COLUMNS)
+    assert [int(row["step"]) for row in rows] == list(range(STEPS))
+    assert [int(row["samples"]) for row in rows] == [8 * (step + 1) for step in range(STEPS)]
+    assert whole.checkpoints() == ["step-0000015", "step-0000020", "step-0000024"], "the last three"
+    (attempt,) = TrainRun(whole.out).attempts()
+    trial = attempt.read_trial()
+    assert trial.kind == "train" and dict(trial.training)["steps"] == STEPS
+    kinds = [event["event"] for event in read_events(attempt)]
+    assert kinds.count("evaluated") == 3 and kinds.count("saved") == 5 and "progress" in kinds
+    steps = attempt.read_steps(0)
+    assert len(steps) == STEPS and all(row["loss"] and row["learning_rate"] is not None for row in steps)
+    assert whole.state()["finished"] and whole.state()["checkpoint"] == "step-0000024"
+    assert whole.result()["outcome"]["evaluation"]["samples"] == 20
+    assert attempt.env_json.exists() and attempt.telemetry_csv(0).exists() and "step 24/24" in attempt.log.read_text()
+
+
+def test_tensorboard_reads_the_scalars(whole: TrainCli) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(whole.out / "tensorboard"))
+    events.Reload()
+    wanted = {"loss", "mlm_loss", "nsp_loss", "learning_rate", "percent_complete", "samples_per_second"}
+    evaluated = {f"eval/{name}" for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")}
+    assert {f"train/{name}" for name in wanted} | evaluated == set(events.Tags()["scalars"])
+    losses = [event.value for event in events.Scalars("train/loss")]
+    rows = list(csv.DictReader(whole.curve().splitlines()))
+    assert losses == pytest.approx([float(row["loss"]) for row in rows], rel=1e-6)
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, STEPS + 1))
+
+
+def test_killed_three_times_at_random_moments_the_curve_is_that_of_a_whole_run(
+    whole: TrainCli, data: Path, tmp_path: Path
+) -> None:
+    cli = TrainCli(data, tmp_path / "run")
+    seed = int(os.environ.get("KILL_SEED", random.randrange(1000)))
+    chance = random.Random(seed)
+    for number in range(1, 4):
+        process = cli.start()
+        wait_for_steps(cli, process, number, chance.randint(0, 8))
+        kill_all(process)
+    done = cli.run()
+    assert done.returncode == 0, done.stderr
+    assert cli.curve() == whole.curve(), f"KILL_SEED={seed}"
+    assert cli.checkpoints() == whole.checkpoints()
+    report = subprocess.run(
+        [*cli.argv()[:3], "report", str(cli.out)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert report.returncode == 0, report.stderr
+    page = (cli.out / "report" / "report.html").read_text()
+    assert "BERT-tiny was trained for 24 of 24 steps" in page and "Attempts" in page and "Evaluations" in page
+
+
+def test_two_ranks_killed_then_stopped_by_a_batch_system_give_the_same_curve(data: Path, tmp_path: Path) -> None:
+    reference = TrainCli(data, tmp_path / "whole", ranks=2)
+    done = reference.run()
+    assert done.returncode == 0, done.stderr
+    cli = TrainCli(data, tmp_path / "run", ranks=2)
+    first = cli.start()
+    wait_for_steps(cli, first, 1, 7)
+    kill_all(first)
+    second = cli.start()
+    wait_for_steps(cli, second, 2, 3)
+    other = cli.run()
+    assert other.returncode == 2 and "in use by another call" in other.stderr and str(second.pid) in other.stderr
+    send_to_all(second, signal.SIGTERM)
+    output, errors = second.communicate(timeout=60)
+    assert second.returncode == 0, errors
+    if not cli.state()["finished"]:
+        made = cli.state()["applied_steps"]
+        assert f"stopped by SIGTERM after step {made} of {STEPS}" in output and "to continue: bertbench" in output
+        assert cli.checkpoints()[-1] == f"step-{made:07d}"
+        assert cli.result()["status"] == "ok" and "stopped as asked" in cli.result()["reason"]
+    assert len(tree(second)) == 0
+    done = cli.run()
+    assert done.returncode == 0, done.stderr
+    assert cli.curve() == reference.curve()
+
+
+def test_phase_2_begins_from_phase_1_and_refuses_an_unfinished_one(whole: TrainCli, tmp_path: Path) -> None:
+    longer = shards(tmp_path / "data64", seq_len=64)
+    cli = TrainCli(longer, tmp_path / "phase2", steps=6)
+    words = ("--phase", "2", "--seq-len", "64", "--init", str(whole.out))
+    done = cli.run(*words)
+    assert done.returncode == 0, done.stderr
+    assert "begins from" in done.stderr and "step-0000024" in done.stderr
+    assert "bertbench convert" in done.stdout
+    assert float(next(csv.DictReader(cli.curve().splitlines()))["learning_rate"]) < 2e-3, "the schedule begins anew"
+    (whole.out / "unfinished").mkdir()
+    (whole.out / "unfinished" / "train.json").write_text(
+        json.dumps({**whole.state(), "finished": False, "applied_steps": 5})
+    )
+    refused = TrainCli(longer, tmp_path / "other").run(*words[:-1], str(whole.out / "unfinished"))
+    assert refused.returncode == 2 and "has reached step 5 of 24" in refused.stderr
+
+
+def test_shards_of_another_vocabulary_are_refused_on_resume_with_the_log_named(
+    whole: TrainCli, data: Path, tmp_path: Path
+) -> None:
+    other = shards(tmp_path / "data")
+    metadata = json.loads((other / "metadata.json").read_text())
+    (other / "metadata.json").write_text(json.dumps({**metadata, "vocab": "0" * 32}))
+    cli = TrainCli(other, tmp_path / "new", steps=4)
+    done = cli.run("--init", str(whole.out))
+    assert done.returncode == 2, done.stderr
+    assert "vocabulary" in done.stderr and "log.txt" in done.stderr and "Traceback" not in done.stderr
+    assert cli.result()["status"] == "refused"

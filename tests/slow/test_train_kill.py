@@ -1,0 +1,189 @@
+"""Training that is ended at many moments and in many ways: what is on disk carries on, and the curve stays the same."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support.cli import ROOT
+from support.train_cli import ENDLESS, TrainCli, kill_all, send_to_all, tree, wait_for_steps
+from support.training_runs import shards
+
+pytestmark = pytest.mark.slow
+SEED = int(os.environ.get("KILL_SEED", random.randrange(10_000)))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shards(tmp_path_factory.mktemp("data"))
+
+
+@pytest.mark.parametrize(("ranks", "kills"), [(1, 12), (2, 8)])
+@pytest.mark.timeout(1200)
+def test_killed_at_any_moment_the_curve_is_that_of_a_whole_run(
+    data: Path, tmp_path: Path, ranks: int, kills: int
+) -> None:
+    steps = 60
+    reference = TrainCli(data, tmp_path / "whole", ranks, steps)
+    done = reference.run()
+    assert done.returncode == 0, done.stderr
+    cli = TrainCli(data, tmp_path / "run", ranks, steps)
+    chance = random.Random(SEED)
+    for number in range(1, kills + 1):
+        process = cli.start()
+        if chance.random() < 0.8:  # else while it starts
+            wait_for_steps(cli, process, number, 1)
+        time.sleep(chance.uniform(0.0, 0.8))
+        kill_all(process)
+        wait_for_end(cli)
+    done = cli.run()
+    assert done.returncode == 0, done.stderr
+    assert cli.curve() == reference.curve(), f"KILL_SEED={SEED}"
+    assert cli.checkpoints() == reference.checkpoints()
+
+
+def wait_for_end(cli: TrainCli) -> None:
+    """Wait until no process of the run is left."""
+    deadline = time.monotonic() + 20
+    while living(cli):
+        assert time.monotonic() < deadline, "processes outlive the harness"
+        time.sleep(0.05)
+
+
+def living(cli: TrainCli) -> list[int]:
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if process.info["status"] != psutil.STATUS_ZOMBIE and any(str(cli.out) in word for word in words):
+            found.append(process.pid)
+    return found
+
+
+@pytest.mark.parametrize("when", ["starting", "evaluating and saving", "the ranks alone"])
+def test_sigterm_saves_and_exits_0_whenever_it_comes(data: Path, tmp_path: Path, when: str) -> None:
+    cli = TrainCli(data, tmp_path / "run", ranks=2)
+    # Evaluating and saving after every update: a signal is likely to come meanwhile.
+    often = ("--eval-every", "1", "--save-every", "1") if when.startswith("evaluating") else ()
+    process = cli.start(*ENDLESS, *often)
+    if when == "starting":
+        while len(tree(process)) < 4 and process.poll() is None:  # harness, launcher, two ranks that import
+            time.sleep(0.01)
+    else:
+        wait_for_steps(cli, process, 1, 3)
+    if when == "the ranks alone":
+        for member in tree(process)[1:]:
+            member.send_signal(signal.SIGTERM)
+    else:
+        send_to_all(process, signal.SIGTERM)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    made = cli.state()["applied_steps"]
+    assert "stopped by" in output and "bertbench train pretrain" in output
+    assert cli.checkpoints() == [] if made == 0 else cli.checkpoints()[-1] == f"step-{made:07d}"
+    assert made > 0 or when == "starting"
+    assert not living(cli)
+
+
+def test_a_second_signal_ends_at_once_and_the_run_goes_on_later(data: Path, tmp_path: Path) -> None:
+    cli = TrainCli(data, tmp_path / "run", ranks=2)
+    process = cli.start(*ENDLESS)
+    wait_for_steps(cli, process, 1, 7)
+    ranks = tree(process)[2:]
+    for rank in ranks:
+        rank.suspend()  # they will never save
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1.0)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130 and "interrupted" in errors
+    assert cli.result()["status"] == "interrupted" and not living(cli)
+    done = cli.run()
+    assert done.returncode == 0, done.stderr
+    assert "resumes after step 5" in done.stderr
+
+
+def test_ctrl_c_saves_and_exits_130(data: Path, tmp_path: Path) -> None:
+    cli = TrainCli(data, tmp_path / "run")
+    process = cli.start(*ENDLESS)
+    wait_for_steps(cli, process, 1, 3)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "stopped by SIGINT" in output and cli.checkpoints()
+
+
+def test_a_time_limit_saves_and_exits_0(data: Path, tmp_path: Path) -> None:
+    cli = TrainCli(data, tmp_path / "run")
+    done = cli.run(*ENDLESS, "--max-seconds", "15", timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "stopped by the limit of 15 s" in done.stdout
+
+
+def test_a_rank_that_dies_is_a_failed_run_with_its_log_named(data: Path, tmp_path: Path) -> None:
+    cli = TrainCli(data, tmp_path / "run", ranks=2)
+    process = cli.start(*ENDLESS)
+    wait_for_steps(cli, process, 1, 7)
+    tree(process)[-1].kill()
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 3
+    assert "crashed" in errors and "SIGKILL" in errors and "log.txt" in errors and "resumes from" in errors
+    assert cli.state()["status"] == "crashed" and cli.state()["checkpoint"] == "step-0000005"
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_rate_and_checkpoint(data: Path, tmp_path: Path) -> None:
+    cli = TrainCli(data, tmp_path / "run", steps=200)
+    words = ("--optimizer", "adamw", "--max-grad-norm", "1e30", "--warmup", "0", "--schedule", "constant")
+    done = cli.run(*words, "--learning-rate", "1e38", "--save-every", "1")
+    assert done.returncode == 3, done.stdout
+    assert "not finite" in done.stderr or "not a finite number" in done.stderr
+    assert "learning rate 1e+38" in done.stderr and "checkpoint" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_one_message_and_the_checkpoint_before_stays_good(data: Path, tmp_path: Path) -> None:
+    cli = TrainCli(data, tmp_path / "run")
+    cli.out.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=15m", "tmpfs", str(cli.out)], capture_output=True, text=True, check=False
+    )
+    if mount.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs here: {mount.stderr.strip()}")
+    try:
+        done = cli.run()
+        assert done.returncode in (2, 3), done.stdout
+        assert "disk is full" in done.stderr and "log.txt" in done.stderr and "Traceback" not in done.stderr
+        assert cli.checkpoints()[:1] == ["step-0000005"] and not living(cli)
+        resumed = cli.run("--keep", "1", "--steps", "25")
+        assert "resumes after step" in resumed.stderr, resumed.stderr
+    finally:
+        subprocess.run(["umount", "-l", str(cli.out)], check=True)
+
+
+def test_the_script_makes_both_phases_and_stops_between_them_when_told(tmp_path: Path) -> None:
+    shards(tmp_path / "data" / "hdf5_lower_case_1_seq_len_128_x", seq_len=128, sizes=(16, 12, 4))
+    shards(tmp_path / "data" / "hdf5_lower_case_1_seq_len_512_x", seq_len=512, sizes=(16, 12, 4))
+    out = tmp_path / "my runs"
+    variables = {
+        **os.environ, "DATA": str(tmp_path / "data"), "OUT": str(out), "PRESET": "tiny", "PRECISION": "fp32",
+        "BATCH_SIZE": "4", "BATCH_SIZE_PHASE2": "4", "STEPS": "4", "STEPS_PHASE2": "3", "CUDA_VISIBLE_DEVICES": "",
+        "EVAL_EVERY": "2",
+    }  # fmt: skip
+
+    def call(**more: str) -> "subprocess.CompletedProcess[str]":
+        script = ["bash", str(ROOT / "bert" / "run_pretraining.sh")]
+        return subprocess.run(
+            script, env={**variables, **more}, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    assert call(DATA="").returncode == 2
+    stopped = call(STEPS="100000", MAX_SECONDS="12")
+    assert stopped.returncode == 0 and not (out / "phase2").exists(), stopped.stderr
+    done = call(OUT=str(out) + "-2")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "my runs-2" / "phase2" / "checkpoints" / "step-0000003").is_dir()
+    assert "begins from" in done.stderr and "bertbench convert" in done.stdout

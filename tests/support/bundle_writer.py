@@ -1,0 +1,135 @@
+"""Writes TensorFlow checkpoints for the tests of their reader, compressed, in several files and of any byte order."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bert.checkpoints.crc32c import masked_crc32c
+from bert.checkpoints.leveldb_table import MAGIC
+
+KINDS = {torch.float32: 1, torch.float64: 2, torch.int32: 3, torch.int64: 9, torch.bfloat16: 14, torch.float16: 19}
+
+
+def varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def number(field: int, value: int) -> bytes:
+    return varint(field << 3) + varint(value)
+
+
+def message(field: int, content: bytes) -> bytes:
+    return varint(field << 3 | 2) + varint(len(content)) + content
+
+
+def entry(kind: int, shape: list[int], shard: int, offset: int, size: int, crc: int) -> bytes:
+    dims = b"".join(message(2, number(1, length)) for length in shape)
+    place = number(3, shard) + number(4, offset) + number(5, size)
+    return number(1, kind) + message(2, dims) + place + varint(6 << 3 | 5) + crc.to_bytes(4, "little")
+
+
+def header(shards: int, big_endian: bool = False) -> bytes:
+    return number(1, shards) + number(2, int(big_endian)) + message(3, number(1, 1))
+
+
+def block(entries: list[tuple[bytes, bytes]]) -> bytes:
+    """Entries that leave out what their key shares with the one before, and one place to restart from."""
+    found, last = b"", b""
+    for key, value in entries:
+        shared = next((i for i, (a, b) in enumerate(zip(key, last, strict=False)) if a != b), min(len(key), len(last)))
+        found += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+        last = key
+    return found + (0).to_bytes(4, "little") + (1).to_bytes(4, "little")
+
+
+def sealed(content: bytes, compressed: bool = False) -> bytes:
+    """A block with its trailer."""
+    content = (snappy(content) + b"\x01") if compressed else content + b"\x00"
+    return content + masked_crc32c(content).to_bytes(4, "little")
+
+
+def table(blocks: list[tuple[bytes, bytes]], compressed: bool = False) -> bytes:
+    """Blocks with their last keys -> a whole file."""
+    found, index = b"", []
+    for last, content in blocks:
+        whole = sealed(content, compressed)
+        index.append((last, varint(len(found)) + varint(len(whole) - 5)))
+        found += whole
+    handles = b""
+    for content in (block([]), block(index)):
+        whole = sealed(content, compressed)
+        handles += varint(len(found)) + varint(len(whole) - 5)
+        found += whole
+    return found + handles.ljust(40, b"\0") + MAGIC
+
+
+def rows_of(
+    tensors: dict[str, Tensor], shards: int = 1, big_endian: bool = False
+) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+    """The rows of an index and the data files; tensors go to the files in turn."""
+    rows, files = [(b"", header(shards, big_endian))], [b""] * shards
+    for place, (name, tensor) in enumerate(sorted(tensors.items())):
+        raw = tensor.contiguous().flatten().view(torch.uint8).numpy().reshape(-1, tensor.element_size())
+        content = np.ascontiguousarray(raw[:, ::-1] if big_endian else raw).tobytes()
+        shard = place % shards
+        crc = masked_crc32c(content)
+        row = entry(KINDS[tensor.dtype], list(tensor.shape), shard, len(files[shard]), len(content), crc)
+        rows.append((name.encode(), row))
+        files[shard] += content
+    return rows, files
+
+
+def write_rows(prefix: Path, rows: list[tuple[bytes, bytes]], files: list[bytes], compressed: bool = False) -> None:
+    """A checkpoint with 8 rows of the index in a block."""
+    blocks = [(rows[i : i + 8][-1][0], block(rows[i : i + 8])) for i in range(0, len(rows), 8)]
+    prefix.with_name(f"{prefix.name}.index").write_bytes(table(blocks, compressed))
+    for shard, content in enumerate(files):
+        prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{len(files):05d}").write_bytes(content)
+
+
+def write_checkpoint(
+    prefix: Path, tensors: dict[str, Tensor], *, shards: int = 1, compressed: bool = False, big_endian: bool = False
+) -> None:
+    write_rows(prefix, *rows_of(tensors, shards, big_endian), compressed)
+
+
+def snappy(data: bytes) -> bytes:
+    """A simple compressor: the longest copy of up to 64 bytes from the last place where these 4 bytes stood."""
+    found, seen = bytearray(varint(len(data))), dict[bytes, int]()
+    position = start = 0
+    while position < len(data):
+        place = seen.get(data[position : position + 4], -1)
+        seen[data[position : position + 4]] = position
+        length = 0
+        while (
+            place >= 0
+            and length < 64
+            and data[place + length : place + length + 1] == data[position + length : position + length + 1] != b""
+        ):
+            length += 1
+        if length < 4 or position - place > 0xFFFF:
+            position += 1
+            continue
+        found += _literal(data[start:position])
+        found += bytes([(length - 1) << 2 | 2]) + (position - place).to_bytes(2, "little")
+        position = start = position + length
+    return bytes(found + _literal(data[start:]))
+
+
+def _literal(data: bytes) -> bytes:
+    if not data:
+        return b""
+    if len(data) <= 60:
+        return bytes([(len(data) - 1) << 2]) + data
+    return (
+        bytes([61 << 2]) + (len(data) - 1).to_bytes(2, "little") + data
+        if len(data) <= 0x10000
+        else (_literal(data[:0x10000]) + _literal(data[0x10000:]))
+    )

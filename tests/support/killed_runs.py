@@ -1,0 +1,64 @@
+"""Training runs in processes of their own that are killed at random points and started again."""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from support.training_runs import kill, read_log, settings, start, wait
+
+from bert.training.checkpoint import read, saved_steps
+
+STEPS = 12
+
+
+def job(place: Path, data: Path, name: str, **changes: Any) -> dict[str, Any]:
+    """Describe a run, for `training_runs.start`."""
+    wanted = settings(data, **{"steps": STEPS, "save_every": 2, "grad_accum_steps": 2, **changes})
+    return {"settings": wanted.to_json(), "folder": str(place / name), "log": str(place / f"{name}.jsonl")}
+
+
+def finish(wanted: dict[str, Any], place: Path) -> None:
+    codes = wait(start(wanted, place), place)
+    errors = "".join(path.read_text() for path in place.glob("errors-*.txt"))
+    assert codes == [0] * len(codes), errors[-3000:]
+
+
+def losses(wanted: dict[str, Any]) -> list[tuple[int, str]]:
+    """Step and loss, every bit of it, in the order they were made."""
+    events = read_log(Path(wanted["log"]))
+    return [(event["step"], float(event["loss"]).hex()) for event in events if event["event"] == "Progress"]
+
+
+def kill_after(wanted: dict[str, Any], place: Path, reports: int, more_seconds: float) -> bool:
+    """Start a run, and kill it some time after it has made so many reports; False: it had ended before."""
+    log = Path(wanted["log"])
+    target = len(read_log(log)) + reports
+    processes = start(wanted, place)
+    try:
+        while len(read_log(log)) < target and any(process.poll() is None for process in processes):
+            time.sleep(0.002)
+        time.sleep(more_seconds)
+        return any(process.poll() is None for process in processes)
+    finally:
+        kill(processes)
+
+
+def survives(place: Path, data: Path, points: int, seed: int, steps: int = STEPS, **changes: Any) -> int:
+    """Kill a run at random points until it has ended; hold its losses against an undisturbed one's."""
+    whole, broken = (job(place, data, name, steps=steps, **changes) for name in ("whole", "broken"))
+    finish(whole, place / "a")
+    expected = dict(losses(whole))
+    drawn = random.Random(seed)
+    killed = 0
+    for _ in range(points):
+        killed += kill_after(broken, place / "b", drawn.randint(1, 2 * steps // points), drawn.uniform(0, 0.1))
+        log = Path(broken["log"])
+        log.write_text("".join(line + "\n" for line in log.read_text().split("\n")[:-1]))
+        for step in saved_steps(Path(broken["folder"])):
+            read(Path(broken["folder"]) / f"step-{step:07d}")  # whole, at every instant
+    finish(broken, place / "b")
+    found = losses(broken)
+    assert set(found) == set(expected.items()), "also the steps that were made twice"
+    assert len(expected) == steps
+    return killed

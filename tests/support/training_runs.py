@@ -1,0 +1,180 @@
+"""Small training runs on shards written for them; also a program, one rank of a run, that a test can kill.
+
+As a program: `training_runs.py JOB`, a JSON file with `settings`, `folder`, `log` and, for the first rank, what to
+write there: a line of JSON per event.
+"""
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PREDICTIONS, SEQ_LEN = 4, 32
+
+
+def shards(folder: Path, seq_len: int = SEQ_LEN, seed: int = 0, sizes: tuple[int, int, int] = (48, 40, 20)) -> Path:
+    """Write two training shards and a test shard."""
+    from support.pretraining_shards import instances, write, write_beside
+
+    names = {"small_training_0.hdf5": sizes[0], "small_training_1.hdf5": sizes[1], "small_test_0.hdf5": sizes[2]}
+    for number, (name, count) in enumerate(names.items()):
+        write(folder / name, instances(count, 100 * seed + number, seq_len, PREDICTIONS))
+    write_beside(folder, names)
+    return folder
+
+
+def settings(data: Path | str, **changes: Any) -> Any:
+    """Return settings of a model of two layers that trains in milliseconds per step."""
+    from support.pretraining_shards import PIECES
+
+    from bert.training.settings import TrainSettings
+
+    values: dict[str, Any] = {
+        "preset": "tiny", "data": str(data), "seq_len": SEQ_LEN, "max_predictions": PREDICTIONS,
+        "vocab_size": len(PIECES), "micro_batch_size": 4, "grad_accum_steps": 1, "world_size": 1,
+        "learning_rate": 2e-3, "warmup": 0.25, "steps": 8, "save_every": 3, "log_every": 1, **changes,
+    }  # fmt: skip
+    values.setdefault(
+        "global_batch_size", values["micro_batch_size"] * values["grad_accum_steps"] * values["world_size"]
+    )
+    return TrainSettings(**values)
+
+
+class Recorder:
+    """Takes a run's events; asks it to stop after an update, or fails there as a crash would."""
+
+    def __init__(self, stop_after: int | None = None, crash_after: int | None = None) -> None:
+        self.events: list[Any] = []
+        self.stop_after, self.crash_after = stop_after, crash_after
+
+    def __call__(self, event: Any) -> None:
+        self.events.append(event)
+        last = self.progress[-1].applied_steps if self.progress else 0
+        if self.crash_after is not None and last >= self.crash_after:
+            raise KeyboardInterrupt
+
+    @property
+    def progress(self) -> list[Any]:
+        return self.of("Progress")
+
+    def of(self, name: str) -> list[Any]:
+        return [event for event in self.events if type(event).__name__ == name]
+
+    @property
+    def losses(self) -> dict[int, str]:
+        """Loss by step, every bit of it."""
+        return {event.step: event.loss.hex() for event in self.progress}
+
+    @property
+    def warnings(self) -> str:
+        return "\n".join(event.message for event in self.of("Warned"))
+
+    def should_stop(self) -> bool:
+        return (
+            self.stop_after is not None and bool(self.progress) and (self.progress[-1].applied_steps >= self.stop_after)
+        )
+
+
+def run(wanted: Any, folder: Path, recorder: Recorder | None = None, strategy: Any = None) -> Any:
+    """Make a run in this process; return its outcome."""
+    from bert.observer import Observer
+    from bert.strategies.single import SingleStrategy
+    from bert.training.run import run_training
+
+    heard = recorder or Recorder()
+    return run_training(wanted, folder, strategy or SingleStrategy(), Observer(), heard.should_stop, heard)
+
+
+def start(job: dict[str, Any], place: Path) -> list[subprocess.Popen[bytes]]:
+    """Start one process per rank of a run described by `job`; its events go to job["log"]."""
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / "job.json"
+    path.write_text(json.dumps(job))
+    ranks = job["settings"]["world_size"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    for rank in range(ranks):
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RANK": str(rank),
+            "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }  # fmt: skip
+        with (place / f"errors-{rank}.txt").open("ab") as errors:
+            command = [sys.executable, str(Path(__file__)), str(path)]
+            processes.append(subprocess.Popen(command, env=environment, stdout=errors, stderr=errors))
+    return processes
+
+
+def wait(processes: list[subprocess.Popen[bytes]], place: Path, seconds: float = 120) -> list[int]:
+    """Wait for all ranks; return their exit codes."""
+    end = time.monotonic() + seconds
+    try:
+        return [process.wait(max(0.1, end - time.monotonic())) for process in processes]
+    except subprocess.TimeoutExpired:
+        kill(processes)
+        raise AssertionError("".join(path.read_text() for path in place.glob("errors-*.txt"))) from None
+
+
+def kill(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End all ranks as kill -9 does."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the events written so far; a line that was cut off by a kill is left out."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines if line]
+
+
+def main(job_path: str) -> int:
+    """Be one rank."""
+    import torch
+
+    from bert.observer import Observer
+    from bert.strategies import STRATEGIES
+    from bert.training.run import run_training
+    from bert.training.settings import TrainSettings
+    from common.errors import BertbenchError
+    from common.registry import load
+
+    job = json.loads(Path(job_path).read_text())
+    torch.set_num_threads(1)
+    wanted = TrainSettings.from_json(job["settings"])
+    strategy = load(STRATEGIES, wanted.strategy, "strategy")()
+    strategy.setup("cpu")
+    stop_file = Path(job["log"] + ".stop")
+    code = 0
+    with Path(job["log"]).open("a") as log:
+
+        def report(event: Any) -> None:
+            content = {key: str(value) if isinstance(value, Path) else value for key, value in fields(event).items()}
+            log.write(json.dumps({"event": type(event).__name__, **content}) + "\n")
+            log.flush()
+
+        try:
+            run_training(wanted, Path(job["folder"]), strategy, Observer(), stop_file.exists, report)
+        except BertbenchError as error:
+            Path(f"{job['log']}.error-{strategy.rank}").write_text(f"{type(error).__name__}: {error}")
+            code = 3
+    strategy.teardown()
+    return code
+
+
+def fields(event: Any) -> dict[str, Any]:
+    return {part.name: (dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value)  # type: ignore[arg-type]
+            for part in dataclasses.fields(event) for value in [getattr(event, part.name)]}  # fmt: skip
+
+
+if __name__ == "__main__":
+    root = Path(__file__).resolve().parents[2]
+    sys.path[0] = str(root)
+    raise SystemExit(main(sys.argv[1]))

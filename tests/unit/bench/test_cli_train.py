@@ -1,0 +1,291 @@
+"""What `bertbench train` makes of its options, and what it says and writes; nothing is trained."""
+
+import dataclasses
+import json
+import math
+import os
+import re
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.training_runs import settings, shards
+
+from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
+from analysis.report.html import write_report
+from analysis.train_records import TrainRun, read_events, write_curve
+from bench.cli import train as command
+from bench.cli.main import run
+from bench.cli.reference import _field_docstrings
+from bench.cli.train_progress import TrainProgress, duration, progress_text
+from bench.devices import Devices
+from bench.processes import hold_stop_signals, listen_for_stop
+from bench.stop import StopRequest
+from bench.train_recorder import TrainRecorder
+from bench.trainer import initial_weights, plan_training
+from bert.training.events import Evaluated, Evaluation, Progress, Resumed, Saved, Warned
+from bert.training.settings import TrainSettings, phase_defaults
+from common.errors import InputError, SchemaError, UsageError
+
+CPU = Devices("cpu", (), 4)
+GIVEN: dict[str, Any] = {"world_size": 1, "strategy": "auto", "precision": "fp32", "seq_len": None, "init": None}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return shards(tmp_path / "data")
+
+
+def made(step: int, loss: float = 2.0, **changes: Any) -> Progress:
+    values: dict[str, Any] = {
+        "step": step, "loss": loss, "mlm_loss": 1.5, "nsp_loss": 0.5, "learning_rate": 1e-3, "applied": True,
+        "applied_steps": step + 1, "samples_seen": 4 * (step + 1), "loss_scale": None, **changes,
+    }  # fmt: skip
+    return Progress(**values)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "needs a task"),
+        (["squad"], "unknown task 'squad'"),
+        (["pretrain"], "no data was given: --data FOLDER"),
+        (["pretrain", "--data", "nowhere"], "nowhere does not exist"),
+        (["pretrain", "--data", "DATA"], "have 32 tokens, phase 1 trains on 128: use --seq-len 32"),
+        (["pretrain", "--data", "DATA", "--phase", "3"], "phase=3 is none"),
+        (["pretrain", "--data", "DATA", "--max-seconds", "0"], "--max-seconds 0.0 must be above 0"),
+        (["pretrain", "--data", "DATA", "--seq-len", "32", "--init", "nowhere"], "nowhere does not exist"),
+        (["pretrain", "--data", "DATA", "--seq-len", "32", "--optimizer", "sgd"], "unknown optimizer 'sgd'"),
+        (["pretrain", "--data", "DATA", "--seq-len", "32", "--devices", "999"], "999 devices were asked for"),
+        (
+            ["pretrain", "--data", "DATA", "--seq-len", "32", "--global-batch-size", "10", "--micro-batch-size", "4"],
+            "must be a multiple of 4 x 1 = 4, use 8 or 12",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_is_one_message_and_exit_code_2(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    given = [str(data) if word == "DATA" else word for word in words]
+    code = run(["train", *given, *(["--device", "cpu", "--out", str(tmp_path / "run")] if words else [])])
+    shown = capsys.readouterr()
+    assert code == 2
+    assert said in shown.err and "Traceback" not in shown.err
+    assert not (tmp_path / "run" / "trials").exists()
+
+
+def test_accumulation_follows_from_the_batch_sizes_and_the_phase_gives_the_rest(data: Path) -> None:
+    given = {**GIVEN, "data": str(data), "seq_len": 32, "global_batch_size": 64, "micro_batch_size": 4, "world_size": 2}
+    plan = plan_training(1, given, CPU)
+    assert plan.settings.grad_accum_steps == 8 and plan.settings.strategy == "ddp"
+    assert (plan.settings.steps, plan.settings.learning_rate, plan.settings.optimizer) == (7038, 6e-3, "lamb")
+    assert plan.settings.vocab_size == plan.source.vocab_size and Path(plan.settings.data).is_absolute()
+    second = plan_training(2, {**given, "preset": "base"}, CPU)
+    assert (second.settings.steps, second.settings.warmup, second.settings.preset) == (1563, 0.128, "base")
+
+
+def test_init_takes_a_finished_run_or_any_folder(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    assert initial_weights(weights) == weights
+    finished = TrainRun(tmp_path / "run")
+    write_record(finished.state_json, {"finished": True, "applied_steps": 9, "total_steps": 9})
+    assert initial_weights(finished.path) == finished.checkpoints
+    write_record(finished.state_json, {"finished": False, "applied_steps": 4, "total_steps": 9})
+    with pytest.raises(UsageError, match="has reached step 4 of 9"):
+        initial_weights(finished.path)
+    with pytest.raises(InputError, match="does not exist"):
+        initial_weights(tmp_path / "nothing")
+
+
+def test_the_configuration_of_an_attempt_is_kept_whole_and_names_it(data: Path) -> None:
+    wanted = settings(data)
+    trial = Trial(kind="train", training=tuple(sorted(wanted.to_json().items())))
+    again = Trial.from_json(json.loads(json.dumps(trial.to_json())))
+    assert again == trial and again.trial_id == trial.trial_id
+    assert type(wanted).from_json(dict(again.training)) == wanted
+    assert replace(trial, round=1).trial_id != trial.trial_id
+    old = {name: value for name, value in Trial().to_json().items() if name != "training"}
+    assert Trial.from_json(old).trial_id == Trial().trial_id, "trials made before keep their ids"
+    with pytest.raises(ValueError, match="dictionary"):
+        Trial.from_json({**old, "training": "abc"})
+
+
+def test_the_first_signal_asks_and_the_second_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopRequest() as stop:
+        assert not stop.wanted() and stop.why() == ""
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wanted() and stop.why() == "SIGTERM"
+        os.kill(os.getpid(), signal.SIGINT)  # the same one, passed on by a shell
+        monkeypatch.setattr("bench.stop._SAME_SIGNAL_SECONDS", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_time_limit_asks_for_a_stop() -> None:
+    with StopRequest() as stop:
+        stop.limit(3600.0)
+        assert not stop.wanted()
+        stop.limit(1e-9)
+        assert stop.wanted() and "limit" in stop.why()
+
+
+def test_a_signal_that_comes_before_a_rank_listens_is_not_lost() -> None:
+    child = os.fork()
+    if child == 0:
+        hold_stop_signals()
+        os.kill(os.getpid(), signal.SIGTERM)
+        asked = listen_for_stop()
+        os._exit(17 if asked() else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 17
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> TrialDirectory:
+    directory = RunDirectory(tmp_path / "run").trial("one")
+    directory.path.mkdir(parents=True)
+    return directory
+
+
+def recorded(attempt: TrialDirectory, data: Path, *events: Any) -> TrainRecorder:
+    recorder = TrainRecorder(TrainRun(attempt.path.parents[1]), attempt, settings(data, steps=10, log_every=2))
+    for event in events:
+        recorder.report(event)
+    recorder.close()
+    return recorder
+
+
+def test_steps_made_again_replace_the_earlier_ones_in_the_curve(attempt: TrialDirectory, data: Path) -> None:
+    run_of = TrainRun(attempt.path.parents[1])
+    recorded(attempt, data, *(made(step, 1.0 + step / 7) for step in range(6)))
+    with run_of.curve_csv.open("a") as file:
+        file.write("6,7,28,0.12")  # a crash cut it
+    recorder = recorded(attempt, data, *(made(step, 9.0 + step / 7) for step in range(4, 7)))
+    rows = run_of.read_curve()
+    assert [row["step"] for row in rows] == list(range(7))
+    assert [row["loss"] for row in rows] == [1.0 + step / 7 for step in range(4)] + [9 + step / 7 for step in (4, 5, 6)]
+    assert recorder.summary["steps_made"] == 3 and recorder.summary["first_step"] == 4
+    assert recorder.summary["samples"] == 12
+
+
+def test_tensorboard_leaves_out_what_was_made_again(attempt: TrialDirectory, data: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    evaluation = Evaluation(
+        mlm_loss=3.0, mlm_accuracy=0.5, nsp_loss=0.6, nsp_accuracy=0.7, samples=5, predicted_positions=9
+    )
+    told = Evaluated(applied_steps=6, evaluation=evaluation, seconds=0.1)
+    recorded(attempt, data, *(made(step, 1.0) for step in range(6)), told)
+    time.sleep(1.1)  # TensorBoard names its files by the second and reads them in that order
+    recorded(attempt, data, *(made(step, 2.0) for step in range(4, 8)))
+    events = accumulator.EventAccumulator(str(attempt.path.parents[1] / "tensorboard"))
+    events.Reload()
+    found = {event.step: event.value for event in events.Scalars("train/loss")}
+    assert found == {step: 1.0 if step <= 4 else 2.0 for step in range(1, 9)}
+    assert events.Scalars("train/percent_complete")[-1].value == pytest.approx(80)
+    assert events.Scalars("eval/mlm_loss") == []
+
+
+def test_without_tensorboard_a_note_says_so_and_training_goes_on(
+    attempt: TrialDirectory, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    recorded(attempt, data, made(0), made(1))
+    (warned,) = [event for event in read_events(attempt) if event["event"] == "warned"]
+    assert "pip install tensorboard" in warned["message"]
+    assert len(TrainRun(attempt.path.parents[1]).read_curve()) == 2
+
+
+def test_losses_that_are_not_finite_are_recorded_and_shown(attempt: TrialDirectory, data: Path) -> None:
+    recorded(attempt, data, made(0), made(1, math.nan, mlm_loss=math.nan))
+    (row,) = TrainRun(attempt.path.parents[1]).read_curve()[1:]
+    assert math.isnan(row["loss"])
+    (event,) = [event for event in read_events(attempt) if event["event"] == "progress"]
+    assert event["loss"] is None and "not finite" in progress_text(event)
+
+
+def test_events_survive_a_line_cut_short_but_no_damage(attempt: TrialDirectory, data: Path) -> None:
+    saved = Saved(applied_steps=2, path=Path("step-0000002"), seconds=0.5, size_bytes=2**20)
+    resumed = Resumed(path=Path("step-0000001"), applied_steps=1, new_phase=False, moments=True)
+    recorded(attempt, data, resumed, made(1), saved, Warned(message="look"))
+    path = attempt.path / "events.jsonl"
+    with path.open("a") as file:
+        file.write('{"event": "sav')
+    assert [event["event"] for event in read_events(attempt)] == ["resumed", "progress", "saved", "warned"]
+    path.write_text("{}\n")
+    with pytest.raises(SchemaError, match=r"events\.jsonl line 1"):
+        read_events(attempt)
+
+
+def test_progress_shows_what_is_new_once(
+    attempt: TrialDirectory, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = Saved(applied_steps=2, path=Path("step-0000002"), seconds=0.5, size_bytes=2**20)
+    recorded(attempt, data, made(0), made(1), saved, Warned(message="mind the gap"))
+    capsys.readouterr()
+    with StopRequest() as stop:
+        progress = TrainProgress(stop)
+        progress.begin(attempt)
+        progress.look()
+        progress.look()
+        progress.end()
+    shown = capsys.readouterr().err
+    assert shown.count("step 2/10, loss 2.0000, learning rate 0.001") == 1
+    assert "saved step-0000002 (1.0 MiB in 0.5 s)" in shown and "note: mind the gap" in shown
+
+
+def test_times_are_written_for_people() -> None:
+    shown = [duration(seconds) for seconds in (7.4, 185, 8040, 273600)]
+    assert shown == ["7 s", "3:05 min", "2:14 h", "3 d 4 h"]
+
+
+def test_the_defaults_that_the_help_names_are_those_of_the_phases() -> None:
+    meanings = _field_docstrings(command.TrainOptions)
+    fields = {field.name: field for field in dataclasses.fields(TrainSettings)}
+    for name, meaning in meanings.items():
+        told = [word.rstrip(",;.") for word in meaning.partition("default ")[2].split()]
+        numbers = {float(word) for word in told if re.fullmatch(r"[\d.]+(e-\d+)?", word)}
+        for phase in (1, 2) if numbers else ():
+            known = {**{field: fields[field].default for field in fields}, **phase_defaults(phase)}
+            assert float(known[name]) in numbers, (name, phase)
+    assert "default lamb" in meanings["optimizer"] and "default large" in meanings["preset"]
+
+
+def test_the_next_command_is_phase_2_then_a_conversion(data: Path, tmp_path: Path) -> None:
+    options = command.TrainOptions(task="pretrain", preset="tiny")
+    plan = plan_training(1, {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny"}, CPU)
+    place = TrainRun(tmp_path / "my run")
+    words = ["pretrain", "--out", "my run"]
+    assert command.next_command(options, words, place, plan, False) == "bertbench train pretrain --out 'my run'"
+    following = command.next_command(options, words, place, plan, True)
+    assert "--phase 2" in following and f"--init '{place.path}'" in following and "--preset tiny" in following
+    write_record(place.state_json, {"checkpoint": "step-0000009"})
+    second = command.next_command(options, words, place, replace(plan, phase=2), True)
+    assert second.startswith("bertbench convert") and "step-0000009" in second
+
+
+def test_the_report_of_a_training_shows_one_curve_and_names_damage(tmp_path: Path, data: Path) -> None:
+    place = TrainRun(tmp_path / "run")
+    for number in range(2):
+        trial = Trial(kind="train", preset="tiny", round=number, training=tuple(settings(data).to_json().items()))
+        directory = place.run.trial(trial.trial_id)
+        write_record(directory.trial_json, trial.to_json())
+        if number:
+            (directory.path / "events.jsonl").write_text(
+                '{"event": "resumed", "applied_steps": 3, "new_phase": false, "moments": true, "path": "x"}\n'
+            )
+    rows = [{"step": n, "applied_steps": n + 1, "samples": n, "loss": 3.0, "learning_rate": 0.1} for n in range(5)]
+    write_curve(place.curve_csv, rows)
+    page = write_report(place.run).read_text()
+    assert "BERT-tiny was trained for 5 of 8 steps" in page and "It took 2 attempts, 1 of which resumed" in page
+    assert (place.run.report / "loss.png").stat().st_size > 1000
+    place.curve_csv.write_text("step,loss\nx,1\n")
+    page = write_report(place.run).read_text()
+    assert "curve.csv line 2" in page

@@ -1,0 +1,128 @@
+"""Ranks agree on failures: each in a thread here, joined by what a process group does."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from support import training_runs
+
+from bert.model import BertForPretraining
+from bert.optim import lamb
+from bert.strategies.single import SingleStrategy
+from bert.training.agreement import any_rank, known_to_first, together
+from bert.training.checkpoint import save, saved_steps
+from bert.training.state import DataIdentity, TrainState, versions
+from common.errors import BertbenchError, InputError, LockedError, SchemaError, StorageError
+
+RANKS = 3
+
+
+class Group:
+    """Values that ranks in threads hand each other."""
+
+    def __init__(self) -> None:
+        self.values: list[torch.Tensor] = [torch.zeros(0)] * RANKS
+        self.barrier = Barrier(RANKS, timeout=20)
+
+
+class Threaded(SingleStrategy):
+    """One of several ranks in one process."""
+
+    def __init__(self, rank: int, group: Group) -> None:
+        super().__init__()
+        self.rank, self.world_size, self._group = rank, RANKS, group
+
+    def maximum(self, values: torch.Tensor) -> torch.Tensor:
+        self._group.values[self.rank] = values
+        self._group.barrier.wait()
+        result = torch.stack(self._group.values).amax(0) if len(values) else values
+        self._group.barrier.wait()
+        return result
+
+
+def on_all(action: Callable[[Threaded], Any]) -> list[Any]:
+    """Return what each rank returns or raises."""
+    group = Group()
+
+    def attempt(rank: int) -> Any:
+        try:
+            return action(Threaded(rank, group))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        return list(pool.map(attempt, range(RANKS)))
+
+
+@pytest.mark.parametrize("error", [StorageError, InputError, SchemaError, LockedError])
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_the_failure_of_one_rank_is_that_of_all(error: type[BertbenchError], failing: int) -> None:
+    def action(strategy: Threaded) -> None:
+        def work() -> None:
+            if strategy.rank == failing:
+                raise error(f"Grüße: {'x' * 300}")
+
+        together(strategy, work)
+
+    results = on_all(action)
+    assert [type(result) for result in results] == [error] * RANKS
+    assert all("Grüße: " + "x" * 300 in str(result) for result in results)
+    assert [str(result).startswith(f"rank {failing}: ") for result in results] == [rank != failing for rank in range(3)]
+
+
+def test_of_several_failures_the_lowest_ranks_is_told_and_a_bug_is_not_hidden() -> None:
+    def action(strategy: Threaded) -> None:
+        def work() -> None:
+            if strategy.rank == 1:
+                raise ZeroDivisionError("a bug")
+            if strategy.rank == 2:
+                raise InputError("a file")
+
+        together(strategy, work)
+
+    first, second, third = on_all(action)
+    assert type(first) is BertbenchError and "rank 1: ZeroDivisionError: a bug" in str(first)
+    assert type(second) is ZeroDivisionError
+    assert type(third) is BertbenchError
+
+
+def test_results_stay_each_ranks_own_and_numbers_are_shared() -> None:
+    assert on_all(lambda strategy: together(strategy, lambda: strategy.rank * 10)) == [0, 10, 20]
+    assert on_all(lambda strategy: known_to_first(strategy, strategy.rank + 7)) == [7, 7, 7]
+    assert on_all(lambda strategy: any_rank(strategy, strategy.rank == 2)) == [True, True, True]
+    assert on_all(lambda strategy: any_rank(strategy, False)) == [False, False, False]
+
+
+def test_a_checkpoint_that_one_rank_cannot_write_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = training_runs.settings("synthetic", world_size=RANKS, strategy="ddp")
+    model = BertForPretraining(wanted.model_config())
+    optimizer = lamb(model, 1e-3)
+
+    def state(step: int) -> TrainState:
+        return TrainState(
+            settings=wanted, data=DataIdentity(source="synthetic"), position={"step": step},
+            progress={"applied_steps": step, "skipped_steps": 0, "skipped_in_a_row": 0}, samples_seen=step, scaler={},
+            optimizer_steps=step, evaluation=None, versions=versions(),
+        )  # fmt: skip
+
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    results = on_all(lambda strategy: save(tmp_path, model, optimizer, state(1), strategy))
+    assert [path.name for path, _ in results] == ["step-0000001"] * RANKS
+    assert {path.name for path in (tmp_path / "step-0000001").glob("rng*")} == {
+        f"rng-{r}.safetensors" for r in range(3)
+    }
+
+    def full(path: Path, device: torch.device) -> None:
+        if path.name == "rng-1.safetensors":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bert.training.checkpoint.save_rng", full)
+    failures = on_all(lambda strategy: save(tmp_path, model, optimizer, state(2), strategy))
+    assert all(isinstance(failure, StorageError) and "the disk is full" in str(failure) for failure in failures)
+    assert saved_steps(tmp_path) == [1] and [path.name for path in tmp_path.iterdir()] == ["step-0000001"]

@@ -1,0 +1,262 @@
+"""Checkpoints: whole or not there, exact, refused where they are damaged or another model's."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import training_runs
+from support.training_runs import Recorder, run, settings
+
+from bert.checkpoints.model_config import to_our_json
+from bert.checkpoints.ours import save_model
+from bert.model import BertForPretraining
+from bert.training import checkpoint as checkpoints
+from bert.training.checkpoint import STATE_FILE, latest, read, saved_steps
+from bert.training.tensors import load_rng, save_rng
+from common.errors import InputError, LockedError, SchemaError, StorageError, UsageError
+from common.locks import locked
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four updates with a checkpoint after each; the latest three stayed."""
+    place = tmp_path_factory.mktemp("finished")
+    run(settings(training_runs.shards(place / "data"), steps=4, save_every=1), place / "run")
+    return place
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def again(finished: Path, folder: Path, recorder: Recorder | None = None, **changes: Any) -> Any:
+    return run(settings(finished / "data", **{"steps": 4, "save_every": 1, **changes}), folder, recorder)
+
+
+def test_the_latest_checkpoints_stay_and_nothing_else(finished: Path) -> None:
+    assert saved_steps(finished / "run") == [2, 3, 4]
+    names = {path.name for path in (finished / "run").iterdir()}
+    assert names == {"step-0000002", "step-0000003", "step-0000004", ".lock"}
+    files = {path.name for path in (finished / "run/step-0000004").iterdir()}
+    assert files == {"config.json", "model.safetensors", "optimizer.safetensors", "rng-0.safetensors", "state.json"}
+
+
+def test_no_file_of_a_checkpoint_is_a_pickle(finished: Path) -> None:
+    for path in (finished / "run/step-0000004").iterdir():
+        content = path.read_bytes()
+        assert path.suffix in (".json", ".safetensors")
+        assert content.lstrip()[:1] == b"{" or content[8:9] == b"{"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: os.truncate(path / "model.safetensors", 1000),
+        lambda path: os.truncate(path / "optimizer.safetensors", 0),
+        lambda path: os.truncate(path / STATE_FILE, 100),
+        lambda path: (path / STATE_FILE).unlink(),
+        lambda path: (path / "rng-0.safetensors").unlink(),
+        lambda path: flip_a_bit(path / "model.safetensors"),
+        lambda path: [file.unlink() for file in path.iterdir()],
+    ],
+)
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
+    finished: Path, copy: Path, damage: Any
+) -> None:
+    damage(copy / "step-0000004")
+    recorder = Recorder()
+    outcome = again(finished, copy, recorder)
+    assert outcome.resumed_from == copy / "step-0000003"
+    assert outcome.finished and list(recorder.losses) == [3]
+    assert "step-0000004" in recorder.warnings
+    assert read(copy / "step-0000004").state.applied_steps == 4, "it is written anew"
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 16
+    path.write_bytes(content)
+
+
+def test_when_all_checkpoints_are_damaged_nothing_begins_from_scratch(finished: Path, copy: Path) -> None:
+    for step in saved_steps(copy):
+        os.truncate(checkpoints.checkpoint_path(copy, step) / "model.safetensors", 10)
+    with pytest.raises(InputError, match=r"all 3 checkpoints .* are damaged"):
+        again(finished, copy)
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused_not_passed_over(copy: Path) -> None:
+    path = copy / "step-0000004" / STATE_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
+    with pytest.raises(SchemaError, match=r"step-0000004.*newer version"):
+        latest(copy, lambda message: None)
+
+
+def test_states_with_damaged_values_are_errors_not_tracebacks(copy: Path) -> None:
+    path = copy / "step-0000004" / STATE_FILE
+    whole = json.loads(path.read_text())
+    changes: list[dict[str, Any]] = [{name: None} for name in ("settings", "data", "progress", "files", "position")]
+    changes += [{"scaler": 3}, {"evaluation": {}}, {"samples_seen": -1}, {"files": {"../x": {}}}, {"progress": {}}]
+    changes += [{"settings": {**whole["settings"], "steps": "many"}}, {"settings": {**whole["settings"], "odd": 1}}]
+    for change in changes:
+        path.write_text(json.dumps({**whole, **change}))
+        with pytest.raises(InputError, match="step-0000004"):
+            read(copy / "step-0000004")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"preset": "mini"}, "num_layers=2, hidden_size=128.*num_layers=4, hidden_size=256"),
+        ({"seq_len": 24, "data": "synthetic"}, "seq_len=32, this run has seq_len=24"),
+        ({"global_batch_size": 8, "micro_batch_size": 8}, "global_batch_size=4, this run has global_batch_size=8"),
+        ({"optimizer": "adamw"}, "optimizer=lamb, this run has optimizer=adamw"),
+        ({"seed": 7}, "seed=42, this run has seed=7"),
+        ({"steps": 3}, "has 4 updates already"),
+        ({"data": "synthetic"}, "was trained on .*data, this run on synthetic"),
+    ],
+)
+def test_what_must_not_change_is_refused_with_both_sides(
+    finished: Path, copy: Path, changes: dict[str, Any], message: str
+) -> None:
+    data = changes.get("data", finished / "data")
+    wanted = settings(data, **{"steps": 4, **{name: value for name, value in changes.items() if name != "data"}})
+    with pytest.raises((InputError, UsageError), match=message):
+        run(wanted, copy)
+
+
+def test_another_vocabulary_is_refused_with_both_sides(finished: Path, copy: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="vocabulary of 67 word pieces, the model has 100"):
+        run(settings(finished / "data", vocab_size=100), tmp_path / "new")
+    with pytest.raises(InputError, match="vocabulary of 67 word pieces, this run's has 100"):
+        run(settings("synthetic", vocab_size=100), copy)
+    other = training_runs.shards(tmp_path / "other")
+    metadata = json.loads((other / "metadata.json").read_text())
+    (other / "metadata.json").write_text(json.dumps({**metadata, "vocab": "another"}))
+    with pytest.raises(InputError, match=r"trained with the vocabulary of .*were made with another one"):
+        run(settings(other), copy)
+    with pytest.raises(InputError, match=r"trained with the vocabulary of .*were made with another one"):
+        run(settings(other, init=str(copy)), tmp_path / "new")
+
+
+def test_a_missing_shard_is_named(finished: Path, copy: Path, tmp_path: Path) -> None:
+    data = tmp_path / "moved"
+    shutil.copytree(finished / "data", data)
+    (data / "small_training_1.hdf5").unlink()
+    with pytest.raises(InputError, match="small_training_1"):
+        run(settings(data), copy)
+    (data / "metadata.json").unlink()
+    with pytest.raises(InputError, match=r"lacks 1 of the 2 shards .*small_training_1"):
+        run(settings(data), copy)
+
+
+def test_moved_data_is_the_same_data(finished: Path, copy: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "data", tmp_path / "moved")
+    recorder = Recorder()
+    outcome = run(settings(tmp_path / "moved", steps=4, save_every=1), copy, recorder)
+    assert outcome.finished and not recorder.losses and not recorder.warnings
+
+
+def test_what_is_no_checkpoint_is_refused_as_a_beginning(finished: Path, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    for expected in ("is empty", "holds config.json"):
+        with pytest.raises(InputError, match=f"foreign {expected}.*tiny model with 67 word pieces"):
+            run(settings(finished / "data", init=str(foreign)), tmp_path / "new")
+        (foreign / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(InputError, match="nowhere does not exist"):
+        run(settings(finished / "data", init=str(tmp_path / "nowhere")), tmp_path / "new")
+    with pytest.raises(InputError, match=r"num_layers=2.*num_layers=4"):
+        run(settings(finished / "data", init=str(finished / "run"), preset="mini"), tmp_path / "new")
+
+
+def test_weights_without_the_same_padding_load(finished: Path, tmp_path: Path) -> None:
+    wanted = settings(finished / "data", steps=1, init=str(tmp_path / "weights"))
+    unpadded = BertForPretraining(wanted.model_config().replace(vocab_multiple=1))
+    save_model(tmp_path / "weights", unpadded)
+    assert json.loads((tmp_path / "weights/config.json").read_text()) == to_our_json(unpadded.config)
+    recorder = Recorder()
+    assert run(wanted, tmp_path / "run", recorder).finished
+    assert recorder.of("Resumed")[0].new_phase and not recorder.of("Resumed")[0].moments
+
+
+def test_two_runs_on_one_folder_are_refused(finished: Path, copy: Path) -> None:
+    with locked(copy, "x", "y"), pytest.raises(LockedError, match="in use by another training run"):
+        again(finished, copy)
+
+
+def test_what_a_killed_process_left_is_removed(finished: Path, copy: Path) -> None:
+    (copy / ".step-0000009.new").mkdir()
+    (copy / ".step-0000009.new" / "model.safetensors").write_bytes(b"half")
+    (copy / ".step-0000001.old").mkdir()
+    (copy / "notes").mkdir()
+    again(finished, copy)
+    assert sorted(path.name for path in copy.iterdir() if path.is_dir()) == [
+        "notes", "step-0000002", "step-0000003", "step-0000004",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("failing", ["write_safetensors", "write_json", "_confirm"])
+def test_a_failed_save_leaves_the_earlier_checkpoints_and_no_half_one(
+    finished: Path, copy: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    module = "bert.training.tensors" if failing == "write_safetensors" else "bert.training.checkpoint"
+    monkeypatch.setattr(f"{module}.{failing}", full)
+    with pytest.raises(StorageError, match=r"step-0000005.*the disk is full"):
+        again(finished, copy, steps=6)
+    monkeypatch.undo()
+    assert sorted(path.name for path in copy.iterdir() if path.is_dir()) == [
+        "step-0000002", "step-0000003", "step-0000004",
+    ]  # fmt: skip
+    assert again(finished, copy, steps=6).finished
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_on_a_full_disk_the_previous_checkpoint_stays_good(finished: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = sum(path.stat().st_size for path in (finished / "run/step-0000004").iterdir())
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={int(1.6 * size)}", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        with pytest.raises(StorageError, match="the disk is full"):
+            again(finished, disk / "run")
+        assert saved_steps(disk / "run") == [1]
+        assert not [path for path in (disk / "run").iterdir() if path.name.startswith(".step")]
+        found = latest(disk / "run", lambda message: pytest.fail(message))
+        assert found is not None and found.state.applied_steps == 1
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    torch.randn(5)
+    save_rng(tmp_path / "rng-0.safetensors", CPU)
+    expected = torch.randn(9)
+    torch.manual_seed(0)
+    assert load_rng(tmp_path / "rng-0.safetensors", CPU)
+    assert torch.equal(torch.randn(9), expected)
+    assert not load_rng(tmp_path / "rng-1.safetensors", CPU)

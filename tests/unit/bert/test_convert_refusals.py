@@ -1,0 +1,356 @@
+"""Files and folders that cannot be converted are refused with a message, and nothing half-written is left."""
+
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support import bundle_writer
+import pytest
+import torch
+from support.bert_folders import PIECES, SHAPE, loaded, saved, theirs
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from support.mutate import count_from_environment, mutations
+
+from bert.checkpoints.conversion import convert
+from bert.checkpoints.leveldb_table import MAGIC
+from bert.checkpoints.model_config import read_config
+from bert.checkpoints.ours import load_into, load_model, save_model
+from bert.checkpoints.tensor_files import read_tensors
+from bert.model import BertEncoder, BertForPretraining
+from common.errors import BertbenchError, InputError, SchemaError, StorageError, UsageError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (os.system, ("touch ran",))
+
+
+def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = {"model": theirs().state_dict(), "extra": Evil()}
+    torch.save(state, "zip.bin")
+    torch.save(state, "legacy.bin", _use_new_zipfile_serialization=False)
+    Path("plain.bin").write_bytes(pickle.dumps(Evil()))
+    for name in ("zip.bin", "legacy.bin", "plain.bin"):
+        with pytest.raises(
+            InputError, match=rf"{name} (holds Python objects beside tensors \(.*system\).*refused|is not)"
+        ):
+            read_tensors(tmp_path / name)
+    with pytest.raises(InputError, match=r"posix\.system"):
+        read_tensors(tmp_path / "zip.bin")
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html></html>", "neither a safetensors file nor one of PyTorch"),
+        (b'\x10\0\0\0\0\0\0\0{"a":', "safetensors file or damaged"),
+        (b"PK\x03\x04" + bytes(100), "not a PyTorch file or damaged"),
+        (b"\x80\x02}.", "holds no tensors by name|not a PyTorch file"),
+        (bytes(50) + MAGIC, "TensorFlow checkpoint in one file"),
+    ],
+)
+def test_foreign_and_empty_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    source = saved(tmp_path / "src", theirs())
+    (source / "model.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        convert(source / "model.safetensors", tmp_path / "dst")
+    assert not (tmp_path / "dst").exists()
+
+
+def test_other_contents_of_pytorch_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    for value, message in (
+        ([1, 2], "holds a list"),
+        ({"epoch": 3}, r"no tensors by name \(it holds epoch\)"),
+        ({"a": torch.ones(1).expand(1 << 40)}, "a of .* is no plain matrix"),
+        ({"a": torch.ones(2, 2).to_sparse()}, "a of .* is no plain matrix"),
+    ):
+        torch.save(value, path)
+        with pytest.raises(InputError, match=message):
+            read_tensors(path)
+
+
+def test_damaged_files_raise_nothing_but_errors_with_a_message(tmp_path: Path) -> None:
+    source = saved(tmp_path / "src", theirs("BertModel"))
+    state = load_file(source / "model.safetensors")
+    torch.save(state, tmp_path / "new.bin")
+    torch.save(state, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    small = {"a": torch.ones(3)}
+    save_file(small, tmp_path / "small.safetensors")
+    torch.save(small, tmp_path / "small.bin", _use_new_zipfile_serialization=False)
+    files = ("new.bin", "old.bin", "small.bin", "small.safetensors", "src/model.safetensors")
+    for file in files:
+        whole = (tmp_path / file).read_bytes()
+        damaged = tmp_path / "damaged"
+        for content in mutations(whole, count_from_environment(60), seed=4):
+            damaged.write_bytes(content)
+            try:
+                read_tensors(damaged)
+            except InputError as error:
+                assert "damaged" in str(error)
+    config = (source / "config.json").read_bytes()
+    for number, content in enumerate(mutations(config, count_from_environment(60), seed=5)):
+        (source / "config.json").write_bytes(content)
+        try:
+            convert(source, tmp_path / f"dst-{number}")
+        except BertbenchError as error:
+            assert str(source) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"hidden_size": 32},
+            r"model\.safetensors: the weights for encoder\.embeddings\.word\.weight have shape \[21, 16\]",
+        ),
+        ({"num_hidden_layers": 3}, "holds 2 layers and the configuration asks for 3"),
+        ({"num_hidden_layers": 1}, "holds 2 layers and the configuration asks for 1"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: a whole number from 1 to 1000"),
+        ({"vocab_size": 40}, r"have shape \[21, 16\], the model needs \[40, 16\]"),
+        ({"intermediate_size": 64}, r"have shape \[32, 16\], the model needs \[64, 16\]"),
+        ({"num_attention_heads": 3}, "not a multiple of num_heads"),
+        ({"hidden_size": "16"}, "hidden_size='16': a whole number"),
+        ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob=1.5"),
+        ({"layer_norm_eps": True}, "layer_norm_eps=True"),
+        ({"model_type": "roberta"}, "type 'roberta': only BERT and DistilBERT"),
+        ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"position_embedding_type": "relative_key"}, "'relative_key' position embeddings"),
+        ({"is_decoder": True}, "is_decoder"),
+    ],
+)
+def test_a_configuration_of_another_model_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    source = saved(tmp_path / "src", theirs(), None)
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(json.loads((source / "config.json").read_text()) | changes))
+    with pytest.raises(InputError, match=message):
+        convert(source, tmp_path / "dst", config_file=other)
+    assert not (tmp_path / "dst").exists()
+
+
+def test_weights_without_a_configuration_ask_for_one(tmp_path: Path) -> None:
+    source = saved(tmp_path / "src", theirs(), None)
+    config = (source / "config.json").rename(tmp_path / "shape.json")
+    with pytest.raises(InputError, match=r"no config\.json .* give --config FILE"):
+        convert(source, tmp_path / "dst")
+    done = convert(source, tmp_path / "dst", config_file=config)
+    assert done.vocab is None and "no vocab.txt" in done.notes[0]
+    for content, message in (
+        (b"[]", "holds a list"),
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"{}", "lacks"),
+    ):
+        config.write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            convert(source, tmp_path / "other", config_file=config)
+
+
+def test_a_wrong_vocabulary_is_refused(tmp_path: Path) -> None:
+    source = saved(tmp_path / "src", theirs(), [*PIECES, "q"])
+    with pytest.raises(InputError, match=r"vocab\.txt has 22 pieces and the model only 21: .* --vocab FILE"):
+        convert(source, tmp_path / "dst")
+    given = tmp_path / "given.txt"
+    given.write_text("\n".join(PIECES))
+    done = convert(source, tmp_path / "dst", vocab_file=given)
+    assert done.vocab == given and (tmp_path / "dst/vocab.txt").read_text() == given.read_text()
+    with pytest.raises(InputError, match="cannot read the vocabulary"):
+        convert(source, tmp_path / "other", vocab_file=tmp_path / "none")
+    given.write_text("\n".join(PIECES[:10]))
+    assert "has 10 pieces, the model 21" in convert(source, tmp_path / "short", vocab_file=given).notes[0]
+    convert(tmp_path / "dst", tmp_path / "ours", target="bertbench")
+    with pytest.raises(InputError, match="22 pieces and the model only 21"):
+        convert(tmp_path / "ours", tmp_path / "other", vocab_file=source / "vocab.txt")
+
+
+def test_missing_encoder_weights_are_an_error_unless_allowed_and_then_are_not_made_up(tmp_path: Path) -> None:
+    source = saved(tmp_path / "src", theirs())
+    state = load_file(source / "model.safetensors")
+    del state["bert.encoder.layer.1.attention.self.key.weight"], state["bert.embeddings.LayerNorm.bias"]
+    save_file(state, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"lack 2 parameters of the encoder .* allow missing ones"):
+        convert(source, tmp_path / "dst")
+    done = convert(source, tmp_path / "dst", allow_missing=True)
+    assert set(done.missing) == {"encoder.layer.1.attention.self.key.weight", "embeddings.LayerNorm.bias"}
+    assert "query.weight" in done.notes[0] and "value.weight" in done.notes[0]
+    assert done.converted == done.tensors_read - 2
+    written = load_file(tmp_path / "dst/model.safetensors")
+    assert not any("layer.1.attention.self" in name and name.endswith("weight") for name in written)
+    convert(source, tmp_path / "ours", target="bertbench", allow_missing=True)
+    with pytest.raises(InputError, match="ours: the weights lack 4 parameters"):
+        convert(tmp_path / "ours", tmp_path / "back")
+    with pytest.raises(InputError, match="of another model: they lack 2 tensors"):
+        load_into(BertForPretraining(SHAPE), tmp_path / "ours")
+
+
+@pytest.mark.parametrize("allow_missing", [False, True])
+def test_weights_that_match_nothing_are_always_an_error(tmp_path: Path, allow_missing: bool) -> None:
+    source = saved(tmp_path / "src", theirs())
+    save_file({"conv1.weight": torch.zeros(3)}, source / "model.safetensors")
+    with pytest.raises(InputError, match=r"they hold conv1\.weight"):
+        convert(source, tmp_path / "dst", allow_missing=allow_missing)
+    with pytest.raises(InputError, match="are the same weight"):
+        save_file(
+            {"bert.pooler.dense.bias": torch.zeros(16), "pooler.dense.bias": torch.zeros(16)}, source / "x.safetensors"
+        )
+        convert(source / "x.safetensors", tmp_path / "dst", allow_missing=allow_missing)
+
+
+def test_quantised_weights_are_refused_and_half_precision_becomes_float32(tmp_path: Path) -> None:
+    source = saved(tmp_path / "src", theirs())
+    state = load_file(source / "model.safetensors")
+    save_file({name: value.half() for name, value in state.items()}, source / "model.safetensors")
+    convert(source, tmp_path / "dst")
+    written = load_file(tmp_path / "dst/model.safetensors")
+    assert all(torch.equal(written[name], value.half().float()) for name, value in state.items())
+    save_file({name: value.to(torch.int8) for name, value in state.items()}, source / "model.safetensors")
+    with pytest.raises(InputError, match=r"are torch\.int8: convert a checkpoint that is not quantised"):
+        convert(source, tmp_path / "other")
+    state["bert.pooler.dense.bias"][0] = float("nan")
+    save_file(state, source / "model.safetensors")
+    assert "NaN" in convert(source, tmp_path / "nan").notes[0]
+
+
+def test_a_folder_with_nothing_or_too_much_in_it_says_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    with pytest.raises(InputError, match="holds no checkpoint: it needs"):
+        convert(tmp_path / "src", tmp_path / "dst")
+    for name in ("ckpt_1.pt", "ckpt_2.pt"):
+        torch.save(theirs().state_dict(), tmp_path / "src" / name)
+    with pytest.raises(InputError, match=r"holds 2 checkpoints \(ckpt_1\.pt, ckpt_2\.pt\): give one of them"):
+        convert(tmp_path / "src", tmp_path / "dst")
+    with pytest.raises(InputError, match="is not there: give a folder"):
+        convert(tmp_path / "none", tmp_path / "dst")
+    bundle_writer.write_checkpoint(tmp_path / "tf", {"a": torch.zeros(1)})
+    (tmp_path / "tf.index").unlink()
+    with pytest.raises(InputError, match=r"cannot read .*tf\.index|no config\.json"):
+        convert(tmp_path / "tf", tmp_path / "dst")
+
+
+def test_a_destination_with_something_in_it_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = saved(tmp_path / "src", theirs())
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "thesis.txt").write_text("mine")
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for place in (taken, file, source):
+        with pytest.raises(UsageError, match="is there already"):
+            convert(source, place)
+    assert [path.name for path in taken.iterdir()] == ["thesis.txt"] and file.read_text() == "mine"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(empty)
+        with pytest.raises(UsageError, match="current folder"):
+            convert(source, Path())
+    convert(source, empty)
+    loaded(empty)
+    with pytest.raises(StorageError, match="a part of that path is a file"):
+        convert(source, file / "dst")
+
+
+def names_below(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = saved(tmp_path / "src", theirs())
+
+    def full(tensors: Any, path: Any, metadata: Any = None) -> None:
+        Path(path).write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    for target in ("hugging-face", "bertbench"):
+        with pytest.raises(StorageError, match="the disk is full"):
+            convert(source, tmp_path / "dst", target=target)
+        assert names_below(tmp_path) == ["src"]
+    with pytest.raises(StorageError, match="the disk is full"):
+        save_model(tmp_path, BertForPretraining(SHAPE))
+    assert names_below(tmp_path) == ["src"]
+
+
+def test_files_larger_than_allowed_leave_nothing_behind(tmp_path: Path) -> None:
+    source = saved(tmp_path / "src", theirs())
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+
+    command = [sys.executable, "-m", "bench.cli.main", "convert", str(source), str(tmp_path / "dst")]
+    done = subprocess.run(command, cwd=ROOT, preexec_fn=limit, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "larger than files may be here" in done.stderr, done.stderr
+    assert names_below(tmp_path) == ["src"]
+
+
+def test_our_folder_makes_the_exact_round_trip(tmp_path: Path) -> None:
+    model, other = BertForPretraining(SHAPE), BertForPretraining(SHAPE)
+    save_model(tmp_path / "new" / "folder", model)
+    config, state = load_model(tmp_path / "new" / "folder")
+    assert config == SHAPE and state.keys() == model.state_dict().keys()
+    load_into(other, tmp_path / "new" / "folder")
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+    bare = BertEncoder(SHAPE)
+    save_model(tmp_path / "bare", bare)
+    done = convert(tmp_path / "bare", tmp_path / "dst")
+    assert (done.architecture, done.missing, done.unexpected) == ("BertModel", (), ())
+    assert bare.pooler is not None
+    assert torch.equal(loaded(tmp_path / "dst").pooler.dense.weight, bare.pooler.weight)
+    with pytest.raises(InputError, match="of another model"):
+        load_into(bare, tmp_path / "new" / "folder")
+    with pytest.raises(InputError, match=r"has shape .*, the model needs"):
+        load_into(BertForPretraining(SHAPE.replace(intermediate_size=16)), tmp_path / "new" / "folder")
+    with pytest.raises(UsageError, match="Linear has no ModelConfig"):
+        save_model(tmp_path, torch.nn.Linear(1, 1))
+
+
+def test_a_damaged_or_newer_folder_of_ours_is_refused(tmp_path: Path) -> None:
+    save_model(tmp_path, BertForPretraining(SHAPE))
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"schema_version": 2}))
+    with pytest.raises(SchemaError, match="newer version"):
+        load_model(tmp_path)
+    for change in ({"schema_version": None}, {"num_layers": "two"}, {"hidden_size": -1}):
+        path.write_text(json.dumps(content | change))
+        with pytest.raises(InputError, match=r"config\.json"):
+            load_model(tmp_path)
+    del content["num_layers"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="lacks 'num_layers'"):
+        load_model(tmp_path)
+    path.write_text("{}")
+    with pytest.raises(InputError, match=r"bertbench convert .* --to bertbench"):
+        load_model(tmp_path)
+    with pytest.raises(UsageError, match="leave --config out"):
+        save_model(tmp_path, BertForPretraining(SHAPE))
+        convert(tmp_path, tmp_path / "dst", config_file=path)
+
+
+def test_configurations_of_the_presets_are_read_back(tmp_path: Path) -> None:
+    model = theirs()
+    model.config.save_pretrained(tmp_path)
+    assert read_config(tmp_path / "config.json") == SHAPE
+    theirs("DistilBertModel").config.save_pretrained(tmp_path)
+    assert read_config(tmp_path / "config.json") == SHAPE.replace(type_vocab_size=0)
+
+
+def test_names_that_the_file_system_refuses_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot look at .*File name too long"):
+        convert(tmp_path / ("a" * 300), tmp_path / "dst")
+    with pytest.raises(StorageError, match="File name too long"):
+        convert(saved(tmp_path / "src", theirs()), tmp_path / ("a" * 300))

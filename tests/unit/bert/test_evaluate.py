@@ -1,0 +1,113 @@
+"""Evaluation: exact sums over all test samples, once each, and nothing disturbed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import training_runs
+from support.pretraining_shards import PIECES
+
+from bert.data.loading.batches import to_batch
+from bert.data.pretraining.shards import read_shard
+from bert.model import BertForPretraining
+from bert.precision import Precision
+from bert.strategies.single import SingleStrategy
+from bert.tasks.base import DataSpec
+from bert.training.evaluate import TestShards, evaluate
+from bert.training.events import Evaluation
+from common.errors import InputError, UsageError
+
+TEST_SAMPLES = 20
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return training_runs.shards(tmp_path / "data")
+
+
+@pytest.fixture
+def model() -> BertForPretraining:
+    torch.manual_seed(0)
+    return BertForPretraining(training_runs.settings("synthetic").model_config())
+
+
+def spec(data: Path, micro_batch_size: int = 3, rank: int = 0, world_size: int = 1, seq_len: int = 32) -> DataSpec:
+    return DataSpec(source=str(data), seq_len=seq_len, micro_batch_size=micro_batch_size, vocab_size=len(PIECES),
+                    rank=rank, world_size=world_size)  # fmt: skip
+
+
+def measured(model: BertForPretraining, data: Path, samples: int = 0, micro_batch_size: int = 3) -> Evaluation:
+    shards = TestShards(spec(data, micro_batch_size), samples)
+    return evaluate(model, shards, SingleStrategy(), Precision("fp32", "cpu"))
+
+
+def test_losses_are_means_over_all_positions_and_samples(data: Path, model: BertForPretraining) -> None:
+    found = measured(model, data)
+    instances = read_shard(data / "small_test_0.hdf5")
+    batch = to_batch([(instances, torch.arange(len(instances)).numpy())])
+    tensors = batch.tensors
+    model.eval()
+    with torch.no_grad():
+        encoded = model.encoder(tensors["input_ids"], tensors["attention_mask"], tensors["token_type_ids"])
+        hidden = encoded.hidden.flatten(0, 1)[tensors["masked_positions"]]
+        words = model.masked_words(hidden, model.encoder.embeddings.word.weight)
+        sentences = model.next_sentence(encoded.pooled)
+    labels, nexts = tensors["masked_labels"], tensors["next_sentence_labels"]
+    assert found.samples == TEST_SAMPLES and found.predicted_positions == len(labels)
+    assert found.mlm_loss == pytest.approx(float(F.cross_entropy(words, labels)), rel=1e-5)
+    assert found.nsp_loss == pytest.approx(float(F.cross_entropy(sentences, nexts)), rel=1e-5)
+    assert found.mlm_accuracy == pytest.approx(float((words.argmax(1) == labels).float().mean()))
+    assert found.nsp_accuracy == pytest.approx(float((sentences.argmax(1) == nexts).float().mean()))
+
+
+def test_the_micro_batch_does_not_matter_and_twice_is_the_same(data: Path, model: BertForPretraining) -> None:
+    one, two = measured(model, data, micro_batch_size=3), measured(model, data, micro_batch_size=3)
+    assert one == two
+    other = measured(model, data, micro_batch_size=20)
+    assert other.mlm_loss == pytest.approx(one.mlm_loss, rel=1e-5)
+    assert other.predicted_positions == one.predicted_positions
+
+
+def test_ranks_see_every_sample_once(data: Path) -> None:
+    def seen(world_size: int) -> list[list[int]]:
+        batches: Iterator[torch.Tensor] = (
+            batch.tensors["input_ids"]
+            for rank in range(world_size)
+            for batch in TestShards(spec(data, rank=rank, world_size=world_size)).batches()
+        )
+        return sorted(row for ids in batches for row in ids.tolist())
+
+    alone = seen(1)
+    assert len(alone) == TEST_SAMPLES
+    for world_size in (2, 3, 7, 30):
+        assert seen(world_size) == alone
+
+
+def test_some_samples_are_spread_evenly_and_no_more_than_there_are(data: Path, model: BertForPretraining) -> None:
+    assert measured(model, data, samples=7).samples == 7
+    assert measured(model, data, samples=1000).samples == TEST_SAMPLES
+    rows = [row for chunk in TestShards(spec(data), 5)._chunks for row in chunk.rows]
+    assert rows == [0, 4, 8, 12, 16]
+
+
+def test_nothing_is_drawn_and_the_mode_stays(data: Path, model: BertForPretraining) -> None:
+    model.train()
+    before = torch.get_rng_state()
+    measured(model, data)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training and all(part.training for part in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_folder_without_test_shards_is_refused_with_the_way_out(data: Path) -> None:
+    (data / "small_test_0.hdf5").unlink()
+    (data / "metadata.json").unlink()
+    with pytest.raises(InputError, match="eval_every 0"):
+        TestShards(spec(data))
+
+
+def test_a_model_without_heads_is_refused(data: Path) -> None:
+    with pytest.raises(UsageError, match="Linear has no masked-word"):
+        evaluate(torch.nn.Linear(1, 1), TestShards(spec(data)), SingleStrategy(), Precision("fp32", "cpu"))

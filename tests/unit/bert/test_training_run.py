@@ -1,0 +1,272 @@
+"""Runs: exact resume, phases, what may change, divergence, overflows; and the settings."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import training_runs
+from support.training_runs import Recorder, run, settings
+
+from bert.batch import Batch
+from bert.data.synthetic import SyntheticBatches
+from bert.schedule import PHASES
+from bert.strategies.single import SingleStrategy
+from bert.tasks.base import DataSpec
+from bert.train import DivergenceError
+from bert.training.checkpoint import read, saved_steps
+from bert.training.feed import Feed
+from bert.training.losses import LossLog
+from bert.training.settings import TrainSettings, phase_defaults, resolve_settings
+from common.errors import InputError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return training_runs.shards(tmp_path_factory.mktemp("shards") / "data")
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "accumulation"),
+    [("fp32", "lamb", 2), ("bf16", "lamb", 1), ("fp16", "lamb", 1), ("fp32", "adamw", 1), ("fp16", "adamw", 2)],
+)
+def test_a_stopped_run_goes_on_with_identical_losses(
+    data: Path, tmp_path: Path, precision: str, optimizer: str, accumulation: int
+) -> None:
+    wanted = settings(data, precision=precision, optimizer=optimizer, grad_accum_steps=accumulation, eval_every=4)
+    whole, begun, ended = Recorder(), Recorder(stop_after=5), Recorder()
+    assert run(wanted, tmp_path / "whole", whole).finished
+    stopped = run(wanted, tmp_path / "parts", begun)
+    assert not stopped.finished and stopped.applied_steps == 5
+    assert stopped.checkpoint == tmp_path / "parts/step-0000005"
+    outcome = run(wanted, tmp_path / "parts", ended)
+    assert outcome.finished and outcome.resumed_from == stopped.checkpoint
+    assert list(ended.losses) == [5, 6, 7]
+    assert {**begun.losses, **ended.losses} == whole.losses
+    assert ended.of("Evaluated")[0].evaluation == whole.of("Evaluated")[1].evaluation
+    assert [event.learning_rate for event in ended.progress] == [e.learning_rate for e in whole.progress[5:]]
+
+
+def test_a_crashed_run_repeats_the_steps_since_its_checkpoint(data: Path, tmp_path: Path) -> None:
+    whole, crashed, resumed = Recorder(), Recorder(crash_after=5), Recorder()
+    run(settings(data), tmp_path / "whole", whole)
+    with pytest.raises(KeyboardInterrupt):
+        run(settings(data), tmp_path / "run", crashed)
+    run(settings(data), tmp_path / "run", resumed)
+    assert list(resumed.losses) == [3, 4, 5, 6, 7]
+    assert crashed.losses.items() <= whole.losses.items()
+    assert resumed.losses.items() <= whole.losses.items()
+
+
+def test_how_often_is_logged_changes_no_loss_and_every_step_is_reported(data: Path, tmp_path: Path) -> None:
+    often, seldom = Recorder(), Recorder()
+    run(settings(data), tmp_path / "often", often)
+    run(settings(data, log_every=50, save_every=50, eval_every=0), tmp_path / "seldom", seldom)
+    assert seldom.losses == often.losses and len(often.losses) == 8
+    assert [event.samples_seen for event in seldom.progress] == [4 * number for number in range(1, 9)]
+    for event in often.progress:
+        assert event.loss == pytest.approx(event.mlm_loss + event.nsp_loss, rel=1e-6)
+
+
+def test_a_finished_run_is_not_trained_again_and_more_steps_go_on(data: Path, tmp_path: Path) -> None:
+    run(settings(data, steps=2), tmp_path)
+    second, third = Recorder(), Recorder()
+    outcome = run(settings(data, steps=2), tmp_path, second)
+    assert outcome.finished and not second.losses and outcome.checkpoint == tmp_path / "step-0000002"
+    assert run(settings(data, steps=3), tmp_path, third).applied_steps == 3
+    assert "steps 3 instead of 2" in third.warnings
+
+
+@pytest.mark.parametrize("source", ["shards", "synthetic:full"])
+def test_another_division_of_the_same_batch_keeps_the_data_order(data: Path, tmp_path: Path, source: str) -> None:
+    wanted = settings(data if source == "shards" else source, dropout=0.0, grad_accum_steps=2)
+    whole, recorder = Recorder(), Recorder()
+    run(wanted, tmp_path / "whole", whole)
+    run(wanted, tmp_path / "parts", Recorder(stop_after=4))
+    other = dataclasses.replace(wanted, micro_batch_size=2, grad_accum_steps=4)
+    run(other, tmp_path / "parts", recorder)
+    assert "micro_batch_size 2 instead of 4" in recorder.warnings
+    if source == "shards":
+        found = [event.nsp_loss for event in recorder.progress]
+        assert found == pytest.approx([event.nsp_loss for event in whole.progress[4:]], rel=1e-4)
+    assert read(tmp_path / "parts/step-0000008").state.samples_seen == 64
+
+
+def test_phase_two_takes_weights_and_moments_and_begins_its_own_schedule(data: Path, tmp_path: Path) -> None:
+    run(settings(data, steps=4), tmp_path / "one")
+    longer = training_runs.shards(tmp_path / "longer", seq_len=48)
+    wanted = settings(longer, seq_len=48, micro_batch_size=2, steps=4, learning_rate=1e-3, init=str(tmp_path / "one"))
+    whole, begun, ended = Recorder(), Recorder(stop_after=2), Recorder()
+    run(wanted, tmp_path / "whole", whole)
+    run(wanted, tmp_path / "two", begun)
+    assert run(wanted, tmp_path / "two", ended).finished
+    assert {**begun.losses, **ended.losses} == whole.losses
+    (first,), (second,) = begun.of("Resumed"), ended.of("Resumed")
+    assert first.new_phase and first.moments and first.applied_steps == 0
+    assert not second.new_phase and second.applied_steps == 2
+    assert begun.progress[0].learning_rate == pytest.approx(1e-3 * 0.75**0.5)  # update 1 of 4 ends the warm-up
+    assert read(tmp_path / "two/step-0000004").state.optimizer_steps == 8, "bias correction goes on"
+
+
+def test_another_optimizer_begins_without_moments_and_says_so(data: Path, tmp_path: Path) -> None:
+    run(settings(data, steps=1), tmp_path / "one")
+    recorder = Recorder()
+    run(settings(data, steps=1, optimizer="adamw", init=str(tmp_path / "one")), tmp_path / "two", recorder)
+    assert not recorder.of("Resumed")[0].moments and "trained with lamb, this run uses adamw" in recorder.warnings
+
+
+def test_an_overflow_is_left_out_recovered_from_and_resumed_exactly(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = LossLog.compute_loss
+    calls = {"made": 0}
+
+    def overflowing(self: LossLog, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        calls["made"] += 1
+        loss = original(self, model, batch)
+        return loss * 1e38 if self.samples_seen == 4 * 4 else loss
+
+    monkeypatch.setattr(LossLog, "compute_loss", overflowing)
+    wanted = settings(data, precision="fp16")
+    whole, begun, ended = Recorder(), Recorder(stop_after=5), Recorder()
+    outcome = run(wanted, tmp_path / "whole", whole)
+    assert calls["made"] == 9 and outcome.skipped_steps == 1 and outcome.applied_steps == 8
+    assert [event.applied for event in whole.progress] == [True] * 4 + [False] + [True] * 4
+    scales = [event.loss_scale for event in whole.progress]
+    assert scales == [2.0**16] * 4 + [2.0**15] * 5
+    assert whole.progress[4].learning_rate == whole.progress[5].learning_rate
+    run(wanted, tmp_path / "parts", begun)
+    run(wanted, tmp_path / "parts", ended)
+    assert {**begun.losses, **ended.losses} == whole.losses
+    assert ended.progress[0].step == 6 and ended.progress[0].loss_scale == 2.0**15
+
+
+def test_a_loss_that_is_no_number_stops_with_step_rate_and_last_good_checkpoint(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = LossLog.compute_loss
+
+    def poisoned(self: LossLog, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return original(self, model, batch) * (float("nan") if self.samples_seen == 4 * 4 else 1.0)
+
+    monkeypatch.setattr(LossLog, "compute_loss", poisoned)
+    recorder = Recorder()
+    with pytest.raises(
+        DivergenceError, match=r"loss of step 4 .*learning rate 0\.0.*last good .*step-0000003"
+    ) as caught:
+        run(settings(data), tmp_path, recorder)
+    assert caught.value.step == 4 and saved_steps(tmp_path) == [3]
+    assert list(recorder.losses) == [0, 1, 2, 3, 4], "the curve up to there is told"
+
+
+def test_parameters_that_are_no_numbers_are_never_saved(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bert.training.run.parameters_are_finite", lambda model: False)
+    with pytest.raises(DivergenceError, match=r"parameters after step 2 .*had saved none"):
+        run(settings(data), tmp_path)
+    assert saved_steps(tmp_path) == []
+
+
+def test_made_up_data_is_trained_on_but_not_evaluated(tmp_path: Path) -> None:
+    recorder = Recorder()
+    outcome = run(settings("synthetic", steps=2, eval_every=1), tmp_path, recorder)
+    assert outcome.finished and outcome.evaluation is None and "no test shards" in recorder.warnings
+
+
+def test_settings_for_other_ranks_are_refused(tmp_path: Path) -> None:
+    wanted = settings("synthetic", world_size=2, strategy="ddp")
+    with pytest.raises(UsageError, match="world_size=2 were given to 1 ranks"):
+        run(wanted, tmp_path, strategy=SingleStrategy())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"global_batch_size": 100}, "global_batch_size=100 is not .* = 4: use grad_accum_steps 25"),
+        ({"global_batch_size": 7}, "use 4 or 8"),
+        ({"global_batch_size": 2}, "use 4"),
+        ({"preset": "tiniest"}, "unknown preset"),
+        ({"optimizer": "sgd"}, "unknown optimizer"),
+        ({"schedule": "step"}, "unknown schedule"),
+        ({"warmup": 1.5}, "warmup=1.5"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"steps": 0}, "steps=0"),
+        ({"keep": 0}, "keep=0"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm=0"),
+        ({"weight_decay": -1.0}, "weight_decay=-1"),
+        ({"world_size": 2}, "single runs on one device"),
+        ({"task": "squad"}, "task='squad'"),
+        ({"data": "synthetic:odd"}, "length distribution"),
+    ],
+)
+def test_settings_that_cannot_be_trained_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        settings(**{"data": "synthetic", **changes})
+
+
+def test_settings_survive_json() -> None:
+    wanted = settings("synthetic", init="x")
+    assert TrainSettings.from_json(wanted.to_json()) == wanted
+    with pytest.raises(InputError, match="damaged"):
+        TrainSettings.from_json({**wanted.to_json(), "steps": -1})
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_the_phases_have_nvidias_defaults(phase: int) -> None:
+    resolved = resolve_settings(phase, {"data": "synthetic", "world_size": 8, "strategy": "ddp"})
+    published = PHASES[phase]
+    assert resolved.global_batch_size == {1: 65536, 2: 32768}[phase] == published.global_batch_size
+    assert (resolved.preset, resolved.optimizer, resolved.schedule, resolved.seed) == ("large", "lamb", "poly", 42)
+    assert (resolved.steps, resolved.warmup) == {1: (7038, 0.2843), 2: (1563, 0.128)}[phase]
+    assert (resolved.seq_len, resolved.max_predictions) == {1: (128, 20), 2: (512, 80)}[phase]
+    assert resolved.learning_rate == {1: 6e-3, 2: 4e-3}[phase]
+
+
+def test_the_third_of_the_batch_sizes_follows_from_two() -> None:
+    def sizes(**given: Any) -> tuple[int, int, int]:
+        found = resolve_settings(1, {"data": "synthetic", **given})
+        return found.micro_batch_size, found.grad_accum_steps, found.global_batch_size
+
+    assert sizes(micro_batch_size=64) == (64, 1024, 65536)
+    assert sizes(global_batch_size=64, micro_batch_size=16) == (16, 4, 64)
+    assert sizes(global_batch_size=64, grad_accum_steps=2) == (32, 2, 64)
+    assert sizes(micro_batch_size=8, grad_accum_steps=2) == (8, 2, 16)
+    assert sizes(global_batch_size=8) == (8, 1, 8)
+    with pytest.raises(UsageError, match="must be a multiple of 16 x 1 = 16, use 96 or 112"):
+        sizes(global_batch_size=100, micro_batch_size=16)
+    with pytest.raises(UsageError, match="phase=3"):
+        phase_defaults(3)
+    with pytest.raises(UsageError, match="no data"):
+        resolve_settings(1, {})
+    with pytest.raises(UsageError, match="stepz: no such setting"):
+        resolve_settings(1, {"data": "synthetic", "stepz": 1})
+
+
+def test_batches_made_ahead_for_a_gpu_do_not_count_as_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Batch, "pin", lambda batch: batch)  # page-locked memory needs a GPU
+
+    def stream() -> SyntheticBatches:
+        return SyntheticBatches(DataSpec(source="synthetic", seq_len=16, micro_batch_size=2, vocab_size=99))
+
+    feed = Feed(stream(), pinned=True)
+    try:
+        assert feed.position == {"step": 0}
+        taken = [next(feed) for _ in range(3)]
+        assert feed.position == {"step": 3}
+    finally:
+        feed.close()
+    expected = [batch for batch, _ in zip(stream(), range(3), strict=False)]
+    for left, right in zip(taken, expected, strict=True):
+        assert torch.equal(left.tensors["input_ids"], right.tensors["input_ids"])
