@@ -1,6 +1,7 @@
 """Entry point: picks the command, runs it, turns expected errors into one message and an exit code.
 
-Exit codes: 0 done, 1 a check failed (compare), 2 bad usage or input, 3 part of a sweep failed, 130 interrupted.
+Exit codes: 0 done or stopped in time, 1 a check failed (compare), 2 bad usage or input, 3 part of a sweep or the
+training failed, 130 interrupted.
 """
 
 import errno

@@ -217,7 +217,8 @@ def _foreign_files(folder: Path, manifest: Mapping[str, Any], companions: Sequen
     return sorted(
         path
         for path in folder.iterdir()
-        if not path.name.startswith(".")
+        if path.is_file()
+        and not path.name.startswith(".")
         and path.name not in ours
         and not (folder / _STATISTICS.format(name=path.name)).is_file()
     )

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support import bundle_writer
 import pytest
 import torch
-from support.bert_folders import PIECES, SHAPE, loaded, saved, theirs
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from support import bundle_writer
+from support.bert_folders import PIECES, SHAPE, loaded, saved, theirs
 from support.mutate import count_from_environment, mutations
 
 from bert.checkpoints.conversion import convert

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from support.bert_folders import IDS, MASK, PIECES, VOCAB, assert_equal_outputs, loaded, outputs, saved, theirs
 from safetensors.torch import load_file, save_file
+from support.bert_folders import IDS, MASK, PIECES, VOCAB, assert_equal_outputs, loaded, outputs, saved, theirs
 from torch import Tensor
 
 from bert.checkpoints.conversion import convert

@@ -5,10 +5,10 @@ import random
 import tracemalloc
 from pathlib import Path
 
-from support import bundle_writer as writer
 import numpy as np
 import pytest
 import torch
+from support import bundle_writer as writer
 from support.mutate import count_from_environment, mutations
 
 from bert.checkpoints.crc32c import crc32c, masked_crc32c
