@@ -31,7 +31,7 @@ def linear(progress: float, warmup: float) -> float:
     """x / w during the warm-up, then (1 - x) / (1 - w), never below zero: NVIDIA's LinearWarmUpScheduler."""
     if progress < warmup:
         return progress / warmup
-    return max((progress - 1.0) / (warmup - 1.0), 0.0)
+    return max((1.0 - progress) / (1.0 - warmup), 0.0)
 
 
 def constant(progress: float, warmup: float) -> float:
