@@ -197,11 +197,11 @@ def test_time_grows_linearly_with_the_work() -> None:
         ]
         ranks = [gpu(rank, works) for rank in (0, 1)]
         matching = match_collectives(ranks)
-        begin = time.perf_counter()
+        begin = time.process_time()  # other work on the machine does not count
         what_if(ranks, matching, (0, 0))
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
-    small, large = min(seconds(200) for _ in range(3)), seconds(2000)
+    small, large = min(seconds(200) for _ in range(3)), min(seconds(2000) for _ in range(2))
     assert large < 40 * small  # 10 times the work; a quadratic one takes 100 times
 
 
