@@ -47,8 +47,9 @@ class Workers:
             return
         self._executor.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - self._before:
-            child.terminate()
+            child.terminate()  # it removes what it was writing
             child.join(5)
+            child.kill()
         self._executor = None
 
     def map(self, function: Callable[[Work], Result], work: Iterable[Work]) -> Iterator[Result]:
@@ -87,13 +88,25 @@ class Workers:
             context = multiprocessing.get_context("spawn")
             self._before = set(multiprocessing.active_children())
             self._executor = ProcessPoolExecutor(self.count, context, initializer=_begin_worker)
-        return self._executor.submit(function, unit)
+        return self._executor.submit(_call, function, unit)
+
+
+def _call(function: Callable[[Work], Result], unit: Work) -> Result:
+    """Call a function in a worker; where it is told to stop, end the worker once the function has cleaned up."""
+    try:
+        return function(unit)
+    except SystemExit:
+        os._exit(1)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise SystemExit(1)
 
 
 def _begin_worker() -> None:
     """Leave Ctrl-C to the parent, end with it even when it is killed, and use one thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _stop)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     parent = multiprocessing.parent_process()
     assert parent is not None
