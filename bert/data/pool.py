@@ -19,6 +19,7 @@ Result = TypeVar("Result")
 Progress = Callable[[str, int, int | None], None]
 """Called with a stage, the units done, and the units in all (None = not known yet)."""
 
+_working: list[bool] = []
 AHEAD_PER_WORKER = 2
 """Units handed out per worker before the first result is taken: memory does not grow with the work."""
 
@@ -93,14 +94,24 @@ class Workers:
 
 def _call(function: Callable[[Work], Result], unit: Work) -> Result:
     """Call a function in a worker; where it is told to stop, end the worker once the function has cleaned up."""
+    _working.append(True)
     try:
         return function(unit)
-    except SystemExit:
+    except _Stopped:
         os._exit(1)
+    finally:
+        _working.clear()
+
+
+class _Stopped(BaseException):
+    """The worker was told to end: passes by what handles errors, and by nothing that cleans up."""
 
 
 def _stop(number: int, frame: object) -> None:
-    raise SystemExit(1)
+    # Between two units there is nothing to clean up.
+    if not _working:
+        os._exit(1)
+    raise _Stopped
 
 
 def _begin_worker() -> None:
