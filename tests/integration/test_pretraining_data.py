@@ -121,7 +121,7 @@ def test_a_run_killed_at_any_moment_and_run_again_with_one_worker_gives_the_same
             stderr=subprocess.PIPE,
         )
         before = len(digests(output)) if output.exists() else 0
-        time.sleep(rng.uniform(1.5, 4.0))
+        time.sleep(rng.uniform(0.7, 1.8))
         if process.poll() is not None:
             break
         process.send_signal(signal.SIGKILL)
