@@ -69,6 +69,7 @@ def both_phases(shards: Path, out: Path, ranks: int, kill: bool) -> tuple[list[f
     return curve(out / "phase1"), curve(out / "phase2")
 
 
+@pytest.mark.timeout(900)
 def test_phase_1_to_2_with_a_resume_is_the_same_on_one_and_on_two_processes(shards: Path, tmp_path: Path) -> None:
     one = both_phases(shards, tmp_path / "one", ranks=1, kill=False)
     assert [len(losses) for losses in one] == [12, 6]
