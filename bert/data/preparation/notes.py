@@ -23,8 +23,8 @@ _SENTENCES = {
     "empty files": "{count} empty file(s) were left out: {names}",
     "NUL bytes": "{count} NUL byte(s) were taken out",
     "Gutenberg frames": "the Project Gutenberg header and footer of {count} file(s) were left out",
-    "cut paragraphs": "{count} paragraph(s) of over a million characters were cut at white space",
-    "cut sentences": "{count} sentence(s) of over 4,096 characters were cut at white space",
+    "cut paragraphs": "{count} paragraph(s) of over a million characters were cut",
+    "cut sentences": "{count} sentence(s) of over 4,096 characters were cut",
     "shards with one document": "{count} shard(s) have one document only, so their random segments come from it too; "
     "use fewer --shards",
 }
