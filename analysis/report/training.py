@@ -23,6 +23,8 @@ Array = npt.NDArray[np.float64]
 
 # The bold line of the loss is the median of this share of the steps around each.
 _SMOOTHED_SHARE = 0.02
+# The training loss in figures is the median of so many steps, because that of one is mostly chance.
+_LAST_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ def _attempts_table(rows: Sequence[Row]) -> tables.Table:
         tables.measured("attempt", "attempt", tables.count),
         tables.measured("after step", "from_step", tables.count),
         tables.measured("steps made", "steps", tables.count),
+        tables.measured("batch", "global_batch_size", tables.count),
         tables.measured("devices", "world_size", tables.count),
         tables.measured("samples/s", "samples_per_second"),
         tables.measured("seconds", "wall_seconds"),
@@ -139,11 +142,12 @@ def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
     last = attempts[-1].trial
     total = int(dict(last.training).get("steps") or last.max_steps)
     made = int(told.curve[-1]["applied_steps"]) if told.curve else 0
-    headline = f"BERT-{last.preset} was trained for {made:,} of {total:,} steps of {last.global_batch_size:,} samples."
-    figures = [Figure("steps", f"{made:,}", f"{tables.percent(made / total)} of {total:,}")]
+    sizes = sorted({a.trial.global_batch_size for a in attempts if a.steps} or {last.global_batch_size})
+    batch = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    headline = f"BERT-{last.preset} was trained for {made:,} of {total:,} steps of {batch} samples."
+    figures: list[Figure] = []
     if told.curve:
-        losses = _smoothed(_column(told.curve, "loss"))
-        figures.append(Figure("training loss", tables.fine(losses[-1]), "nats, MLM + NSP, median of the last steps"))
+        figures.append(_training_loss(_column(told.curve, "loss")))
     if told.evaluations:
         found = told.evaluations[-1]
         after = f"after step {found['applied_steps']:,}"
@@ -152,11 +156,22 @@ def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
         figures.append(Figure("NSP accuracy", tables.percent(found["nsp_accuracy"]), after))
     rates = [row["samples_per_second"] for row in told.attempts if row["samples_per_second"]]
     if rates:
-        figures.append(Figure("samples per second", tables.number(rates[-1]), "while it trains, in the last attempt"))
+        figures.append(
+            Figure("samples per second", tables.number(rates[-1]), "at the median step time of the last attempt")
+        )
     count = len(attempts)
-    again = len(told.resumes)
-    sentences = [f"It took {count} attempt{'s' if count > 1 else ''}, {again} of which resumed."] if count > 1 else []
-    return Answer(headline, tuple(figures), tuple(sentences))
+    again = len(told.resumes) or "none"
+    sentences = (f"It took {count} attempts, {again} of which resumed from a checkpoint.",) if count > 1 else ()
+    return Answer(headline, tuple(figures), sentences)
+
+
+def _training_loss(losses: Array) -> Figure:
+    if not np.isfinite(losses[-1]):
+        return Figure("training loss", "not finite", "in the last step")
+    last = losses[-_LAST_STEPS:]
+    return Figure(
+        "training loss", tables.fine(np.nanmedian(last)), f"nats, MLM + NSP, median of the last {len(last)} steps"
+    )
 
 
 def _draw(folder: Path, attempts: Sequence[LoadedTrial], told: _Told) -> tuple[Picture, ...]:
@@ -179,9 +194,9 @@ def _column(rows: Sequence[Row], name: str) -> Array:
 
 
 def _smoothed(values: Array) -> Array:
-    """Median over a window around each step, which a few odd steps do not move."""
+    """Median over a window around each step, which a few odd steps do not move; at the ends the window is cut off."""
     half = max(1, round(len(values) * _SMOOTHED_SHARE / 2))
-    padded = np.pad(values, half, mode="edge")
+    padded = np.pad(values, half, constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
     known = ~np.isnan(windows).all(axis=1)
     result = np.full(len(values), np.nan)
@@ -196,12 +211,17 @@ def _mark_resumes(axis: "Axes", told: _Told) -> None:
 
 def _loss(path: Path, told: _Told) -> Picture:
     figure, (axis,) = canvas(10.6, 3.9)
-    steps, losses = _column(told.curve, "step") + 1, _column(told.curve, "loss")
+    # Evaluations and resumes are counted in applied steps, which a step that overflowed in fp16 does not add to.
+    steps, losses = _column(told.curve, "applied_steps"), _column(told.curve, "loss")
     axis.plot(steps, losses, color=PALE, linewidth=0.8, label="training loss, every step (MLM + NSP)")
     axis.plot(steps, _smoothed(losses), color=BLUE, linewidth=1.8, label="its running median")
     if told.evaluations:
-        after, held_out = _column(told.evaluations, "applied_steps"), _column(told.evaluations, "mlm_loss")
-        axis.plot(after, held_out, color=VERMILION, marker="o", markersize=4, linewidth=1, label="held-out MLM loss")
+        after, masked_words = _column(told.evaluations, "applied_steps"), _column(told.evaluations, "mlm_loss")
+        both = masked_words + _column(told.evaluations, "nsp_loss")
+        axis.plot(
+            after, both, color=VERMILION, marker="o", markersize=4, linewidth=1, label="held-out loss (MLM + NSP)"
+        )
+        axis.plot(after, masked_words, color=ORANGE, marker="o", markersize=4, linewidth=1, label="held-out MLM loss")
     _mark_resumes(axis, told)
     axis.set_xlabel("step")
     axis.set_ylabel("loss (nats)")
@@ -213,13 +233,13 @@ def _loss(path: Path, told: _Told) -> Picture:
 
 def _learning_rate(path: Path, told: _Told) -> Picture:
     figure, (axis,) = canvas(5.2, 3.2)
-    axis.plot(_column(told.curve, "step") + 1, _column(told.curve, "learning_rate"), color=GREEN, linewidth=1.8)
+    axis.plot(_column(told.curve, "applied_steps"), _column(told.curve, "learning_rate"), color=GREEN, linewidth=1.8)
     _mark_resumes(axis, told)
     axis.set_xlabel("step")
     axis.set_ylabel("learning rate")
     axis.set_ylim(bottom=0)
     save(figure, path)
-    return Picture(path, "Learning rate", "Warm-up, then decay, as the optimizer was given it.", half=True)
+    return Picture(path, "Learning rate", "What the optimizer was given, step by step.", half=True)
 
 
 def _accuracy(path: Path, told: _Told) -> Picture:
@@ -227,15 +247,13 @@ def _accuracy(path: Path, told: _Told) -> Picture:
     steps = _column(told.evaluations, "applied_steps")
     for name, label, colour in (("mlm_accuracy", "MLM", VERMILION), ("nsp_accuracy", "NSP", ORANGE)):
         axis.plot(steps, 100 * _column(told.evaluations, name), color=colour, marker="o", markersize=4, label=label)
-    axis.axhline(50, color=INK, linewidth=0.8, linestyle=":", label="NSP by chance")
+    axis.axhline(50, color=INK, linewidth=0.8, linestyle=":", label="NSP by chance (50 %)")
     axis.set_xlabel("step")
-    axis.set_ylabel("accuracy on the test shards (%)")
+    axis.set_ylabel("accuracy (%)")
     axis.set_ylim(0, 100)
     axis.legend(loc="best", fontsize=8.5)
     save(figure, path)
-    return Picture(
-        path, "Held-out accuracy", "Masked words and next sentences told rightly, on test shards.", half=True
-    )
+    return Picture(path, "Held-out accuracy", "Correct predictions on the test shards.", half=True)
 
 
 def _throughput(path: Path, attempts: Sequence[LoadedTrial]) -> Picture:

@@ -19,7 +19,7 @@ from bench.cli.train_progress import TrainProgress, duration, evaluation_text
 from bench.devices import find_devices
 from bench.plan import AUTO
 from bench.stop import StopRequest
-from bench.trainer import Plan, plan_training, train_once
+from bench.trainer import Plan, check_continues, plan_training, train_once
 from bert.tasks import TASKS
 from common import locks
 from common.errors import StorageError, UsageError
@@ -129,6 +129,7 @@ def main(argv: list[str]) -> int:
         plan = plan_training(options.phase, given, devices)
         progress = TrainProgress(stop)
         with locks.locked(run.path, "another call", "wait for it, or choose another --out"):
+            check_continues(run, plan, given)
             if options.phase > 1 and plan.settings.init is None and not run.attempts():
                 note(f"phase {options.phase} begins from scratch here: --init RUN takes the weights of a finished run")
             if stop.wanted():

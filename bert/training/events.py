@@ -1,8 +1,9 @@
 """What a training run reports while it goes on, and when it ends."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,8 @@ class Resumed:
     """Whether step count, schedule and data begin anew."""
     moments: bool
     """Whether the optimizer's moments were taken too."""
+    changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Where this run goes on: settings that have changed since the checkpoint, by name, before and now."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,9 @@
 """A training run from its first update, or its latest checkpoint, to its last.
 
-Every rank of the run calls `run_training` with the same settings, on the same folder. On a CPU an interrupted run gives
-the losses of an uninterrupted one, bit by bit, if it goes on with the same settings, threads and library versions; on
-GPUs, or with more than two ranks, sums may be added up in another order. What may change: bert.training.resume.
+Every rank of the run calls `run_training` with the same settings, on the same folder. On CPUs an interrupted run gives
+the losses of an uninterrupted one, bit by bit and with any number of ranks, if it goes on with the same settings,
+threads and library versions; on GPUs some kernels add up in an order that changes from run to run. What may change:
+bert.training.resume.
 """
 
 import time
@@ -28,7 +29,7 @@ from bert.training.evaluate import TestShards, evaluate
 from bert.training.events import Evaluated, Evaluation, Event, Report, Resumed, RunOutcome, Saved, Warned
 from bert.training.feed import Feed
 from bert.training.losses import LossLog
-from bert.training.resume import Initial, check_resumable, find_initial
+from bert.training.resume import Initial, changed_settings, check_resumable, find_initial
 from bert.training.settings import TrainSettings
 from bert.training.state import DataIdentity, TrainState, identify, versions
 from bert.training.tensors import (
@@ -137,6 +138,8 @@ class _Run:
         self.training = self._make_training(wrapped)
         self.checkpoint = None if self.resumed_from is None else self.resumed_from.path
         self._saved = self._evaluated = self.counts.applied_steps
+        if self.resumed_from is not None and self.evaluation is None:
+            self._evaluated = -1  # evaluations were asked for since: one that is due now is made
         self._begin_random_numbers()
 
     def _test_shards(self) -> TestShards | None:
@@ -188,6 +191,7 @@ class _Run:
                 applied_steps=self.counts.applied_steps,
                 new_phase=self.resumed_from is None,
                 moments=same,
+                changed={} if self.resumed_from is None else changed_settings(settings, self.resumed_from),
             )
         )
 

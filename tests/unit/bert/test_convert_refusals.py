@@ -284,6 +284,19 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     assert names_below(tmp_path) == ["src"]
 
 
+def test_the_files_of_a_folder_are_on_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confirmed: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        "bert.checkpoints.folder._sync", lambda folder: confirmed.append((folder.name, (tmp_path / "dst").exists()))
+    )
+    convert(saved(tmp_path / "src", theirs()), tmp_path / "dst")
+    (inside, early), (beside, late) = confirmed
+    assert inside.startswith(".dst.") and not early
+    assert beside == tmp_path.name and late
+
+
 def test_files_larger_than_allowed_leave_nothing_behind(tmp_path: Path) -> None:
     source = saved(tmp_path / "src", theirs())
 
