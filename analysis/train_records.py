@@ -158,7 +158,7 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
 def write_curve(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write curve.csv whole or not at all. Raises StorageError."""
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")  # as rows that are appended one by one
         writer.writerow(CURVE_COLUMNS)
         writer.writerows(curve_fields(row) for row in rows)
 

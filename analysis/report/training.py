@@ -161,8 +161,11 @@ def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
         )
     count = len(attempts)
     again = len(told.resumes) or "none"
-    sentences = (f"It took {count} attempts, {again} of which resumed from a checkpoint.",) if count > 1 else ()
-    return Answer(headline, tuple(figures), sentences)
+    sentences = [f"It took {count} attempts, {again} of which resumed from a checkpoint."] if count > 1 else []
+    ended = told.attempts[-1]
+    if ended["status"] != "ok":
+        sentences.insert(0, f"The last attempt ended as {ended['status']}: {ended['reason'] or 'it left no reason'}.")
+    return Answer(headline, tuple(figures), tuple(sentences))
 
 
 def _training_loss(losses: Array) -> Figure:

@@ -19,7 +19,7 @@ from bert.config import ModelConfig
 from bert.convert import LoadReport, hugging_face_tensors, match_hugging_face_state
 from bert.data.vocabulary import load_vocabulary
 from bert.model import BertForPretraining
-from bert.training.checkpoint import latest, saved_steps
+from bert.training.checkpoint import STATE_FILE, latest, read, saved_steps
 from bert.training.resume import CHECKPOINTS_FOLDER
 from common.atomic import atomic_path, write_json
 from common.errors import InputError, StorageError, UsageError
@@ -162,8 +162,8 @@ def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_miss
         if config_file is not None:
             raise UsageError(f"{found.path} is a folder of bertbench with its own configuration: leave --config out")
         model = _from_ours(found, allow_missing)
-        if vocab is not None and pieces is not None and pieces > model.config.vocab_size:
-            raise _wrong_vocabulary(vocab, pieces, model.config)
+        if vocab is not None and pieces is not None:
+            _check_vocabulary(found, vocab, pieces, model.config, notes)
     else:
         config = _fit_vocabulary(read_config(_config_path(found, config_file)), pieces, vocab, notes)
         model = _from_weights(found, config, allow_missing)
@@ -222,7 +222,10 @@ def _from_weights(found: Found, config: ModelConfig, allow_missing: bool) -> _Mo
         unexpected=tuple(names.get(name, name) for name in report.unexpected),
         incomplete=tuple(names.get(name, name) for name in report.incomplete),
     )
-    return _Model(config, values, report, len(weights.tensors), weights.skipped)
+    # Position numbers and the like, which every model of this shape has.
+    placed = {*report.used, *report.unexpected, *report.incomplete}
+    buffers = {names.get(name, name) for name in weights.tensors} - placed
+    return _Model(config, values, report, len(weights.tensors), tuple(sorted({*weights.skipped, *buffers})))
 
 
 def _from_ours(found: Found, allow_missing: bool) -> _Model:
@@ -284,6 +287,20 @@ def _fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None,
         return real
     notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids stand for nothing")
     return config
+
+
+def _check_vocabulary(found: Found, vocab: Path, pieces: int, config: ModelConfig, notes: list[str]) -> None:
+    """Hold a vocabulary against what a checkpoint of ours says of its own. Raises InputError."""
+    if pieces > config.vocab_size:
+        raise _wrong_vocabulary(vocab, pieces, config)
+    trained = read(found.path, whole=False).state.data.vocabulary if (found.path / STATE_FILE).is_file() else None
+    if trained is not None and trained not in {load_vocabulary(vocab, cased).fingerprint for cased in (True, False)}:
+        raise InputError(
+            f"{vocab} ({pieces} pieces) is not the vocabulary that {found.path} was trained with ({config.vocab_size} "
+            "pieces): its ids would mean other words; give the vocab.txt that lies beside the training data"
+        )
+    if pieces < config.vocab_size:
+        notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids stand for nothing")
 
 
 def _wrong_vocabulary(vocab: Path, pieces: int, config: ModelConfig) -> InputError:

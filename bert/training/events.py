@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+LAST_GOOD_CHECKPOINT = "The last good checkpoint"
+"""What a message about losses that are not finite says of where to go on."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:

@@ -26,12 +26,22 @@ from bert.train import Progress as UpdateCounts
 from bert.training.agreement import any_rank, together
 from bert.training.checkpoint import Checkpoint, latest_on_all, remove_left_overs, save
 from bert.training.evaluate import TestShards, evaluate
-from bert.training.events import Evaluated, Evaluation, Event, Report, Resumed, RunOutcome, Saved, Warned
+from bert.training.events import (
+    LAST_GOOD_CHECKPOINT,
+    Evaluated,
+    Evaluation,
+    Event,
+    Report,
+    Resumed,
+    RunOutcome,
+    Saved,
+    Warned,
+)
 from bert.training.feed import Feed
 from bert.training.losses import LossLog
 from bert.training.resume import Initial, changed_settings, check_resumable, find_initial
 from bert.training.settings import TrainSettings
-from bert.training.state import DataIdentity, TrainState, identify, versions
+from bert.training.state import DataIdentity, TrainState, identify, versions, vocabulary_text
 from bert.training.tensors import (
     OPTIMIZER_FILE,
     check_same_shape,
@@ -119,6 +129,7 @@ class _Run:
         self.counts = UpdateCounts()
         self.spec = _data_spec(settings, strategy)
         self.data: DataIdentity = together(strategy, lambda: identify(self.spec))
+        self.vocabulary = together(strategy, lambda: vocabulary_text(self.data))
         self.test_shards = self._test_shards()
         self.evaluation: Evaluation | None = None
         self.resumed_from, initial = self._origin()
@@ -239,10 +250,9 @@ class _Run:
             train(self.training, self.observer, self._between_steps, first)
         except DivergenceError as error:
             self._read_losses()
-            last = f"is {self.checkpoint}" if self.checkpoint else "does not exist: the run had saved none"
-            raise DivergenceError(
-                f"{error}. The last good checkpoint {last}", error.step, error.learning_rate
-            ) from error
+            there = f"is {self.checkpoint}, from which the run goes on when it is called again"
+            last = there if self.checkpoint else "does not exist: the run had saved none"
+            raise DivergenceError(f"{error}. {LAST_GOOD_CHECKPOINT} {last}", error.step, error.learning_rate) from error
         return RunOutcome(
             finished=self._done(),
             applied_steps=self.counts.applied_steps,
@@ -305,8 +315,8 @@ class _Run:
         if any_rank(self.strategy, not parameters_are_finite(self.model)):
             rate = float(self.optimizer.param_groups[0]["lr"])
             raise DivergenceError(
-                f"the parameters after step {step - 1} are not finite numbers (learning rate {rate:.6g}): resume from "
-                "the last checkpoint with a lower learning rate or a longer warm-up",
+                f"the parameters after step {step} are not finite numbers (learning rate {rate:.6g}): lower the "
+                "learning rate or lengthen the warm-up",
                 step - 1,
                 rate,
             )
@@ -321,7 +331,7 @@ class _Run:
             evaluation=self.evaluation,
             versions=versions(),
         )
-        self.checkpoint, size = save(self.folder, self.model, self.optimizer, state, self.strategy)
+        self.checkpoint, size = save(self.folder, self.model, self.optimizer, state, self.strategy, self.vocabulary)
         self._saved = self.counts.applied_steps
         seconds = time.perf_counter() - began
         self.report(Saved(applied_steps=self._saved, path=self.checkpoint, seconds=seconds, size_bytes=size))

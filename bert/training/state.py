@@ -133,6 +133,22 @@ def identify(spec: DataSpec, split: str = "training") -> DataIdentity:
     )
 
 
+def vocabulary_text(data: DataIdentity) -> str | None:
+    """Return the vocab.txt beside the shards; None where there is none, or another one than they were made with.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    from bert.data.pretraining.naming import VOCABULARY_FILE
+    from bert.data.vocabulary import load_vocabulary
+
+    path = (Path(data.source) / data.shards[0]).parent / VOCABULARY_FILE if data.shards else None
+    if path is None or data.vocabulary is None or not path.is_file():
+        return None
+    pieces = {load_vocabulary(path, lower_case).fingerprint for lower_case in (True, False)}
+    return path.read_text(encoding="utf-8") if data.vocabulary in pieces else None
+
+
 def _vocabulary_hash(folder: Path) -> str | None:
     from bert.checkpoints.model_config import read_json
     from bert.data.pretraining.naming import METADATA_FILE

@@ -336,6 +336,11 @@ def test_the_next_command_is_phase_2_then_a_conversion(data: Path, tmp_path: Pat
     assert command.next_command(options, words, place, plan, False) == "bertbench train pretrain --out 'my run'"
     following = command.next_command(options, words, place, plan, True)
     assert "--phase 2" in following and f"--init '{place.path}'" in following and "--preset tiny" in following
+    assert "--data FOLDER_OF_512_TOKENS" in following
+    given = replace(options, data="synthetic", global_batch_size=16, optimizer="adamw", steps=7, learning_rate=1e-3)
+    following = command.next_command(given, words, place, plan, True)
+    assert "--data synthetic" in following and "--global-batch-size 16 --optimizer adamw" in following
+    assert "--steps" not in following and "--learning-rate" not in following, "phase 2 has its own"
     write_record(place.state_json, {"checkpoint": "step-0000009"})
     second = command.next_command(options, words, place, replace(plan, phase=2), True)
     assert second.startswith("bertbench convert") and "step-0000009" in second

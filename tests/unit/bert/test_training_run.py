@@ -221,7 +221,7 @@ def test_a_loss_that_is_no_number_stops_with_step_rate_and_last_good_checkpoint(
     monkeypatch.setattr(LossLog, "compute_loss", poisoned)
     recorder = Recorder()
     with pytest.raises(
-        DivergenceError, match=r"loss of step 4 .*learning rate 0\.0.*last good .*step-0000003"
+        DivergenceError, match=r"loss of step 5 .*learning rate 0\.0.*last good .*step-0000003"
     ) as caught:
         run(settings(data), tmp_path, recorder)
     assert caught.value.step == 4 and saved_steps(tmp_path) == [3]
@@ -232,7 +232,7 @@ def test_parameters_that_are_no_numbers_are_never_saved(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bert.training.run.parameters_are_finite", lambda model: False)
-    with pytest.raises(DivergenceError, match=r"parameters after step 2 .*had saved none"):
+    with pytest.raises(DivergenceError, match=r"parameters after step 3 .*had saved none"):
         run(settings(data), tmp_path)
     assert saved_steps(tmp_path) == []
 
