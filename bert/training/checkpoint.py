@@ -76,6 +76,8 @@ def save(
 ) -> tuple[Path, int]:
     """Write a checkpoint and remove those beyond the latest `state.settings.keep`; every rank has to call it.
 
+    That of the best evaluation stays too.
+
     Args:
         folder: where the checkpoints of the run lie.
         model: without what a strategy wraps around it.
@@ -113,7 +115,8 @@ def save(
             return 0
         size = _seal(temporary, state)
         _replace(temporary, final)
-        _prune(folder, state.applied_steps, state.settings.keep)
+        best = None if state.best is None else state.best.applied_steps
+        _prune(folder, state.applied_steps, state.settings.keep, best)
         return size
 
     try:
@@ -159,9 +162,11 @@ def _replace(temporary: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _prune(folder: Path, applied_steps: int, keep: int) -> None:
+def _prune(folder: Path, applied_steps: int, keep: int, best: int | None) -> None:
     # Newer ones are damaged, or the run would have begun from them: they do not count, and are written anew in time.
     for step in [step for step in saved_steps(folder) if step <= applied_steps][:-keep]:
+        if step == best:
+            continue
         path = checkpoint_path(folder, step)
         old = path.with_name(f".{path.name}.old")
         path.rename(old)

@@ -72,7 +72,7 @@ def test_two_ranks_follow_the_curve_of_one_at_the_same_global_batch_and_swap_on_
     scores = [[event["evaluation"] for event in read_log(Path(each["log"])) if event["event"] == "Evaluated"]
               for each in (alone, pair)]  # fmt: skip
     assert len(scores[0]) == 2 and scores[0][-1]["samples"] == scores[1][-1]["samples"] == 20
-    assert scores[1][-1]["mlm_loss"] == pytest.approx(scores[0][-1]["mlm_loss"], rel=1e-4)
+    assert scores[1][-1]["values"]["mlm_loss"] == pytest.approx(scores[0][-1]["values"]["mlm_loss"], rel=1e-4)
     # The pair's run goes on alone.
     more = job(tmp_path, data, "pair", dropout=0.0, grad_accum_steps=2, steps=STEPS + 2)
     reference = job(tmp_path, data, "alone", dropout=0.0, grad_accum_steps=2, steps=STEPS + 2)

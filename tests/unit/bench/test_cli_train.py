@@ -15,21 +15,27 @@ from typing import Any
 import pytest
 from support.training_runs import settings, shards
 
+from analysis import train_scores
 from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
 from analysis.report.html import write_report
 from analysis.train_records import TrainRun, read_events, write_curve
 from bench.cli import train as command
 from bench.cli.main import run
 from bench.cli.reference import _field_docstrings
-from bench.cli.train_progress import TrainProgress, duration, progress_text
+from bench.cli.train_progress import TrainProgress, duration, event_text, progress_text
 from bench.devices import Devices
 from bench.processes import hold_stop_signals, listen_for_stop
 from bench.stop import StopRequest
 from bench.train_recorder import TrainRecorder
 from bench.trainer import check_continues, initial_weights, plan_training, train_once
-from bert.training.events import Evaluated, Evaluation, Progress, Resumed, Saved, Warned
-from bert.training.settings import TrainSettings, phase_defaults
+from bert.checkpoints.model_config import to_our_json
+from bert.config import PRESETS, ModelConfig, shape_in_words
+from bert.tasks import TASKS
+from bert.tasks.base import Evaluation
+from bert.training.events import Evaluated, Progress, Resumed, Saved, Warned
+from bert.training.settings import TrainSettings, phase_defaults, task_defaults
 from common.errors import InputError, SchemaError, UsageError
+from common.registry import load
 
 CPU = Devices("cpu", (), 4)
 GIVEN: dict[str, Any] = {"world_size": 1, "strategy": "auto", "precision": "fp32", "seq_len": None, "init": None}
@@ -42,7 +48,7 @@ def data(tmp_path: Path) -> Path:
 
 def made(step: int, loss: float = 2.0, **changes: Any) -> Progress:
     values: dict[str, Any] = {
-        "step": step, "loss": loss, "mlm_loss": 1.5, "nsp_loss": 0.5, "learning_rate": 1e-3, "applied": True,
+        "step": step, "loss": loss, "parts": {"mlm_loss": 1.5, "nsp_loss": 0.5}, "learning_rate": 1e-3, "applied": True,
         "applied_steps": step + 1, "samples_seen": 4 * (step + 1), "loss_scale": None, **changes,
     }  # fmt: skip
     return Progress(**values)
@@ -86,6 +92,53 @@ def test_accumulation_follows_from_the_batch_sizes_and_the_phase_gives_the_rest(
     assert plan.settings.vocab_size == plan.source.vocab_size and Path(plan.settings.data).is_absolute()
     second = plan_training(2, {**given, "preset": "base"}, CPU)
     assert (second.settings.steps, second.settings.warmup, second.settings.preset) == (1563, 0.128, "base")
+
+
+def test_the_shape_is_that_of_the_initial_model_and_a_preset_only_checks_it(data: Path, tmp_path: Path) -> None:
+    given = {**GIVEN, "data": str(data), "seq_len": 32}
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"")
+    odd = ModelConfig(num_layers=3, hidden_size=48, num_heads=4, intermediate_size=96, vocab_size=67)
+    for config, label, shape in ((odd, "3x48", shape_in_words(odd)), (PRESETS["mini"], "mini", None)):
+        (weights / "config.json").write_text(json.dumps(to_our_json(config)))
+        found = plan_training(1, {**given, "init": weights}, CPU).settings
+        assert (found.preset, found.shape) == (label, shape)
+        assert found.model_config().num_layers == config.num_layers and found.vocab_size == 67
+    assert plan_training(1, {**given, "init": weights, "preset": "mini"}, CPU).settings.preset == "mini"
+    with pytest.raises(UsageError, match=r"--preset tiny is not the shape of the model in .*num_layers=4"):
+        plan_training(1, {**given, "init": weights, "preset": "tiny"}, CPU)
+    (weights / "config.json").write_text(json.dumps(to_our_json(odd.replace(max_positions=16))))
+    with pytest.raises(UsageError, match="a model of 16 positions, too few for sequences of 32 tokens"):
+        plan_training(1, {**given, "init": weights}, CPU)
+    (weights / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"no config\.json .*: give --preset"):
+        plan_training(1, {**given, "init": weights}, CPU)
+    assert plan_training(1, {**given, "init": weights, "preset": "tiny"}, CPU).settings.preset == "tiny"
+
+
+def test_every_score_and_part_of_a_task_has_a_label_and_others_are_shown_too() -> None:
+    for name in TASKS:
+        task = load(TASKS, name, "task")()
+        assert {*task.scores, *task.parts} <= train_scores.KNOWN.keys()
+        assert task.deciding_score in task.scores
+    found = {"event": "evaluated", "time_ns": 1, "applied_steps": 3, "seconds": 0.5, "best": True, "samples": 1200,
+             "mlm_loss": 3.0, "nsp_loss": 0.7, "mlm_accuracy": None, "mood": 0.25, "guesses": 7}  # fmt: skip
+    assert list(train_scores.scores_in(found)) == ["mlm_loss", "nsp_loss", "mlm_accuracy", "mood"]
+    text = "MLM loss 3.0000, MLM accuracy not finite, mood 0.2500, on 1,200 samples"
+    assert train_scores.evaluation_text(found) == text
+    assert train_scores.in_words("f1", 88.4376) == "F1 88.44"
+    assert train_scores.parts_text({"mlm_loss": 1.5, "nsp_loss": None}) == "1.5000 MLM + not finite NSP"
+
+
+def test_what_was_not_loaded_is_told_by_its_first_names() -> None:
+    event = {"event": "resumed", "path": "x", "applied_steps": 0, "new_phase": True, "moments": False,
+             "missing": ["a", "b"], "unused": ["c", "d", "e", "f", "g"]}  # fmt: skip
+    assert event_text(event) == (
+        "begins from x, without the optimizer's moments\n  2 weights begin with random values: a, b\n"
+        "  5 weights are not used: c, d, e, f, ..."
+    )
+    assert "weights" not in event_text({**event, "missing": [], "unused": []})
 
 
 def test_init_takes_a_finished_run_or_any_folder(tmp_path: Path) -> None:
@@ -248,9 +301,8 @@ def test_steps_made_again_replace_the_earlier_ones_in_the_curve(attempt: TrialDi
 
 def test_tensorboard_leaves_out_what_was_made_again(attempt: TrialDirectory, data: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    evaluation = Evaluation(
-        mlm_loss=3.0, mlm_accuracy=0.5, nsp_loss=0.6, nsp_accuracy=0.7, samples=5, predicted_positions=9
-    )
+    values = {"mlm_loss": 3.0, "mlm_accuracy": 0.5, "nsp_loss": 0.6, "nsp_accuracy": 0.7}
+    evaluation = Evaluation(values=values, samples=5, counts={"predicted_positions": 9})
     told = Evaluated(applied_steps=6, evaluation=evaluation, seconds=0.1)
     recorded(attempt, data, *(made(step, 1.0) for step in range(6)), told)
     time.sleep(1.1)  # TensorBoard names its files by the second and reads them in that order
@@ -274,7 +326,7 @@ def test_without_tensorboard_a_note_says_so_and_training_goes_on(
 
 
 def test_losses_that_are_not_finite_are_recorded_and_shown(attempt: TrialDirectory, data: Path) -> None:
-    recorded(attempt, data, made(0), made(1, math.nan, mlm_loss=math.nan))
+    recorded(attempt, data, made(0), made(1, math.nan, parts={"mlm_loss": math.nan}))
     (row,) = TrainRun(attempt.path.parents[1]).read_curve()[1:]
     assert math.isnan(row["loss"])
     (event,) = [event for event in read_events(attempt) if event["event"] == "progress"]
@@ -322,9 +374,10 @@ def test_the_defaults_that_the_help_names_are_those_of_the_phases() -> None:
     for name, meaning in meanings.items():
         told = [word.rstrip(",;.") for word in meaning.partition("default ")[2].split()]
         numbers = {float(word) for word in told if re.fullmatch(r"[\d.]+(e-\d+)?", word)}
-        for phase in (1, 2) if numbers else ():
-            known = {**{field: fields[field].default for field in fields}, **phase_defaults(phase)}
-            assert float(known[name]) in numbers, (name, phase)
+        for defaults in (phase_defaults(1), phase_defaults(2), task_defaults("squad")) if numbers else ():
+            known = {**{field: fields[field].default for field in fields}, **defaults}
+            if name != "epochs" or name in known:
+                assert float(known[name]) in numbers, (name, defaults)
     assert "default lamb" in meanings["optimizer"] and "default large" in meanings["preset"]
 
 

@@ -20,7 +20,7 @@ from bert.train import DivergenceError
 from bert.training.checkpoint import read, saved_steps
 from bert.training.feed import Feed
 from bert.training.losses import LossLog
-from bert.training.settings import TrainSettings, phase_defaults, resolve_settings
+from bert.training.settings import TrainSettings, phase_defaults, resolve_settings, task_defaults
 from common.errors import InputError, UsageError
 
 
@@ -76,7 +76,7 @@ def test_how_often_is_logged_changes_no_loss_and_every_step_is_reported(data: Pa
     assert seldom.losses == often.losses and len(often.losses) == 8
     assert [event.samples_seen for event in seldom.progress] == [4 * number for number in range(1, 9)]
     for event in often.progress:
-        assert event.loss == pytest.approx(event.mlm_loss + event.nsp_loss, rel=1e-6)
+        assert event.loss == pytest.approx(sum(event.parts.values()), rel=1e-6)
 
 
 def test_a_finished_run_is_not_trained_again_and_more_steps_go_on(data: Path, tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_another_division_of_the_same_batch_keeps_the_data_order(data: Path, tmp
     run(other, tmp_path / "parts", recorder)
     assert "micro_batch_size 2 instead of 4" in recorder.warnings
     if source == "shards":
-        found = [event.nsp_loss for event in recorder.progress]
-        assert found == pytest.approx([event.nsp_loss for event in whole.progress[4:]], rel=1e-4)
+        found = [event.parts["nsp_loss"] for event in recorder.progress]
+        assert found == pytest.approx([event.parts["nsp_loss"] for event in whole.progress[4:]], rel=1e-4)
     assert read(tmp_path / "parts/step-0000008").state.samples_seen == 64
 
 
@@ -262,11 +262,13 @@ def test_settings_for_other_ranks_are_refused(tmp_path: Path) -> None:
         ({"dropout": 1.0}, "dropout"),
         ({"steps": 0}, "steps=0"),
         ({"keep": 0}, "keep=0"),
+        ({"padding": "none"}, "unknown padding"),
+        ({"shape": "num_layers=2"}, "no shape of a model"),
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"max_grad_norm": 0.0}, "max_grad_norm=0"),
         ({"weight_decay": -1.0}, "weight_decay=-1"),
         ({"world_size": 2}, "single runs on one device"),
-        ({"task": "squad"}, "task='squad'"),
+        ({"task": "sleep"}, "unknown task"),
         ({"data": "synthetic:odd"}, "length distribution"),
     ],
 )
@@ -311,6 +313,34 @@ def test_the_third_of_the_batch_sizes_follows_from_two() -> None:
         resolve_settings(1, {})
     with pytest.raises(UsageError, match="stepz: no such setting"):
         resolve_settings(1, {"data": "synthetic", "stepz": 1})
+
+
+def test_squad_has_its_own_defaults_and_no_phase() -> None:
+    found = task_defaults("squad")
+    assert (found["preset"], found["optimizer"], found["schedule"], found["learning_rate"]) == (
+        "base", "adamw", "linear", 3e-5,
+    )  # fmt: skip
+    assert (found["seq_len"], found["global_batch_size"], found["warmup"], found["epochs"]) == (384, 32, 0.1, 2)
+    assert task_defaults("pretrain") == task_defaults("pretrain", 1) == phase_defaults(1)
+    with pytest.raises(UsageError, match="only pretraining has phases, leave it out for squad"):
+        task_defaults("squad", 1)
+    with pytest.raises(UsageError, match=r"unknown task 'squat'.*did you mean 'squad'"):
+        task_defaults("squat")
+
+
+def test_epochs_become_updates_and_updates_go_before_them() -> None:
+    def made(samples: int | None = 100, **given: Any) -> tuple[int, int]:
+        found = resolve_settings(1, {"data": "synthetic", "global_batch_size": 32, **given}, samples)
+        return found.steps, found.eval_every
+
+    assert made(epochs=2) == (7, 0) and made(epochs=0.5) == (2, 0)
+    assert made(epochs=2, steps=5) == (5, 0)
+    assert made(epochs=2, eval_data="x") == (7, 4), "after each epoch, and at the end"
+    assert made(steps=5, eval_data="x") == (5, 5) and made(steps=5, eval_data="x", eval_every=2) == (5, 2)
+    with pytest.raises(UsageError, match="epochs=2 of data without end"):
+        made(None, epochs=2)
+    with pytest.raises(UsageError, match="epochs=0 must be"):
+        made(epochs=0)
 
 
 def test_batches_made_ahead_for_a_gpu_do_not_count_as_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
