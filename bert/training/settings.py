@@ -258,7 +258,7 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
         values["micro_batch_size"] = max(1, total // max(1, own["grad_accum_steps"] * world_size))
     elif "grad_accum_steps" not in own:
         if "micro_batch_size" not in own and world_size > 0:
-            values["micro_batch_size"] = max(1, min(values["micro_batch_size"], total // world_size))
+            values["micro_batch_size"] = _largest_divisor(total // world_size, values["micro_batch_size"])
         values["grad_accum_steps"] = max(1, total // max(1, values["micro_batch_size"] * world_size))
     epochs = values.pop("epochs", None)
     if "steps" not in own and epochs is not None:
@@ -268,6 +268,11 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
     elif "eval_data" in own and "eval_every" not in own:
         values["eval_every"] = values["steps"]
     return TrainSettings(**values)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """The largest part, of at most `most`, that a number of samples can be divided into equally; at least 1."""
+    return next((part for part in range(min(most, number), 1, -1) if number % part == 0), 1)
 
 
 def _steps_of(epochs: float, samples: int | None, global_batch_size: int) -> int:

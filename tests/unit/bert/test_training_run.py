@@ -305,6 +305,7 @@ def test_the_third_of_the_batch_sizes_follows_from_two() -> None:
     assert sizes(global_batch_size=64, grad_accum_steps=2) == (32, 2, 64)
     assert sizes(micro_batch_size=8, grad_accum_steps=2) == (8, 2, 16)
     assert sizes(global_batch_size=8) == (8, 1, 8)
+    assert sizes(global_batch_size=48) == (24, 2, 48), "a default that divides what was asked for"
     with pytest.raises(UsageError, match="must be a multiple of 16 x 1 = 16, use 96 or 112"):
         sizes(global_batch_size=100, micro_batch_size=16)
     with pytest.raises(UsageError, match="phase=3"):
