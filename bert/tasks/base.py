@@ -8,6 +8,7 @@ import torch
 
 from bert.batch import Batch, BatchCounts
 from bert.config import ModelConfig
+from bert.data.lengths import PADDINGS
 from bert.observer import Observer
 
 
@@ -16,9 +17,9 @@ class DataSpec:
     """Which batches a rank trains on."""
 
     source: str
-    """'synthetic', 'synthetic:<distribution>', 'synthetic:<folder>' (its lengths), or a folder the task reads."""
+    """'synthetic', 'synthetic:<distribution>', 'synthetic:<path>' (its lengths), or a path the task reads."""
     seq_len: int
-    """Tokens per sequence, padding included."""
+    """Tokens per sequence at most."""
     micro_batch_size: int
     """Sequences per rank and micro-step."""
     max_predictions: int = 20
@@ -31,6 +32,8 @@ class DataSpec:
     """This rank; ranks see disjoint samples."""
     world_size: int = 1
     """Ranks in all."""
+    padding: str = PADDINGS[0]
+    """Of batches that do not come padded (SQuAD): one of bert.data.lengths.PADDINGS."""
 
 
 class BatchStream(Protocol):
