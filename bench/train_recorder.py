@@ -7,12 +7,16 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TextIO
 
 from analysis.records import TrialDirectory
 from analysis.train_records import TrainRun, curve_fields, events_jsonl, write_curve
+from analysis.train_scores import evaluation_text, score
 from bench.tensorboard import Scalars, find_writer, open_scalars
-from bert.training.events import Evaluated, Event, Progress, Resumed, Saved, Warned
+from bert.tasks.base import Evaluation
+from bert.training.checkpoint import checkpoint_path
+from bert.training.events import Best, Evaluated, Event, Progress, Resumed, Saved, Warned
 from bert.training.settings import TrainSettings
 from common.atomic import storage_errors
 
@@ -45,9 +49,9 @@ class TrainRecorder:
             "samples": 0,
             "begun_from": None,
             "loss": None,
-            "mlm_loss": None,
-            "nsp_loss": None,
+            "loss_parts": {},
             "evaluation": None,
+            "best": None,
             "tensorboard": None,
         }
         """What this attempt did so far, in plain values."""
@@ -69,28 +73,32 @@ class TrainRecorder:
             self._progress(event)
         elif isinstance(event, Evaluated):
             self._show_progress()
-            found = finite(asdict(event.evaluation))
+            found = flat(event.evaluation)
             self.summary["evaluation"] = {"applied_steps": event.applied_steps, **found}
             self._evaluated(event)
-            self._write("evaluated", applied_steps=event.applied_steps, seconds=event.seconds, **found)
-            _say(
-                f"evaluation after {event.applied_steps} steps: MLM loss {event.evaluation.mlm_loss:.4f}, "
-                f"MLM accuracy {event.evaluation.mlm_accuracy:.4f}, NSP accuracy {event.evaluation.nsp_accuracy:.4f} "
-                f"({event.evaluation.samples} samples, {event.seconds:.1f} s)"
-            )
+            own = {"applied_steps": event.applied_steps, "seconds": event.seconds, "best": event.best}
+            self._write("evaluated", **own, **found)
+            best = ", the best so far" if event.best else ""
+            _say(f"evaluation after {event.applied_steps} steps: {evaluation_text(found)}, {event.seconds:.1f} s{best}")
         elif isinstance(event, Saved):
             self._show_progress()
             self._flush_curve(to_disk=True)
             if self._scalars is not None:
                 self._scalars.flush()
             own = {"applied_steps": event.applied_steps, "seconds": event.seconds, "size_bytes": event.size_bytes}
-            self._write("saved", path=event.path.name, **own)
+            self.summary["best"] = best_checkpoint(event.best)
+            best_fields = {f"best_{name}": value for name, value in (self.summary["best"] or {}).items()}
+            self._write("saved", path=event.path.name, **own, **best_fields)
             _say(f"saved {event.path} ({event.size_bytes / 2**20:.1f} MiB, {event.seconds:.1f} s)")
         elif isinstance(event, Resumed):
-            self.summary["begun_from"] = {"path": str(event.path), "applied_steps": event.applied_steps}
+            begun_from = {"path": str(event.path), "applied_steps": event.applied_steps}
+            self.summary["begun_from"] = {**begun_from, "changed": event.changed}
             self._write("resumed", **{**asdict(event), "path": str(event.path)})
             what = "begins from" if event.new_phase else f"resumes at step {event.applied_steps} from"
             _say(f"{what} {event.path}{'' if event.moments else ', without the moments of the optimizer'}")
+            for names, side in ((event.missing, "begin with random values"), (event.unused, "are not used")):
+                if names:
+                    _say(f"{len(names)} weights {side}: {', '.join(names)}")
         elif isinstance(event, Warned):
             self._write("warned", message=event.message)
             _say(f"warning: {event.message}")
@@ -112,7 +120,7 @@ class TrainRecorder:
         self._train_scalars(event)
         self.summary["steps_made"] += 1
         self.summary["samples"] += self._settings.global_batch_size
-        self.summary |= finite({"loss": event.loss, "mlm_loss": event.mlm_loss, "nsp_loss": event.nsp_loss})
+        self.summary |= {**finite({"loss": event.loss}), "loss_parts": finite(event.parts)}
         self._last = event
         if (event.step + 1) % self._settings.log_every == 0:
             self._show_progress()
@@ -168,8 +176,7 @@ class TrainRecorder:
             event.applied_steps,
             {
                 "train/loss": event.loss,
-                "train/mlm_loss": event.mlm_loss,
-                "train/nsp_loss": event.nsp_loss,
+                **{f"train/{name}": value for name, value in event.parts.items()},
                 "train/learning_rate": event.learning_rate,
                 "train/percent_complete": 100 * event.applied_steps / self._settings.steps,
                 "train/samples_per_second": self._settings.global_batch_size / step_ms * 1000 if step_ms else None,
@@ -187,15 +194,9 @@ class TrainRecorder:
         if self._scalars is None:  # a run that only evaluates makes no step
             self._open_scalars(event.applied_steps)
         assert self._scalars is not None
-        values = event.evaluation
-        self._scalars.add(
-            event.applied_steps,
-            {
-                "eval/mlm_loss": values.mlm_loss,
-                "eval/mlm_accuracy": values.mlm_accuracy,
-                "eval/nsp_accuracy": values.nsp_accuracy,
-            },
-        )
+        values = event.evaluation.values
+        shown = {f"eval/{name}": value for name, value in values.items() if score(name).headline}
+        self._scalars.add(event.applied_steps, shown)
         self._scalars.flush()
 
     def _write(self, event: str, **fields: Any) -> None:
@@ -213,6 +214,19 @@ class TrainRecorder:
         for file in filter(None, (self._curve, self._events)):
             with storage_errors(self._events_path):
                 file.close()
+
+
+def flat(evaluation: Evaluation) -> dict[str, Any]:
+    """Return scores, samples and counts by name, None for what is not finite."""
+    return finite({**evaluation.values, "samples": evaluation.samples, **evaluation.counts})
+
+
+def best_checkpoint(best: Best | None) -> dict[str, Any] | None:
+    """Return the best checkpoint in plain values; None where no evaluation has been made."""
+    if best is None:
+        return None
+    name = checkpoint_path(Path(), best.applied_steps).name
+    return {"checkpoint": name, "applied_steps": best.applied_steps, "score": best.score, "value": best.value}
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:

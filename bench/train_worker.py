@@ -2,19 +2,20 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 from analysis.records import Trial, TrialDirectory
 from analysis.train_records import TrainRun
 from bench.recorder import step_writer
 from bench.timing import StepClock
-from bench.train_recorder import TrainRecorder, finite
-from bert.flops import model_flops
+from bench.train_recorder import TrainRecorder, best_checkpoint, flat
 from bert.strategies.base import Strategy
+from bert.tasks import TASKS
+from bert.tasks.base import Task
 from bert.training.events import Event
 from bert.training.run import run_training
 from bert.training.settings import TrainSettings
+from common.registry import load
 
 
 def run_attempt(
@@ -37,6 +38,7 @@ def run_attempt(
     run = TrainRun(directory.path.parent.parent)
     settings = TrainSettings.from_json(dict(trial.training))
     config = settings.model_config()
+    task: Task = load(TASKS, settings.task, "task")()
     with ExitStack() as stack:
         writer = stack.enter_context(step_writer(directory.steps_csv(strategy.rank)))
         recorder: TrainRecorder | None = None
@@ -53,15 +55,16 @@ def run_attempt(
             if recorder is not None:
                 recorder.report(event)
 
-        clock = StepClock(trial.device, lambda counts: model_flops(config, counts), on_row)
+        clock = StepClock(trial.device, lambda counts: task.model_flops(config, counts), on_row)
         outcome = run_training(settings, run.checkpoints, strategy, clock, should_stop, report)
     if recorder is None:
         return {}
     if recorder.summary["evaluation"] is None and outcome.evaluation is not None:
-        recorder.summary["evaluation"] = {"applied_steps": None, **finite(asdict(outcome.evaluation))}
+        recorder.summary["evaluation"] = {"applied_steps": None, **flat(outcome.evaluation)}
     return {
         "outcome": {
             **recorder.summary,
+            "best": best_checkpoint(outcome.best),
             "finished": outcome.finished,
             "applied_steps": outcome.applied_steps,
             "total_steps": settings.steps,

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from common.errors import UsageError
 from common.registry import lookup
@@ -87,3 +88,38 @@ PRESETS: dict[str, ModelConfig] = {
 def preset(name: str) -> ModelConfig:
     """Return the preset called `name`. Raises UsageError that lists the names."""
     return lookup(PRESETS, name, "preset")
+
+
+# What a shape in words says, besides the vocabulary and what is drawn or dropped; the first four have no default.
+_SHAPE = {
+    "num_layers": int, "hidden_size": int, "num_heads": int, "intermediate_size": int, "max_positions": int,
+    "type_vocab_size": int, "layer_norm_eps": float,
+}  # fmt: skip
+
+
+def shape_in_words(config: ModelConfig) -> str:
+    """Return the shape as `shape_from_words` takes it: "num_layers=6 hidden_size=384 ...", what is usual left out."""
+    usual = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
+    return " ".join(f"{name}={getattr(config, name)}" for name in _SHAPE if getattr(config, name) != usual[name])
+
+
+def shape_from_words(text: str) -> ModelConfig:
+    """Return the shape that "num_layers=6 hidden_size=384 num_heads=12 intermediate_size=1536 ..." describes.
+
+    Raises:
+        UsageError: it is no such text, or no BERT can have that shape.
+    """
+    try:
+        pairs = [word.partition("=") for word in text.split()]
+        values: dict[str, Any] = {name: _SHAPE[name](value) for name, _, value in pairs}
+        return ModelConfig(**values)
+    except (KeyError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"{text!r} is no shape of a model: give words such as {shape_in_words(PRESETS['base'])!r}"
+        ) from error
+
+
+def preset_of(config: ModelConfig) -> str | None:
+    """Return the name of the preset that has this shape, vocabulary and dropout aside; None where there is none."""
+    words = shape_in_words(config)
+    return next((name for name, shape in PRESETS.items() if shape_in_words(shape) == words), None)

@@ -20,6 +20,8 @@ _WORD = "embeddings.word_embeddings.weight"
 _DECODER_WEIGHT = "cls.predictions.decoder.weight"
 _DECODER_BIAS = "cls.predictions.decoder.bias"
 _PREDICTION_BIAS = "cls.predictions.bias"
+# Second name of a weight -> the name it stands under here.
+_TIED = {_DECODER_WEIGHT: _WORD, _DECODER_BIAS: _PREDICTION_BIAS}
 _QKV = ("query", "key", "value")
 
 # Ours -> theirs, up to the final .weight or .bias; "encoder." of ours and "bert." of theirs come in front.
@@ -115,7 +117,7 @@ def match_hugging_face_state(
 
     Raises:
         InputError: no weight fits, encoder weights are missing (unless `allow_missing`), a shape or type differs, a
-            name comes twice, or the decoder is not tied to the word embedding.
+            name comes twice, or the decoder has values of its own.
         UsageError: the model has no BertEncoder.
     """
     encoder, prefix = _encoder_of(model)
@@ -126,13 +128,15 @@ def match_hugging_face_state(
     values: dict[str, Tensor] = {}
     missing: list[str] = []
     incomplete: set[str] = set()
-    placed: set[str] = {_DECODER_WEIGHT, _DECODER_BIAS} if _PREDICTION_BIAS in _all_names(ours, prefix) else set()
+    placed: set[str] = set()
     for name, theirs in _names(ours, prefix).items():
         absent = [part for part in theirs if part not in weights]
         missing.extend(absent)
         (incomplete if absent else placed).update(theirs)
         if not absent:
             values[name] = _assemble(name, [weights[part] for part in theirs], ours[name], encoder.config)
+    has_decoder = _PREDICTION_BIAS in _all_names(ours, prefix)
+    placed |= {second for second, first in _TIED.items() if first in placed and (has_decoder or first not in given)}
     lacking = [name for name in missing if name.startswith(("embeddings.", "encoder."))]
     if not values or (lacking and not allow_missing):
         raise InputError(
@@ -269,14 +273,13 @@ def _is_buffer(name: str) -> bool:
 
 
 def _settle_decoder(weights: dict[str, Tensor]) -> None:
-    """Fill in the prediction bias from its second name; refuse a decoder with weights of its own."""
-    if _PREDICTION_BIAS not in weights and _DECODER_BIAS in weights:
-        weights[_PREDICTION_BIAS] = weights[_DECODER_BIAS]
-    if _DECODER_WEIGHT in weights and _WORD in weights and not _equal(weights[_DECODER_WEIGHT], weights[_WORD]):
-        raise InputError(
-            f"{_DECODER_WEIGHT} differs from {_WORD}, and this model has one matrix for both: "
-            "give weights with a tied decoder, or leave the decoder out to use the word embedding"
-        )
+    """Fill in word embedding and prediction bias from their second names; refuse a decoder with values of its own."""
+    for second, first in _TIED.items():
+        if second in weights and not _equal(weights[second], weights.setdefault(first, weights[second])):
+            raise InputError(
+                f"{second} differs from {first}, and this model has one tensor for both: give weights with a tied "
+                f"decoder, or leave {second} out to use {first}"
+            )
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

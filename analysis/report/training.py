@@ -1,6 +1,6 @@
 """The part of a report about a training run: loss and learning rate over all attempts, evaluations, throughput."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +13,20 @@ from analysis.report import tables
 from analysis.report.answer import Answer, Figure
 from analysis.report.drawing import BLUE, GREEN, GREY, INK, ORANGE, PALE, STYLE, VERMILION, Picture, canvas, save
 from analysis.train_records import TrainRun, read_events
+from analysis.train_scores import Score, score, scores_in
 from common.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Row = Mapping[str, Any]
+_COLOURS = (VERMILION, ORANGE, BLUE, GREEN)
 Array = npt.NDArray[np.float64]
 
 # The bold line of the loss is the median of this share of the steps around each.
 _SMOOTHED_SHARE = 0.02
+# The training loss in figures is the median of so many steps, because that of one is mostly chance.
+_LAST_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +109,8 @@ def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Told:
 
 
 def _evaluation(event: Row) -> dict[str, Any]:
-    names = ("applied_steps", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "samples", "predicted_positions")
-    return {name: event.get(name) for name in names}
+    left_out = ("event", "time_ns", "seconds", "best")
+    return {name: value for name, value in event.items() if name not in left_out}
 
 
 def _attempts_table(rows: Sequence[Row]) -> tables.Table:
@@ -114,6 +118,7 @@ def _attempts_table(rows: Sequence[Row]) -> tables.Table:
         tables.measured("attempt", "attempt", tables.count),
         tables.measured("after step", "from_step", tables.count),
         tables.measured("steps made", "steps", tables.count),
+        tables.measured("batch", "global_batch_size", tables.count),
         tables.measured("devices", "world_size", tables.count),
         tables.measured("samples/s", "samples_per_second"),
         tables.measured("seconds", "wall_seconds"),
@@ -126,37 +131,67 @@ def _attempts_table(rows: Sequence[Row]) -> tables.Table:
 def _evaluations_table(rows: Sequence[Row]) -> tables.Table:
     columns = [
         tables.measured("after step", "applied_steps", tables.count),
-        tables.measured("MLM loss (nats)", "mlm_loss", tables.fine),
-        tables.measured("MLM accuracy", "mlm_accuracy", tables.percent),
-        tables.measured("NSP loss (nats)", "nsp_loss", tables.fine),
-        tables.measured("NSP accuracy", "nsp_accuracy", tables.percent),
+        *(tables.measured(_heading(known), name, _form(known)) for name, known in _scores(rows).items()),
         tables.measured("samples", "samples", tables.count),
     ]
     return tables.build("evaluations", columns, rows)
+
+
+def _scores(rows: Sequence[Row]) -> dict[str, Score]:
+    """What the evaluations found, in the order in which they told it."""
+    return {name: score(name) for row in rows for name in scores_in(row)}
+
+
+def _heading(known: Score) -> str:
+    """A label with its unit, where the numbers do not bring it along."""
+    units = {"nats": " (nats)", "percent": " (%)"}
+    return known.label + units.get(known.unit, "")
+
+
+def _form(known: Score) -> Callable[[Any], str]:
+    return tables.percent if known.unit == "fraction" else tables.fine
 
 
 def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
     last = attempts[-1].trial
     total = int(dict(last.training).get("steps") or last.max_steps)
     made = int(told.curve[-1]["applied_steps"]) if told.curve else 0
-    headline = f"BERT-{last.preset} was trained for {made:,} of {total:,} steps of {last.global_batch_size:,} samples."
-    figures = [Figure("steps", f"{made:,}", f"{tables.percent(made / total)} of {total:,}")]
+    sizes = sorted({a.trial.global_batch_size for a in attempts if a.steps} or {last.global_batch_size})
+    batch = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    headline = f"BERT-{last.preset} was trained for {made:,} of {total:,} steps of {batch} samples."
+    figures: list[Figure] = []
     if told.curve:
-        losses = _smoothed(_column(told.curve, "loss"))
-        figures.append(Figure("training loss", tables.fine(losses[-1]), "nats, MLM + NSP, median of the last steps"))
+        figures.append(_training_loss(_column(told.curve, "loss"), _sum_of(last.task)))
     if told.evaluations:
         found = told.evaluations[-1]
         after = f"after step {found['applied_steps']:,}"
-        figures.append(Figure("held-out MLM loss", tables.fine(found["mlm_loss"]), f"nats, {after}"))
-        figures.append(Figure("MLM accuracy", tables.percent(found["mlm_accuracy"]), after))
-        figures.append(Figure("NSP accuracy", tables.percent(found["nsp_accuracy"]), after))
+        for name, known in _scores([found]).items():
+            if known.headline:
+                label, unit = ("held-out " + known.label, "nats, ") if known.unit == "nats" else (known.label, "")
+                figures.append(Figure(label, _form(known)(found[name]), unit + after))
     rates = [row["samples_per_second"] for row in told.attempts if row["samples_per_second"]]
     if rates:
-        figures.append(Figure("samples per second", tables.number(rates[-1]), "while it trains, in the last attempt"))
+        figures.append(
+            Figure("samples per second", tables.number(rates[-1]), "at the median step time of the last attempt")
+        )
     count = len(attempts)
-    again = len(told.resumes)
-    sentences = [f"It took {count} attempt{'s' if count > 1 else ''}, {again} of which resumed."] if count > 1 else []
+    again = len(told.resumes) or "none"
+    sentences = [f"It took {count} attempts, {again} of which resumed from a checkpoint."] if count > 1 else []
+    ended = told.attempts[-1]
+    if ended["status"] != "ok":
+        sentences.insert(0, f"The last attempt ended as {ended['status']}: {ended['reason'] or 'it left no reason'}.")
     return Answer(headline, tuple(figures), tuple(sentences))
+
+
+def _training_loss(losses: Array, sum_of: str) -> Figure:
+    if not np.isfinite(losses[-1]):
+        return Figure("training loss", "not finite", "in the last step")
+    last = losses[-_LAST_STEPS:]
+    return Figure(
+        "training loss",
+        tables.fine(np.nanmedian(last)),
+        f"nats, {sum_of}{', ' * bool(sum_of)}median of the last {len(last)} steps",
+    )
 
 
 def _draw(folder: Path, attempts: Sequence[LoadedTrial], told: _Told) -> tuple[Picture, ...]:
@@ -165,9 +200,9 @@ def _draw(folder: Path, attempts: Sequence[LoadedTrial], told: _Told) -> tuple[P
     drawn = []
     with matplotlib.rc_context(STYLE):
         if told.curve:
-            drawn.append(_loss(folder / "loss.png", told))
+            drawn.append(_loss(folder / "loss.png", told, _sum_of(attempts[-1].trial.task)))
             drawn.append(_learning_rate(folder / "learning_rate.png", told))
-        if len(told.evaluations) > 1:
+        if len(told.evaluations) > 1 and _shares(told.evaluations):
             drawn.append(_accuracy(folder / "evaluation.png", told))
         if any(attempt.steps for attempt in attempts):
             drawn.append(_throughput(folder / "training_throughput.png", attempts))
@@ -175,13 +210,13 @@ def _draw(folder: Path, attempts: Sequence[LoadedTrial], told: _Told) -> tuple[P
 
 
 def _column(rows: Sequence[Row], name: str) -> Array:
-    return np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64)
+    return np.array([np.nan if row.get(name) is None else row[name] for row in rows], dtype=np.float64)
 
 
 def _smoothed(values: Array) -> Array:
-    """Median over a window around each step, which a few odd steps do not move."""
+    """Median over a window around each step, which a few odd steps do not move; at the ends the window is cut off."""
     half = max(1, round(len(values) * _SMOOTHED_SHARE / 2))
-    padded = np.pad(values, half, mode="edge")
+    padded = np.pad(values, half, constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
     known = ~np.isnan(windows).all(axis=1)
     result = np.full(len(values), np.nan)
@@ -194,14 +229,36 @@ def _mark_resumes(axis: "Axes", told: _Told) -> None:
         axis.axvline(step, color=GREY, linewidth=0.9, linestyle=":", label="resumed" if number == 0 else None)
 
 
-def _loss(path: Path, told: _Told) -> Picture:
+def _sum_of(task: str) -> str:
+    """What the training loss is a sum of, where it is one."""
+    return {"pretrain": "MLM + NSP"}.get(task, "")
+
+
+def _in_brackets(words: str) -> str:
+    return f" ({words})" if words else ""
+
+
+def _held_out_losses(evaluations: Sequence[Row], sum_of: str) -> dict[str, Array]:
+    """The curves of the held-out losses by label: what the training loss is compared with first, then parts of it."""
+    losses = {name: known for name, known in _scores(evaluations).items() if known.unit == "nats"}
+    found = {}
+    if sum_of and len(losses) > 1:
+        found[f"held-out loss{_in_brackets(sum_of)}"] = sum(
+            (_column(evaluations, name) for name in losses), start=np.zeros(len(evaluations))
+        )
+    found |= {f"held-out {known.label}": _column(evaluations, name) for name, known in losses.items() if known.headline}
+    return found
+
+
+def _loss(path: Path, told: _Told, sum_of: str) -> Picture:
     figure, (axis,) = canvas(10.6, 3.9)
-    steps, losses = _column(told.curve, "step") + 1, _column(told.curve, "loss")
-    axis.plot(steps, losses, color=PALE, linewidth=0.8, label="training loss, every step (MLM + NSP)")
+    # Evaluations and resumes are counted in applied steps, which a step that overflowed in fp16 does not add to.
+    steps, losses = _column(told.curve, "applied_steps"), _column(told.curve, "loss")
+    axis.plot(steps, losses, color=PALE, linewidth=0.8, label=f"training loss, every step{_in_brackets(sum_of)}")
     axis.plot(steps, _smoothed(losses), color=BLUE, linewidth=1.8, label="its running median")
-    if told.evaluations:
-        after, held_out = _column(told.evaluations, "applied_steps"), _column(told.evaluations, "mlm_loss")
-        axis.plot(after, held_out, color=VERMILION, marker="o", markersize=4, linewidth=1, label="held-out MLM loss")
+    for (label, held_out), colour in zip(_held_out_losses(told.evaluations, sum_of).items(), _COLOURS, strict=False):
+        after = _column(told.evaluations, "applied_steps")
+        axis.plot(after, held_out, color=colour, marker="o", markersize=4, linewidth=1, label=label)
     _mark_resumes(axis, told)
     axis.set_xlabel("step")
     axis.set_ylabel("loss (nats)")
@@ -213,29 +270,37 @@ def _loss(path: Path, told: _Told) -> Picture:
 
 def _learning_rate(path: Path, told: _Told) -> Picture:
     figure, (axis,) = canvas(5.2, 3.2)
-    axis.plot(_column(told.curve, "step") + 1, _column(told.curve, "learning_rate"), color=GREEN, linewidth=1.8)
+    axis.plot(_column(told.curve, "applied_steps"), _column(told.curve, "learning_rate"), color=GREEN, linewidth=1.8)
     _mark_resumes(axis, told)
     axis.set_xlabel("step")
     axis.set_ylabel("learning rate")
     axis.set_ylim(bottom=0)
     save(figure, path)
-    return Picture(path, "Learning rate", "Warm-up, then decay, as the optimizer was given it.", half=True)
+    return Picture(path, "Learning rate", "What the optimizer was given, step by step.", half=True)
 
 
 def _accuracy(path: Path, told: _Told) -> Picture:
     figure, (axis,) = canvas(5.2, 3.2)
     steps = _column(told.evaluations, "applied_steps")
-    for name, label, colour in (("mlm_accuracy", "MLM", VERMILION), ("nsp_accuracy", "NSP", ORANGE)):
-        axis.plot(steps, 100 * _column(told.evaluations, name), color=colour, marker="o", markersize=4, label=label)
-    axis.axhline(50, color=INK, linewidth=0.8, linestyle=":", label="NSP by chance")
+    shares = _shares(told.evaluations)
+    for (name, known), colour in zip(shares.items(), _COLOURS, strict=False):
+        factor = 100 if known.unit == "fraction" else 1
+        values = factor * _column(told.evaluations, name)
+        axis.plot(steps, values, color=colour, marker="o", markersize=4, label=known.label)
+    if "nsp_accuracy" in shares:
+        axis.axhline(50, color=INK, linewidth=0.8, linestyle=":", label="NSP by chance")
     axis.set_xlabel("step")
-    axis.set_ylabel("accuracy on the test shards (%)")
+    axis.set_ylabel("held-out scores (%)")
     axis.set_ylim(0, 100)
     axis.legend(loc="best", fontsize=8.5)
     save(figure, path)
-    return Picture(
-        path, "Held-out accuracy", "Masked words and next sentences told rightly, on test shards.", half=True
-    )
+    return Picture(path, "Held-out scores", "What the evaluations found, on data that is not trained on.", half=True)
+
+
+def _shares(evaluations: Sequence[Row]) -> dict[str, Score]:
+    """The scores that are shares of a hundred and told where there is room for few."""
+    found = _scores(evaluations)
+    return {name: known for name, known in found.items() if known.unit in ("fraction", "percent") and known.headline}
 
 
 def _throughput(path: Path, attempts: Sequence[LoadedTrial]) -> Picture:

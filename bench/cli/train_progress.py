@@ -7,10 +7,12 @@ from typing import Any
 
 from analysis.records import TrialDirectory
 from analysis.train_records import events_jsonl
+from analysis.train_scores import evaluation_text
 from bench.cli.progress import note
 from bench.stop import StopRequest
 
 _LOOK_SECONDS = 0.2
+_MOST_NAMES = 4
 
 
 class TrainProgress:
@@ -104,20 +106,17 @@ def progress_text(event: dict[str, Any]) -> str:
 def event_text(event: dict[str, Any]) -> str:
     """Return any other event in a line."""
     if event["event"] == "evaluated":
-        return f"evaluation after {event['applied_steps']:,} steps: {evaluation_text(event)}"
+        best = ", the best so far" if event.get("best") else ""
+        return f"evaluation after {event['applied_steps']:,} steps: {evaluation_text(event)}{best}"
     if event["event"] == "saved":
         return f"saved {event['path']} ({event['size_bytes'] / 2**20:.1f} MiB in {event['seconds']:.1f} s)"
     what = "begins from" if event["new_phase"] else f"resumes after step {event['applied_steps']:,} from"
-    return f"{what} {event['path']}" + ("" if event["moments"] else ", without the optimizer's moments")
-
-
-def evaluation_text(found: dict[str, Any]) -> str:
-    """Return an evaluation in words."""
-    loss = "not finite" if found["mlm_loss"] is None else f"{found['mlm_loss']:.4f}"
-    return (
-        f"MLM loss {loss}, MLM accuracy {100 * found['mlm_accuracy']:.1f} %, "
-        f"NSP accuracy {100 * found['nsp_accuracy']:.1f} %, on {found['samples']:,} samples"
-    )
+    found = f"{what} {event['path']}" + ("" if event["moments"] else ", without the optimizer's moments")
+    for names, side in ((event.get("missing"), "begin with random values"), (event.get("unused"), "are not used")):
+        if names:
+            found += f"\n  {len(names)} weights {side}: {', '.join(names[:_MOST_NAMES])}"
+            found += ", ..." if len(names) > _MOST_NAMES else ""
+    return found
 
 
 def duration(seconds: float) -> str:

@@ -1,7 +1,10 @@
-"""What a task is: its model, its batches, its loss."""
+"""What a task is: its model, its batches, its loss; and what training needs of it besides.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+bert.training imports this module and reaches the tasks by their names alone; no task imports bert.training.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +13,7 @@ from bert.batch import Batch, BatchCounts
 from bert.config import ModelConfig
 from bert.data.lengths import PADDINGS
 from bert.observer import Observer
+from bert.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +38,67 @@ class DataSpec:
     """Ranks in all."""
     padding: str = PADDINGS[0]
     """Of batches that do not come padded (SQuAD): one of bert.data.lengths.PADDINGS."""
+    drop_unanswerable_windows: bool = False
+    """Whether training leaves out windows that lack the answer their question has (SQuAD)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataIdentity:
+    """What tells one set of training data from another, wherever it lies."""
+
+    source: str
+    """As given: a folder or file, or the name of made-up data."""
+    fingerprint: str | None = None
+    """Hash of what they are (of shards: names, sizes and sample counts); None for made-up data."""
+    shards: list[str] = field(default_factory=list)
+    """Names of the shards, where there are some."""
+    vocab_size: int | None = None
+    """Word pieces of the vocabulary they were made with; None where nothing beside them says it."""
+    vocabulary: str | None = None
+    """Hash of that vocabulary; None where nothing beside the data says it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationSpec:
+    """What a model is to be evaluated on."""
+
+    source: str | None = None
+    """A file the task reads; None is what lies beside the training data."""
+    samples: int = 0
+    """How many samples of it, spread evenly; 0 takes all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """How a model does on data that it is not trained on."""
+
+    values: Mapping[str, float]
+    """Scores and losses, by the names in Task.scores."""
+    samples: int
+    """Samples they were measured on."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What else they were measured on, by name (predicted_positions)."""
+
+
+class Evaluator(Protocol):
+    """Data to evaluate on, divided over the ranks; what is found is the same on every rank."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells these samples from others: scores on others are not compared."""
+
+    def measure(self, model: torch.nn.Module, device: torch.device, precision: Precision) -> torch.Tensor:
+        """This rank's part of a sum over ranks, a float64 vector on the CPU.
+
+        `model` is on `device`, in evaluation mode and without what a strategy wraps around it; no gradients are kept.
+
+        Raises:
+            UsageError: the model has not the heads of the task.
+            InputError: the data are damaged.
+        """
+
+    def score(self, total: torch.Tensor) -> Evaluation:
+        """Make scores of the sum of all ranks' parts."""
 
 
 class BatchStream(Protocol):
@@ -65,3 +130,33 @@ class Task(Protocol):
 
     def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:
         """Model FLOPs of forward and backward for these counts (bert.flops)."""
+
+
+class TrainableTask(Task, Protocol):
+    """A workload that `bertbench train` trains."""
+
+    parts: tuple[str, ...]
+    """Names of the parts of the loss that are told beside their sum."""
+    scores: tuple[str, ...]
+    """Names of what an evaluation finds; analysis.train_scores knows how each is shown."""
+    deciding_score: str
+    """The one of them that says which checkpoint is the best."""
+    higher_is_better: bool
+    """Whether more of it is better."""
+    begins_from_encoder: bool
+    """Whether a run usually begins from the encoder of another task's model: heads that are absent there are then
+    nothing to warn of, and the state of its optimizer is not taken. Else checkpoints of ours have to have all heads."""
+
+    def loss_parts(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Mean training loss of one micro-batch, a scalar, and its parts by the names in `parts`, detached scalars."""
+
+    def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
+        """Look at the data of a run. Raises InputError where they are missing, damaged or of another vocabulary."""
+
+    def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> Evaluator:
+        """Open what a model is evaluated on while it is trained on `spec`.
+
+        Raises:
+            InputError: there is nothing, it is damaged, or it does not fit `spec`.
+            UsageError: `wanted` says too little or too much.
+        """

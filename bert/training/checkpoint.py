@@ -2,6 +2,7 @@
 
     step-0000123/
         config.json model.safetensors   the model (bert.checkpoints.ours)
+        vocab.txt                       the vocabulary of the data, where it lies beside them
         optimizer.safetensors           moments by parameter name
         rng-<rank>.safetensors          random number generators, written by each rank
         state.json                      bert.training.state, and size and CRC-32 of every other file
@@ -25,11 +26,12 @@ from torch import nn
 
 from bert.checkpoints.model_config import read_json
 from bert.checkpoints.ours import save_model
+from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.strategies.base import Strategy
 from bert.training.agreement import known_to_first, together
 from bert.training.state import TrainState
 from bert.training.tensors import OPTIMIZER_FILE, rng_file, save_optimizer, save_rng
-from common.atomic import storage_errors, write_json
+from common.atomic import storage_errors, write_json, write_text
 from common.errors import InputError, SchemaError, StorageError
 
 T = TypeVar("T")
@@ -70,8 +72,11 @@ def save(
     optimizer: torch.optim.Optimizer,
     state: TrainState,
     strategy: Strategy,
+    vocabulary: str | None = None,
 ) -> tuple[Path, int]:
     """Write a checkpoint and remove those beyond the latest `state.settings.keep`; every rank has to call it.
+
+    That of the best evaluation stays too.
 
     Args:
         folder: where the checkpoints of the run lie.
@@ -79,6 +84,7 @@ def save(
         optimizer: over its parameters.
         state: where the run stands, the same on every rank.
         strategy: the ranks.
+        vocabulary: content of the vocab.txt to put beside the weights.
 
     Returns:
         Its folder and the size of its files in bytes (0 on other ranks than the first).
@@ -101,13 +107,16 @@ def save(
         if strategy.rank == 0:
             save_model(temporary, model)
             save_optimizer(temporary / OPTIMIZER_FILE, model, optimizer)
+            if vocabulary is not None:
+                write_text(temporary / VOCABULARY_FILE, vocabulary)
 
     def finish() -> int:
         if strategy.rank != 0:
             return 0
         size = _seal(temporary, state)
         _replace(temporary, final)
-        _prune(folder, state.applied_steps, state.settings.keep)
+        best = None if state.best is None else state.best.applied_steps
+        _prune(folder, state.applied_steps, state.settings.keep, best)
         return size
 
     try:
@@ -153,9 +162,11 @@ def _replace(temporary: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _prune(folder: Path, applied_steps: int, keep: int) -> None:
+def _prune(folder: Path, applied_steps: int, keep: int, best: int | None) -> None:
     # Newer ones are damaged, or the run would have begun from them: they do not count, and are written anew in time.
     for step in [step for step in saved_steps(folder) if step <= applied_steps][:-keep]:
+        if step == best:
+            continue
         path = checkpoint_path(folder, step)
         old = path.with_name(f".{path.name}.old")
         path.rename(old)

@@ -1,26 +1,28 @@
 """What a training run reports while it goes on, and when it ends."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from bert.tasks.base import Evaluation
+
+LAST_GOOD_CHECKPOINT = "The last good checkpoint"
+"""What a message about losses that are not finite says of where to go on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """How the model does on the test shards."""
+class Best:
+    """The best of a run's evaluations so far; its checkpoint stays."""
 
-    mlm_loss: float
-    """Cross-entropy in nats per predicted position, over all of them."""
-    mlm_accuracy: float
-    """Fraction of the predicted positions whose word piece is the most likely one."""
-    nsp_loss: float
-    """Cross-entropy of the next-sentence labels in nats per sample."""
-    nsp_accuracy: float
-    """Fraction of the samples whose label is the more likely one."""
-    samples: int
-    """Samples it was measured on."""
-    predicted_positions: int
-    """Predicted positions it was measured on."""
+    applied_steps: int
+    """Updates of the run when it was made, which name the checkpoint."""
+    score: str
+    """Name of the score that decides (TrainableTask.deciding_score)."""
+    value: float
+    """What it was."""
+    data: str
+    """Evaluator.fingerprint of what it was measured on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +37,12 @@ class Resumed:
     """Whether step count, schedule and data begin anew."""
     moments: bool
     """Whether the optimizer's moments were taken too."""
+    changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Where this run goes on: settings that have changed since the checkpoint, by name, before and now."""
+    missing: tuple[str, ...] = ()
+    """Weights of the model that are not there and keep their fresh values."""
+    unused: tuple[str, ...] = ()
+    """Weights that are there and that the model has no place for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +53,8 @@ class Progress:
     """Number of the step, from 0; steps that were left out count here."""
     loss: float
     """Training loss in nats, mean over micro-steps and ranks."""
-    mlm_loss: float
-    """Its masked-word part."""
-    nsp_loss: float
-    """Its next-sentence part."""
+    parts: Mapping[str, float]
+    """Its parts by the task's names for them."""
     learning_rate: float
     """Rate the step was made with."""
     applied: bool
@@ -71,6 +77,8 @@ class Evaluated:
     """What was found."""
     seconds: float
     """Time it took, on this rank."""
+    best: bool = False
+    """Whether it is the best so far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +93,8 @@ class Saved:
     """Time it took, with the disk's confirmation."""
     size_bytes: int
     """Size of its files together."""
+    best: Best | None = None
+    """The best evaluation up to there; None where there was none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +123,8 @@ class RunOutcome:
     """Latest checkpoint; None where no update was made."""
     evaluation: Evaluation | None
     """Latest evaluation."""
+    best: Best | None = None
+    """Best evaluation, whose checkpoint stays; None where there was none."""
 
 
 Event = Resumed | Progress | Evaluated | Saved | Warned

@@ -8,6 +8,7 @@ from bert.batch import Batch
 from bert.observer import Observer, StepResult
 from bert.precision import Precision
 from bert.strategies.base import Strategy
+from bert.tasks.base import TrainableTask
 from bert.train import Progress as UpdateCounts
 from bert.training.events import Progress
 
@@ -25,8 +26,16 @@ class _Step:
 class LossLog(Observer):
     """Keeps what each step did until `read`; nothing waits for a GPU before that."""
 
-    def __init__(self, counts: UpdateCounts, global_batch_size: int, grad_accum_steps: int, samples_seen: int) -> None:
+    def __init__(
+        self,
+        task: TrainableTask,
+        counts: UpdateCounts,
+        global_batch_size: int,
+        grad_accum_steps: int,
+        samples_seen: int,
+    ) -> None:
         self.samples_seen = samples_seen
+        self._task = task
         self._counts = counts
         self._global_batch_size = global_batch_size
         self._grad_accum_steps = grad_accum_steps
@@ -38,18 +47,19 @@ class LossLog(Observer):
         return len(self._steps)
 
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """Mean training loss of one micro-batch; its two parts are noted."""
-        output = model(batch)
-        parts = torch.stack((output.mlm_loss.detach(), output.nsp_loss.detach()))
-        self._parts = parts if self._parts is None else self._parts + parts
-        loss: torch.Tensor = output.loss
+        """Mean training loss of one micro-batch; its parts are noted."""
+        loss, named = self._task.loss_parts(model, batch)
+        if named:
+            parts = torch.stack([named[name] for name in self._task.parts])
+            self._parts = parts if self._parts is None else self._parts + parts
         return loss
 
     def step_end(self, step: int, result: StepResult) -> None:
         """Keep the step."""
-        assert self._parts is not None
         self.samples_seen += self._global_batch_size
-        losses = torch.cat((result.loss.reshape(1), self._parts / self._grad_accum_steps))
+        losses = result.loss.reshape(1)
+        if self._parts is not None:
+            losses = torch.cat((losses, self._parts / self._grad_accum_steps))
         self._parts = None
         self._steps.append(
             _Step(
@@ -74,13 +84,12 @@ class LossLog(Observer):
             Progress(
                 step=step.number,
                 loss=loss,
-                mlm_loss=mlm_loss,
-                nsp_loss=nsp_loss,
+                parts=dict(zip(self._task.parts, parts, strict=True)),
                 learning_rate=step.learning_rate,
                 applied=step.applied,
                 applied_steps=step.applied_steps,
                 samples_seen=step.samples_seen,
                 loss_scale=scale,
             )
-            for step, (loss, mlm_loss, nsp_loss) in zip(steps, rows, strict=True)
+            for step, (loss, *parts) in zip(steps, rows, strict=True)
         ]

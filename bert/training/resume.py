@@ -3,17 +3,24 @@
 Going on in the same folder, `check_resumable`:
 
 - the same: shape of the model, vocabulary, training data (by content, its folder may have moved), sequence length,
-  optimizer, seed and global batch size. Where one of them is to change, that is a new run: another folder, `init`.
+  optimizer and seed. Where one of them is to change, that is a new run or phase: another folder, `init`.
 - free, and said in a warning because the run is no longer the one that was begun: learning rate, schedule, warm-up,
   number of updates (not below those made), weight decay, clipping, dropout, precision, what made-up data predicts.
-- free, and said in a warning: micro-batch, accumulation, devices, strategy. The samples and their order stay the same
-  (in shards binned by length the order in which bins take turns does not); losses then agree up to rounding, and
-  dropout draws other numbers. A rank that was not there before seeds its generators from (seed, rank, updates made).
-- free and silent: how often is logged, evaluated and saved, how many checkpoints stay, `init`.
+- free, and said in a warning: global batch size. The data position counts samples: the first sample that was not
+  trained on comes next, none is left out or repeated. Schedule, number of updates and the intervals of saving and
+  evaluating count updates, of whatever size, as the settings say; the learning rate is not rescaled.
+- free, and said in a warning: micro-batch, accumulation, devices, strategy, padding. The samples and their order stay
+  the same (in shards binned by length the order in which bins take turns does not; made-up batches are counted, in
+  whole ones); losses then agree up to rounding, and dropout draws other numbers. A rank that was not there before seeds
+  its generators from (seed, rank, updates made).
+- free, and said in a warning: versions of Python, PyTorch and NumPy; losses then agree up to rounding.
+- free and silent: how often is logged, evaluated and saved and on what, how many checkpoints stay, `init`. On other
+  evaluation data the best checkpoint is looked for anew, which is said.
 
 Beginning a new run or phase from `init`, `find_initial`: weights are taken, and the optimizer's moments with the
 number of steps their bias correction has seen where the optimizer is the same; updates, schedule, data position, loss
-scaling and random numbers begin anew. The shape and the vocabulary must be the same; the rest may differ.
+scaling and random numbers begin anew. The shape and the vocabulary must be the same; the rest may differ. Weights alone
+may be in any form that `bertbench convert` reads.
 """
 
 from collections.abc import Callable
@@ -21,22 +28,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.checkpoints.ours import is_model_folder
+from bert.checkpoints.read import Found, find_checkpoint
 from bert.data.lengths import is_synthetic
+from bert.data.vocabulary import load_vocabulary
+from bert.tasks.base import DataIdentity
 from bert.training.checkpoint import STATE_FILE, Checkpoint, latest, read, saved_steps
 from bert.training.settings import TrainSettings
-from bert.training.state import DataIdentity
+from bert.training.state import versions
 from common.errors import InputError, UsageError
 
 CHECKPOINTS_FOLDER = "checkpoints"
 """Name of the folder of checkpoints in a run's folder; `init` finds them there."""
 
-_FIXED = ("task", "optimizer", "seed", "global_batch_size", "seq_len")
+_FIXED = ("task", "optimizer", "seed", "seq_len", "drop_unanswerable_windows")
 _CHANGES_THE_RUN = (
     "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "dropout", "precision",
     "max_predictions",
 )  # fmt: skip
-_CHANGES_THE_SPLIT = ("micro_batch_size", "grad_accum_steps", "world_size", "strategy")
+_CHANGES_THE_SPLIT = ("micro_batch_size", "grad_accum_steps", "world_size", "strategy", "padding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +53,11 @@ class Initial:
     """What a new run begins from."""
 
     weights: Path
-    """Folder of the model's weights."""
+    """Folder or file of the model's weights."""
     checkpoint: Checkpoint | None
     """The checkpoint they are part of; None where they are weights alone."""
+    found: Found | None = None
+    """What they are, where they are weights alone."""
 
 
 def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Checkpoint) -> list[str]:
@@ -71,21 +82,53 @@ def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Che
         )
     _check_data(data, checkpoint)
     warnings = []
-    changed = _changes(saved, settings, _CHANGES_THE_RUN)
+    changed = _in_words(_changes(saved, settings, _CHANGES_THE_RUN))
     if changed:
         warnings.append(f"since update {made} the run goes on with {changed}: it is not the run that was begun")
-    split = _changes(saved, settings, _CHANGES_THE_SPLIT)
-    if split:
+    split = _in_words(_changes(saved, settings, _CHANGES_THE_SPLIT))
+    if saved.global_batch_size != settings.global_batch_size:
+        warnings.append(_other_batch(settings, checkpoint, split))
+    elif split:
         warnings.append(
             f"since update {made} the run goes on with {split}: the samples stay the same, the losses agree with those "
             "of the former division up to rounding and dropout only"
         )
+    now = versions()
+    before = {name: version for name, version in checkpoint.state.versions.items() if name in now}
+    other = _in_words({name: (before[name], now[name]) for name in before if before[name] != now[name]})
+    if other:
+        warnings.append(
+            f"since update {made} the run goes on with {other}: its losses agree with those of an uninterrupted run up "
+            "to rounding only"
+        )
     return warnings
 
 
-def _changes(saved: TrainSettings, settings: TrainSettings, names: tuple[str, ...]) -> str:
-    changed = [name for name in names if getattr(saved, name) != getattr(settings, name)]
-    return ", ".join(f"{name} {getattr(settings, name)} instead of {getattr(saved, name)}" for name in changed)
+def changed_settings(settings: TrainSettings, checkpoint: Checkpoint) -> dict[str, tuple[Any, Any]]:
+    """Return what was (first) and is (second) of each setting that a run trains with and that has changed."""
+    names = (*_CHANGES_THE_RUN, "global_batch_size", *_CHANGES_THE_SPLIT)
+    return _changes(checkpoint.state.settings, settings, names)
+
+
+def _other_batch(settings: TrainSettings, checkpoint: Checkpoint, split: str) -> str:
+    """Say what another global batch size means for the rest of the run."""
+    state, size = checkpoint.state, settings.global_batch_size
+    left = settings.steps - state.applied_steps
+    return (
+        f"since update {state.applied_steps} the run goes on with global_batch_size {size} instead of "
+        f"{state.settings.global_batch_size}{f', {split}' if split else ''}: the data goes on behind the "
+        f"{state.samples_seen} samples it has seen; schedule and steps count updates, {left} more are {left * size} "
+        "samples; the learning rate is not rescaled"
+    )
+
+
+def _changes(saved: TrainSettings, settings: TrainSettings, names: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
+    pairs = {name: (getattr(saved, name), getattr(settings, name)) for name in names}
+    return {name: (before, now) for name, (before, now) in pairs.items() if before != now}
+
+
+def _in_words(changes: dict[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{name} {now} instead of {before}" for name, (before, now) in changes.items())
 
 
 def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
@@ -124,7 +167,7 @@ def _check_vocabulary(data: DataIdentity, checkpoint: Checkpoint) -> None:
 
 
 def find_initial(settings: TrainSettings, data: DataIdentity, warn: Callable[[str], None], whole: bool) -> Initial:
-    """Find what `settings.init` names: a checkpoint, a folder (or a run's folder) of them, or a folder of weights.
+    """Find what `settings.init` names: a checkpoint, a folder (or a run's folder) of them, or weights of any form.
 
     Args:
         settings: of the run that begins.
@@ -137,27 +180,34 @@ def find_initial(settings: TrainSettings, data: DataIdentity, warn: Callable[[st
     """
     assert settings.init is not None
     path = Path(settings.init)
-    initial = _initial(path, warn, whole)
-    if initial is None:
+    checkpoint = _own_checkpoint(path, warn, whole)
+    if checkpoint is not None:
+        _check_vocabulary(data, checkpoint)
+        return Initial(checkpoint.path, checkpoint)
+    try:
+        found = find_checkpoint(path)
+    except InputError as error:
         raise InputError(
-            f"{_what_is(path)}, this run needs a checkpoint of bertbench of a {settings.preset} model with "
-            f"{settings.vocab_size} word pieces: give a folder step-..., the folder of a run, or what "
-            "`bertbench convert` made of another checkpoint"
-        )
-    if initial.checkpoint is not None:
-        _check_vocabulary(data, initial.checkpoint)
-    return initial
+            f"{_what_is(path)}, this run needs a checkpoint of a {settings.preset} model with {settings.vocab_size} "
+            f"word pieces: a folder step-..., the folder of a run, or anything that `bertbench convert` reads; {error}"
+        ) from error
+    if found.vocab is not None and data.vocabulary is not None:
+        hashes = [load_vocabulary(found.vocab, lower_case).fingerprint for lower_case in (True, False)]
+        if data.vocabulary not in hashes:
+            raise InputError(
+                f"{found.vocab} is another vocabulary than the one that {data.source} was made with: its ids mean "
+                "other words, prepare the data with the vocabulary beside the weights"
+            )
+    return Initial(found.path, None, found)
 
 
-def _initial(path: Path, warn: Callable[[str], None], whole: bool) -> Initial | None:
+def _own_checkpoint(path: Path, warn: Callable[[str], None], whole: bool) -> Checkpoint | None:
     if (path / STATE_FILE).is_file():
-        return Initial(path, read(path, whole))
+        return read(path, whole)
     for folder in (path, path / CHECKPOINTS_FOLDER):
         if saved_steps(folder):
-            found = latest(folder, warn)
-            assert found is not None
-            return Initial(found.path, found)
-    return Initial(path, None) if is_model_folder(path) else None
+            return latest(folder, warn)
+    return None
 
 
 def _what_is(path: Path) -> str:

@@ -1,10 +1,12 @@
 """A training run from its first update, or its latest checkpoint, to its last.
 
-Every rank of the run calls `run_training` with the same settings, on the same folder. On a CPU an interrupted run gives
-the losses of an uninterrupted one, bit by bit, if it goes on with the same settings, threads and library versions; on
-GPUs, or with more than two ranks, sums may be added up in another order. What may change: bert.training.resume.
+Every rank of the run calls `run_training` with the same settings, on the same folder. On CPUs an interrupted run gives
+the losses of an uninterrupted one, bit by bit and with any number of ranks, if it goes on with the same settings,
+threads and library versions; on GPUs some kernels add up in an order that changes from run to run. What may change:
+bert.training.resume.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,18 +21,29 @@ from bert.optim import OPTIMIZERS, SELF_CLIPPING
 from bert.precision import Precision
 from bert.strategies.base import Strategy
 from bert.tasks import TASKS
-from bert.tasks.base import DataSpec
+from bert.tasks.base import DataIdentity, DataSpec, Evaluation, EvaluationSpec, Evaluator, TrainableTask
 from bert.train import DivergenceError, DivergenceWatch, Training, parameters_are_finite, train
 from bert.train import Progress as UpdateCounts
 from bert.training.agreement import any_rank, together
-from bert.training.checkpoint import Checkpoint, latest_on_all, remove_left_overs, save
-from bert.training.evaluate import TestShards, evaluate
-from bert.training.events import Evaluated, Evaluation, Event, Report, Resumed, RunOutcome, Saved, Warned
+from bert.training.checkpoint import Checkpoint, checkpoint_path, latest_on_all, remove_left_overs, save
+from bert.training.evaluate import evaluate
+from bert.training.events import (
+    LAST_GOOD_CHECKPOINT,
+    Best,
+    Evaluated,
+    Event,
+    Report,
+    Resumed,
+    RunOutcome,
+    Saved,
+    Warned,
+)
 from bert.training.feed import Feed
+from bert.training.initial import Taken, load_initial
 from bert.training.losses import LossLog
-from bert.training.resume import Initial, check_resumable, find_initial
+from bert.training.resume import Initial, changed_settings, check_resumable, find_initial
 from bert.training.settings import TrainSettings
-from bert.training.state import DataIdentity, TrainState, identify, versions
+from bert.training.state import TrainState, versions, vocabulary_text
 from bert.training.tensors import (
     OPTIMIZER_FILE,
     check_same_shape,
@@ -112,40 +125,44 @@ class _Run:
         self.strategy = strategy
         self.should_stop = should_stop
         self._report = report
-        self.task = load(TASKS, settings.task, "task")()
+        self.task: TrainableTask = load(TASKS, settings.task, "task")()
         self.config = settings.model_config()
         self.precision = Precision(settings.precision, strategy.device.type)
         self.counts = UpdateCounts()
         self.spec = _data_spec(settings, strategy)
-        self.data: DataIdentity = together(strategy, lambda: identify(self.spec))
-        self.test_shards = self._test_shards()
+        self.data: DataIdentity = together(strategy, lambda: self.task.identify(self.spec))
+        self.vocabulary = together(strategy, lambda: vocabulary_text(self.data))
+        self.evaluator = self._open_evaluator()
         self.evaluation: Evaluation | None = None
+        self.best: Best | None = None
         self.resumed_from, initial = self._origin()
-        weights = initial.weights if initial is not None else None
         torch.manual_seed(settings.seed)
         self.model = self.task.build_model(self.config, observer)
-        if weights is not None:
-            together(strategy, lambda: load_weights(weights, self.model, self.config))
+        taken = None if initial is None else together(strategy, lambda: self._load_model(initial))
         wrapped = strategy.wrap(self.model, observer)
         self.optimizer = self._make_optimizer(wrapped)
-        if initial is not None:
-            self._load_optimizer(initial)
+        if initial is not None and taken is not None:
+            self._load_optimizer(initial, taken)
         self.feed = together(strategy, self._open_feed)
         samples_seen = 0 if self.resumed_from is None else self.resumed_from.state.samples_seen
-        self.log = LossLog(self.counts, settings.global_batch_size, settings.grad_accum_steps, samples_seen)
+        self.log = LossLog(self.task, self.counts, settings.global_batch_size, settings.grad_accum_steps, samples_seen)
         self.observer = Observers([self.log, observer])
         self.training = self._make_training(wrapped)
         self.checkpoint = None if self.resumed_from is None else self.resumed_from.path
         self._saved = self._evaluated = self.counts.applied_steps
+        if self.resumed_from is not None and self.evaluation is None:
+            self._evaluated = -1  # evaluations were asked for since: one that is due now is made
         self._begin_random_numbers()
 
-    def _test_shards(self) -> TestShards | None:
-        if self.settings.eval_every == 0:
+    def _open_evaluator(self) -> Evaluator | None:
+        settings = self.settings
+        if settings.eval_every == 0:
             return None
         if self.data.fingerprint is None:
-            self.report(Warned(message="made-up data has no test shards: the run is not evaluated"))
+            self.report(Warned(message="made-up data has no test shards and no answers: the run is not evaluated"))
             return None
-        return together(self.strategy, lambda: TestShards(self.spec, self.settings.eval_samples))
+        wanted = EvaluationSpec(source=settings.eval_data, samples=settings.eval_samples)
+        return together(self.strategy, lambda: self.task.evaluator(self.spec, wanted))
 
     def _origin(self) -> tuple[Checkpoint | None, Initial | None]:
         """Find what to go on from, or else to begin from; take over the counts of what to go on from."""
@@ -158,11 +175,31 @@ class _Run:
             together(self.strategy, lambda: self.counts.load_state_dict(found.state.progress))
             together(self.strategy, lambda: self.precision.load_state_dict(found.state.scaler))
             self.evaluation = found.state.evaluation
+            self.best = self._still_best(found.state.best)
             return found, Initial(found.path, found)
         if self.settings.init is None:
             return None, None
         whole = self.strategy.rank == 0
         return None, together(self.strategy, lambda: find_initial(self.settings, self.data, self._warn, whole))
+
+    def _still_best(self, best: Best | None) -> Best | None:
+        """Return the best evaluation so far where those to come can be held against it."""
+        if best is None or self.evaluator is None:
+            return best
+        name = checkpoint_path(self.folder, best.applied_steps).name
+        if any_rank(self.strategy, not (self.folder / name).is_dir()):
+            self._warn(f"{name}, the best checkpoint so far, is gone: the next evaluation counts as the best")
+        elif (best.score, best.data) != (self.task.deciding_score, self.evaluator.fingerprint):
+            self._warn(f"{name} was the best checkpoint on other samples: the next evaluation counts as the best")
+        else:
+            return best
+        return None
+
+    def _load_model(self, initial: Initial) -> Taken:
+        if self.resumed_from is None:
+            return load_initial(initial, self.model, self.config, whole=not self.task.begins_from_encoder)
+        load_weights(initial.weights, self.model, self.config)
+        return Taken()
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         settings = self.settings
@@ -170,9 +207,11 @@ class _Run:
         make = OPTIMIZERS[settings.optimizer]
         return make(model, settings.learning_rate, weight_decay=settings.weight_decay, **clipping)
 
-    def _load_optimizer(self, initial: Initial) -> None:
-        """Take the moments, unless they are another optimizer's; say what the run begins from."""
+    def _load_optimizer(self, initial: Initial, taken: Taken) -> None:
+        """Take the moments, unless they are another optimizer's or model's; say what the run begins from."""
         checkpoint, settings = initial.checkpoint, self.settings
+        if self.resumed_from is None and self.task.begins_from_encoder:
+            checkpoint = None
         same = checkpoint is not None and checkpoint.state.settings.optimizer == settings.optimizer
         if checkpoint is not None and same:
             path, steps = checkpoint.path / OPTIMIZER_FILE, checkpoint.state.optimizer_steps
@@ -188,8 +227,16 @@ class _Run:
                 applied_steps=self.counts.applied_steps,
                 new_phase=self.resumed_from is None,
                 moments=same,
+                changed={} if self.resumed_from is None else changed_settings(settings, self.resumed_from),
+                missing=taken.missing,
+                unused=taken.unused,
             )
         )
+        if taken.missing and not self.task.begins_from_encoder:
+            self._warn(
+                f"{len(taken.missing)} weights of the model are not in {initial.weights}, {taken.missing[0]} first: "
+                "they begin with random values"
+            )
 
     def _open_feed(self) -> Feed:
         stream = self.task.batches(self.spec)
@@ -235,10 +282,9 @@ class _Run:
             train(self.training, self.observer, self._between_steps, first)
         except DivergenceError as error:
             self._read_losses()
-            last = f"is {self.checkpoint}" if self.checkpoint else "does not exist: the run had saved none"
-            raise DivergenceError(
-                f"{error}. The last good checkpoint {last}", error.step, error.learning_rate
-            ) from error
+            there = f"is {self.checkpoint}, from which the run goes on when it is called again"
+            last = there if self.checkpoint else "does not exist: the run had saved none"
+            raise DivergenceError(f"{error}. {LAST_GOOD_CHECKPOINT} {last}", error.step, error.learning_rate) from error
         return RunOutcome(
             finished=self._done(),
             applied_steps=self.counts.applied_steps,
@@ -247,6 +293,7 @@ class _Run:
             resumed_from=None if self.resumed_from is None else self.resumed_from.path,
             checkpoint=self.checkpoint,
             evaluation=self.evaluation,
+            best=self.best,
         )
 
     def close(self) -> None:
@@ -270,14 +317,12 @@ class _Run:
         if len(self.log) >= settings.log_every:
             self._read_losses()
         stop = not done and any_rank(self.strategy, self.should_stop())
-        evaluation_due = self.test_shards is not None and (done or applied % settings.eval_every == 0)
+        evaluation_due = self.evaluator is not None and (done or applied % settings.eval_every == 0)
         saving_due = done or stop or applied % settings.save_every == 0
         evaluating, saving = evaluation_due and applied != self._evaluated, saving_due and applied != self._saved
         if done or stop or evaluating or saving:
             self._read_losses()
-        if evaluating:
-            self._evaluate()
-        if saving:
+        if (evaluating and self._evaluate()) or saving:
             self._save(step)
         return not (done or stop)
 
@@ -285,13 +330,23 @@ class _Run:
         for event in self.log.read(self.strategy, self.precision):
             self.report(event)
 
-    def _evaluate(self) -> None:
-        assert self.test_shards is not None
+    def _evaluate(self) -> bool:
+        """Evaluate the model; return whether it is the best so far."""
+        assert self.evaluator is not None
         began = time.perf_counter()
-        self.evaluation = evaluate(self.model, self.test_shards, self.strategy, self.precision)
+        self.evaluation = evaluate(self.model, self.evaluator, self.strategy, self.precision)
         self._evaluated = self.counts.applied_steps
+        name = self.task.deciding_score
+        value = float(self.evaluation.values[name])
+        gain = math.inf if self.best is None else value - self.best.value
+        best = math.isfinite(value) and (gain if self.task.higher_is_better or self.best is None else -gain) > 0
+        if best:
+            data = self.evaluator.fingerprint
+            self.best = Best(applied_steps=self._evaluated, score=name, value=value, data=data)
         seconds = time.perf_counter() - began
-        self.report(Evaluated(applied_steps=self._evaluated, evaluation=self.evaluation, seconds=seconds))
+        told = Evaluated(applied_steps=self._evaluated, evaluation=self.evaluation, seconds=seconds, best=best)
+        self.report(told)
+        return best
 
     def _save(self, step: int) -> None:
         """Save a checkpoint, but no parameters that are not numbers."""
@@ -301,8 +356,8 @@ class _Run:
         if any_rank(self.strategy, not parameters_are_finite(self.model)):
             rate = float(self.optimizer.param_groups[0]["lr"])
             raise DivergenceError(
-                f"the parameters after step {step - 1} are not finite numbers (learning rate {rate:.6g}): resume from "
-                "the last checkpoint with a lower learning rate or a longer warm-up",
+                f"the parameters after step {step} are not finite numbers (learning rate {rate:.6g}): lower the "
+                "learning rate or lengthen the warm-up",
                 step - 1,
                 rate,
             )
@@ -315,12 +370,14 @@ class _Run:
             scaler=self.precision.state_dict(),
             optimizer_steps=shared_steps(self.optimizer),
             evaluation=self.evaluation,
+            best=self.best,
             versions=versions(),
         )
-        self.checkpoint, size = save(self.folder, self.model, self.optimizer, state, self.strategy)
+        self.checkpoint, size = save(self.folder, self.model, self.optimizer, state, self.strategy, self.vocabulary)
         self._saved = self.counts.applied_steps
         seconds = time.perf_counter() - began
-        self.report(Saved(applied_steps=self._saved, path=self.checkpoint, seconds=seconds, size_bytes=size))
+        told = Saved(applied_steps=self._saved, path=self.checkpoint, seconds=seconds, size_bytes=size, best=self.best)
+        self.report(told)
 
 
 def _data_spec(settings: TrainSettings, strategy: Strategy) -> DataSpec:
@@ -333,4 +390,6 @@ def _data_spec(settings: TrainSettings, strategy: Strategy) -> DataSpec:
         seed=settings.seed,
         rank=strategy.rank,
         world_size=strategy.world_size,
+        padding=settings.padding,
+        drop_unanswerable_windows=settings.drop_unanswerable_windows,
     )

@@ -6,17 +6,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bert.config import BERT_UNCASED_VOCAB_SIZE, PRESETS, ModelConfig, preset
+from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig, preset, shape_from_words
 from bert.data.lengths import check_distribution, default_max_predictions, is_synthetic, lengths_folder
 from bert.optim import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.schedule import PHASES, SCHEDULES, Schedule
 from bert.strategies import STRATEGIES
+from bert.tasks import TASKS
 from common.errors import InputError, UsageError
 from common.registry import lookup
 
 DEFAULT_SEED = 42
 DEFAULT_MICRO_BATCH_SIZE = {1: 32, 2: 8}
 """Sequences per device and micro-step in each phase, where none are given."""
+PADDINGS = ("longest", "fixed")
+
+FINE_TUNING: dict[str, dict[str, Any]] = {
+    "squad": {
+        "preset": "base",
+        "optimizer": "adamw",
+        "learning_rate": 3e-5,
+        "schedule": "linear",
+        "warmup": 0.1,
+        "weight_decay": 0.01,
+        "seq_len": 384,
+        "global_batch_size": 32,
+        "micro_batch_size": 8,
+        "max_grad_norm": 1.0,
+        "epochs": 2.0,
+        "seed": DEFAULT_SEED,
+    },
+}
+"""What each task that is no pretraining is trained with where nothing is given, by field of TrainSettings; and the
+`epochs` that its number of updates follows from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,17 +49,23 @@ class TrainSettings:
     """
 
     task: str = "pretrain"
-    """What is trained; pretraining is all there is."""
+    """What is trained, one of bert.tasks.TASKS."""
     preset: str = "large"
-    """Shape of the model, one of bert.config.PRESETS."""
+    """Shape of the model, one of bert.config.PRESETS; any name where `shape` is given."""
+    shape: str | None = None
+    """Shape of the model where it is no preset's, as bert.config.shape_from_words takes it."""
     dropout: float = 0.1
     """Probability with which hidden states and attention weights are dropped."""
     data: str
-    """Folder of HDF5 shards, or 'synthetic', 'synthetic:<distribution>', 'synthetic:<folder>'."""
+    """What the task reads (a folder of HDF5 shards), or 'synthetic', 'synthetic:<distribution>', 'synthetic:<path>'."""
     seq_len: int = 128
     """Tokens per sequence, padding included."""
     max_predictions: int = 20
-    """Masked positions per sequence at most; shards bring their own."""
+    """Masked positions per sequence at most (pretraining); shards bring their own."""
+    padding: str = "longest"
+    """Of batches that do not come padded (SQuAD): longest or fixed."""
+    drop_unanswerable_windows: bool = False
+    """Whether windows that lack the answer their question has are left out (SQuAD)."""
     vocab_size: int = BERT_UNCASED_VOCAB_SIZE
     """Word pieces of the vocabulary the shards were made with, before padding."""
     micro_batch_size: int
@@ -72,21 +99,22 @@ class TrainSettings:
     log_every: int = 10
     """Steps after which losses are read from the device and reported, one event per step."""
     eval_every: int = 0
-    """Updates between evaluations on the test shards, with one at the end; 0 evaluates never."""
+    """Updates between evaluations, with one at the end; 0 evaluates never."""
+    eval_data: str | None = None
+    """What the model is evaluated on; None is what lies beside the training data (pretraining: the test shards)."""
     eval_samples: int = 0
-    """Test samples of an evaluation, spread evenly over the shards; 0 takes all."""
+    """Samples of an evaluation, spread evenly over them; 0 takes all."""
     save_every: int = 200
     """Updates between checkpoints; one comes at the end of the run too."""
     keep: int = 3
-    """Checkpoints that stay, the latest."""
+    """Checkpoints that stay, the latest; that of the best evaluation stays besides."""
     init: str | None = None
-    """Checkpoint, folder of checkpoints or folder of weights that a new run begins from; None begins from scratch."""
+    """Checkpoint, folder of checkpoints or weights of any form that a new run begins from; None begins from scratch."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
-        if self.task != "pretrain":
-            raise UsageError(f"task={self.task!r} cannot be trained here: use pretrain")
-        lookup(PRESETS, self.preset, "preset")
+        lookup(TASKS, self.task, "task")
+        lookup(dict.fromkeys(PADDINGS), self.padding, "padding")
         lookup(OPTIMIZERS, self.optimizer, "optimizer")
         lookup(SCHEDULES, self.schedule, "schedule")
         lookup(STRATEGIES, self.strategy, "strategy")
@@ -129,8 +157,8 @@ class TrainSettings:
         )
 
     def model_config(self) -> ModelConfig:
-        """Return the shape of the model; sequences longer than the preset's get positions. Raises UsageError."""
-        shape = preset(self.preset)
+        """Return the shape of the model; sequences longer than it has positions for get them. Raises UsageError."""
+        shape = preset(self.preset) if self.shape is None else shape_from_words(self.shape)
         return shape.replace(
             vocab_size=self.vocab_size,
             hidden_dropout=self.dropout,
@@ -184,17 +212,36 @@ def phase_defaults(phase: int) -> dict[str, Any]:
     }
 
 
-def resolve_settings(phase: int, given: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings of a phase with what was `given`, by field, in place of its defaults; None is not given.
+def task_defaults(task: str, phase: int | None = None) -> dict[str, Any]:
+    """Return what a task is trained with where nothing is given, by field of TrainSettings, `epochs` besides.
+
+    Raises:
+        UsageError: no such task or phase, or a phase of a task that has none.
+    """
+    lookup({**TASKS, **FINE_TUNING}, task, "task")
+    if task not in FINE_TUNING:
+        return phase_defaults(1 if phase is None else phase)
+    if phase is not None:
+        raise UsageError(f"phase={phase}: only pretraining has phases, leave it out for {task}")
+    return dict(FINE_TUNING[task])
+
+
+def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int | None = None) -> TrainSettings:
+    """Return the settings of a task with what was `given`, by field, in place of its defaults; None is not given.
 
     Where two of micro batch, accumulation and global batch are known, the third follows. A length other than the
-    phase's brings its own number of predictions.
+    phase's brings its own number of predictions. The number of updates may be given as `epochs`.
+
+    Args:
+        phase: of pretraining, None is phase 1.
+        given: fields of TrainSettings; and `epochs`, which `steps` goes before.
+        samples: of an epoch; None where they are without end.
 
     Raises:
         UsageError: as TrainSettings, a field that does not exist, or no whole number of micro-steps fits.
     """
     own = {name: value for name, value in given.items() if value is not None}
-    known = {field.name for field in dataclasses.fields(TrainSettings)}
+    known = {field.name for field in dataclasses.fields(TrainSettings)} | {"epochs"}
     if not own.keys() <= known:
         raise UsageError(
             f"{', '.join(sorted(own.keys() - known))}: no such setting; there are {', '.join(sorted(known))}"
@@ -205,7 +252,7 @@ def resolve_settings(phase: int, given: Mapping[str, Any]) -> TrainSettings:
         raise UsageError("no data was given: give a folder of HDF5 shards, or `synthetic`")
     if "grad_accum_steps" in own and "micro_batch_size" in own and "global_batch_size" not in own:
         own["global_batch_size"] = own["micro_batch_size"] * own["grad_accum_steps"] * own.get("world_size", 1)
-    values = {**phase_defaults(phase), **own}
+    values = {**task_defaults(own.get("task", "pretrain"), phase), **own}
     world_size, total = values.get("world_size", 1), values["global_batch_size"]
     if "grad_accum_steps" in own and "micro_batch_size" not in own:
         values["micro_batch_size"] = max(1, total // max(1, own["grad_accum_steps"] * world_size))
@@ -213,4 +260,22 @@ def resolve_settings(phase: int, given: Mapping[str, Any]) -> TrainSettings:
         if "micro_batch_size" not in own and world_size > 0:
             values["micro_batch_size"] = max(1, min(values["micro_batch_size"], total // world_size))
         values["grad_accum_steps"] = max(1, total // max(1, values["micro_batch_size"] * world_size))
+    epochs = values.pop("epochs", None)
+    if "steps" not in own and epochs is not None:
+        values["steps"] = _steps_of(epochs, samples, values["global_batch_size"])
+        if "eval_data" in own and "eval_every" not in own:
+            values["eval_every"] = _steps_of(min(1.0, epochs), samples, values["global_batch_size"])
+    elif "eval_data" in own and "eval_every" not in own:
+        values["eval_every"] = values["steps"]
     return TrainSettings(**values)
+
+
+def _steps_of(epochs: float, samples: int | None, global_batch_size: int) -> int:
+    """Updates in which every sample has been seen `epochs` times."""
+    if samples is None:
+        raise UsageError(f"epochs={epochs:g} of data without end have no number of updates: give steps")
+    if not 0 < epochs < math.inf:
+        raise UsageError(f"epochs={epochs:g} must be a number above 0")
+    if global_batch_size < 1:
+        raise UsageError(f"global_batch_size={global_batch_size} must be a whole number of at least 1")
+    return math.ceil(epochs * samples / global_batch_size)

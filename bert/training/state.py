@@ -1,35 +1,19 @@
 """What a checkpoint's `state.json` says: everything an exact resume needs that is no tensor."""
 
+import math
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from bert.data.lengths import is_synthetic
-from bert.tasks.base import DataSpec
-from bert.training.events import Evaluation
+from bert.tasks.base import DataIdentity, Evaluation
+from bert.training.events import Best
 from bert.training.settings import TrainSettings
 from common.errors import InputError, SchemaError
 
 FORMAT = "bertbench checkpoint"
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataIdentity:
-    """What tells one set of training data from another, wherever it lies."""
-
-    source: str
-    """As given: a folder, or the name of made-up data."""
-    fingerprint: str | None = None
-    """Hash of the shards' names, sizes and sample counts; None for made-up data."""
-    shards: list[str] = field(default_factory=list)
-    """Names of the shards."""
-    vocab_size: int | None = None
-    """Word pieces of the vocabulary they were made with; None where nothing beside them says it."""
-    vocabulary: str | None = None
-    """Hash of that vocabulary; None where nothing beside the shards says it."""
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +36,8 @@ class TrainState:
     """Steps that the optimizer counts for all its parameters together; None where each has its own count."""
     evaluation: Evaluation | None
     """The latest evaluation."""
+    best: Best | None = None
+    """The best evaluation, whose checkpoint stays."""
     versions: dict[str, str]
     """Of the programs that wrote it."""
 
@@ -68,7 +54,8 @@ class TrainState:
             **{part.name: getattr(self, part.name) for part in fields(self)},
             "settings": self.settings.to_json(),
             "data": asdict(self.data),
-            "evaluation": None if self.evaluation is None else asdict(self.evaluation),
+            "evaluation": None if self.evaluation is None else _plain(self.evaluation),
+            "best": None if self.best is None else asdict(self.best),
         }
 
     @classmethod
@@ -82,22 +69,41 @@ class TrainState:
                 f"a newer version wrote it (schema {version}, this one reads up to {SCHEMA_VERSION}): update bertbench"
             )
         try:
-            values = {part.name: content[part.name] for part in fields(cls)}
-            evaluation = values["evaluation"]
+            values = {part.name: content[part.name] for part in fields(cls) if part.name != "best"}
+            best = content["best"] if version != 1 else None
             state = cls(
                 **{
                     **values,
                     "settings": TrainSettings.from_json(values["settings"]),
                     "data": DataIdentity(**values["data"]),
-                    "evaluation": None if evaluation is None else Evaluation(**evaluation),
+                    "evaluation": _evaluation(values["evaluation"], version),
+                    "best": None if best is None else Best(**best),
                 }
             )
             whole = state.applied_steps >= 0 and state.samples_seen >= 0 and isinstance(state.position, dict)
+            whole = whole and (state.best is None or (state.best.applied_steps >= 0 and state.best.value * 0 == 0))
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"its state is damaged ({error!r})") from error
         if not whole or not isinstance(state.scaler, dict):
             raise InputError("its state holds values that no run has")
         return state
+
+
+def _plain(evaluation: Evaluation) -> dict[str, Any]:
+    """What was found, None where it is not finite, which JSON has no word for."""
+    values = {name: value if math.isfinite(value) else None for name, value in evaluation.values.items()}
+    return {**asdict(evaluation), "values": values}
+
+
+def _evaluation(content: Mapping[str, Any] | None, version: object) -> Evaluation | None:
+    if content is None:
+        return None
+    if version == 1:  # scores of pretraining, each a field of its own
+        names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+        counts = {"predicted_positions": content["predicted_positions"]}
+        return Evaluation(values={name: content[name] for name in names}, samples=content["samples"], counts=counts)
+    values = {name: math.nan if value is None else float(value) for name, value in content["values"].items()}
+    return Evaluation(values=values, samples=content["samples"], counts=dict(content["counts"]))
 
 
 def versions() -> dict[str, str]:
@@ -108,35 +114,17 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
 
 
-def identify(spec: DataSpec, split: str = "training") -> DataIdentity:
-    """Look at the data of a run.
+def vocabulary_text(data: DataIdentity) -> str | None:
+    """Return the vocab.txt beside the data; None where there is none, or another one than they were made with.
 
     Raises:
-        InputError: no shards, a damaged or missing one, or shards made with a vocabulary of another size.
+        InputError: it cannot be read.
     """
-    if is_synthetic(spec.source):
-        return DataIdentity(source=spec.source)
-    from bert.data.loading.folder import folder_info
+    from bert.data.pretraining.naming import VOCABULARY_FILE
+    from bert.data.vocabulary import load_vocabulary
 
-    info = folder_info(Path(spec.source), split, spec.seq_len)
-    if info.vocab_size is not None and info.vocab_size != spec.vocab_size:
-        raise InputError(
-            f"the shards in {info.path} were made with a vocabulary of {info.vocab_size} word pieces, the model has "
-            f"{spec.vocab_size}: set vocab_size to {info.vocab_size}, or give shards of the model's vocabulary"
-        )
-    return DataIdentity(
-        source=spec.source,
-        fingerprint=info.fingerprint,
-        shards=[path.relative_to(info.path).as_posix() for path in info.paths],
-        vocab_size=info.vocab_size,
-        vocabulary=_vocabulary_hash(info.paths[0].parent),
-    )
-
-
-def _vocabulary_hash(folder: Path) -> str | None:
-    from bert.checkpoints.model_config import read_json
-    from bert.data.pretraining.naming import METADATA_FILE
-
-    path = folder / METADATA_FILE
-    found = read_json(path).get("vocab") if path.exists() else None
-    return found if isinstance(found, str) else None
+    path = Path(data.source).joinpath(*data.shards[:1]).with_name(VOCABULARY_FILE)
+    if data.vocabulary is None or not path.is_file():
+        return None
+    pieces = {load_vocabulary(path, lower_case).fingerprint for lower_case in (True, False)}
+    return path.read_text(encoding="utf-8") if data.vocabulary in pieces else None

@@ -55,13 +55,15 @@ def load_weights(folder: Path, model: nn.Module, config: ModelConfig) -> None:
             f"the weights in {folder} and the model of this run differ in {len(differ)} tensors, {differ[0]} first: "
             "give a pretraining checkpoint with all its heads"
         )
-    fitted = {name: _fit(value, expected[name], config, f"{name} of {folder}") for name, value in state.items()}
+    fitted = {
+        name: fit_vocabulary(value, expected[name], config, f"{name} of {folder}") for name, value in state.items()
+    }
     with torch.no_grad():
         model.load_state_dict(fitted)
 
 
-def _fit(saved: Tensor, current: Tensor, config: ModelConfig, what: str) -> Tensor:
-    """Return `saved` with the padding rows of `current` where only their number differs."""
+def fit_vocabulary(saved: Tensor, current: Tensor, config: ModelConfig, what: str) -> Tensor:
+    """Return `saved` with the padding rows of `current` where only their number differs. Raises InputError."""
     if saved.shape == current.shape:
         return saved
     rows = config.vocab_size
@@ -127,7 +129,7 @@ def _states(
         if value.ndim == 0:
             yield key, value.clone()
         else:
-            yield key, _fit(value, torch.zeros_like(parameter), config, what).to(parameter.device, copy=True)
+            yield key, fit_vocabulary(value, torch.zeros_like(parameter), config, what).to(parameter.device, copy=True)
 
 
 def shared_steps(optimizer: torch.optim.Optimizer) -> int | None:

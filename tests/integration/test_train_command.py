@@ -40,7 +40,8 @@ def test_a_run_leaves_curve_checkpoints_events_scalars_and_a_table(whole: TrainC
     assert list(rows[0]) == list(CURVE_COLUMNS)
     assert [int(row["step"]) for row in rows] == list(range(STEPS))
     assert [int(row["samples"]) for row in rows] == [8 * (step + 1) for step in range(STEPS)]
-    assert whole.checkpoints() == ["step-0000015", "step-0000020", "step-0000024"], "the last three"
+    assert whole.checkpoints() == ["step-0000010", "step-0000015", "step-0000020", "step-0000024"], "and the best"
+    assert whole.state()["best"]["checkpoint"] == "step-0000010" and "MLM loss" in table and "step-0000010" in table
     (attempt,) = TrainRun(whole.out).attempts()
     trial = attempt.read_trial()
     assert trial.kind == "train" and dict(trial.training)["steps"] == STEPS

@@ -15,21 +15,27 @@ from typing import Any
 import pytest
 from support.training_runs import settings, shards
 
+from analysis import train_scores
 from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
 from analysis.report.html import write_report
 from analysis.train_records import TrainRun, read_events, write_curve
 from bench.cli import train as command
 from bench.cli.main import run
 from bench.cli.reference import _field_docstrings
-from bench.cli.train_progress import TrainProgress, duration, progress_text
+from bench.cli.train_progress import TrainProgress, duration, event_text, progress_text
 from bench.devices import Devices
 from bench.processes import hold_stop_signals, listen_for_stop
 from bench.stop import StopRequest
 from bench.train_recorder import TrainRecorder
-from bench.trainer import initial_weights, plan_training
-from bert.training.events import Evaluated, Evaluation, Progress, Resumed, Saved, Warned
-from bert.training.settings import TrainSettings, phase_defaults
+from bench.trainer import check_continues, initial_weights, plan_training, train_once
+from bert.checkpoints.model_config import to_our_json
+from bert.config import PRESETS, ModelConfig, shape_in_words
+from bert.tasks import TASKS
+from bert.tasks.base import Evaluation
+from bert.training.events import Evaluated, Progress, Resumed, Saved, Warned
+from bert.training.settings import TrainSettings, phase_defaults, task_defaults
 from common.errors import InputError, SchemaError, UsageError
+from common.registry import load
 
 CPU = Devices("cpu", (), 4)
 GIVEN: dict[str, Any] = {"world_size": 1, "strategy": "auto", "precision": "fp32", "seq_len": None, "init": None}
@@ -42,7 +48,7 @@ def data(tmp_path: Path) -> Path:
 
 def made(step: int, loss: float = 2.0, **changes: Any) -> Progress:
     values: dict[str, Any] = {
-        "step": step, "loss": loss, "mlm_loss": 1.5, "nsp_loss": 0.5, "learning_rate": 1e-3, "applied": True,
+        "step": step, "loss": loss, "parts": {"mlm_loss": 1.5, "nsp_loss": 0.5}, "learning_rate": 1e-3, "applied": True,
         "applied_steps": step + 1, "samples_seen": 4 * (step + 1), "loss_scale": None, **changes,
     }  # fmt: skip
     return Progress(**values)
@@ -88,6 +94,53 @@ def test_accumulation_follows_from_the_batch_sizes_and_the_phase_gives_the_rest(
     assert (second.settings.steps, second.settings.warmup, second.settings.preset) == (1563, 0.128, "base")
 
 
+def test_the_shape_is_that_of_the_initial_model_and_a_preset_only_checks_it(data: Path, tmp_path: Path) -> None:
+    given = {**GIVEN, "data": str(data), "seq_len": 32}
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"")
+    odd = ModelConfig(num_layers=3, hidden_size=48, num_heads=4, intermediate_size=96, vocab_size=67)
+    for config, label, shape in ((odd, "3x48", shape_in_words(odd)), (PRESETS["mini"], "mini", None)):
+        (weights / "config.json").write_text(json.dumps(to_our_json(config)))
+        found = plan_training(1, {**given, "init": weights}, CPU).settings
+        assert (found.preset, found.shape) == (label, shape)
+        assert found.model_config().num_layers == config.num_layers and found.vocab_size == 67
+    assert plan_training(1, {**given, "init": weights, "preset": "mini"}, CPU).settings.preset == "mini"
+    with pytest.raises(UsageError, match=r"--preset tiny is not the shape of the model in .*num_layers=4"):
+        plan_training(1, {**given, "init": weights, "preset": "tiny"}, CPU)
+    (weights / "config.json").write_text(json.dumps(to_our_json(odd.replace(max_positions=16))))
+    with pytest.raises(UsageError, match="a model of 16 positions, too few for sequences of 32 tokens"):
+        plan_training(1, {**given, "init": weights}, CPU)
+    (weights / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"no config\.json .*: give --preset"):
+        plan_training(1, {**given, "init": weights}, CPU)
+    assert plan_training(1, {**given, "init": weights, "preset": "tiny"}, CPU).settings.preset == "tiny"
+
+
+def test_every_score_and_part_of_a_task_has_a_label_and_others_are_shown_too() -> None:
+    for name in TASKS:
+        task = load(TASKS, name, "task")()
+        assert {*task.scores, *task.parts} <= train_scores.KNOWN.keys()
+        assert task.deciding_score in task.scores
+    found = {"event": "evaluated", "time_ns": 1, "applied_steps": 3, "seconds": 0.5, "best": True, "samples": 1200,
+             "mlm_loss": 3.0, "nsp_loss": 0.7, "mlm_accuracy": None, "mood": 0.25, "guesses": 7}  # fmt: skip
+    assert list(train_scores.scores_in(found)) == ["mlm_loss", "nsp_loss", "mlm_accuracy", "mood"]
+    text = "MLM loss 3.0000, MLM accuracy not finite, mood 0.2500, on 1,200 samples"
+    assert train_scores.evaluation_text(found) == text
+    assert train_scores.in_words("f1", 88.4376) == "F1 88.44"
+    assert train_scores.parts_text({"mlm_loss": 1.5, "nsp_loss": None}) == "1.5000 MLM + not finite NSP"
+
+
+def test_what_was_not_loaded_is_told_by_its_first_names() -> None:
+    event = {"event": "resumed", "path": "x", "applied_steps": 0, "new_phase": True, "moments": False,
+             "missing": ["a", "b"], "unused": ["c", "d", "e", "f", "g"]}  # fmt: skip
+    assert event_text(event) == (
+        "begins from x, without the optimizer's moments\n  2 weights begin with random values: a, b\n"
+        "  5 weights are not used: c, d, e, f, ..."
+    )
+    assert "weights" not in event_text({**event, "missing": [], "unused": []})
+
+
 def test_init_takes_a_finished_run_or_any_folder(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.mkdir()
@@ -100,6 +153,76 @@ def test_init_takes_a_finished_run_or_any_folder(tmp_path: Path) -> None:
         initial_weights(finished.path)
     with pytest.raises(InputError, match="does not exist"):
         initial_weights(tmp_path / "nothing")
+
+
+def begun(place: Path, data: Path, **changes: Any) -> TrainRun:
+    """A run directory with two checkpoints, of which the second one's state is cut short."""
+    found = TrainRun(place)
+    wanted = settings(data, micro_batch_size=8, **changes)
+    for step, text in ((3, json.dumps({"settings": wanted.to_json()})), (6, "{")):
+        folder = found.checkpoints / f"step-{step:07d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(text)
+    return found
+
+
+def test_a_folder_goes_on_with_a_batch_size_that_was_asked_for_and_with_no_other_length(
+    data: Path, tmp_path: Path
+) -> None:
+    place = begun(tmp_path / "run", data)
+
+    def check(**changes: Any) -> None:
+        given = {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny", **changes}
+        check_continues(place, plan_training(1, given, CPU), given)
+
+    check(global_batch_size=8)
+    check(global_batch_size=16, micro_batch_size=8)
+    check(micro_batch_size=2, grad_accum_steps=2)
+    with pytest.raises(UsageError, match=r"updates of 8 samples, and phase 1 has 65536 .*--global-batch-size 8"):
+        check()
+    with pytest.raises(UsageError, match="--global-batch-size 8"):
+        check(micro_batch_size=8)
+    with pytest.raises(UsageError, match=rf"of 32 tokens, this one has 64: .*--init {place.path}"):
+        check(seq_len=64, data=str(shards(tmp_path / "longer", seq_len=64)), global_batch_size=8)
+    given = {**GIVEN, "data": str(data), "seq_len": 32}
+    check_continues(TrainRun(tmp_path / "new"), plan_training(1, given, CPU), given)
+
+
+def test_a_refused_call_leaves_a_finished_run_finished(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = TrainRun(tmp_path / "run")
+    given = {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny", "global_batch_size": 8}
+    results: list[tuple[str, list[dict[str, Any]]]] = []
+
+    def attempted(trial: Trial, directory: TrialDirectory, *rest: Any) -> dict[str, Any]:
+        status, events = results.pop(0)
+        write_record(directory.trial_json, trial.to_json())
+        write_record(directory.result_json, {"status": status, "reason": "why"})
+        (directory.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        return {"status": status}
+
+    monkeypatch.setattr("bench.trainer.run_trial", attempted)
+    monkeypatch.setattr("bench.trainer.capture", lambda devices: {})
+    monkeypatch.setattr("bench.trainer.write_results", lambda folder: None)
+
+    def attempt(phase: int, steps: int, status: str, *events: dict[str, Any]) -> dict[str, Any]:
+        results.append((status, list(events)))
+        plan = plan_training(phase, {**given, "steps": steps}, CPU)
+        train_once(place, plan, CPU, {"steps": steps}, TrainProgress(StopRequest()))
+        return place.read_state() or {}
+
+    assert not attempt(1, 9, "refused")["finished"]
+    saved = [{"event": "saved", "applied_steps": step, "path": f"step-{step:07d}"} for step in (6, 9)]
+    assert attempt(1, 9, "ok", *saved)["finished"]
+    after = attempt(2, 20, "refused")
+    assert after["finished"] and after["status"] == "refused" and len(after["attempts"]) == 3
+    assert (after["phase"], after["total_steps"], after["request"]) == (1, 9, {"steps": 9})
+    assert initial_weights(place.path) == place.checkpoints
+    assert not attempt(1, 12, "crashed")["finished"]
+    back = {"event": "resumed", "applied_steps": 6, "path": "x/step-0000006", "new_phase": False, "moments": True}
+    after = attempt(1, 9, "crashed", back)
+    assert (after["finished"], after["applied_steps"], after["checkpoint"]) == (False, 6, "step-0000006")
 
 
 def test_the_configuration_of_an_attempt_is_kept_whole_and_names_it(data: Path) -> None:
@@ -178,9 +301,8 @@ def test_steps_made_again_replace_the_earlier_ones_in_the_curve(attempt: TrialDi
 
 def test_tensorboard_leaves_out_what_was_made_again(attempt: TrialDirectory, data: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    evaluation = Evaluation(
-        mlm_loss=3.0, mlm_accuracy=0.5, nsp_loss=0.6, nsp_accuracy=0.7, samples=5, predicted_positions=9
-    )
+    values = {"mlm_loss": 3.0, "mlm_accuracy": 0.5, "nsp_loss": 0.6, "nsp_accuracy": 0.7}
+    evaluation = Evaluation(values=values, samples=5, counts={"predicted_positions": 9})
     told = Evaluated(applied_steps=6, evaluation=evaluation, seconds=0.1)
     recorded(attempt, data, *(made(step, 1.0) for step in range(6)), told)
     time.sleep(1.1)  # TensorBoard names its files by the second and reads them in that order
@@ -204,7 +326,7 @@ def test_without_tensorboard_a_note_says_so_and_training_goes_on(
 
 
 def test_losses_that_are_not_finite_are_recorded_and_shown(attempt: TrialDirectory, data: Path) -> None:
-    recorded(attempt, data, made(0), made(1, math.nan, mlm_loss=math.nan))
+    recorded(attempt, data, made(0), made(1, math.nan, parts={"mlm_loss": math.nan}))
     (row,) = TrainRun(attempt.path.parents[1]).read_curve()[1:]
     assert math.isnan(row["loss"])
     (event,) = [event for event in read_events(attempt) if event["event"] == "progress"]
@@ -252,9 +374,10 @@ def test_the_defaults_that_the_help_names_are_those_of_the_phases() -> None:
     for name, meaning in meanings.items():
         told = [word.rstrip(",;.") for word in meaning.partition("default ")[2].split()]
         numbers = {float(word) for word in told if re.fullmatch(r"[\d.]+(e-\d+)?", word)}
-        for phase in (1, 2) if numbers else ():
-            known = {**{field: fields[field].default for field in fields}, **phase_defaults(phase)}
-            assert float(known[name]) in numbers, (name, phase)
+        for defaults in (phase_defaults(1), phase_defaults(2), task_defaults("squad")) if numbers else ():
+            known = {**{field: fields[field].default for field in fields}, **defaults}
+            if name != "epochs" or name in known:
+                assert float(known[name]) in numbers, (name, defaults)
     assert "default lamb" in meanings["optimizer"] and "default large" in meanings["preset"]
 
 
@@ -266,6 +389,11 @@ def test_the_next_command_is_phase_2_then_a_conversion(data: Path, tmp_path: Pat
     assert command.next_command(options, words, place, plan, False) == "bertbench train pretrain --out 'my run'"
     following = command.next_command(options, words, place, plan, True)
     assert "--phase 2" in following and f"--init '{place.path}'" in following and "--preset tiny" in following
+    assert "--data FOLDER_OF_512_TOKENS" in following
+    given = replace(options, data="synthetic", global_batch_size=16, optimizer="adamw", steps=7, learning_rate=1e-3)
+    following = command.next_command(given, words, place, plan, True)
+    assert "--data synthetic" in following and "--global-batch-size 16 --optimizer adamw" in following
+    assert "--steps" not in following and "--learning-rate" not in following, "phase 2 has its own"
     write_record(place.state_json, {"checkpoint": "step-0000009"})
     second = command.next_command(options, words, place, replace(plan, phase=2), True)
     assert second.startswith("bertbench convert") and "step-0000009" in second

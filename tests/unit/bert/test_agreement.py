@@ -13,9 +13,10 @@ from support import training_runs
 from bert.model import BertForPretraining
 from bert.optim import lamb
 from bert.strategies.single import SingleStrategy
+from bert.tasks.base import DataIdentity
 from bert.training.agreement import any_rank, known_to_first, together
 from bert.training.checkpoint import save, saved_steps
-from bert.training.state import DataIdentity, TrainState, versions
+from bert.training.state import TrainState, versions
 from common.errors import BertbenchError, InputError, LockedError, SchemaError, StorageError
 
 RANKS = 3

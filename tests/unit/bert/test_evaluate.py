@@ -14,9 +14,9 @@ from bert.data.pretraining.shards import read_shard
 from bert.model import BertForPretraining
 from bert.precision import Precision
 from bert.strategies.single import SingleStrategy
-from bert.tasks.base import DataSpec
-from bert.training.evaluate import TestShards, evaluate
-from bert.training.events import Evaluation
+from bert.tasks.base import DataSpec, Evaluation
+from bert.tasks.pretrain_evaluation import TestShards
+from bert.training.evaluate import evaluate
 from common.errors import InputError, UsageError
 
 TEST_SAMPLES = 20
@@ -55,19 +55,19 @@ def test_losses_are_means_over_all_positions_and_samples(data: Path, model: Bert
         words = model.masked_words(hidden, model.encoder.embeddings.word.weight)
         sentences = model.next_sentence(encoded.pooled)
     labels, nexts = tensors["masked_labels"], tensors["next_sentence_labels"]
-    assert found.samples == TEST_SAMPLES and found.predicted_positions == len(labels)
-    assert found.mlm_loss == pytest.approx(float(F.cross_entropy(words, labels)), rel=1e-5)
-    assert found.nsp_loss == pytest.approx(float(F.cross_entropy(sentences, nexts)), rel=1e-5)
-    assert found.mlm_accuracy == pytest.approx(float((words.argmax(1) == labels).float().mean()))
-    assert found.nsp_accuracy == pytest.approx(float((sentences.argmax(1) == nexts).float().mean()))
+    assert found.samples == TEST_SAMPLES and found.counts["predicted_positions"] == len(labels)
+    assert found.values["mlm_loss"] == pytest.approx(float(F.cross_entropy(words, labels)), rel=1e-5)
+    assert found.values["nsp_loss"] == pytest.approx(float(F.cross_entropy(sentences, nexts)), rel=1e-5)
+    assert found.values["mlm_accuracy"] == pytest.approx(float((words.argmax(1) == labels).float().mean()))
+    assert found.values["nsp_accuracy"] == pytest.approx(float((sentences.argmax(1) == nexts).float().mean()))
 
 
 def test_the_micro_batch_does_not_matter_and_twice_is_the_same(data: Path, model: BertForPretraining) -> None:
     one, two = measured(model, data, micro_batch_size=3), measured(model, data, micro_batch_size=3)
     assert one == two
     other = measured(model, data, micro_batch_size=20)
-    assert other.mlm_loss == pytest.approx(one.mlm_loss, rel=1e-5)
-    assert other.predicted_positions == one.predicted_positions
+    assert other.values["mlm_loss"] == pytest.approx(one.values["mlm_loss"], rel=1e-5)
+    assert other.counts == one.counts
 
 
 def test_ranks_see_every_sample_once(data: Path) -> None:

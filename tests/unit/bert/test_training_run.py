@@ -1,6 +1,7 @@
 """Runs: exact resume, phases, what may change, divergence, overflows; and the settings."""
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from bert.train import DivergenceError
 from bert.training.checkpoint import read, saved_steps
 from bert.training.feed import Feed
 from bert.training.losses import LossLog
-from bert.training.settings import TrainSettings, phase_defaults, resolve_settings
+from bert.training.settings import TrainSettings, phase_defaults, resolve_settings, task_defaults
 from common.errors import InputError, UsageError
 
 
@@ -75,7 +76,7 @@ def test_how_often_is_logged_changes_no_loss_and_every_step_is_reported(data: Pa
     assert seldom.losses == often.losses and len(often.losses) == 8
     assert [event.samples_seen for event in seldom.progress] == [4 * number for number in range(1, 9)]
     for event in often.progress:
-        assert event.loss == pytest.approx(event.mlm_loss + event.nsp_loss, rel=1e-6)
+        assert event.loss == pytest.approx(sum(event.parts.values()), rel=1e-6)
 
 
 def test_a_finished_run_is_not_trained_again_and_more_steps_go_on(data: Path, tmp_path: Path) -> None:
@@ -97,9 +98,67 @@ def test_another_division_of_the_same_batch_keeps_the_data_order(data: Path, tmp
     run(other, tmp_path / "parts", recorder)
     assert "micro_batch_size 2 instead of 4" in recorder.warnings
     if source == "shards":
-        found = [event.nsp_loss for event in recorder.progress]
-        assert found == pytest.approx([event.nsp_loss for event in whole.progress[4:]], rel=1e-4)
+        found = [event.parts["nsp_loss"] for event in recorder.progress]
+        assert found == pytest.approx([event.parts["nsp_loss"] for event in whole.progress[4:]], rel=1e-4)
     assert read(tmp_path / "parts/step-0000008").state.samples_seen == 64
+
+
+def samples_of(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return a list that the samples trained on from now on are added to, in order."""
+    seen: list[bytes] = []
+    original = LossLog.compute_loss
+
+    def listening(self: LossLog, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        seen.extend(row.numpy().tobytes() for row in batch.tensors["input_ids"])
+        return original(self, model, batch)
+
+    monkeypatch.setattr(LossLog, "compute_loss", listening)
+    return seen
+
+
+def test_another_batch_size_goes_on_behind_the_samples_seen_and_resumes_exactly(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = samples_of(monkeypatch)
+    wanted = settings(data, steps=32)
+    run(wanted, tmp_path / "whole")
+    expected, seen[:] = list(seen), []
+    run(wanted, tmp_path / "parts", Recorder(stop_after=5))
+    shutil.copytree(tmp_path / "parts", tmp_path / "again")
+    larger = dataclasses.replace(wanted, micro_batch_size=6, grad_accum_steps=2, global_batch_size=12, steps=14)
+    whole, begun, ended = Recorder(), Recorder(stop_after=8), Recorder()
+    assert run(larger, tmp_path / "parts", whole).samples_seen == 5 * 4 + 9 * 12
+    assert seen == expected, "none is left out or comes twice, also across the end of an epoch of 88"
+    assert [event.samples_seen for event in whole.progress][:2] == [32, 44]
+    rates = larger.learning_rates()
+    assert [event.learning_rate for event in whole.progress] == [rates(made) for made in range(5, 14)]
+    assert "global_batch_size 12 instead of 4" in whole.warnings and "behind the 20 samples" in whole.warnings
+    assert "9 more are 108 samples" in whole.warnings
+    assert whole.of("Resumed")[0].changed == {
+        "steps": (32, 14), "global_batch_size": (4, 12), "micro_batch_size": (4, 6), "grad_accum_steps": (1, 2),
+    }  # fmt: skip
+    run(larger, tmp_path / "again", begun)
+    assert run(larger, tmp_path / "again", ended).finished
+    assert {**begun.losses, **ended.losses} == whole.losses
+    assert not ended.of("Resumed")[0].changed and not ended.warnings
+
+
+def test_other_versions_of_what_numbers_depend_on_are_named(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bert.training.run.versions", lambda: {"torch": "0.1", "gone": "9"})
+    run(settings(data, steps=1), tmp_path)
+    recorder = Recorder()
+    run(settings(data, steps=1), tmp_path, recorder)
+    assert f"with torch {torch.__version__} instead of 0.1: " in recorder.warnings
+
+
+def test_a_finished_run_is_evaluated_when_that_is_asked_for_later(data: Path, tmp_path: Path) -> None:
+    run(settings(data, steps=2), tmp_path)
+    recorder = Recorder()
+    outcome = run(settings(data, steps=2, eval_every=5), tmp_path, recorder)
+    assert outcome.evaluation is not None and not recorder.losses
+    assert [event.applied_steps for event in recorder.of("Evaluated")] == [2]
 
 
 def test_phase_two_takes_weights_and_moments_and_begins_its_own_schedule(data: Path, tmp_path: Path) -> None:
@@ -162,7 +221,7 @@ def test_a_loss_that_is_no_number_stops_with_step_rate_and_last_good_checkpoint(
     monkeypatch.setattr(LossLog, "compute_loss", poisoned)
     recorder = Recorder()
     with pytest.raises(
-        DivergenceError, match=r"loss of step 4 .*learning rate 0\.0.*last good .*step-0000003"
+        DivergenceError, match=r"loss of step 5 .*learning rate 0\.0.*last good .*step-0000003"
     ) as caught:
         run(settings(data), tmp_path, recorder)
     assert caught.value.step == 4 and saved_steps(tmp_path) == [3]
@@ -173,7 +232,7 @@ def test_parameters_that_are_no_numbers_are_never_saved(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bert.training.run.parameters_are_finite", lambda model: False)
-    with pytest.raises(DivergenceError, match=r"parameters after step 2 .*had saved none"):
+    with pytest.raises(DivergenceError, match=r"parameters after step 3 .*had saved none"):
         run(settings(data), tmp_path)
     assert saved_steps(tmp_path) == []
 
@@ -203,11 +262,13 @@ def test_settings_for_other_ranks_are_refused(tmp_path: Path) -> None:
         ({"dropout": 1.0}, "dropout"),
         ({"steps": 0}, "steps=0"),
         ({"keep": 0}, "keep=0"),
+        ({"padding": "none"}, "unknown padding"),
+        ({"shape": "num_layers=2"}, "no shape of a model"),
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"max_grad_norm": 0.0}, "max_grad_norm=0"),
         ({"weight_decay": -1.0}, "weight_decay=-1"),
         ({"world_size": 2}, "single runs on one device"),
-        ({"task": "squad"}, "task='squad'"),
+        ({"task": "sleep"}, "unknown task"),
         ({"data": "synthetic:odd"}, "length distribution"),
     ],
 )
@@ -252,6 +313,34 @@ def test_the_third_of_the_batch_sizes_follows_from_two() -> None:
         resolve_settings(1, {})
     with pytest.raises(UsageError, match="stepz: no such setting"):
         resolve_settings(1, {"data": "synthetic", "stepz": 1})
+
+
+def test_squad_has_its_own_defaults_and_no_phase() -> None:
+    found = task_defaults("squad")
+    assert (found["preset"], found["optimizer"], found["schedule"], found["learning_rate"]) == (
+        "base", "adamw", "linear", 3e-5,
+    )  # fmt: skip
+    assert (found["seq_len"], found["global_batch_size"], found["warmup"], found["epochs"]) == (384, 32, 0.1, 2)
+    assert task_defaults("pretrain") == task_defaults("pretrain", 1) == phase_defaults(1)
+    with pytest.raises(UsageError, match="only pretraining has phases, leave it out for squad"):
+        task_defaults("squad", 1)
+    with pytest.raises(UsageError, match=r"unknown task 'squat'.*did you mean 'squad'"):
+        task_defaults("squat")
+
+
+def test_epochs_become_updates_and_updates_go_before_them() -> None:
+    def made(samples: int | None = 100, **given: Any) -> tuple[int, int]:
+        found = resolve_settings(1, {"data": "synthetic", "global_batch_size": 32, **given}, samples)
+        return found.steps, found.eval_every
+
+    assert made(epochs=2) == (7, 0) and made(epochs=0.5) == (2, 0)
+    assert made(epochs=2, steps=5) == (5, 0)
+    assert made(epochs=2, eval_data="x") == (7, 4), "after each epoch, and at the end"
+    assert made(steps=5, eval_data="x") == (5, 5) and made(steps=5, eval_data="x", eval_every=2) == (5, 2)
+    with pytest.raises(UsageError, match="epochs=2 of data without end"):
+        made(None, epochs=2)
+    with pytest.raises(UsageError, match="epochs=0 must be"):
+        made(epochs=0)
 
 
 def test_batches_made_ahead_for_a_gpu_do_not_count_as_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:

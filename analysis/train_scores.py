@@ -1,0 +1,86 @@
+"""What a training tells about its model: losses, their parts, scores of evaluations, and how each is shown."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Unit = Literal["nats", "fraction", "percent", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How a number is shown."""
+
+    label: str
+    """What people call it."""
+    unit: Unit = ""
+    """nats; fraction, from 0 to 1 and shown in percent; percent, from 0 to 100; or none."""
+    headline: bool = True
+    """Whether it is told where there is room for few."""
+
+    def text(self, value: float | None) -> str:
+        """Return a value as people read it."""
+        if value is None or not math.isfinite(value):
+            return "not finite"
+        if self.unit == "fraction":
+            return f"{100 * value:.1f} %"
+        return f"{value:.2f}" if self.unit == "percent" else f"{value:.4f}"
+
+
+KNOWN = {
+    "mlm_loss": Score("MLM loss", "nats"),
+    "mlm_accuracy": Score("MLM accuracy", "fraction"),
+    "nsp_loss": Score("NSP loss", "nats", headline=False),
+    "nsp_accuracy": Score("NSP accuracy", "fraction"),
+    "start_loss": Score("start loss", "nats"),
+    "end_loss": Score("end loss", "nats"),
+    "exact": Score("exact match", "percent"),
+    "f1": Score("F1", "percent"),
+    "HasAns_exact": Score("exact match, answerable", "percent", headline=False),
+    "HasAns_f1": Score("F1, answerable", "percent"),
+    "NoAns_exact": Score("exact match, unanswerable", "percent", headline=False),
+    "NoAns_f1": Score("F1, unanswerable", "percent"),
+    "best_exact": Score("exact match, best threshold", "percent", headline=False),
+    "best_exact_thresh": Score("threshold of it", headline=False),
+    "best_f1": Score("F1, best threshold", "percent", headline=False),
+    "best_f1_thresh": Score("threshold of that", headline=False),
+}
+"""By the names of bert.tasks; others are shown under the names they have."""
+
+# Numbers of an event that are no scores.
+_OTHERS = ("seconds", "time_ns", "applied_steps")
+
+
+def score(name: str) -> Score:
+    """Return how a number is shown that is known by this name, or by none."""
+    endings: dict[str, Unit] = {"_loss": "nats", "_accuracy": "fraction"}
+    unit: Unit = next((unit for ending, unit in endings.items() if name.endswith(ending)), "")
+    return KNOWN.get(name, Score(name.replace("_", " "), unit))
+
+
+def scores_in(found: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the scores among the fields of an evaluation: floats, None where one was not finite."""
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in _OTHERS and (value is None or isinstance(value, float))
+    }
+
+
+def in_words(name: str, value: float | None) -> str:
+    """Return a score with its label, such as "F1 88.44"."""
+    return f"{score(name).label} {score(name).text(value)}"
+
+
+def evaluation_text(found: Mapping[str, Any]) -> str:
+    """Return the fields of an evaluation in words."""
+    shown = [in_words(name, value) for name, value in scores_in(found).items() if score(name).headline]
+    return ", ".join([*shown, f"on {found['samples']:,} samples"])
+
+
+def parts_text(parts: Mapping[str, float | None]) -> str:
+    """Return the parts of a loss in words, such as "1.5000 MLM + 0.5000 NSP"; nothing where there are none."""
+    return " + ".join(
+        f"{score(name).text(value)} {score(name).label.removesuffix(' loss')}" for name, value in parts.items()
+    )

@@ -1,0 +1,137 @@
+"""The best checkpoint: kept beside the latest, known to the ones after it, the same after every interruption."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import training_runs
+from support.training_runs import Recorder, run, settings
+
+from bert.tasks.base import Evaluation
+from bert.tasks.pretrain import PretrainTask
+from bert.tasks.pretrain_evaluation import TestShards
+from bert.training.checkpoint import STATE_FILE, read, saved_steps
+from common.errors import InputError
+
+# Of the evaluations after 2, 4, ... 12 updates.
+LOSSES = (5.0, 3.0, 4.0, float("nan"), 3.0, 2.5)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return training_runs.shards(tmp_path_factory.mktemp("shards") / "data")
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the evaluation after n updates find LOSSES, whatever the model."""
+    updates = {"made": 0.0}
+    original = TestShards.measure
+
+    def measure(shards: TestShards, model: Any, *rest: Any) -> torch.Tensor:
+        updates["made"] = run_of["recorder"].progress[-1].applied_steps
+        return original(shards, model, *rest)
+
+    def score(shards: TestShards, total: torch.Tensor) -> Evaluation:
+        return Evaluation(values={"mlm_loss": LOSSES[int(updates["made"]) // 2 - 1]}, samples=5)
+
+    monkeypatch.setattr(TestShards, "measure", measure)
+    monkeypatch.setattr(TestShards, "score", score)
+
+
+run_of: dict[str, Recorder] = {}
+
+
+def go(data: Path, folder: Path, recorder: Recorder | None = None, **changes: Any) -> tuple[Any, Recorder]:
+    run_of["recorder"] = recorder or Recorder()
+    wanted = settings(data, **{"eval_every": 2, "steps": 12, "save_every": 3, "keep": 1, **changes})
+    return run(wanted, folder, run_of["recorder"]), run_of["recorder"]
+
+
+def test_the_best_is_saved_when_it_is_found_and_never_pruned(data: Path, tmp_path: Path, scored: None) -> None:
+    outcome, recorder = go(data, tmp_path, steps=11)
+    assert saved_steps(tmp_path) == [4, 11]
+    assert [event.applied_steps for event in recorder.of("Saved")] == [2, 3, 4, 6, 9, 11]
+    assert [event.best for event in recorder.of("Evaluated")] == [True, True, False, False, False, False]
+    assert outcome.best.applied_steps == 4 and outcome.best.value == 3.0 and outcome.best.score == "mlm_loss"
+    outcome, _ = go(data, tmp_path, steps=12)
+    assert outcome.best.applied_steps == 12 and saved_steps(tmp_path) == [12]
+
+
+def test_what_is_best_survives_a_stop_and_more_steps(data: Path, tmp_path: Path, scored: None) -> None:
+    outcome, _ = go(data, tmp_path, steps=9)
+    assert outcome.best.applied_steps == 4 and saved_steps(tmp_path) == [4, 9]
+    assert read(tmp_path / "step-0000009").state.best == outcome.best
+    outcome, recorder = go(data, tmp_path, steps=10)
+    assert outcome.best.applied_steps == 4 and saved_steps(tmp_path) == [4, 10], "as good is not better"
+    assert "best" not in recorder.warnings
+
+
+def test_a_crash_anywhere_leaves_the_same_checkpoints_and_the_same_best(
+    data: Path, tmp_path: Path, scored: None
+) -> None:
+    whole, heard = go(data, tmp_path / "whole")
+    for crash in (3, 5, 7, 10):
+        folder = tmp_path / f"crash-{crash}"
+        with pytest.raises(KeyboardInterrupt):
+            go(data, folder, Recorder(crash_after=crash))
+        outcome, recorder = go(data, folder)
+        assert outcome.best == whole.best and saved_steps(folder) == saved_steps(tmp_path / "whole")
+        assert recorder.losses.items() <= heard.losses.items()
+
+
+def test_higher_is_better_where_the_task_says_so(
+    data: Path, tmp_path: Path, scored: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PretrainTask, "higher_is_better", True)
+    outcome, _ = go(data, tmp_path, steps=10)
+    assert outcome.best.applied_steps == 2 and saved_steps(tmp_path) == [2, 10]
+
+
+def test_a_best_that_is_gone_or_of_other_samples_is_looked_for_anew(data: Path, tmp_path: Path, scored: None) -> None:
+    go(data, tmp_path / "run", steps=9)
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    outcome, recorder = go(data, tmp_path / "other", steps=10, eval_samples=3)
+    assert outcome.best.applied_steps == 10 and "on other samples" in recorder.warnings
+    shutil.rmtree(tmp_path / "run" / "step-0000004")
+    outcome, recorder = go(data, tmp_path / "run", steps=10)
+    assert outcome.best.applied_steps == 10 and "step-0000004, the best checkpoint so far, is gone" in recorder.warnings
+
+
+def test_states_of_the_first_version_are_read_with_their_evaluation(data: Path, tmp_path: Path) -> None:
+    run(settings(data, steps=2, eval_every=2), tmp_path, Recorder())
+    path = tmp_path / "step-0000002" / STATE_FILE
+    content = json.loads(path.read_text())
+    for name in ("shape", "padding", "drop_unanswerable_windows", "eval_data"):
+        del content["settings"][name]
+    found = content["evaluation"]
+    old = {**found["values"], "samples": found["samples"], **found["counts"]}
+    del content["best"]
+    path.write_text(json.dumps({**content, "schema_version": 1, "evaluation": old}))
+    state = read(tmp_path / "step-0000002").state
+    assert state.best is None and state.evaluation is not None
+    assert state.evaluation.values == found["values"] and state.evaluation.counts == found["counts"]
+    assert run(settings(data, steps=3, eval_every=2), tmp_path, Recorder()).applied_steps == 3
+
+
+def test_a_damaged_best_is_an_error_not_a_traceback(data: Path, tmp_path: Path) -> None:
+    run(settings(data, steps=1), tmp_path, Recorder())
+    path = tmp_path / "step-0000001" / STATE_FILE
+    whole = json.loads(path.read_text())
+    best = {"applied_steps": 1, "score": "mlm_loss", "value": 2.0, "data": "x"}
+    for wrong in (3, {}, {**best, "value": "many"}, {**best, "applied_steps": -1}, {**best, "odd": 1}):
+        path.write_text(json.dumps({**whole, "best": wrong}))
+        with pytest.raises(InputError, match="step-0000001"):
+            read(tmp_path / "step-0000001")

@@ -1,0 +1,167 @@
+"""Where a new run's weights may come from: every form, complete encoders only, nothing left out in silence."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import bundle_writer
+from support.bert_folders import PIECES, SHAPE, saved, theirs
+from support.training_runs import Recorder, run, settings
+
+from bert.checkpoints.ours import save_model, write_model
+from bert.config import shape_from_words, shape_in_words
+from bert.model import BertEncoder, BertForPretraining
+from bert.tasks.base import DataIdentity
+from bert.training.initial import Taken, load_initial
+from bert.training.resume import Initial, find_initial
+from common.errors import InputError, UsageError
+
+HEADS = ("masked_words.", "next_sentence.", "encoder.pooler.")
+
+
+def load(path: Path, model: torch.nn.Module, whole: bool = False) -> Taken:
+    return load_initial(Initial(path, None), model, SHAPE, whole)
+
+
+def same_encoder(model: Any, source: Any) -> bool:
+    query = source.state_dict()["bert.encoder.layer.1.attention.self.query.weight"]
+    return torch.equal(model.encoder.layers[1].attention.qkv.weight[: len(query)], query)
+
+
+def wanted(init: Path, **changes: Any) -> Any:
+    values = {
+        "preset": "2x16",
+        "shape": shape_in_words(SHAPE),
+        "vocab_size": SHAPE.vocab_size,
+        "seq_len": 8,
+        "steps": 1,
+    }
+    return settings("synthetic:full", max_predictions=1, init=str(init), **{**values, **changes})
+
+
+def test_hugging_face_pretraining_weights_load_whole(tmp_path: Path) -> None:
+    source, model = theirs(), BertForPretraining(SHAPE)
+    assert load(saved(tmp_path / "hf", source), model) == Taken()
+    assert same_encoder(model, source)
+
+
+def test_heads_that_are_absent_keep_fresh_values_and_are_named(tmp_path: Path) -> None:
+    source, model = theirs("BertForMaskedLM"), BertForPretraining(SHAPE)
+    before = model.next_sentence.weight.clone()
+    taken = load(saved(tmp_path / "hf", source), model)
+    assert torch.equal(model.next_sentence.weight, before) and same_encoder(model, source)
+    assert sorted(taken.missing) == [
+        "cls.seq_relationship.bias", "cls.seq_relationship.weight", "pooler.dense.bias", "pooler.dense.weight",
+    ]  # fmt: skip
+    recorder = Recorder()
+    assert run(wanted(tmp_path / "hf"), tmp_path / "run", recorder).finished
+    (begun,) = recorder.of("Resumed")
+    assert begun.new_phase and not begun.moments and begun.missing == taken.missing
+    assert "4 weights of the model are not in" in recorder.warnings
+
+
+def test_weights_without_a_place_are_named_as_they_are_in_the_file(tmp_path: Path) -> None:
+    source = theirs("BertForSequenceClassification")
+    taken = load(saved(tmp_path / "hf", source), BertForPretraining(SHAPE))
+    assert taken.unused == ("classifier.bias", "classifier.weight")
+
+
+def test_a_tensorflow_checkpoint_loads_by_its_prefix(tmp_path: Path) -> None:
+    source = theirs("BertModel")
+    names = {
+        "bert/pooler/dense/kernel": source.pooler.dense.weight.T,
+        "bert/pooler/dense/bias": source.pooler.dense.bias,
+    }
+    for name, value in source.state_dict().items():
+        if name.startswith("pooler"):
+            continue
+        kernel = name.endswith("dense.weight") or (".self." in name and name.endswith("weight"))
+        path = name.replace("layer.", "layer_").replace("LayerNorm.weight", "LayerNorm.gamma")
+        path = path.replace("LayerNorm.bias", "LayerNorm.beta").replace("_embeddings.weight", "_embeddings")
+        path = path.replace(".weight", ".kernel") if kernel else path
+        names[f"bert/{path.replace('.', '/')}"] = value.T if kernel else value
+    tensors = {name: value.detach().contiguous() for name, value in names.items()}
+    tensors |= {"global_step": torch.tensor(3), "bert/pooler/dense/bias/adam_m": torch.zeros(16)}
+    bundle_writer.write_checkpoint(tmp_path / "model.ckpt", tensors)
+    (tmp_path / "bert_config.json").write_text(json.dumps({
+        "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32,
+        "vocab_size": SHAPE.vocab_size, "max_position_embeddings": 8, "type_vocab_size": 2,
+    }))  # fmt: skip
+    model = BertForPretraining(SHAPE)
+    taken = load(tmp_path / "model.ckpt", model)
+    assert torch.equal(
+        model.encoder.embeddings.word.weight[: SHAPE.vocab_size], source.embeddings.word_embeddings.weight
+    )
+    assert len(taken.missing) == 7 and not taken.unused
+    assert find_initial(wanted(tmp_path / "model.ckpt"), DataIdentity(source="x"), print, whole=True).found is not None
+
+
+def test_a_bare_encoder_of_ours_loads_where_the_task_begins_from_one(tmp_path: Path) -> None:
+    encoder, model = BertEncoder(SHAPE), BertForPretraining(SHAPE)
+    save_model(tmp_path, encoder)
+    taken = load(tmp_path, model)
+    assert torch.equal(model.encoder.layers[0].output.weight, encoder.layers[0].output.weight)
+    assert len(taken.missing) == 7 and all(name.startswith(HEADS) for name in taken.missing)
+    with pytest.raises(InputError, match="give a pretraining checkpoint with all its heads"):
+        load(tmp_path, model, whole=True)
+
+
+def test_an_encoder_that_is_not_complete_or_larger_is_refused(tmp_path: Path) -> None:
+    state = theirs().state_dict()
+    lacking = {name: value for name, value in state.items() if "layer.1.output.dense" not in name}
+    more = {**state, "bert.encoder.layer.2.output.dense.weight": torch.zeros(16, 32)}
+    smaller = {**state, "bert.embeddings.position_embeddings.weight": torch.zeros(7, 16)}
+    for name, tensors, message in (
+        ("a", lacking, "lack 2 parameters of the encoder"),
+        ("b", more, r"1 weights of a body.*layer\.2"),
+        ("c", smaller, r"shape \[7, 16\], the model needs \[8, 16\]"),
+    ):
+        torch.save(tensors, tmp_path / f"{name}.bin")
+        model = BertForPretraining(SHAPE)
+        before = model.encoder.embeddings.word.weight.clone()
+        with pytest.raises(InputError, match=message):
+            load(tmp_path / f"{name}.bin", model)
+        assert torch.equal(model.encoder.embeddings.word.weight, before)
+    ours = BertForPretraining(SHAPE)
+    part = {name: value for name, value in ours.state_dict().items() if "layers.1.output." not in name}
+    write_model(tmp_path / "ours", SHAPE, part)
+    with pytest.raises(InputError, match=r"lack 2 of the encoder, encoder\.layers\.1\.output"):
+        load(tmp_path / "ours", ours)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:900]), "damaged|cannot|not"),
+        (lambda path: path.write_bytes(b""), "is empty"),
+        (lambda path: path.write_bytes(b"not a model at all" * 20), "neither a safetensors file nor one of PyTorch"),
+        (lambda path: path.unlink(), "this run needs a checkpoint of a 2x16 model with 21 word pieces"),
+    ],
+)
+def test_damaged_foreign_and_absent_weights_are_one_clear_error(tmp_path: Path, damage: Any, message: str) -> None:
+    folder = saved(tmp_path / "hf", theirs())
+    damage(folder / "model.safetensors")
+    with pytest.raises(InputError, match=message):
+        run(wanted(folder), tmp_path / "run")
+
+
+def test_another_shape_and_another_vocabulary_are_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "hf", theirs())
+    with pytest.raises(InputError, match=r"num_heads=2, this run's has num_heads=4"):
+        run(wanted(folder, shape=shape_in_words(SHAPE).replace("num_heads=2", "num_heads=4")), tmp_path / "run")
+    other = DataIdentity(source="data", fingerprint="f", vocabulary="0" * 32, vocab_size=21)
+    with pytest.raises(InputError, match="another vocabulary than the one that data was made with"):
+        find_initial(wanted(folder), other, print, whole=True)
+    assert len(PIECES) == SHAPE.vocab_size
+
+
+def test_a_shape_in_words_comes_back_and_nonsense_is_refused() -> None:
+    assert shape_from_words(shape_in_words(SHAPE)) == dataclasses.replace(SHAPE, vocab_size=30522)
+    for text in ("", "num_layers=2", "num_layers=x", "layers=2", shape_in_words(SHAPE).replace("hidden_size=16", "")):
+        with pytest.raises(UsageError, match="is no shape of a model"):
+            shape_from_words(text)
+    with pytest.raises(UsageError, match="not a multiple"):
+        shape_from_words(shape_in_words(SHAPE).replace("num_heads=2", "num_heads=3"))
