@@ -80,7 +80,7 @@ def test_gzip_and_a_byte_order_mark_are_read_and_a_cut_file_is_named(source: Pat
     packed.write_bytes(packed.read_bytes()[:-12])
     with pytest.raises(InputError, match="is cut off or damaged"):
         read_dataset(packed)
-    with pytest.raises(InputError, match="cannot read .*: No such file or directory"):
+    with pytest.raises(InputError, match=r"cannot read .*: No such file or directory"):
         read_dataset(tmp_path / "absent.json")
 
 
@@ -146,7 +146,7 @@ def test_someone_elses_file_of_that_name_is_not_touched(source: Path, tmp_path: 
     foreign = path.read_bytes()
     with pytest.raises(InputError, match="was not made here and will not be touched"):
         make(source, vocab, tmp_path)
-    with pytest.raises(InputError, match="it holds something else.*bertbench data squad"):
+    with pytest.raises(InputError, match=r"it holds something else.*bertbench data squad"):
         read_features(path)
     assert path.read_bytes() == foreign
 

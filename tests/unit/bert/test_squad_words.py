@@ -23,7 +23,8 @@ VOCABULARY = Vocabulary(
 )
 # White space of every kind, control and format characters, marks that combine, ligatures, ideographs, capitals that
 # change their length.
-ODD = " \t\r\n\u202f\u00a0\u2003\u3000\u0085\u2028\x00\x0b\x1c\u200b\u00ad\ufeff\ufffd\u0301\u0327\u0345\u0130\u1e9e\ufb01"
+BLANKS = " \t\r\n\u202f\u00a0\u2003\u3000\u0085\u2028\x00\x0b\x1c\u200b"
+ODD = BLANKS + "\u00ad\ufeff\ufffd\u0301\u0327\u0345\u0130\u1e9e\ufb01"
 TEXTS = st.lists(
     st.text(st.one_of(st.sampled_from(ODD + LETTERS + "AZ\u03a3"), st.characters(codec="utf-8"))), max_size=6
 )
@@ -31,13 +32,6 @@ TEXTS = st.lists(
 
 def ids_of(pieces: Pieces) -> list[list[int]]:
     return [pieces.values[begin:end].tolist() for begin, end in pairwise(pieces.offsets.tolist())]
-
-
-def words_by_offsets(vocabulary: Vocabulary, text: str) -> list[int]:
-    """The word of each token, told by where the tokenizer says that it begins."""
-    word_of = words_of(text)[1]
-    encoding = vocabulary._tokenizer.encode(text, add_special_tokens=False)
-    return [word_of[begin] for begin, _ in encoding.offsets]
 
 
 @given(TEXTS)
@@ -89,18 +83,17 @@ def test_all_real_contexts_and_questions_have_the_tokenizers_ids_and_the_words_o
         pieces = encoder.encode(contexts)
         encodings = vocabulary._tokenizer.encode_batch(contexts, add_special_tokens=False)
         assert ids_of(pieces) == [encoding.ids for encoding in encodings]
-        expected = [
-            words_of(text)[1][begin]
-            for text, encoding in zip(contexts, encodings, strict=True)
-            for begin, _ in encoding.offsets
-        ]
+        expected = []
+        for text, encoding in zip(contexts, encodings, strict=True):
+            word_of = words_of(text)[1]
+            expected += [word_of[begin] for begin, _ in encoding.offsets]
         assert pieces.token_words.tolist() == expected
         questions = [question["question"] for paragraph in paragraphs for question in paragraph["qas"]]
         assert ids_of(encoder.encode(questions)) == vocabulary.encode(questions)
 
 
 def test_the_plain_tokenizer_agrees_on_odd_words() -> None:
-    text = "Un\u00e9able caf\u0301e \u4e2d\u6587a STRA\u00dfE a\u200bb \ufffd \u00ad x" + "y" * 101 + " don't $5.00"
+    text = "Un\u00e9able naf\u0301e \u4e2d\u6587a STRA\u00dfE a\u200bb \ufffd \u00ad x" + "y" * 101 + " don't $5.00"
     plain = PlainTokenizer(list(VOCABULARY.pieces), lower_case=True)
     assert ids_of(WordEncoder(VOCABULARY).encode([text, ""])) == [plain.encode(text), []]
 
