@@ -45,6 +45,14 @@ _HEADS = {
     "answer_span.output": "qa_outputs",
 }
 
+# What stands before the final .weight or .bias of theirs -> our head, or "pooler".
+_PARTS = {
+    "pooler.dense": "pooler",
+    "cls.predictions": "masked_words",
+    "cls.predictions.decoder": "masked_words",
+    **{theirs: ours.partition(".")[0] for ours, theirs in _HEADS.items()},
+}
+
 # DistilBERT's names and BERT's for the same weights. The order matters for the way back: attention before the rest.
 _DISTILBERT = (
     ("transformer.layer.", "encoder.layer."),
@@ -188,6 +196,11 @@ def hugging_face_tensors(values: Mapping[str, Tensor], config: ModelConfig, pref
     if config.type_vocab_size == 0:
         weights.pop(_PREDICTION_BIAS, None)
     return {_published_name(name, config, bare=not prefix): value for name, value in weights.items()}
+
+
+def part_of(name: str) -> str:
+    """Return the head of ours, or "pooler", that a Hugging Face name in any accepted spelling is of; else nothing."""
+    return _PARTS.get(_canonical_name(name).rpartition(".")[0], "")
 
 
 def _encoder_of(model: nn.Module) -> tuple[BertEncoder, str]:
