@@ -98,8 +98,6 @@ class TrainOptions:
     """Checkpoints that stay, the latest; default 3; the best one stays besides."""
     padding: str | None = None
     """Of windows (squad): longest, to the longest of a micro-batch, or fixed, to --seq-len; default longest."""
-    drop_unanswerable_windows: bool = False
-    """Leave out windows that lack their question's answer (squad)."""
     max_seconds: float | None = None
     """Save and end after this time, as a signal would; for the limits of queues."""
     threads: int | None = None
@@ -123,7 +121,7 @@ _SETTINGS = (
     "task", "preset", "dropout", "data", "seq_len", "micro_batch_size", "grad_accum_steps", "global_batch_size",
     "optimizer", "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "precision",
     "strategy", "seed", "log_every", "eval_every", "eval_data", "eval_samples", "save_every", "keep", "init", "epochs",
-    "padding", "drop_unanswerable_windows",
+    "padding",
 )  # fmt: skip
 
 

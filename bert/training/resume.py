@@ -34,7 +34,7 @@ from common.errors import InputError, UsageError
 CHECKPOINTS_FOLDER = "checkpoints"
 """Name of the folder of checkpoints in a run's folder; `init` finds them there."""
 
-_FIXED = ("task", "optimizer", "seed", "global_batch_size", "seq_len", "drop_unanswerable_windows")
+_FIXED = ("task", "optimizer", "seed", "global_batch_size", "seq_len")
 _CHANGES_THE_RUN = (
     "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "dropout", "precision",
     "max_predictions",

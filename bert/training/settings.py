@@ -64,8 +64,6 @@ class TrainSettings:
     """Masked positions per sequence at most (pretraining); shards bring their own."""
     padding: str = "longest"
     """Of batches that do not come padded (SQuAD): longest or fixed."""
-    drop_unanswerable_windows: bool = False
-    """Whether windows that lack the answer their question has are left out (SQuAD)."""
     vocab_size: int = BERT_UNCASED_VOCAB_SIZE
     """Word pieces of the vocabulary the shards were made with, before padding."""
     micro_batch_size: int
