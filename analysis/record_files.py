@@ -37,13 +37,19 @@ def typed_rows(path: Path, columns: Mapping[str, type]) -> Iterator[dict[str, An
     """Yield the rows of a CSV file as `columns` types them, None where empty; a last line cut short is dropped.
 
     Raises:
-        SchemaError: a value is not of its column's type; the message names the line.
+        SchemaError: the file cannot be read, or a value is not of its column's type; the message names the line.
     """
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        text = file.read()
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except OSError as error:
+        raise SchemaError(f"cannot read {path}: {error.strerror}; remove it, or restore it") from error
     whole = text[: text.rfind("\n") + 1]
-    for line_number, row in enumerate(csv.DictReader(whole.splitlines()), start=2):
-        try:
+    reader = csv.DictReader(whole.splitlines())
+    try:
+        for row in reader:
             yield {name: kind(row[name]) if row.get(name) else None for name, kind in columns.items()}
-        except (TypeError, ValueError) as error:
-            raise SchemaError(f"{path} line {line_number} is not a step record: {error}") from error
+    except (TypeError, ValueError, csv.Error) as error:
+        raise SchemaError(
+            f"{path} line {reader.line_num} is not a row of it: {error}; remove that line, or restore the file"
+        ) from error

@@ -130,7 +130,7 @@ class Trial:
     precision: str = "bf16"
     """fp32, tf32, bf16 or fp16."""
     seq_len: int = 128
-    """Tokens per sequence, padding included."""
+    """Tokens per sequence at most; with padding 'longest' batches may be shorter."""
     micro_batch_size: int = 8
     """Sequences per rank and micro-step."""
     grad_accum_steps: int = 1
@@ -140,12 +140,14 @@ class Trial:
     device: str = "cpu"
     """cpu or cuda."""
     data: str = "synthetic"
-    """'synthetic', 'synthetic:<distribution>', an absolute folder of HDF5 shards, or 'synthetic:<that folder>':
-    made-up batches with the lengths of the folder's samples."""
+    """'synthetic', 'synthetic:<distribution>', an absolute path of shards or features, or 'synthetic:<that path>':
+    made-up batches with the lengths of its samples."""
     data_fingerprint: str = ""
-    """Names and sizes of the shards, or the lengths drawn from, hashed: other data is another trial."""
+    """Hash of the data, or of the lengths drawn from: other data is another trial."""
     max_predictions: int = 20
     """Predicted positions per sequence at most."""
+    padding: str = ""
+    """How windows become a batch, one of bert.data.lengths.PADDINGS; empty where batches come padded."""
     vocab_size: int = 30522
     """Word pieces of the vocabulary the data was made with."""
     dropout: float = 0.1
@@ -210,7 +212,7 @@ class Trial:
         fields = dataclasses.asdict(self)
         if self.data_fingerprint:
             del fields["data"]
-        for name in ("profiler_options", "training"):  # trials made before these existed keep their ids
+        for name in ("profiler_options", "training", "padding"):  # trials made before these existed keep their ids
             if not fields[name]:
                 del fields[name]
         text = json.dumps(fields, sort_keys=True)

@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from analysis.record_files import read_record, typed_rows
@@ -32,8 +33,24 @@ CURVE_COLUMNS: dict[str, type] = {
     "learning_rate": float,
 }
 
-# Kinds of events, the value of "event"; "time_ns" is in every one.
-EVENTS = ("resumed", "progress", "evaluated", "saved", "warned")
+_Types = type | UnionType
+_MEASURED = float | int | None  # None where it was not finite
+
+# Kinds of events, the value of "event", and the fields that readers rely on; "time_ns" is in every one.
+EVENTS: dict[str, dict[str, _Types]] = {
+    "resumed": {"path": str, "applied_steps": int, "new_phase": bool},
+    "progress": {"step": int, "applied_steps": int, "total_steps": int, "loss": _MEASURED},
+    "evaluated": {
+        "applied_steps": int,
+        "mlm_loss": _MEASURED,
+        "mlm_accuracy": _MEASURED,
+        "nsp_loss": _MEASURED,
+        "nsp_accuracy": _MEASURED,
+        "samples": int,
+    },
+    "saved": {"path": str, "applied_steps": int},
+    "warned": {"message": str},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +99,21 @@ class TrainRun:
         return read_record(self.state_json) if self.state_json.exists() else None
 
     def read_curve(self) -> list[dict[str, Any]]:
-        """Return the rows of curve.csv with typed values; none where there is no such file. Raises SchemaError."""
-        return list(typed_rows(self.curve_csv, CURVE_COLUMNS)) if self.curve_csv.exists() else []
+        """Return the rows of curve.csv with typed values; none where there is no such file.
+
+        Raises:
+            SchemaError: it cannot be read, or a row lacks its place in the run (step, applied_steps or samples).
+        """
+        if not self.curve_csv.exists():
+            return []
+        rows = list(typed_rows(self.curve_csv, CURVE_COLUMNS))
+        for number, row in enumerate(rows, start=2):
+            absent = [name for name in ("step", "applied_steps", "samples") if row[name] is None]
+            if absent:
+                raise SchemaError(
+                    f"{self.curve_csv} line {number} lacks {', '.join(absent)}: remove that line, or restore the file"
+                )
+        return rows
 
 
 def is_train_run(path: Path) -> bool:
@@ -100,20 +130,27 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
     """Return the events of an attempt, in order; none where there is no such file.
 
     Raises:
-        SchemaError: a line that ends is no event.
+        SchemaError: the file cannot be read, or a line that ends is no event.
     """
     path = events_jsonl(directory)
     if not path.exists():
         return []
     found = []
-    whole, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    try:
+        whole, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    except OSError as error:
+        raise SchemaError(f"cannot read {path}: {error.strerror}; remove it, or restore it") from error
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
             event = json.loads(line)
-            if event["event"] not in EVENTS:
+            fields = EVENTS.get(event["event"])
+            if fields is None:
                 continue  # of a later bertbench
+            wrong = [name for name, kind in fields.items() if not isinstance(event[name], kind)]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise SchemaError(f"{path} line {number} is not an event ({error!r}): remove that line") from error
+        if wrong:
+            raise SchemaError(f"{path} line {number} has a wrong value of {', '.join(wrong)}: remove that line")
         found.append(event)
     return found
 
@@ -121,7 +158,7 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
 def write_curve(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write curve.csv whole or not at all. Raises StorageError."""
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")  # as rows that are appended one by one
         writer.writerow(CURVE_COLUMNS)
         writer.writerows(curve_fields(row) for row in rows)
 

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -315,7 +316,9 @@ def _outcome(directory: TrialDirectory, exit_code: int | None, oom_killed: bool)
 
 def _said(failure: Mapping[str, Any]) -> str:
     reason = redact_text(str(failure["reason"]))
-    return reason if failure["status"] == "refused" else f"rank {failure['rank']}: {reason}"
+    # What another rank met says so itself.
+    told = failure["status"] == "refused" or re.match(r"rank \d+:", reason)
+    return reason if told else f"rank {failure['rank']}: {reason}"
 
 
 def _failures(directory: TrialDirectory) -> list[dict[str, Any]]:

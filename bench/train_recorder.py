@@ -91,7 +91,8 @@ class TrainRecorder:
             self._write("saved", path=event.path.name, **own, **best_fields)
             _say(f"saved {event.path} ({event.size_bytes / 2**20:.1f} MiB, {event.seconds:.1f} s)")
         elif isinstance(event, Resumed):
-            self.summary["begun_from"] = {"path": str(event.path), "applied_steps": event.applied_steps}
+            begun_from = {"path": str(event.path), "applied_steps": event.applied_steps}
+            self.summary["begun_from"] = {**begun_from, "changed": event.changed}
             self._write("resumed", **{**asdict(event), "path": str(event.path)})
             what = "begins from" if event.new_phase else f"resumes at step {event.applied_steps} from"
             _say(f"{what} {event.path}{'' if event.moments else ', without the moments of the optimizer'}")

@@ -1,5 +1,7 @@
 """One attempt at a training run, in its run directory: what `bertbench train` does between options and table."""
 
+import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from bench.sweep import write_results
 from bert.checkpoints.model_config import read_config
 from bert.config import ModelConfig, preset, preset_of, shape_in_words
 from bert.training.settings import FINE_TUNING, TrainSettings, resolve_settings, task_defaults
-from common.errors import InputError, UsageError
+from common.errors import InputError, SchemaError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,47 @@ def initial_weights(path: Path) -> Path:
     return run.checkpoints
 
 
+def check_continues(run: TrainRun, plan: Plan, given: Mapping[str, Any]) -> None:
+    """Refuse to go on in a run directory with another length, or with a batch size that nobody asked for.
+
+    Args:
+        run: the run directory; one without checkpoints may take any plan.
+        plan: what is to be trained.
+        given: fields of TrainSettings with what the user gave, None where nothing.
+
+    Raises:
+        UsageError: the plan is of another phase, or its global batch size is a default that is not this run's.
+    """
+    saved = _saved_settings(run)
+    settings = plan.settings
+    if saved.get("seq_len", settings.seq_len) != settings.seq_len:
+        raise UsageError(
+            f"{run.path} holds a run on sequences of {saved['seq_len']} tokens, this one has {settings.seq_len}: a "
+            f"phase has a folder, steps and a curve of its own; give another --out, and --init {run.path} to begin "
+            "from the weights of the finished run"
+        )
+    asked = given.get("global_batch_size") or (given.get("micro_batch_size") and given.get("grad_accum_steps"))
+    before = saved.get("global_batch_size", settings.global_batch_size)
+    if before != settings.global_batch_size and not asked:
+        raise UsageError(
+            f"the run in {run.path} has updates of {before} samples, and phase {plan.phase} has "
+            f"{settings.global_batch_size} where nothing is given: give --global-batch-size {before} to go on as it "
+            "was, or another size to change it"
+        )
+
+
+def _saved_settings(run: TrainRun) -> dict[str, Any]:
+    """Settings in the newest checkpoint that can be read; empty where there is none."""
+    # Torch, which bert.training.checkpoint needs, is not imported before something is trained.
+    states = run.checkpoints.glob("step-*/state.json")
+    for path in sorted(states, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True):
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8"))["settings"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return {}
+
+
 def _shape(init: Path, given: str | None, seq_len: int) -> dict[str, str | None]:
     """Return `preset` and `shape` of the model whose weights lie in `init`; a preset that was `given` has to be it.
 
@@ -172,7 +215,7 @@ def train_once(
         result = run_trial(trial, directory, devices, capture(devices), LaunchOptions(timeout_seconds=None), watcher)
     finally:
         if directory.trial_json.exists():
-            write_record(run.state_json, {**_state(run, plan), "request": dict(request)})
+            write_record(run.state_json, _state(run, plan, request))
             write_results(run.run)
     return directory, result
 
@@ -205,8 +248,11 @@ def _trial(run: TrainRun, plan: Plan, devices: Devices, threads: int | None) -> 
     )
 
 
-def _state(run: TrainRun, plan: Plan) -> dict[str, Any]:
-    """Where the run stands: what the attempts wrote down while they ran is there however they ended."""
+def _state(run: TrainRun, plan: Plan, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the run stands: what the attempts wrote down while they ran is there however they ended.
+
+    An attempt that was refused changes nothing of what the run is: phase, steps and request stay those before it.
+    """
     attempts = run.attempts()
     checkpoint: str | None = None
     evaluation: dict[str, Any] | None = None
@@ -216,21 +262,27 @@ def _state(run: TrainRun, plan: Plan) -> dict[str, Any]:
         for event in read_events(directory):
             if event["event"] in ("resumed", "saved"):
                 applied_steps = event["applied_steps"]
+            if event["event"] == "saved" or (event["event"] == "resumed" and not event["new_phase"]):
+                checkpoint = Path(event["path"]).name  # after a damaged one it is an earlier one that goes on
             if event["event"] == "saved":
-                checkpoint = event["path"]
                 named = {name: event.get(f"best_{name}") for name in ("checkpoint", "applied_steps", "score", "value")}
                 best = named if named["checkpoint"] is not None else None
             elif event["event"] == "evaluated":
                 evaluation = event
-    result = attempts[-1].read_result() if attempts else None
-    outcome = (result or {}).get("outcome") or {}
+    result = (attempts[-1].read_result() if attempts else None) or {}
+    own: dict[str, Any] = {"phase": plan.phase, "total_steps": plan.settings.steps, "request": dict(request)}
+    known = result.get("status") != "refused"
+    if not known and checkpoint is not None:
+        with contextlib.suppress(SchemaError):
+            before = run.read_state() or {}
+            known = own.keys() <= before.keys()
+            own |= {name: before[name] for name in own if known}
     return {
-        "phase": plan.phase,
-        "finished": bool(outcome.get("finished")),
+        **own,
+        "finished": known and checkpoint is not None and applied_steps >= own["total_steps"],
         "applied_steps": applied_steps,
-        "total_steps": plan.settings.steps,
-        "status": (result or {}).get("status", "interrupted"),
-        "reason": (result or {}).get("reason", ""),
+        "status": result.get("status", "interrupted"),
+        "reason": result.get("reason", ""),
         "checkpoint": checkpoint,
         "evaluation": evaluation,
         "best": best,

@@ -247,6 +247,7 @@ def _batches(trial: Trial, stream: Any, strategy: Any, implementation: Any) -> I
 
 
 def _data_spec(trial: Trial, strategy: Any) -> Any:
+    from bert.data.lengths import PADDINGS
     from bert.tasks.base import DataSpec
 
     return DataSpec(
@@ -258,6 +259,7 @@ def _data_spec(trial: Trial, strategy: Any) -> Any:
         seed=trial.seed,
         rank=strategy.rank,
         world_size=strategy.world_size,
+        padding=trial.padding or PADDINGS[0],
     )
 
 

@@ -1,4 +1,4 @@
-"""Weights under Hugging Face's names: BertForPreTraining, BertModel, DistilBertForMaskedLM, DistilBertModel.
+"""Weights under Hugging Face's names: BertForPreTraining, BertModel, BertForQuestionAnswering and DistilBERT's likes.
 
 Theirs differ from ours in three ways: query, key and value are three matrices, the vocabulary is not padded, and the
 tied decoder is listed a second time.
@@ -20,6 +20,8 @@ _WORD = "embeddings.word_embeddings.weight"
 _DECODER_WEIGHT = "cls.predictions.decoder.weight"
 _DECODER_BIAS = "cls.predictions.decoder.bias"
 _PREDICTION_BIAS = "cls.predictions.bias"
+# Second name of a weight -> the name it stands under here.
+_TIED = {_DECODER_WEIGHT: _WORD, _DECODER_BIAS: _PREDICTION_BIAS}
 _QKV = ("query", "key", "value")
 
 # Ours -> theirs, up to the final .weight or .bias; "encoder." of ours and "bert." of theirs come in front.
@@ -40,6 +42,7 @@ _HEADS = {
     "masked_words.dense": "cls.predictions.transform.dense",
     "masked_words.norm": "cls.predictions.transform.LayerNorm",
     "next_sentence": "cls.seq_relationship",
+    "answer_span.output": "qa_outputs",
 }
 
 # DistilBERT's names and BERT's for the same weights. The order matters for the way back: attention before the rest.
@@ -114,7 +117,7 @@ def match_hugging_face_state(
 
     Raises:
         InputError: no weight fits, encoder weights are missing (unless `allow_missing`), a shape or type differs, a
-            name comes twice, or the decoder is not tied to the word embedding.
+            name comes twice, or the decoder has values of its own.
         UsageError: the model has no BertEncoder.
     """
     encoder, prefix = _encoder_of(model)
@@ -125,13 +128,15 @@ def match_hugging_face_state(
     values: dict[str, Tensor] = {}
     missing: list[str] = []
     incomplete: set[str] = set()
-    placed: set[str] = {_DECODER_WEIGHT, _DECODER_BIAS} if _PREDICTION_BIAS in _all_names(ours, prefix) else set()
+    placed: set[str] = set()
     for name, theirs in _names(ours, prefix).items():
         absent = [part for part in theirs if part not in weights]
         missing.extend(absent)
         (incomplete if absent else placed).update(theirs)
         if not absent:
             values[name] = _assemble(name, [weights[part] for part in theirs], ours[name], encoder.config)
+    has_decoder = _PREDICTION_BIAS in _all_names(ours, prefix)
+    placed |= {second for second, first in _TIED.items() if first in placed and (has_decoder or first not in given)}
     lacking = [name for name in missing if name.startswith(("embeddings.", "encoder."))]
     if not values or (lacking and not allow_missing):
         raise InputError(
@@ -150,7 +155,8 @@ def match_hugging_face_state(
 
 
 def to_hugging_face_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the weights under the names of BertForPreTraining, for a bare BertEncoder of BertModel.
+    """Return copies of the weights under the names of BertForPreTraining or, by its head, BertForQuestionAnswering; for
+    a bare BertEncoder under those of BertModel.
 
     A model without segment embeddings gets DistilBERT's names for what DistilBERT has. The vocabulary is not padded.
 
@@ -194,7 +200,7 @@ def _encoder_of(model: nn.Module) -> tuple[BertEncoder, str]:
 
 
 def _names(ours: Collection[str], prefix: str) -> dict[str, tuple[str, ...]]:
-    """Our parameters -> the Hugging Face parameters they are made of; heads unknown to pretraining are left out."""
+    """Our parameters -> the Hugging Face parameters they are made of; heads without a counterpart are left out."""
     pairs = ((name, _their_names(name, prefix)) for name in ours)
     return {name: theirs for name, theirs in pairs if theirs}
 
@@ -239,7 +245,7 @@ def _given_names(state_dict: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _canonical_name(name: str) -> str:
-    """Any of the accepted spellings -> BertModel's or, for heads, BertForPreTraining's."""
+    """Any of the accepted spellings -> BertModel's or, for heads, those of the model that has them."""
     # DistributedDataParallel and torch.compile put their own prefix in front.
     name = re.sub(r"^((module|_orig_mod)\.)*((bert|distilbert)\.)?", "", name)
     name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)).replace(".dense_act.", ".dense.")
@@ -251,6 +257,8 @@ def _canonical_name(name: str) -> str:
 
 def _published_name(name: str, config: ModelConfig, *, bare: bool) -> str:
     """The way back, to the names of the model that has this shape."""
+    if name.startswith("qa_outputs."):
+        return name
     has_place = not name.startswith(("pooler.", "cls.seq_relationship."))
     if config.type_vocab_size == 0 and has_place:
         for distilled, original in _DISTILBERT:
@@ -265,14 +273,13 @@ def _is_buffer(name: str) -> bool:
 
 
 def _settle_decoder(weights: dict[str, Tensor]) -> None:
-    """Fill in the prediction bias from its second name; refuse a decoder with weights of its own."""
-    if _PREDICTION_BIAS not in weights and _DECODER_BIAS in weights:
-        weights[_PREDICTION_BIAS] = weights[_DECODER_BIAS]
-    if _DECODER_WEIGHT in weights and _WORD in weights and not _equal(weights[_DECODER_WEIGHT], weights[_WORD]):
-        raise InputError(
-            f"{_DECODER_WEIGHT} differs from {_WORD}, and this model has one matrix for both: "
-            "give weights with a tied decoder, or leave the decoder out to use the word embedding"
-        )
+    """Fill in word embedding and prediction bias from their second names; refuse a decoder with values of its own."""
+    for second, first in _TIED.items():
+        if second in weights and not _equal(weights[second], weights.setdefault(first, weights[second])):
+            raise InputError(
+                f"{second} differs from {first}, and this model has one tensor for both: give weights with a tied "
+                f"decoder, or leave {second} out to use {first}"
+            )
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

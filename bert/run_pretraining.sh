@@ -80,7 +80,7 @@ for phase in "${phases[@]}"; do
     fi
     echo "== phase $phase: $folder"
     run bertbench train pretrain "${options[@]}"
-    if ! grep -q '"finished": true' "$folder/train.json"; then
+    if ! grep -qs '"finished": true' "$folder/train.json"; then
         exit 0 # stopped in time, as the command has said: the next call resumes here
     fi
     [[ $signals -eq 0 ]] || exit 0

@@ -80,9 +80,9 @@ class DivergenceWatch:
         """Judge a step. Raises DivergenceError where fp16 never stops overflowing."""
         if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise DivergenceError(
-                f"the gradients of the last {progress.skipped_in_a_row} steps up to step {step} were not finite in "
-                f"fp16, whatever the loss scale (learning rate {result.learning_rate:.6g}): resume from an earlier "
-                "checkpoint, use bf16, or lower the learning rate",
+                f"the gradients of the last {progress.skipped_in_a_row} steps up to step {step + 1} were not finite in "
+                f"fp16, whatever the loss scale (learning rate {result.learning_rate:.6g}): use bf16, lower the "
+                "learning rate or lengthen the warm-up",
                 step,
                 result.learning_rate,
             )
@@ -108,8 +108,8 @@ class DivergenceWatch:
         if first_bad < math.inf:
             step = int(first_bad)
             raise DivergenceError(
-                f"the loss of step {step} is not a finite number (learning rate {rates[step]:.6g}): resume from the "
-                "last checkpoint with a lower learning rate or a longer warm-up",
+                f"the loss of step {step + 1} is not a finite number (learning rate {rates[step]:.6g}): lower the "
+                "learning rate or lengthen the warm-up",
                 step,
                 rates[step],
             )

@@ -30,16 +30,15 @@ def locked(folder: Path, holder: str, remedy: str, shared: bool = False, wait: b
     path = folder / LOCK_FILE
     with storage_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="ascii")
+        path.touch()
+        file = path.open("r+b", buffering=0)  # a full disk is met in the write, not once more in the close
     with file:
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             file.seek(0)
-            process = file.read().strip() or "unknown"
+            process = file.read().decode("ascii", "replace").strip() or "unknown"
             raise LockedError(f"{folder} is in use by {holder} (process {process}): {remedy}") from None
         with storage_errors(path):
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            file.truncate(file.write(str(os.getpid()).encode()))
         yield

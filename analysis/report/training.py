@@ -25,6 +25,8 @@ Array = npt.NDArray[np.float64]
 
 # The bold line of the loss is the median of this share of the steps around each.
 _SMOOTHED_SHARE = 0.02
+# The training loss in figures is the median of so many steps, because that of one is mostly chance.
+_LAST_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def _attempts_table(rows: Sequence[Row]) -> tables.Table:
         tables.measured("attempt", "attempt", tables.count),
         tables.measured("after step", "from_step", tables.count),
         tables.measured("steps made", "steps", tables.count),
+        tables.measured("batch", "global_batch_size", tables.count),
         tables.measured("devices", "world_size", tables.count),
         tables.measured("samples/s", "samples_per_second"),
         tables.measured("seconds", "wall_seconds"),
@@ -153,13 +156,12 @@ def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
     last = attempts[-1].trial
     total = int(dict(last.training).get("steps") or last.max_steps)
     made = int(told.curve[-1]["applied_steps"]) if told.curve else 0
-    headline = f"BERT-{last.preset} was trained for {made:,} of {total:,} steps of {last.global_batch_size:,} samples."
-    figures = [Figure("steps", f"{made:,}", f"{tables.percent(made / total)} of {total:,}")]
+    sizes = sorted({a.trial.global_batch_size for a in attempts if a.steps} or {last.global_batch_size})
+    batch = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    headline = f"BERT-{last.preset} was trained for {made:,} of {total:,} steps of {batch} samples."
+    figures: list[Figure] = []
     if told.curve:
-        losses = _smoothed(_column(told.curve, "loss"))
-        figures.append(
-            Figure("training loss", tables.fine(losses[-1]), f"nats{_sum_of(last.task)}, median of the last steps")
-        )
+        figures.append(_training_loss(_column(told.curve, "loss"), _sum_of(last.task)))
     if told.evaluations:
         found = told.evaluations[-1]
         after = f"after step {found['applied_steps']:,}"
@@ -169,11 +171,27 @@ def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
                 figures.append(Figure(label, _form(known)(found[name]), unit + after))
     rates = [row["samples_per_second"] for row in told.attempts if row["samples_per_second"]]
     if rates:
-        figures.append(Figure("samples per second", tables.number(rates[-1]), "while it trains, in the last attempt"))
+        figures.append(
+            Figure("samples per second", tables.number(rates[-1]), "at the median step time of the last attempt")
+        )
     count = len(attempts)
-    again = len(told.resumes)
-    sentences = [f"It took {count} attempt{'s' if count > 1 else ''}, {again} of which resumed."] if count > 1 else []
+    again = len(told.resumes) or "none"
+    sentences = [f"It took {count} attempts, {again} of which resumed from a checkpoint."] if count > 1 else []
+    ended = told.attempts[-1]
+    if ended["status"] != "ok":
+        sentences.insert(0, f"The last attempt ended as {ended['status']}: {ended['reason'] or 'it left no reason'}.")
     return Answer(headline, tuple(figures), tuple(sentences))
+
+
+def _training_loss(losses: Array, sum_of: str) -> Figure:
+    if not np.isfinite(losses[-1]):
+        return Figure("training loss", "not finite", "in the last step")
+    last = losses[-_LAST_STEPS:]
+    return Figure(
+        "training loss",
+        tables.fine(np.nanmedian(last)),
+        f"nats, {sum_of}{', ' * bool(sum_of)}median of the last {len(last)} steps",
+    )
 
 
 def _draw(folder: Path, attempts: Sequence[LoadedTrial], told: _Told) -> tuple[Picture, ...]:
@@ -196,9 +214,9 @@ def _column(rows: Sequence[Row], name: str) -> Array:
 
 
 def _smoothed(values: Array) -> Array:
-    """Median over a window around each step, which a few odd steps do not move."""
+    """Median over a window around each step, which a few odd steps do not move; at the ends the window is cut off."""
     half = max(1, round(len(values) * _SMOOTHED_SHARE / 2))
-    padded = np.pad(values, half, mode="edge")
+    padded = np.pad(values, half, constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
     known = ~np.isnan(windows).all(axis=1)
     result = np.full(len(values), np.nan)
@@ -213,20 +231,34 @@ def _mark_resumes(axis: "Axes", told: _Told) -> None:
 
 def _sum_of(task: str) -> str:
     """What the training loss is a sum of, where it is one."""
-    return {"pretrain": ", MLM + NSP"}.get(task, "")
+    return {"pretrain": "MLM + NSP"}.get(task, "")
+
+
+def _in_brackets(words: str) -> str:
+    return f" ({words})" if words else ""
+
+
+def _held_out_losses(evaluations: Sequence[Row], sum_of: str) -> dict[str, Array]:
+    """The curves of the held-out losses by label: what the training loss is compared with first, then parts of it."""
+    losses = {name: known for name, known in _scores(evaluations).items() if known.unit == "nats"}
+    found = {}
+    if sum_of and len(losses) > 1:
+        found[f"held-out loss{_in_brackets(sum_of)}"] = sum(
+            (_column(evaluations, name) for name in losses), start=np.zeros(len(evaluations))
+        )
+    found |= {f"held-out {known.label}": _column(evaluations, name) for name, known in losses.items() if known.headline}
+    return found
 
 
 def _loss(path: Path, told: _Told, sum_of: str) -> Picture:
     figure, (axis,) = canvas(10.6, 3.9)
-    steps, losses = _column(told.curve, "step") + 1, _column(told.curve, "loss")
-    axis.plot(steps, losses, color=PALE, linewidth=0.8, label=f"training loss, every step{sum_of}")
+    # Evaluations and resumes are counted in applied steps, which a step that overflowed in fp16 does not add to.
+    steps, losses = _column(told.curve, "applied_steps"), _column(told.curve, "loss")
+    axis.plot(steps, losses, color=PALE, linewidth=0.8, label=f"training loss, every step{_in_brackets(sum_of)}")
     axis.plot(steps, _smoothed(losses), color=BLUE, linewidth=1.8, label="its running median")
-    held_out_losses = {name: known for name, known in _scores(told.evaluations).items() if known.unit == "nats"}
-    for (name, known), colour in zip(held_out_losses.items(), _COLOURS, strict=False):
-        if not known.headline:
-            continue
-        after, held_out = _column(told.evaluations, "applied_steps"), _column(told.evaluations, name)
-        axis.plot(after, held_out, color=colour, marker="o", markersize=4, linewidth=1, label=f"held-out {known.label}")
+    for (label, held_out), colour in zip(_held_out_losses(told.evaluations, sum_of).items(), _COLOURS, strict=False):
+        after = _column(told.evaluations, "applied_steps")
+        axis.plot(after, held_out, color=colour, marker="o", markersize=4, linewidth=1, label=label)
     _mark_resumes(axis, told)
     axis.set_xlabel("step")
     axis.set_ylabel("loss (nats)")
@@ -238,13 +270,13 @@ def _loss(path: Path, told: _Told, sum_of: str) -> Picture:
 
 def _learning_rate(path: Path, told: _Told) -> Picture:
     figure, (axis,) = canvas(5.2, 3.2)
-    axis.plot(_column(told.curve, "step") + 1, _column(told.curve, "learning_rate"), color=GREEN, linewidth=1.8)
+    axis.plot(_column(told.curve, "applied_steps"), _column(told.curve, "learning_rate"), color=GREEN, linewidth=1.8)
     _mark_resumes(axis, told)
     axis.set_xlabel("step")
     axis.set_ylabel("learning rate")
     axis.set_ylim(bottom=0)
     save(figure, path)
-    return Picture(path, "Learning rate", "Warm-up, then decay, as the optimizer was given it.", half=True)
+    return Picture(path, "Learning rate", "What the optimizer was given, step by step.", half=True)
 
 
 def _accuracy(path: Path, told: _Told) -> Picture:

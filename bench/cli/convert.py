@@ -18,8 +18,10 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions:
-    """Write the weights of a checkpoint into a new folder. SRC is a folder, a file of weights (safetensors or
-    PyTorch), or the prefix of a TensorFlow checkpoint: bert_model.ckpt for bert_model.ckpt.index and .data-* files.
+    """Write the weights of a checkpoint into a new folder.
+
+    SRC is a folder, a training run (its newest checkpoint), a file of weights (safetensors or PyTorch), or the prefix
+    of a TensorFlow checkpoint: bert_model.ckpt for bert_model.ckpt.index and .data-* files.
     """
 
     src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]

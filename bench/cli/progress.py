@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from analysis.records import Trial
+from bench.cli.download_progress import show_download
 from bench.sweep import Progress
 
 if TYPE_CHECKING:
@@ -66,8 +67,6 @@ def show_stages(smallest_seconds: float = 0.1) -> "StageProgress":
     Args:
         smallest_seconds: time between two updates of the line.
     """
-    from bench.cli.data_download import show_download  # shows bytes
-
     began: dict[str, float] = {}
     last = [0.0]
     show_bytes = show_download()

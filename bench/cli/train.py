@@ -18,12 +18,12 @@ from bench.cli.options import parse, request_of, run_folder
 from bench.cli.progress import note
 from bench.cli.train_progress import TrainProgress, duration
 from bench.devices import find_devices
-from bench.plan import AUTO
+from bench.plan import AUTO, inspect_data
 from bench.stop import StopRequest
-from bench.trainer import Plan, plan_training, train_once
+from bench.trainer import Plan, check_continues, plan_training, train_once
 from bert.tasks import TASKS
 from common import locks
-from common.errors import StorageError, UsageError
+from common.errors import InputError, StorageError, UsageError
 from common.registry import lookup
 
 _OUT_HELP = "Run directory; a call with the same folder resumes it."
@@ -138,6 +138,7 @@ def main(argv: list[str]) -> int:
         plan = plan_training(options.phase, given, devices)
         progress = TrainProgress(stop)
         with locks.locked(run.path, "another call", "wait for it, or choose another --out"):
+            check_continues(run, plan, given)
             if (plan.phase or 1) > 1 and plan.settings.init is None and not run.attempts():
                 note(f"phase {plan.phase} begins from scratch here: --init RUN takes the weights of a finished run")
             if stop.wanted():
@@ -171,6 +172,8 @@ def _finish(
     stop: StopRequest,
 ) -> int:
     """Show how the attempt ended; return the exit code."""
+    from bert.training.events import LAST_GOOD_CHECKPOINT
+
     found = dict(result.get("outcome") or {})
     status = str(result["status"])
     if status == "ok":
@@ -182,7 +185,8 @@ def _finish(
             print(_ending(found, stop, following))
         return 130 if stop.signal == signal.SIGINT and not found["finished"] else 0
     message = f"{result.get('reason') or status}\n  the log of this attempt: {directory.log}"
-    if (run.read_state() or {}).get("checkpoint") and status != "refused":
+    resumable = status != "refused" and LAST_GOOD_CHECKPOINT not in message  # what diverged would diverge again
+    if resumable and (run.read_state() or {}).get("checkpoint"):
         message += "\n  the same command resumes from the last checkpoint"
     if options.json:
         _print_json(run, directory, result, next=None)
@@ -239,9 +243,34 @@ def next_command(options: TrainOptions, argv: list[str], run: TrainRun, plan: Pl
         return shlex.join(["bertbench", "train", *argv])
     if plan.phase == 1:
         out = run.path.with_name(f"{run.path.name}-phase2")
-        preset = ["--preset", plan.settings.preset] if options.preset else []
-        words = ["--phase", "2", "--data", "FOLDER_OF_512_TOKENS", "--init", str(run.path), "--out", str(out)]
-        return shlex.join(["bertbench", "train", "pretrain", *preset, *words])
+        words = ["--phase", "2", "--data", _data_of_phase_2(options.data), "--init", str(run.path), "--out", str(out)]
+        return shlex.join(["bertbench", "train", "pretrain", *_kept_options(options), *words])
     checkpoint = (run.read_state() or {}).get("checkpoint")
     source = run.checkpoints / checkpoint if checkpoint else run.checkpoints
     return shlex.join(["bertbench", "convert", str(source), str(run.path.with_name(f"{run.path.name}-hugging-face"))])
+
+
+def _kept_options(options: TrainOptions) -> list[str]:
+    """What was given for phase 1 and holds in phase 2 as well; lengths of run and warm-up and the rate are its own."""
+    names = (
+        "preset",
+        "global_batch_size",
+        "micro_batch_size",
+        "optimizer",
+        "schedule",
+        "weight_decay",
+        "dropout",
+        "seed",
+    )
+    words = [(f"--{name.replace('_', '-')}", getattr(options, name)) for name in names]
+    words += [("--devices", options.devices), ("--threads", options.threads)]
+    words += [("--precision", None if options.precision == AUTO else options.precision)]
+    return [word for name, value in words if value is not None for word in (name, str(value))]
+
+
+def _data_of_phase_2(data: str | None) -> str:
+    """The same folder where it holds samples of 512 tokens, too."""
+    try:
+        return str(data) if inspect_data(str(data), 512).seq_len in (None, 512) else "FOLDER_OF_512_TOKENS"
+    except InputError:
+        return "FOLDER_OF_512_TOKENS"

@@ -1,5 +1,6 @@
 """From any checkpoint to a Hugging Face folder or one of ours."""
 
+import contextlib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bert.checkpoints.folder import check_new_folder, new_folder
-from bert.checkpoints.model_config import read_config, to_hugging_face_json
+from bert.checkpoints.model_config import read_config, read_json, to_hugging_face_json
 from bert.checkpoints.ours import load_model, write_model
 from bert.checkpoints.read import OURS, Found, find_checkpoint, read_weights
 from bert.checkpoints.tensor_files import write_safetensors
@@ -18,8 +19,10 @@ from bert.config import ModelConfig
 from bert.convert import LoadReport, hugging_face_tensors, match_hugging_face_state
 from bert.data.vocabulary import load_vocabulary
 from bert.model import BertForPretraining
+from bert.training.checkpoint import STATE_FILE, latest, read, saved_steps
+from bert.training.resume import CHECKPOINTS_FOLDER
 from common.atomic import atomic_path, write_json
-from common.errors import InputError, UsageError
+from common.errors import InputError, StorageError, UsageError
 
 Target = Literal["hugging-face", "bertbench"]
 
@@ -27,6 +30,8 @@ _ENCODER = "encoder."
 # Copies of other tensors, which transformers leaves out and ties by itself.
 _TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "vocab_projector.weight")
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
+# What pretraining has and DistilBERT has not, by anybody's names.
+_NOT_IN_DISTILBERT = re.compile(r"(?:^|[./])(?:pooler|next_sentence|seq_relationship)[./]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Conversion:
     missing: tuple[str, ...]
     """Hugging Face names (without "bert.") of the architecture's weights that the source lacks; not written."""
     unexpected: tuple[str, ...]
-    """Names in the source that have no place in BERT's encoder and pretraining heads; not written."""
+    """Names in the source that have no place in the architecture; not written."""
     parameters: int
     """Numbers written, without padding in Hugging Face's form."""
     vocab: Path | None
@@ -101,7 +106,8 @@ def convert(
     """Write the weights of a checkpoint into a new folder, which appears whole or not at all.
 
     Args:
-        source: a folder, a file of weights, or the prefix of a TensorFlow checkpoint.
+        source: a folder, a file of weights, the prefix of a TensorFlow checkpoint, or the folder of a training run,
+            which stands for its newest whole checkpoint.
         destination: the folder to make.
         target: its form.
         config_file: shape of the model, where it is not in a config.json or bert_config.json beside the source.
@@ -114,9 +120,12 @@ def convert(
         StorageError: it cannot be written or the disk is full; nothing is left behind.
     """
     check_new_folder(destination)
-    found = find_checkpoint(source)
+    warnings: list[str] = []
+    found = find_checkpoint(_newest_checkpoint(source, warnings))
     vocab = vocab_file or found.vocab
     model = _load(found, config_file, vocab, allow_missing)
+    if target == "hugging-face" and model.config.type_vocab_size == 0:
+        model = _for_distilbert(model)
     written = _write(destination, model, target, vocab)
     return Conversion(
         source=found.path,
@@ -132,8 +141,17 @@ def convert(
         unexpected=model.report.unexpected,
         parameters=sum(value.numel() for value in written.values()),
         vocab=vocab,
-        notes=model.notes,
+        notes=(*warnings, *model.notes),
     )
+
+
+def _newest_checkpoint(source: Path, warnings: list[str]) -> Path:
+    """The newest whole checkpoint where `source` is a training run or its folder of them, else `source` itself."""
+    for folder in (source, source / CHECKPOINTS_FOLDER):
+        with contextlib.suppress(StorageError):  # what cannot be looked into is named by find_checkpoint
+            if saved_steps(folder) and (checkpoint := latest(folder, warnings.append)):
+                return checkpoint.path
+    return source
 
 
 def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_missing: bool) -> _Model:
@@ -144,8 +162,8 @@ def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_miss
         if config_file is not None:
             raise UsageError(f"{found.path} is a folder of bertbench with its own configuration: leave --config out")
         model = _from_ours(found, allow_missing)
-        if vocab is not None and pieces is not None and pieces > model.config.vocab_size:
-            raise _wrong_vocabulary(vocab, pieces, model.config)
+        if vocab is not None and pieces is not None:
+            _check_vocabulary(found, vocab, pieces, model.config, notes)
     else:
         config = _fit_vocabulary(read_config(_config_path(found, config_file)), pieces, vocab, notes)
         model = _from_weights(found, config, allow_missing)
@@ -161,11 +179,25 @@ def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_miss
     return replace(model, notes=tuple(notes))
 
 
+def _for_distilbert(model: _Model) -> _Model:
+    """Leave out pooler and next-sentence head, for which Hugging Face's DistilBERT has no place."""
+    values = {name: value for name, value in model.values.items() if not _NOT_IN_DISTILBERT.search(name)}
+    if len(values) == len(model.values):
+        return model
+    used = tuple(name for name in model.report.used if not _NOT_IN_DISTILBERT.search(name))
+    left_out = set(model.report.used) - set(used)
+    unexpected = tuple(sorted({*model.report.unexpected, *left_out}))
+    note = f"DistilBERT has no pooler and no next-sentence head: {len(left_out)} weights of them were left out"
+    report = replace(model.report, used=used, unexpected=unexpected)
+    return replace(model, values=values, report=report, notes=(*model.notes, note))
+
+
 def _write(destination: Path, model: _Model, target: Target, vocab: Path | None) -> dict[str, Tensor]:
     """Make the folder, and return the tensors that are in it."""
     with new_folder(destination) as folder:
         if target == "bertbench":
-            written = {name: value.contiguous() for name, value in model.values.items()}
+            # Copies, because safetensors refuses one tensor under two names, which a PyTorch file may hold.
+            written = {name: value.clone(memory_format=torch.contiguous_format) for name, value in model.values.items()}
             write_model(folder, model.config, written)
         else:
             written = _hugging_face(model)
@@ -173,6 +205,9 @@ def _write(destination: Path, model: _Model, target: Target, vocab: Path | None)
             write_json(folder / "config.json", to_hugging_face_json(model.config, _architecture(model)))
         if vocab is not None:
             _copy(vocab, folder / "vocab.txt")
+            if target == "hugging-face":
+                tokenizer = {"do_lower_case": _lower_case(vocab), "model_max_length": model.config.max_positions}
+                write_json(folder / "tokenizer_config.json", tokenizer)
     return written
 
 
@@ -183,10 +218,14 @@ def _from_weights(found: Found, config: ModelConfig, allow_missing: bool) -> _Mo
     names = weights.originals
     report = replace(
         report,
+        used=tuple(names.get(name, name) for name in report.used),
         unexpected=tuple(names.get(name, name) for name in report.unexpected),
         incomplete=tuple(names.get(name, name) for name in report.incomplete),
     )
-    return _Model(config, values, report, len(weights.tensors), weights.skipped)
+    # Position numbers and the like, which every model of this shape has.
+    placed = {*report.used, *report.unexpected, *report.incomplete}
+    buffers = {names.get(name, name) for name in weights.tensors} - placed
+    return _Model(config, values, report, len(weights.tensors), tuple(sorted({*weights.skipped, *buffers})))
 
 
 def _from_ours(found: Found, allow_missing: bool) -> _Model:
@@ -250,6 +289,20 @@ def _fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None,
     return config
 
 
+def _check_vocabulary(found: Found, vocab: Path, pieces: int, config: ModelConfig, notes: list[str]) -> None:
+    """Hold a vocabulary against what a checkpoint of ours says of its own. Raises InputError."""
+    if pieces > config.vocab_size:
+        raise _wrong_vocabulary(vocab, pieces, config)
+    trained = read(found.path, whole=False).state.data.vocabulary if (found.path / STATE_FILE).is_file() else None
+    if trained is not None and trained not in {load_vocabulary(vocab, cased).fingerprint for cased in (True, False)}:
+        raise InputError(
+            f"{vocab} ({pieces} pieces) is not the vocabulary that {found.path} was trained with ({config.vocab_size} "
+            "pieces): its ids would mean other words; give the vocab.txt that lies beside the training data"
+        )
+    if pieces < config.vocab_size:
+        notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids stand for nothing")
+
+
 def _wrong_vocabulary(vocab: Path, pieces: int, config: ModelConfig) -> InputError:
     return InputError(
         f"{vocab} has {pieces} pieces and the model only {config.vocab_size}: give the vocabulary it was trained with "
@@ -294,6 +347,19 @@ def _hugging_face(model: _Model) -> dict[str, Tensor]:
         bare = {name.removeprefix(_ENCODER): value for name, value in model.values.items()}
         named = hugging_face_tensors(bare, model.config, "")
     return {name: value.contiguous() for name, value in named.items() if name not in _TIED}
+
+
+def _lower_case(vocab: Path) -> bool:
+    """Whether text is lower-cased before it is cut into these pieces; without word of it transformers always does.
+
+    What a tokenizer_config.json beside them says, else whether they have no capital letters.
+    """
+    with contextlib.suppress(InputError):
+        told = read_json(vocab.with_name("tokenizer_config.json")).get("do_lower_case")
+        if isinstance(told, bool):
+            return told
+    pieces = load_vocabulary(vocab, lower_case=True).pieces
+    return not any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
 
 
 def _copy(source: Path, destination: Path) -> None:

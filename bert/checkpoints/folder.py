@@ -45,6 +45,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         with storage_errors(path):
+            _sync(temporary)
             try:
                 temporary.rename(final)  # over an empty folder, too
             except OSError as error:
@@ -60,7 +61,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _sync(folder: Path) -> None:
-    """Make a rename in `folder` outlive a power cut."""
+    """Make the names in `folder` outlive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

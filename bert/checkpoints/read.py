@@ -73,7 +73,7 @@ def _find(source: Path) -> Found:
     if prefix is not None:
         return _found(TENSORFLOW, prefix)
     if source.is_file():
-        if source.parent.is_dir() and source.name == _WEIGHT_FILES[0] and is_model_folder(source.parent):
+        if source.name == _WEIGHT_FILES[0] and is_model_folder(source.parent):
             return _found(OURS, source.parent, source.parent)
         _refuse_table(source)
         return _found(HUGGING_FACE, source)

@@ -110,7 +110,7 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         named = re.search(r"(?:GLOBAL|unsupported class|unrecognized function) (\S+)", str(error), re.IGNORECASE)
         if named is None:
-            raise InputError(f"{path} is not a PyTorch file or damaged ({_first_line(error)}): {_REMEDY}") from error
+            raise InputError(f"{path} is not a file of PyTorch weights, or damaged: {_REMEDY}") from error
         raise InputError(
             f"{path} holds Python objects beside tensors ({named[1]}); to load them would run code from the file, so "
             "it is refused. Where you trust it, save its weights alone: "

@@ -37,9 +37,13 @@ class DdpStrategy(SingleStrategy):
             dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
 
     def wrap(self, model: torch.nn.Module, observer: Observer) -> torch.nn.Module:
-        """Wrap the model; `observer.mark("gradients_ready")` tells when the last bucket's gradients are complete."""
+        """Wrap the model; `observer.mark("gradients_ready")` tells when the last bucket's gradients are complete.
+
+        Gradients lie in the same buckets in every step, the first one of this process included.
+        """
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model.to(self.device), device_ids=device_ids, gradient_as_bucket_view=True)
+        _assign_buckets(wrapped)
 
         def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
             if bucket.is_last():
@@ -80,3 +84,34 @@ class DdpStrategy(SingleStrategy):
         """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+class _SumOfParameters(torch.nn.Module):
+    """Gives every trainable parameter a gradient, the last registered one first, without data or random numbers."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self) -> torch.Tensor:
+        """Sum of all elements of all trainable parameters."""
+        first, *others = (parameter.sum().float() for parameter in self.model.parameters() if parameter.requires_grad)
+        for other in others:
+            first = first + other
+        return first
+
+
+def _assign_buckets(wrapped: DistributedDataParallel) -> None:
+    """Have the buckets assigned that DistributedDataParallel would otherwise assign after its first backward pass.
+
+    In that pass it uses others. With more than two ranks the place of a gradient in its bucket decides in which order
+    the ranks' values are added up: the first step after a resume would differ in the last bits from the step of the
+    run that was not interrupted.
+    """
+    model = wrapped.module
+    wrapped.module = _SumOfParameters(model)
+    try:
+        wrapped().backward()
+    finally:
+        wrapped.module = model
+    wrapped.zero_grad(set_to_none=True)

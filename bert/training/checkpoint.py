@@ -2,6 +2,7 @@
 
     step-0000123/
         config.json model.safetensors   the model (bert.checkpoints.ours)
+        vocab.txt                       the vocabulary of the data, where it lies beside them
         optimizer.safetensors           moments by parameter name
         rng-<rank>.safetensors          random number generators, written by each rank
         state.json                      bert.training.state, and size and CRC-32 of every other file
@@ -25,11 +26,12 @@ from torch import nn
 
 from bert.checkpoints.model_config import read_json
 from bert.checkpoints.ours import save_model
+from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.strategies.base import Strategy
 from bert.training.agreement import known_to_first, together
 from bert.training.state import TrainState
 from bert.training.tensors import OPTIMIZER_FILE, rng_file, save_optimizer, save_rng
-from common.atomic import storage_errors, write_json
+from common.atomic import storage_errors, write_json, write_text
 from common.errors import InputError, SchemaError, StorageError
 
 T = TypeVar("T")
@@ -70,6 +72,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     state: TrainState,
     strategy: Strategy,
+    vocabulary: str | None = None,
 ) -> tuple[Path, int]:
     """Write a checkpoint and remove those beyond the latest `state.settings.keep`; every rank has to call it.
 
@@ -81,6 +84,7 @@ def save(
         optimizer: over its parameters.
         state: where the run stands, the same on every rank.
         strategy: the ranks.
+        vocabulary: content of the vocab.txt to put beside the weights.
 
     Returns:
         Its folder and the size of its files in bytes (0 on other ranks than the first).
@@ -103,6 +107,8 @@ def save(
         if strategy.rank == 0:
             save_model(temporary, model)
             save_optimizer(temporary / OPTIMIZER_FILE, model, optimizer)
+            if vocabulary is not None:
+                write_text(temporary / VOCABULARY_FILE, vocabulary)
 
     def finish() -> int:
         if strategy.rank != 0:

@@ -1,10 +1,14 @@
 """What a training run reports while it goes on, and when it ends."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bert.tasks.base import Evaluation
+
+LAST_GOOD_CHECKPOINT = "The last good checkpoint"
+"""What a message about losses that are not finite says of where to go on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +37,8 @@ class Resumed:
     """Whether step count, schedule and data begin anew."""
     moments: bool
     """Whether the optimizer's moments were taken too."""
+    changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Where this run goes on: settings that have changed since the checkpoint, by name, before and now."""
     missing: tuple[str, ...] = ()
     """Weights of the model that are not there and keep their fresh values."""
     unused: tuple[str, ...] = ()

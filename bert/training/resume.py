@@ -3,12 +3,17 @@
 Going on in the same folder, `check_resumable`:
 
 - the same: shape of the model, vocabulary, training data (by content, its folder may have moved), sequence length,
-  optimizer, seed and global batch size. Where one of them is to change, that is a new run: another folder, `init`.
+  optimizer and seed. Where one of them is to change, that is a new run or phase: another folder, `init`.
 - free, and said in a warning because the run is no longer the one that was begun: learning rate, schedule, warm-up,
   number of updates (not below those made), weight decay, clipping, dropout, precision, what made-up data predicts.
+- free, and said in a warning: global batch size. The data position counts samples: the first sample that was not
+  trained on comes next, none is left out or repeated. Schedule, number of updates and the intervals of saving and
+  evaluating count updates, of whatever size, as the settings say; the learning rate is not rescaled.
 - free, and said in a warning: micro-batch, accumulation, devices, strategy, padding. The samples and their order stay
-  the same (in shards binned by length the order in which bins take turns does not); losses then agree up to rounding,
-  and dropout draws other numbers. A rank that was not there before seeds its generators from (seed, rank, updates).
+  the same (in shards binned by length the order in which bins take turns does not; made-up batches are counted, in
+  whole ones); losses then agree up to rounding, and dropout draws other numbers. A rank that was not there before seeds
+  its generators from (seed, rank, updates made).
+- free, and said in a warning: versions of Python, PyTorch and NumPy; losses then agree up to rounding.
 - free and silent: how often is logged, evaluated and saved and on what, how many checkpoints stay, `init`. On other
   evaluation data the best checkpoint is looked for anew, which is said.
 
@@ -29,12 +34,13 @@ from bert.data.vocabulary import load_vocabulary
 from bert.tasks.base import DataIdentity
 from bert.training.checkpoint import STATE_FILE, Checkpoint, latest, read, saved_steps
 from bert.training.settings import TrainSettings
+from bert.training.state import versions
 from common.errors import InputError, UsageError
 
 CHECKPOINTS_FOLDER = "checkpoints"
 """Name of the folder of checkpoints in a run's folder; `init` finds them there."""
 
-_FIXED = ("task", "optimizer", "seed", "global_batch_size", "seq_len")
+_FIXED = ("task", "optimizer", "seed", "seq_len")
 _CHANGES_THE_RUN = (
     "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "dropout", "precision",
     "max_predictions",
@@ -76,21 +82,53 @@ def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Che
         )
     _check_data(data, checkpoint)
     warnings = []
-    changed = _changes(saved, settings, _CHANGES_THE_RUN)
+    changed = _in_words(_changes(saved, settings, _CHANGES_THE_RUN))
     if changed:
         warnings.append(f"since update {made} the run goes on with {changed}: it is not the run that was begun")
-    split = _changes(saved, settings, _CHANGES_THE_SPLIT)
-    if split:
+    split = _in_words(_changes(saved, settings, _CHANGES_THE_SPLIT))
+    if saved.global_batch_size != settings.global_batch_size:
+        warnings.append(_other_batch(settings, checkpoint, split))
+    elif split:
         warnings.append(
             f"since update {made} the run goes on with {split}: the samples stay the same, the losses agree with those "
             "of the former division up to rounding and dropout only"
         )
+    now = versions()
+    before = {name: version for name, version in checkpoint.state.versions.items() if name in now}
+    other = _in_words({name: (before[name], now[name]) for name in before if before[name] != now[name]})
+    if other:
+        warnings.append(
+            f"since update {made} the run goes on with {other}: its losses agree with those of an uninterrupted run up "
+            "to rounding only"
+        )
     return warnings
 
 
-def _changes(saved: TrainSettings, settings: TrainSettings, names: tuple[str, ...]) -> str:
-    changed = [name for name in names if getattr(saved, name) != getattr(settings, name)]
-    return ", ".join(f"{name} {getattr(settings, name)} instead of {getattr(saved, name)}" for name in changed)
+def changed_settings(settings: TrainSettings, checkpoint: Checkpoint) -> dict[str, tuple[Any, Any]]:
+    """Return what was (first) and is (second) of each setting that a run trains with and that has changed."""
+    names = (*_CHANGES_THE_RUN, "global_batch_size", *_CHANGES_THE_SPLIT)
+    return _changes(checkpoint.state.settings, settings, names)
+
+
+def _other_batch(settings: TrainSettings, checkpoint: Checkpoint, split: str) -> str:
+    """Say what another global batch size means for the rest of the run."""
+    state, size = checkpoint.state, settings.global_batch_size
+    left = settings.steps - state.applied_steps
+    return (
+        f"since update {state.applied_steps} the run goes on with global_batch_size {size} instead of "
+        f"{state.settings.global_batch_size}{f', {split}' if split else ''}: the data goes on behind the "
+        f"{state.samples_seen} samples it has seen; schedule and steps count updates, {left} more are {left * size} "
+        "samples; the learning rate is not rescaled"
+    )
+
+
+def _changes(saved: TrainSettings, settings: TrainSettings, names: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
+    pairs = {name: (getattr(saved, name), getattr(settings, name)) for name in names}
+    return {name: (before, now) for name, (before, now) in pairs.items() if before != now}
+
+
+def _in_words(changes: dict[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{name} {now} instead of {before}" for name, (before, now) in changes.items())
 
 
 def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:

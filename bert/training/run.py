@@ -1,8 +1,9 @@
 """A training run from its first update, or its latest checkpoint, to its last.
 
-Every rank of the run calls `run_training` with the same settings, on the same folder. On a CPU an interrupted run gives
-the losses of an uninterrupted one, bit by bit, if it goes on with the same settings, threads and library versions; on
-GPUs, or with more than two ranks, sums may be added up in another order. What may change: bert.training.resume.
+Every rank of the run calls `run_training` with the same settings, on the same folder. On CPUs an interrupted run gives
+the losses of an uninterrupted one, bit by bit and with any number of ranks, if it goes on with the same settings,
+threads and library versions; on GPUs some kernels add up in an order that changes from run to run. What may change:
+bert.training.resume.
 """
 
 import math
@@ -26,13 +27,23 @@ from bert.train import Progress as UpdateCounts
 from bert.training.agreement import any_rank, together
 from bert.training.checkpoint import Checkpoint, checkpoint_path, latest_on_all, remove_left_overs, save
 from bert.training.evaluate import evaluate
-from bert.training.events import Best, Evaluated, Event, Report, Resumed, RunOutcome, Saved, Warned
+from bert.training.events import (
+    LAST_GOOD_CHECKPOINT,
+    Best,
+    Evaluated,
+    Event,
+    Report,
+    Resumed,
+    RunOutcome,
+    Saved,
+    Warned,
+)
 from bert.training.feed import Feed
 from bert.training.initial import Taken, load_initial
 from bert.training.losses import LossLog
-from bert.training.resume import Initial, check_resumable, find_initial
+from bert.training.resume import Initial, changed_settings, check_resumable, find_initial
 from bert.training.settings import TrainSettings
-from bert.training.state import TrainState, versions
+from bert.training.state import TrainState, versions, vocabulary_text
 from bert.training.tensors import (
     OPTIMIZER_FILE,
     check_same_shape,
@@ -120,6 +131,7 @@ class _Run:
         self.counts = UpdateCounts()
         self.spec = _data_spec(settings, strategy)
         self.data: DataIdentity = together(strategy, lambda: self.task.identify(self.spec))
+        self.vocabulary = together(strategy, lambda: vocabulary_text(self.data))
         self.evaluator = self._open_evaluator()
         self.evaluation: Evaluation | None = None
         self.best: Best | None = None
@@ -138,6 +150,8 @@ class _Run:
         self.training = self._make_training(wrapped)
         self.checkpoint = None if self.resumed_from is None else self.resumed_from.path
         self._saved = self._evaluated = self.counts.applied_steps
+        if self.resumed_from is not None and self.evaluation is None:
+            self._evaluated = -1  # evaluations were asked for since: one that is due now is made
         self._begin_random_numbers()
 
     def _open_evaluator(self) -> Evaluator | None:
@@ -213,6 +227,7 @@ class _Run:
                 applied_steps=self.counts.applied_steps,
                 new_phase=self.resumed_from is None,
                 moments=same,
+                changed={} if self.resumed_from is None else changed_settings(settings, self.resumed_from),
                 missing=taken.missing,
                 unused=taken.unused,
             )
@@ -267,10 +282,9 @@ class _Run:
             train(self.training, self.observer, self._between_steps, first)
         except DivergenceError as error:
             self._read_losses()
-            last = f"is {self.checkpoint}" if self.checkpoint else "does not exist: the run had saved none"
-            raise DivergenceError(
-                f"{error}. The last good checkpoint {last}", error.step, error.learning_rate
-            ) from error
+            there = f"is {self.checkpoint}, from which the run goes on when it is called again"
+            last = there if self.checkpoint else "does not exist: the run had saved none"
+            raise DivergenceError(f"{error}. {LAST_GOOD_CHECKPOINT} {last}", error.step, error.learning_rate) from error
         return RunOutcome(
             finished=self._done(),
             applied_steps=self.counts.applied_steps,
@@ -342,8 +356,8 @@ class _Run:
         if any_rank(self.strategy, not parameters_are_finite(self.model)):
             rate = float(self.optimizer.param_groups[0]["lr"])
             raise DivergenceError(
-                f"the parameters after step {step - 1} are not finite numbers (learning rate {rate:.6g}): resume from "
-                "the last checkpoint with a lower learning rate or a longer warm-up",
+                f"the parameters after step {step} are not finite numbers (learning rate {rate:.6g}): lower the "
+                "learning rate or lengthen the warm-up",
                 step - 1,
                 rate,
             )
@@ -359,7 +373,7 @@ class _Run:
             best=self.best,
             versions=versions(),
         )
-        self.checkpoint, size = save(self.folder, self.model, self.optimizer, state, self.strategy)
+        self.checkpoint, size = save(self.folder, self.model, self.optimizer, state, self.strategy, self.vocabulary)
         self._saved = self.counts.applied_steps
         seconds = time.perf_counter() - began
         told = Saved(applied_steps=self._saved, path=self.checkpoint, seconds=seconds, size_bytes=size, best=self.best)

@@ -4,6 +4,7 @@ import math
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from bert.tasks.base import DataIdentity, Evaluation
@@ -111,3 +112,19 @@ def versions() -> dict[str, str]:
     import torch
 
     return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
+
+
+def vocabulary_text(data: DataIdentity) -> str | None:
+    """Return the vocab.txt beside the data; None where there is none, or another one than they were made with.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    from bert.data.pretraining.naming import VOCABULARY_FILE
+    from bert.data.vocabulary import load_vocabulary
+
+    path = Path(data.source).joinpath(*data.shards[:1]).with_name(VOCABULARY_FILE)
+    if data.vocabulary is None or not path.is_file():
+        return None
+    pieces = {load_vocabulary(path, lower_case).fingerprint for lower_case in (True, False)}
+    return path.read_text(encoding="utf-8") if data.vocabulary in pieces else None

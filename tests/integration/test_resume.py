@@ -1,5 +1,6 @@
 """Real processes that are killed and started again: one, and two over gloo."""
 
+import shutil
 import time
 from pathlib import Path
 
@@ -24,6 +25,32 @@ def test_killed_at_random_points_and_resumed_the_losses_are_identical(
     data: Path, tmp_path: Path, strategy: str, ranks: int
 ) -> None:
     assert survives(tmp_path, data, POINTS, seed=ranks, strategy=strategy, world_size=ranks)
+
+
+def test_three_ranks_add_up_in_the_same_order_after_a_resume(data: Path, tmp_path: Path) -> None:
+    changes = {"world_size": 3, "strategy": "ddp", "grad_accum_steps": 1, "steps": 8, "save_every": 3}
+    whole, parts = job(tmp_path, data, "whole", **changes), job(tmp_path, data, "parts", **changes)
+    finish(whole, tmp_path / "a")
+    kill_after(parts, tmp_path / "b", 5, 0.0)
+    finish(parts, tmp_path / "b")
+    assert [event["applied_steps"] for event in read_log(Path(parts["log"])) if event["event"] == "Resumed"] != []
+    assert set(losses(parts)) == set(losses(whole))
+
+
+def test_another_batch_size_and_number_of_ranks_go_on_exactly_when_interrupted_again(
+    data: Path, tmp_path: Path
+) -> None:
+    finish(job(tmp_path, data, "whole", steps=4), tmp_path / "a")
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    changes = {"world_size": 2, "strategy": "ddp", "grad_accum_steps": 3, "micro_batch_size": 2, "steps": 10}
+    whole, parts = job(tmp_path, data, "whole", **changes), job(tmp_path, data, "parts", **changes)
+    finish(whole, tmp_path / "b")
+    kill_after(parts, tmp_path / "c", 7, 0.0)  # two warnings, then the events up to the first checkpoint and a step
+    finish(parts, tmp_path / "c")
+    after = {(step, loss) for step, loss in losses(whole) if step >= 4}
+    assert len(after) == 6 and {(step, loss) for step, loss in losses(parts) if step >= 4} == after
+    changed = [event["changed"] for event in read_log(Path(parts["log"])) if event["event"] == "Resumed"]
+    assert changed[0]["global_batch_size"] == [8, 12] and changed[0]["world_size"] == [1, 2] and changed[-1] == {}
 
 
 def test_two_ranks_follow_the_curve_of_one_at_the_same_global_batch_and_swap_on_resume(

@@ -17,7 +17,8 @@ import pytest
 from support.file_server import Fault, Site, serving
 
 from bench.cli import data_download
-from bench.cli.data_download import describe_bytes, run, show_download
+from bench.cli.data_download import run
+from bench.cli.download_progress import describe_bytes, show_download
 from bert.data.remote import obtain as obtaining
 from bert.data.remote.download import Fetched
 from bert.data.remote.listings import Choice

@@ -27,7 +27,7 @@ from bench.devices import Devices
 from bench.processes import hold_stop_signals, listen_for_stop
 from bench.stop import StopRequest
 from bench.train_recorder import TrainRecorder
-from bench.trainer import initial_weights, plan_training
+from bench.trainer import check_continues, initial_weights, plan_training, train_once
 from bert.checkpoints.model_config import to_our_json
 from bert.config import PRESETS, ModelConfig, shape_in_words
 from bert.tasks import TASKS
@@ -153,6 +153,76 @@ def test_init_takes_a_finished_run_or_any_folder(tmp_path: Path) -> None:
         initial_weights(finished.path)
     with pytest.raises(InputError, match="does not exist"):
         initial_weights(tmp_path / "nothing")
+
+
+def begun(place: Path, data: Path, **changes: Any) -> TrainRun:
+    """A run directory with two checkpoints, of which the second one's state is cut short."""
+    found = TrainRun(place)
+    wanted = settings(data, micro_batch_size=8, **changes)
+    for step, text in ((3, json.dumps({"settings": wanted.to_json()})), (6, "{")):
+        folder = found.checkpoints / f"step-{step:07d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(text)
+    return found
+
+
+def test_a_folder_goes_on_with_a_batch_size_that_was_asked_for_and_with_no_other_length(
+    data: Path, tmp_path: Path
+) -> None:
+    place = begun(tmp_path / "run", data)
+
+    def check(**changes: Any) -> None:
+        given = {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny", **changes}
+        check_continues(place, plan_training(1, given, CPU), given)
+
+    check(global_batch_size=8)
+    check(global_batch_size=16, micro_batch_size=8)
+    check(micro_batch_size=2, grad_accum_steps=2)
+    with pytest.raises(UsageError, match=r"updates of 8 samples, and phase 1 has 65536 .*--global-batch-size 8"):
+        check()
+    with pytest.raises(UsageError, match="--global-batch-size 8"):
+        check(micro_batch_size=8)
+    with pytest.raises(UsageError, match=rf"of 32 tokens, this one has 64: .*--init {place.path}"):
+        check(seq_len=64, data=str(shards(tmp_path / "longer", seq_len=64)), global_batch_size=8)
+    given = {**GIVEN, "data": str(data), "seq_len": 32}
+    check_continues(TrainRun(tmp_path / "new"), plan_training(1, given, CPU), given)
+
+
+def test_a_refused_call_leaves_a_finished_run_finished(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = TrainRun(tmp_path / "run")
+    given = {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny", "global_batch_size": 8}
+    results: list[tuple[str, list[dict[str, Any]]]] = []
+
+    def attempted(trial: Trial, directory: TrialDirectory, *rest: Any) -> dict[str, Any]:
+        status, events = results.pop(0)
+        write_record(directory.trial_json, trial.to_json())
+        write_record(directory.result_json, {"status": status, "reason": "why"})
+        (directory.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        return {"status": status}
+
+    monkeypatch.setattr("bench.trainer.run_trial", attempted)
+    monkeypatch.setattr("bench.trainer.capture", lambda devices: {})
+    monkeypatch.setattr("bench.trainer.write_results", lambda folder: None)
+
+    def attempt(phase: int, steps: int, status: str, *events: dict[str, Any]) -> dict[str, Any]:
+        results.append((status, list(events)))
+        plan = plan_training(phase, {**given, "steps": steps}, CPU)
+        train_once(place, plan, CPU, {"steps": steps}, TrainProgress(StopRequest()))
+        return place.read_state() or {}
+
+    assert not attempt(1, 9, "refused")["finished"]
+    saved = [{"event": "saved", "applied_steps": step, "path": f"step-{step:07d}"} for step in (6, 9)]
+    assert attempt(1, 9, "ok", *saved)["finished"]
+    after = attempt(2, 20, "refused")
+    assert after["finished"] and after["status"] == "refused" and len(after["attempts"]) == 3
+    assert (after["phase"], after["total_steps"], after["request"]) == (1, 9, {"steps": 9})
+    assert initial_weights(place.path) == place.checkpoints
+    assert not attempt(1, 12, "crashed")["finished"]
+    back = {"event": "resumed", "applied_steps": 6, "path": "x/step-0000006", "new_phase": False, "moments": True}
+    after = attempt(1, 9, "crashed", back)
+    assert (after["finished"], after["applied_steps"], after["checkpoint"]) == (False, 6, "step-0000006")
 
 
 def test_the_configuration_of_an_attempt_is_kept_whole_and_names_it(data: Path) -> None:
@@ -319,6 +389,11 @@ def test_the_next_command_is_phase_2_then_a_conversion(data: Path, tmp_path: Pat
     assert command.next_command(options, words, place, plan, False) == "bertbench train pretrain --out 'my run'"
     following = command.next_command(options, words, place, plan, True)
     assert "--phase 2" in following and f"--init '{place.path}'" in following and "--preset tiny" in following
+    assert "--data FOLDER_OF_512_TOKENS" in following
+    given = replace(options, data="synthetic", global_batch_size=16, optimizer="adamw", steps=7, learning_rate=1e-3)
+    following = command.next_command(given, words, place, plan, True)
+    assert "--data synthetic" in following and "--global-batch-size 16 --optimizer adamw" in following
+    assert "--steps" not in following and "--learning-rate" not in following, "phase 2 has its own"
     write_record(place.state_json, {"checkpoint": "step-0000009"})
     second = command.next_command(options, words, place, replace(plan, phase=2), True)
     assert second.startswith("bertbench convert") and "step-0000009" in second

@@ -139,6 +139,25 @@ def test_decoder_bias_alone_is_the_prediction_bias():
     assert torch.equal(ours.masked_words.bias[:VOCAB], state["cls.predictions.decoder.bias"])
 
 
+def test_a_decoder_bias_of_its_own_is_refused():
+    state = {name: value.clone() for name, value in bert().state_dict().items()}
+    state["cls.predictions.decoder.bias"] += 1
+    with pytest.raises(InputError, match=r"decoder\.bias differs from cls\.predictions\.bias"):
+        load_hugging_face_state(BertForPretraining(CONFIG), state)
+
+
+@pytest.mark.parametrize("kind", [BertForPretraining, BertEncoder])
+def test_the_decoder_alone_is_the_word_embedding(kind):
+    state = dict(bert().state_dict())
+    words = state.pop("bert.embeddings.word_embeddings.weight")
+    ours = kind(CONFIG)
+    report = load_hugging_face_state(ours, state)
+    assert report.missing == ()
+    assert "cls.predictions.decoder.weight" in report.used
+    encoder = ours if kind is BertEncoder else ours.encoder
+    assert torch.equal(encoder.embeddings.word.weight[:VOCAB], words)
+
+
 def test_distilbert_weights_make_the_exact_round_trip():
     theirs = distilbert()
     ours = BertForPretraining(DISTILLED)

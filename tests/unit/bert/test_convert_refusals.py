@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from support import bundle_writer
+from support import bundle_writer, training_runs
 from support.bert_folders import PIECES, SHAPE, loaded, saved, theirs
 from support.mutate import count_from_environment, mutations
 
@@ -176,6 +176,20 @@ def test_a_wrong_vocabulary_is_refused(tmp_path: Path) -> None:
         convert(tmp_path / "ours", tmp_path / "other", vocab_file=source / "vocab.txt")
 
 
+def test_a_checkpoint_of_a_run_brings_its_vocabulary_and_takes_no_other(tmp_path: Path) -> None:
+    shards = training_runs.shards(tmp_path / "data")
+    training_runs.run(training_runs.settings(shards, steps=1), tmp_path / "run/checkpoints")
+    done = convert(tmp_path / "run", tmp_path / "dst")
+    assert (tmp_path / "dst/vocab.txt").read_text() == (shards / "vocab.txt").read_text()
+    assert not done.notes
+    pieces = (shards / "vocab.txt").read_text().split()
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join([*pieces[:-2], pieces[-1], pieces[-2]]))
+    with pytest.raises(InputError, match=r"other\.txt \(67 pieces\) is not the vocabulary that .*step-0000001 was tr"):
+        convert(tmp_path / "run", tmp_path / "wrong", vocab_file=other)
+    convert(tmp_path / "run", tmp_path / "right", vocab_file=shards / "vocab.txt")
+
+
 def test_missing_encoder_weights_are_an_error_unless_allowed_and_then_are_not_made_up(tmp_path: Path) -> None:
     source = saved(tmp_path / "src", theirs())
     state = load_file(source / "model.safetensors")
@@ -282,6 +296,19 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(StorageError, match="the disk is full"):
         save_model(tmp_path, BertForPretraining(SHAPE))
     assert names_below(tmp_path) == ["src"]
+
+
+def test_the_files_of_a_folder_are_on_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confirmed: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        "bert.checkpoints.folder._sync", lambda folder: confirmed.append((folder.name, (tmp_path / "dst").exists()))
+    )
+    convert(saved(tmp_path / "src", theirs()), tmp_path / "dst")
+    (inside, early), (beside, late) = confirmed
+    assert inside.startswith(".dst.") and not early
+    assert beside == tmp_path.name and late
 
 
 def test_files_larger_than_allowed_leave_nothing_behind(tmp_path: Path) -> None:

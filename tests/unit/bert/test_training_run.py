@@ -1,6 +1,7 @@
 """Runs: exact resume, phases, what may change, divergence, overflows; and the settings."""
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,64 @@ def test_another_division_of_the_same_batch_keeps_the_data_order(data: Path, tmp
     assert read(tmp_path / "parts/step-0000008").state.samples_seen == 64
 
 
+def samples_of(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return a list that the samples trained on from now on are added to, in order."""
+    seen: list[bytes] = []
+    original = LossLog.compute_loss
+
+    def listening(self: LossLog, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        seen.extend(row.numpy().tobytes() for row in batch.tensors["input_ids"])
+        return original(self, model, batch)
+
+    monkeypatch.setattr(LossLog, "compute_loss", listening)
+    return seen
+
+
+def test_another_batch_size_goes_on_behind_the_samples_seen_and_resumes_exactly(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = samples_of(monkeypatch)
+    wanted = settings(data, steps=32)
+    run(wanted, tmp_path / "whole")
+    expected, seen[:] = list(seen), []
+    run(wanted, tmp_path / "parts", Recorder(stop_after=5))
+    shutil.copytree(tmp_path / "parts", tmp_path / "again")
+    larger = dataclasses.replace(wanted, micro_batch_size=6, grad_accum_steps=2, global_batch_size=12, steps=14)
+    whole, begun, ended = Recorder(), Recorder(stop_after=8), Recorder()
+    assert run(larger, tmp_path / "parts", whole).samples_seen == 5 * 4 + 9 * 12
+    assert seen == expected, "none is left out or comes twice, also across the end of an epoch of 88"
+    assert [event.samples_seen for event in whole.progress][:2] == [32, 44]
+    rates = larger.learning_rates()
+    assert [event.learning_rate for event in whole.progress] == [rates(made) for made in range(5, 14)]
+    assert "global_batch_size 12 instead of 4" in whole.warnings and "behind the 20 samples" in whole.warnings
+    assert "9 more are 108 samples" in whole.warnings
+    assert whole.of("Resumed")[0].changed == {
+        "steps": (32, 14), "global_batch_size": (4, 12), "micro_batch_size": (4, 6), "grad_accum_steps": (1, 2),
+    }  # fmt: skip
+    run(larger, tmp_path / "again", begun)
+    assert run(larger, tmp_path / "again", ended).finished
+    assert {**begun.losses, **ended.losses} == whole.losses
+    assert not ended.of("Resumed")[0].changed and not ended.warnings
+
+
+def test_other_versions_of_what_numbers_depend_on_are_named(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bert.training.run.versions", lambda: {"torch": "0.1", "gone": "9"})
+    run(settings(data, steps=1), tmp_path)
+    recorder = Recorder()
+    run(settings(data, steps=1), tmp_path, recorder)
+    assert f"with torch {torch.__version__} instead of 0.1: " in recorder.warnings
+
+
+def test_a_finished_run_is_evaluated_when_that_is_asked_for_later(data: Path, tmp_path: Path) -> None:
+    run(settings(data, steps=2), tmp_path)
+    recorder = Recorder()
+    outcome = run(settings(data, steps=2, eval_every=5), tmp_path, recorder)
+    assert outcome.evaluation is not None and not recorder.losses
+    assert [event.applied_steps for event in recorder.of("Evaluated")] == [2]
+
+
 def test_phase_two_takes_weights_and_moments_and_begins_its_own_schedule(data: Path, tmp_path: Path) -> None:
     run(settings(data, steps=4), tmp_path / "one")
     longer = training_runs.shards(tmp_path / "longer", seq_len=48)
@@ -162,7 +221,7 @@ def test_a_loss_that_is_no_number_stops_with_step_rate_and_last_good_checkpoint(
     monkeypatch.setattr(LossLog, "compute_loss", poisoned)
     recorder = Recorder()
     with pytest.raises(
-        DivergenceError, match=r"loss of step 4 .*learning rate 0\.0.*last good .*step-0000003"
+        DivergenceError, match=r"loss of step 5 .*learning rate 0\.0.*last good .*step-0000003"
     ) as caught:
         run(settings(data), tmp_path, recorder)
     assert caught.value.step == 4 and saved_steps(tmp_path) == [3]
@@ -173,7 +232,7 @@ def test_parameters_that_are_no_numbers_are_never_saved(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bert.training.run.parameters_are_finite", lambda model: False)
-    with pytest.raises(DivergenceError, match=r"parameters after step 2 .*had saved none"):
+    with pytest.raises(DivergenceError, match=r"parameters after step 3 .*had saved none"):
         run(settings(data), tmp_path)
     assert saved_steps(tmp_path) == []
 

@@ -9,6 +9,7 @@ import pytest
 
 from common.atomic import atomic_path, write_json, write_text
 from common.errors import StorageError, UsageError
+from common.locks import LOCK_FILE, locked
 from common.redact import REDACTED, redact_environment, redact_text
 from common.registry import load, lookup
 
@@ -50,6 +51,12 @@ def test_a_full_disk_is_a_storage_error_and_the_old_content_stays(tmp_path: Path
         assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_a_lock_on_a_full_disk_is_a_storage_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / LOCK_FILE).symlink_to("/dev/full")
+    with pytest.raises(StorageError, match=LOCK_FILE), locked(tmp_path, "another test", "wait"):
+        pytest.fail("the lock was taken")
 
 
 def test_written_files_follow_the_umask(tmp_path: Path) -> None:

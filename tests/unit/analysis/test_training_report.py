@@ -1,0 +1,194 @@
+"""The training page: true figures, axes that agree, and records that are damaged named in place of a traceback."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from analysis.load import load_run
+from analysis.records import Trial, TrialDirectory, write_record
+from analysis.report.html import write_report
+from analysis.report.training import TrainingPart, training_part
+from analysis.train_records import TrainRun, events_jsonl, read_events, write_curve
+from common.errors import SchemaError
+
+EVALUATED = {
+    "event": "evaluated", "applied_steps": 20, "mlm_loss": 3.0, "mlm_accuracy": 0.25, "nsp_loss": 0.5,
+    "nsp_accuracy": 0.75, "samples": 64,
+}  # fmt: skip
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> TrialDirectory:
+    """A run of 40 steps with one attempt; the loss goes down by 0.1 from step to step."""
+    place = TrainRun(tmp_path / "run")
+    trial = Trial(kind="train", preset="tiny", training=(("steps", 40),))
+    directory = place.run.trial(trial.trial_id)
+    directory.path.mkdir(parents=True)
+    write_record(directory.trial_json, trial.to_json())
+    write_curve(place.curve_csv, [row(step, step + 1) for step in range(40)])
+    return directory
+
+
+def row(step: int, applied_steps: int, loss: float | None = None) -> dict[str, Any]:
+    return {
+        "step": step,
+        "applied_steps": applied_steps,
+        "samples": 8 * (step + 1),
+        "loss": 9.0 - step / 10 if loss is None else loss,
+        "learning_rate": 0.1,
+    }
+
+
+def second_attempt(attempt: TrialDirectory, **fields: Any) -> TrialDirectory:
+    other = Trial(kind="train", preset="tiny", round=1, training=(("steps", 40),), **fields)
+    directory = run_of(attempt).run.trial(other.trial_id)
+    directory.path.mkdir(parents=True)
+    write_record(directory.trial_json, other.to_json())
+    return directory
+
+
+def run_of(attempt: TrialDirectory) -> TrainRun:
+    return TrainRun(attempt.path.parents[1])
+
+
+def tell(attempt: TrialDirectory, *events: dict[str, Any]) -> None:
+    events_jsonl(attempt).write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def part(attempt: TrialDirectory) -> TrainingPart:
+    place = run_of(attempt)
+    found = training_part(place, load_run(place.run), place.run.report)
+    assert found is not None
+    return found
+
+
+def figures(attempt: TrialDirectory) -> dict[str, str]:
+    return {figure.label: figure.value for figure in part(attempt).answer.figures}
+
+
+def drawn_lines(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What will be drawn, by the label of the line."""
+    lines: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    original = Axes.plot
+
+    def noting(self: Axes, x: Any, y: Any, **options: Any) -> Any:
+        lines[options.get("label", "")] = (np.asarray(x), np.asarray(y))
+        return original(self, x, y, **options)
+
+    monkeypatch.setattr(Axes, "plot", noting)
+    return lines
+
+
+def test_the_training_loss_is_a_median_of_several_steps_not_the_last_one(attempt: TrialDirectory) -> None:
+    write_curve(run_of(attempt).curve_csv, [row(step, step + 1, 5.0 if step < 39 else 500.0) for step in range(40)])
+    assert figures(attempt)["training loss"] == "5.000"
+
+
+def test_the_running_median_ends_in_a_median_of_the_last_steps(
+    attempt: TrialDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = [5.0] * 399 + [500.0]
+    write_curve(run_of(attempt).curve_csv, [row(step, step + 1, loss) for step, loss in enumerate(losses)])
+    lines = drawn_lines(monkeypatch)
+    part(attempt)
+    assert set(lines["its running median"][1]) == {5.0}
+
+
+def test_a_last_loss_that_is_not_finite_is_said(attempt: TrialDirectory) -> None:
+    write_curve(run_of(attempt).curve_csv, [row(step, step + 1, 5.0 if step < 39 else math.nan) for step in range(40)])
+    assert figures(attempt)["training loss"] == "not finite"
+
+
+def test_losses_and_evaluations_share_the_axis_also_after_skipped_steps(
+    attempt: TrialDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_curve(run_of(attempt).curve_csv, [row(step, max(0, step - 9)) for step in range(40)])
+    tell(attempt, EVALUATED, EVALUATED | {"applied_steps": 30})
+    lines = drawn_lines(monkeypatch)
+    assert part(attempt).problems == ()
+    trained, _ = lines["training loss, every step (MLM + NSP)"]
+    assert (trained[0], trained[-1]) == (0, 30)
+    after, loss = lines["held-out loss (MLM + NSP)"]
+    assert list(after) == [20, 30] and list(loss) == [3.5, 3.5], "the same sum as the training loss"
+    assert list(lines["held-out MLM loss"][1]) == [3.0, 3.0]
+
+
+def test_a_batch_that_changed_between_attempts_is_said(attempt: TrialDirectory) -> None:
+    assert part(attempt).answer.headline == "BERT-tiny was trained for 40 of 40 steps of 8 samples."
+    second = second_attempt(attempt, micro_batch_size=32)
+    assert part(attempt).answer.headline.endswith(" of 32 samples."), "nothing tells of steps of the first"
+    for directory in (attempt, second):
+        directory.steps_csv(0).write_text("step,start_ns,step_time_ms,samples\n0,1000,5.0,8\n")
+    assert part(attempt).answer.headline == "BERT-tiny was trained for 40 of 40 steps of 8 to 32 samples."
+
+
+def test_attempts_that_did_not_resume_are_not_counted_as_resumed(attempt: TrialDirectory) -> None:
+    directory = second_attempt(attempt)
+    ended, told = part(attempt).answer.sentences
+    assert ended.startswith("The last attempt ended as interrupted: ")
+    assert told == "It took 2 attempts, none of which resumed from a checkpoint."
+    tell(directory, {"event": "resumed", "path": "x", "applied_steps": 3, "new_phase": False})
+    assert part(attempt).answer.sentences[-1] == "It took 2 attempts, 1 of which resumed from a checkpoint."
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "resumed"},
+        {"event": "evaluated"},
+        {"event": "saved"},
+        {"event": "warned"},
+        {"event": "progress"},
+        {"event": ["saved"]},
+        EVALUATED | {"applied_steps": "20"},
+        EVALUATED | {"mlm_loss": "3.0"},
+        EVALUATED | {"nsp_accuracy": [1]},
+        {"event": "saved", "applied_steps": 1, "path": 7},
+    ],
+)
+def test_a_damaged_event_is_named_and_the_rest_is_shown(attempt: TrialDirectory, event: dict[str, Any]) -> None:
+    tell(attempt, event)
+    with pytest.raises(SchemaError, match=r"events\.jsonl line 1 .*remove that line"):
+        read_events(attempt)
+    page = write_report(run_of(attempt).run).read_text()
+    assert "events.jsonl line 1" in page and "BERT-tiny was trained for 40 of 40 steps" in page
+
+
+def test_losses_that_were_not_finite_and_events_of_later_versions_are_no_damage(attempt: TrialDirectory) -> None:
+    tell(attempt, {"event": "danced"}, EVALUATED | {"mlm_loss": None})
+    assert [event["event"] for event in read_events(attempt)] == ["evaluated"]
+    assert figures(attempt)["held-out MLM loss"] == "–"  # noqa: RUF001
+
+
+HEADING = "step,applied_steps,samples,loss,learning_rate\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (HEADING + "0,1,8,9.0,0.1\n,,,,\n", "line 3 lacks step, applied_steps, samples"),
+        ("a,b\n1,2\n", "line 2 lacks step"),
+        (HEADING + "0,1,8,nine,0.1\n", "line 2 is not a row"),
+        (HEADING + f'"{"a" * 200_000}",1,8,9.0,0.1\n', "is not a row of it: field larger"),
+    ],
+)
+def test_a_damaged_curve_is_named_and_the_rest_is_shown(attempt: TrialDirectory, content: str, message: str) -> None:
+    run_of(attempt).curve_csv.write_text(content)
+    with pytest.raises(SchemaError, match=message):
+        run_of(attempt).read_curve()
+    page = write_report(run_of(attempt).run).read_text()
+    assert "curve.csv" in page and "BERT-tiny was trained for 0 of 40 steps" in page
+
+
+@pytest.mark.parametrize("of", [events_jsonl, lambda attempt: run_of(attempt).curve_csv])
+def test_a_record_that_cannot_be_read_is_named(attempt: TrialDirectory, of: Callable[[TrialDirectory], Path]) -> None:
+    of(attempt).unlink(missing_ok=True)
+    of(attempt).mkdir()
+    (problem,) = part(attempt).problems
+    assert problem.startswith(f"cannot read {of(attempt)}: Is a directory")
