@@ -38,8 +38,6 @@ class DataSpec:
     """Ranks in all."""
     padding: str = PADDINGS[0]
     """Of batches that do not come padded (SQuAD): one of bert.data.lengths.PADDINGS."""
-    drop_unanswerable_windows: bool = False
-    """Whether training leaves out windows that lack the answer their question has (SQuAD)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

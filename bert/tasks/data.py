@@ -18,6 +18,8 @@ class DataSource:
     """Predicted positions per sequence of a folder; None for a named distribution."""
     vocab_size: int
     """Word pieces."""
+    samples: int | None = None
+    """Samples of an epoch; None for made-up data, which have no end."""
 
 
 class TaskData(Protocol):

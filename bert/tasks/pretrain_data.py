@@ -28,7 +28,8 @@ class PretrainData:
 
             source, fingerprint = f"{SYNTHETIC}:{source}", folder_lengths(info).fingerprint
         vocab_size = info.vocab_size or BERT_UNCASED_VOCAB_SIZE
-        return DataSource(source, fingerprint, info.seq_len, info.max_predictions, vocab_size)
+        samples = None if modelled is not None else info.samples
+        return DataSource(source, fingerprint, info.seq_len, info.max_predictions, vocab_size, samples)
 
     def max_predictions(self, seq_len: int) -> int:
         """As published, else 15 % of the length."""

@@ -28,7 +28,8 @@ class SquadData:
         source, fingerprint = str(path), features.fingerprint
         if modelled is not None:
             source, fingerprint = f"{SYNTHETIC}:{source}", lengths_fingerprint(features)
-        return DataSource(source, fingerprint, settings.max_seq_length, None, settings.vocab_size)
+        samples = None if modelled is not None else len(features)
+        return DataSource(source, fingerprint, settings.max_seq_length, None, settings.vocab_size, samples)
 
     def max_predictions(self, seq_len: int) -> int:
         """None: no word is masked."""

@@ -131,9 +131,16 @@ def lengths_fingerprint(features: SquadFeatures) -> str:
 
 
 def evaluation_batches(
-    features: SquadFeatures, micro_batch_size: int, rank: int = 0, world_size: int = 1, padding: str = "longest"
+    features: SquadFeatures,
+    micro_batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    padding: str = "longest",
+    chosen: Int64 | None = None,
 ) -> "Iterator[tuple[Int64, Batch]]":
     """Yield every window of a rank once, with the numbers of the windows [B] that each batch consists of.
+
+    Where numbers of windows were `chosen`, only those are yielded.
 
     Windows of like length come together, the longest first, so that little is padded and a lack of memory shows at
     once. Batch i of all goes to rank i mod `world_size`; the last batch may be smaller, a rank may have one more than
@@ -142,6 +149,8 @@ def evaluation_batches(
     if min(micro_batch_size, world_size) < 1 or not 0 <= rank < world_size:
         raise UsageError(f"micro_batch_size={micro_batch_size}, rank={rank} of {world_size}: each must be at least 1")
     order = np.argsort(-features.lengths, kind="stable")
+    if chosen is not None:
+        order = order[np.isin(order, chosen)]
     for start in range(rank * micro_batch_size, len(order), world_size * micro_batch_size):
         numbers = order[start : start + micro_batch_size]
         yield numbers, window_batch(features, numbers, padding)

@@ -12,7 +12,7 @@ from bert.data.squad.features import Settings, SquadFeatures
 from bert.data.squad.reading import content_of, fingerprint_of_content
 from bert.data.squad.tensor_file import NotWholeError, map_columns, read_header, write_columns
 from bert.data.stages import Counts, fingerprint_of
-from bert.data.vocabulary import Vocabulary
+from bert.data.vocabulary import Vocabulary, load_vocabulary
 from common.atomic import atomic_path, write_json
 from common.errors import InputError, SchemaError
 
@@ -176,6 +176,32 @@ def open_features(path: Path, split: str | None = None) -> SquadFeatures:
             f"file, or make them with `{command(split, output=file.parent)}`"
         )
     return features
+
+
+def vocabulary_of(path: Path, settings: Settings, given: Path | None = None) -> Vocabulary:
+    """Return the vocabulary that features were made with: where it lay then, beside them, or the one that is `given`.
+
+    Args:
+        path: what open_features was given.
+        settings: of the features there.
+        given: a vocab.txt to take in place of those.
+
+    Raises:
+        InputError: it is at none of these places, or the one that was given is another one.
+    """
+    file = _one_of(path, settings.split) if path.is_dir() else path
+    noted = _notes_beside(file).get("vocab")
+    places = [Path(noted)] if isinstance(noted, str) else []
+    places = [given] if given is not None else [*places, file.with_name("vocab.txt")]
+    for place in places:
+        if given is not None or place.is_file():
+            found = load_vocabulary(place, settings.lower_case)
+            if found.fingerprint == settings.vocabulary:
+                return found
+    raise InputError(
+        f"the vocabulary that {file} was made with ({settings.vocab_size:,} pieces) is not "
+        f"{' or '.join(map(str, places))}: put that vocab.txt beside the features, or make them with the one there is"
+    )
 
 
 def _one_of(folder: Path, split: str | None) -> Path:

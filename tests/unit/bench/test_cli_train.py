@@ -58,7 +58,7 @@ def made(step: int, loss: float = 2.0, **changes: Any) -> Progress:
     ("words", "said"),
     [
         ([], "needs a task"),
-        (["squad"], "unknown task 'squad'"),
+        (["squat"], "unknown task 'squat'"),
         (["pretrain"], "no data was given: --data FOLDER"),
         (["pretrain", "--data", "nowhere"], "nowhere does not exist"),
         (["pretrain", "--data", "DATA"], "have 32 tokens, phase 1 trains on 128: use --seq-len 32"),
