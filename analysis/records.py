@@ -126,7 +126,9 @@ class Trial:
     strategy: str = "ddp"
     """Parallelism: a name in bert.strategies."""
     preset: str = "base"
-    """Model shape: a name in bert.config.PRESETS."""
+    """Model shape: a name in bert.config.PRESETS; any name where `shape` is given."""
+    shape: str = ""
+    """Model shape where it is no preset's, as bert.config.shape_from_words takes it; empty where it is one."""
     precision: str = "bf16"
     """fp32, tf32, bf16 or fp16."""
     seq_len: int = 128
@@ -212,7 +214,12 @@ class Trial:
         fields = dataclasses.asdict(self)
         if self.data_fingerprint:
             del fields["data"]
-        for name in ("profiler_options", "training", "padding"):  # trials made before these existed keep their ids
+        for name in (
+            "profiler_options",
+            "training",
+            "padding",
+            "shape",
+        ):  # trials made before these existed keep their ids
             if not fields[name]:
                 del fields[name]
         text = json.dumps(fields, sort_keys=True)

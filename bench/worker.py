@@ -205,9 +205,9 @@ def _timed(seconds: dict[str, float], name: str, work: Callable[[], T]) -> T:
 
 
 def _model_config(trial: Trial) -> Any:
-    from bert.config import preset
+    from bert.config import preset, shape_from_words
 
-    config = preset(trial.preset)
+    config = shape_from_words(trial.shape) if trial.shape else preset(trial.preset)
     return config.replace(
         vocab_size=trial.vocab_size,
         hidden_dropout=trial.dropout,
