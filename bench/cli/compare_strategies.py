@@ -243,7 +243,8 @@ def _text(out: Path, document: Mapping[str, Any], comparison: "TrainingCompariso
     for row in comparison.rows:
         name = f"{row['strategy']} x {row['devices']}"
         lines += [f"caution: {name}: {found['message']}; {found['remedy']}" for found in row["cautions"]]
-    lines.append(f"written: {out}: comparison.json, comparison.csv, comparison.png")
+    written = ["comparison.json", "comparison.csv", *(["comparison.png"] if comparison.curves else [])]
+    lines.append(f"written: {out}: {', '.join(written)}")
     profiled = any(row["all_reduce_share"] is not None for row in comparison.rows)
     lines += [f"more:    bertbench analyze {out / 'profile'}"] * profiled
     return "\n".join(lines)

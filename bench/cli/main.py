@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("bench.cli.eval", "official scores: `eval squad` scores predictions of SQuAD 1.1 and 2.0"),
     "compare-strategies": (
         "bench.cli.compare_strategies",
-        "the same training on one device and on several: time, losses, scores, all-reduce",
+        "one training on one device and on several: time, losses, scores, all-reduce",
     ),
     "throughput": ("bench.cli.throughput", "sweep batch sizes, devices, precisions, implementations; measure each"),
     "profile": ("bench.cli.profile", "run trials under a profiler for iterations [start, stop)"),
