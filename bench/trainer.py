@@ -124,9 +124,9 @@ def check_continues(run: TrainRun, plan: Plan, given: Mapping[str, Any]) -> None
     settings = plan.settings
     if saved.get("seq_len", settings.seq_len) != settings.seq_len:
         raise UsageError(
-            f"{run.path} holds a run on sequences of {saved['seq_len']} tokens, this one has {settings.seq_len}: such "
-            "a run has a folder, steps and a curve of its own; give another --out, and "
-            f"--init {run.path} to begin from the weights of the finished run"
+            f"{run.path} holds a run on sequences of {saved['seq_len']} tokens, this one has {settings.seq_len}: "
+            f"such a run has a folder, steps and a curve of its own; give another --out, and --init {run.path} to "
+            "begin from the weights of the finished run"
         )
     what = settings.task if plan.phase is None else f"phase {plan.phase}"
     asked = given.get("global_batch_size") or (given.get("micro_batch_size") and given.get("grad_accum_steps"))

@@ -230,8 +230,8 @@ def _mark_resumes(axis: "Axes", told: _Told) -> None:
 
 
 def _sum_of(task: str) -> str:
-    """What the training loss is a sum of, where it is one."""
-    return {"pretrain": "MLM + NSP"}.get(task, "")
+    """What the training loss is made of."""
+    return {"pretrain": "MLM + NSP", "squad": "mean of start and end"}.get(task, "")
 
 
 def _in_brackets(words: str) -> str:
