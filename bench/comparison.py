@@ -62,7 +62,7 @@ class PlannedVariant:
     @property
     def samples_per_epoch(self) -> int | None:
         """Samples of the training data; None where they are without end, or are not counted."""
-        found: int | None = getattr(self.plan.source, "samples", None)
+        found = self.plan.source.samples
         return found
 
 
