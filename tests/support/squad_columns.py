@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.plain_squad import Example
+from support import plain_squad
+from support.plain_squad import Example, Remembering
+from support.plain_tokenizer import PlainTokenizer
 
 from bert.data.squad.config import SquadConfig
 from bert.data.squad.features import FIRST_UNIQUE_ID, SquadFeatures
@@ -52,6 +54,18 @@ def make(source: Path, vocab: Path, output: Path, **options: Any) -> SquadSummar
 
 def made(source: Path, vocab: Path, output: Path, **options: Any) -> SquadFeatures:
     return open_features(make(source, vocab, output, **options).features)
+
+
+def plain(
+    source: Path, vocab: Path, training: bool, lengths: tuple[int, int, int], lower_case: bool = True, **options: Any
+) -> Iterable[Example]:
+    """Make the features of a file of questions by the plain implementation, for windows of `lengths`."""
+    pieces = vocab.read_text(encoding="utf-8").split("\n")[:-1]
+    marks = (pieces.index("[CLS]"), pieces.index("[SEP]"))
+    document = plain_squad.load(source)
+    is_2_0 = "is_impossible" in str(document["data"])
+    tokenize = Remembering(PlainTokenizer(pieces, lower_case=lower_case).encode)
+    return plain_squad.features(document, is_2_0, training, tokenize, marks, lengths, **options)
 
 
 def compare(features: SquadFeatures, examples: Iterable[Example]) -> tuple[int, int]:

@@ -1,13 +1,9 @@
 """Features of SQuAD against the plain implementation, and every rule that decides on a target."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support import plain_squad
-from support.plain_squad import Remembering
-from support.plain_tokenizer import PlainTokenizer
-from support.squad_columns import compare, dataset, made, make, paragraph, question, small_vocabulary
+from support.squad_columns import compare, dataset, made, make, paragraph, plain, question, small_vocabulary
 
 from bert.data.squad.features import SquadFeatures
 from bert.data.squad.store import read_metadata
@@ -16,15 +12,6 @@ from common.errors import UsageError
 SHARED = Path(__file__).resolve().parents[3] / "../shared/data"
 VOCABULARY = SHARED / "vocab/bert-uncased.txt"
 SHORT = {"max_seq_length": 14, "doc_stride": 3, "max_query_length": 4}
-
-
-def plain(source: Path, vocab: Path, training: bool, lengths: tuple[int, int, int], **options: Any) -> Any:
-    pieces = vocab.read_text(encoding="utf-8").split("\n")[:-1]
-    marks = (pieces.index("[CLS]"), pieces.index("[SEP]"))
-    document = plain_squad.load(source)
-    is_2_0 = "is_impossible" in str(document["data"])
-    tokenize = Remembering(PlainTokenizer(pieces, lower_case=True).encode)
-    return plain_squad.features(document, is_2_0, training, tokenize, marks, lengths, **options)
 
 
 @pytest.mark.parametrize("name", ["dev-v1.1", "dev-v2.0"])
