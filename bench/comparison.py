@@ -62,8 +62,7 @@ class PlannedVariant:
     @property
     def samples_per_epoch(self) -> int | None:
         """Samples of the training data; None where they are without end, or are not counted."""
-        found = self.plan.source.samples
-        return found
+        return self.plan.source.samples
 
 
 def variants(strategies: Sequence[str], devices: Sequence[int]) -> list[Variant]:
