@@ -128,8 +128,8 @@ def draw_null_odds(
         _mark_thresholds(axis, best, low, high)
         _percent(axis, "y")
         axis.grid(axis="x", visible=False)
-        beyond = "" if (low, high) == (0.0, 1.0) else "; the outermost bars hold what lies beyond"
-        axis.set_xlabel(f"no-answer score (higher: more likely that there is none{beyond})")
+        beyond = "" if (low, high) == (0.0, 1.0) else "; outermost bars: and beyond"
+        axis.set_xlabel(f"no-answer score (higher: none is more likely{beyond})")
         axis.set_ylabel("share of these questions")
         axis.set_title(_title("No-answer scores", title))
         figure.legend(loc="outside lower left", ncols=2, fontsize=8.5)
