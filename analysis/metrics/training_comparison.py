@@ -1,8 +1,9 @@
 """Trainings of the same thing by several strategies or on several devices, held against each other step by step.
 
 A run's time is that of its loop: from the start of the first step to the end of the last one, attempt after attempt,
-with evaluations and checkpoints, without what lies between attempts and without steps that were made again later. The
-time of the steps alone leaves evaluations and checkpoints out; a step takes as long as its slowest rank does.
+with evaluations and checkpoints, those behind the last step too, without what lies between attempts and without steps
+that were made again later. The time of the steps alone leaves evaluations and checkpoints out; a step takes as long as
+its slowest rank does.
 """
 
 import math
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from analysis.metrics.communication import communication_by_kind, communication_by_rank
 from analysis.metrics.ranks import combine
 from analysis.records import TrialDirectory
-from analysis.train_records import TrainRun
+from analysis.train_records import TrainRun, read_events
 from analysis.train_scores import scores_in
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _read(variant: VariantRun, samples_per_epoch: int | None) -> _Read:
     if times:
         step_ms = [milliseconds for _, milliseconds in times.values()]
         row["step_seconds"], row["step_time_ms"] = sum(step_ms) / 1000, float(np.median(step_ms))
-        row["loop_seconds"] = max(seconds for seconds, _ in times.values())
+        row["loop_seconds"] = max(seconds for seconds, _ in times.values()) + _seconds_behind(attempts[-1], last)
         timed = [entry for entry in _with_counts(curve) if entry[0] in times]
         row["samples_per_second"] = sum(count for _, count in timed) / row["step_seconds"]
     return _Read(row, curve, times)
@@ -249,6 +250,15 @@ def _times(attempts: Sequence[TrialDirectory]) -> dict[int, tuple[float, float]]
         for row in steps:
             found[row["step"]] = (before + (row["end_ns"] - began) / 1e9, row["step_time_ms"])
     return found
+
+
+def _seconds_behind(directory: TrialDirectory, last: Row) -> float:
+    """How long the evaluation and the checkpoint took that came behind the last step."""
+    return sum(
+        float(event["seconds"])
+        for event in read_events(directory)
+        if event["event"] in ("evaluated", "saved") and event["applied_steps"] == last["applied_steps"]
+    )
 
 
 def _with_counts(curve: Sequence[Row]) -> list[tuple[int, int]]:

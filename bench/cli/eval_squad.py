@@ -62,12 +62,13 @@ def run(argv: list[str]) -> int:
     null_odds = None if options.na_prob is None else read_null_odds(options.na_prob)
     found = score(golds, predictions, null_odds, options.threshold)
     about = {"dataset": str(options.dataset), "predictions": str(options.predictions)}
+    if not options.json:  # before anything is written: a full disk must not hide them
+        print("\n".join(_lines(found, terminal_width())))
     written = [] if options.out is None else _write(found, about, options.out)
     if options.json:
         document = {**about, **found.to_json(), "written": [str(path) for path in written]}
         print(json.dumps(document, indent=2, allow_nan=False))
         return 0
-    print("\n".join(_lines(found, terminal_width())))
     for path in written:
         print(f"wrote {printable(str(path))}")
     return 0
@@ -76,8 +77,8 @@ def run(argv: list[str]) -> int:
 def _write(found: "Scores", about: dict[str, str], out: Path) -> list[Path]:
     from common.atomic import write_json
 
-    pictures = [] if found.analysis is None else _draw(found, found.analysis, Path(about["predictions"]).name, out)
     write_json(out / SCORES_FILE, {**about, **found.to_json()})
+    pictures = [] if found.analysis is None else _draw(found, found.analysis, Path(about["predictions"]).name, out)
     return [out / SCORES_FILE, *pictures]
 
 
@@ -129,12 +130,24 @@ def _notes(found: "Scores") -> list[str]:
         )
     if found.extra:
         notes.append(f"extra: {len(found.extra):,} prediction(s) for ids that no question has: {_ids(found.extra)}")
+    if found.analysis is not None and _answers_nothing(found):
+        notes.append(
+            "No threshold does better than to answer no question at all: the official script then says threshold 0, "
+            "which is none to use; take one below every no-answer score."
+        )
     if found.version == "2.0" and found.analysis is None:
         notes.append(
             "Best thresholds, precision-recall curves and histograms need no-answer scores: add "
             "--na-prob null_odds.json (and --out DIR for the pictures)."
         )
     return notes
+
+
+def _answers_nothing(found: "Scores") -> bool:
+    """Whether the best threshold is the one that the search for it begins with."""
+    values = found.values
+    unanswered = 100.0 * values.get("NoAns_total", 0) / values["total"]
+    return any(values[f"best_{name}_thresh"] == 0 and values[f"best_{name}"] == unanswered for name in ("exact", "f1"))
 
 
 def _ids(names: Sequence[str]) -> str:

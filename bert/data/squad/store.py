@@ -164,7 +164,8 @@ def open_features(path: Path, split: str | None = None) -> SquadFeatures:
     file = _one_of(path, split) if path.is_dir() else path
     if not file.is_file():
         raise InputError(
-            f"there are no SQuAD features at {path}: make them with `{command(split, output=file.parent)}`"
+            f"there are no SQuAD features at {path}: make them with "
+            f"`{command(split, output=file.parent if file.suffix == SUFFIX else file)}`"
         )
     if file.name.endswith((".json", ".json.gz")):
         made = command(split, source=file)

@@ -16,7 +16,7 @@ from analysis.metrics.training_comparison import COLUMNS, VariantRun, all_reduce
 from analysis.records import STEP_COLUMNS, Trial, TrialDirectory, write_record
 from analysis.report.training_comparison_figures import draw_comparison, scores_text, variant_label
 from analysis.report.training_comparison_text import comparison_csv, comparison_text
-from analysis.train_records import TrainRun, write_curve
+from analysis.train_records import TrainRun, events_jsonl, write_curve
 
 BATCH = 8
 TOTAL = 4
@@ -88,6 +88,12 @@ def test_time_rate_and_what_is_saved_are_those_worked_by_hand(pair: list[Variant
     one, two = compare_trainings(pair).rows
     assert (one["step_seconds"], two["step_seconds"]) == (pytest.approx(0.4), pytest.approx(0.2))
     assert one["loop_seconds"] == pytest.approx(0.55), "4 steps and the 3 gaps between them"
+    told = {"time_ns": 9, "applied_steps": 4, "seconds": 1.5}
+    saved = {**told, "event": "saved", "path": "step-0000004", "size_bytes": 1, "seconds": 0.25}
+    lines = [scores(80.0), saved, {**scores(70.0), "applied_steps": 2}]
+    events_jsonl(pair[0].run.attempts()[-1]).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    behind = compare_trainings(pair).rows[0]["loop_seconds"]
+    assert behind == pytest.approx(0.55 + 1.5 + 0.25), "with what came behind the last step"
     assert (one["samples_per_second"], two["samples_per_second"]) == (pytest.approx(80), pytest.approx(160))
     assert (one["speedup"], two["speedup"]) == (1, pytest.approx(2))
     assert (two["seconds_saved"], two["time_saved"]) == (pytest.approx(0.2), pytest.approx(0.5))

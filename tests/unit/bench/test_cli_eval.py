@@ -12,7 +12,7 @@ from bench.cli.main import run
 from bert.squad.golds import read_golds
 from bert.squad.prediction_files import read_null_odds, read_predictions
 from bert.squad.scores import score
-from common.errors import InputError
+from common.errors import InputError, StorageError
 
 SQUAD = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "squad"
 PICTURES = ["no_answer_scores.png", "precision_recall.png", "thresholds.png"]
@@ -85,6 +85,27 @@ def test_json_has_every_digit_and_all_missing_ids(capsys: pytest.CaptureFixture[
     printed = json.loads(capsys.readouterr().out)
     assert printed["scores"] == {"exact_match": 40.14191106906339, "f1": 50.98153647324461}
     assert (len(printed["missing"]), len(printed["extra"]), printed["questions"]) == (13, 28, 10_570)
+
+
+def test_a_best_threshold_that_answers_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = write(tmp_path / "wrong.json", dict.fromkeys(("q1", "q2", "q3", "q4", "q5"), "nonsense"))
+    argv = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", wrong, "--na-prob", null_odds(tmp_path)]
+    assert run(argv) == 0
+    assert "to answer no question at all" in capsys.readouterr().out
+
+
+def test_scores_are_shown_also_where_the_disk_is_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr("bench.cli.eval_squad._draw", full)
+    argv = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)]
+    assert run([*argv, "--na-prob", null_odds(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    shown = capsys.readouterr()
+    assert "SQuAD 2.0, 5 questions" in shown.out and "the disk is full" in shown.err
+    assert (tmp_path / "out" / "scores.json").is_file()
 
 
 @pytest.mark.parametrize(

@@ -230,8 +230,12 @@ def test_a_folder_is_opened_where_it_holds_exactly_one_file_of_the_split(
     source: Path, tmp_path: Path, vocab: Path
 ) -> None:
     out = tmp_path / "out out"
-    with pytest.raises(InputError, match="there are no SQuAD features at"):
+    with pytest.raises(InputError, match="there are no SQuAD features at") as caught:
         open_features(out, "training")
+    assert str(caught.value).endswith(f"--output '{out}'`"), "what is made there is found there"
+    with pytest.raises(InputError, match="there are no SQuAD features at") as caught:
+        open_features(out / "squad-x.safetensors", "training")
+    assert str(caught.value).endswith(f"--output '{out}'`")
     out.mkdir()
     with pytest.raises(InputError, match="holds no SQuAD features for training") as caught:
         open_features(out, "training")
