@@ -33,8 +33,9 @@ bench: setup ## measure this machine, end in a report (DATA=<folder of .txt> use
 bench-analysis: setup ## the readers' speed and memory, side by side with Holistic Trace Analysis (OUT=<folder>)
 	$(BIN)/python tests/slow/bench_analysis.py --out "$(or $(OUT),runs/bench-analysis)"
 
-bench-data: setup ## the pretraining data's speed, side by side with the tokenizer alone and a plain pipeline (OUT=<folder>)
-	$(BIN)/python tests/slow/bench_data.py --out "$(or $(OUT),runs/bench-data)"
+bench-data: setup ## the data's speed (pretraining, SQuAD), side by side with the tokenizer alone and other pipelines (OUT=<folder>)
+	status=0; for part in data squad; do \
+	  $(BIN)/python "tests/slow/bench_$$part.py" --out "$(or $(OUT),runs/bench-data)" || status=1; done; exit $$status
 
 test: setup ## the fast tests, under 15 minutes on 2 cores
 	$(BIN)/python -m pytest

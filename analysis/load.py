@@ -22,6 +22,7 @@ CIRCUMSTANCES = (
     "data",
     "data_fingerprint",
     "max_predictions",
+    "padding",
     "vocab_size",
     "dropout",
     "seed",

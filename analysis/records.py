@@ -126,11 +126,13 @@ class Trial:
     strategy: str = "ddp"
     """Parallelism: a name in bert.strategies."""
     preset: str = "base"
-    """Model shape: a name in bert.config.PRESETS."""
+    """Model shape: a name in bert.config.PRESETS; any name where `shape` is given."""
+    shape: str = ""
+    """Model shape where it is no preset's, as bert.config.shape_from_words takes it; empty where it is one."""
     precision: str = "bf16"
     """fp32, tf32, bf16 or fp16."""
     seq_len: int = 128
-    """Tokens per sequence, padding included."""
+    """Tokens per sequence at most; with padding 'longest' batches may be shorter."""
     micro_batch_size: int = 8
     """Sequences per rank and micro-step."""
     grad_accum_steps: int = 1
@@ -140,12 +142,14 @@ class Trial:
     device: str = "cpu"
     """cpu or cuda."""
     data: str = "synthetic"
-    """'synthetic', 'synthetic:<distribution>', an absolute folder of HDF5 shards, or 'synthetic:<that folder>':
-    made-up batches with the lengths of the folder's samples."""
+    """'synthetic', 'synthetic:<distribution>', an absolute path of shards or features, or 'synthetic:<that path>':
+    made-up batches with the lengths of its samples."""
     data_fingerprint: str = ""
-    """Names and sizes of the shards, or the lengths drawn from, hashed: other data is another trial."""
+    """Hash of the data, or of the lengths drawn from: other data is another trial."""
     max_predictions: int = 20
     """Predicted positions per sequence at most."""
+    padding: str = ""
+    """How windows become a batch, one of bert.data.lengths.PADDINGS; empty where batches come padded."""
     vocab_size: int = 30522
     """Word pieces of the vocabulary the data was made with."""
     dropout: float = 0.1
@@ -210,7 +214,12 @@ class Trial:
         fields = dataclasses.asdict(self)
         if self.data_fingerprint:
             del fields["data"]
-        for name in ("profiler_options", "training"):  # trials made before these existed keep their ids
+        for name in (
+            "profiler_options",
+            "training",
+            "padding",
+            "shape",
+        ):  # trials made before these existed keep their ids
             if not fields[name]:
                 del fields[name]
         text = json.dumps(fields, sort_keys=True)

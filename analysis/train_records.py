@@ -40,14 +40,7 @@ _MEASURED = float | int | None  # None where it was not finite
 EVENTS: dict[str, dict[str, _Types]] = {
     "resumed": {"path": str, "applied_steps": int, "new_phase": bool},
     "progress": {"step": int, "applied_steps": int, "total_steps": int, "loss": _MEASURED},
-    "evaluated": {
-        "applied_steps": int,
-        "mlm_loss": _MEASURED,
-        "mlm_accuracy": _MEASURED,
-        "nsp_loss": _MEASURED,
-        "nsp_accuracy": _MEASURED,
-        "samples": int,
-    },
+    "evaluated": {"applied_steps": int, "samples": int},  # and the scores of the task, each _MEASURED
     "saved": {"path": str, "applied_steps": int},
     "warned": {"message": str},
 }

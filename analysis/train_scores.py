@@ -80,7 +80,7 @@ def evaluation_text(found: Mapping[str, Any]) -> str:
 
 
 def parts_text(parts: Mapping[str, float | None]) -> str:
-    """Return the parts of a loss in words, such as "1.5000 MLM + 0.5000 NSP"; nothing where there are none."""
-    return " + ".join(
+    """Return the parts of a loss in words, such as "1.5000 MLM, 0.5000 NSP"; nothing where there are none."""
+    return ", ".join(
         f"{score(name).text(value)} {score(name).label.removesuffix(' loss')}" for name, value in parts.items()
     )

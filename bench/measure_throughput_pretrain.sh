@@ -14,17 +14,7 @@
 #   DATA             folder of HDF5 shards, or synthetic        (synthetic)
 #   OUT              run directory                              (runs/throughput-pretrain)
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd)
-PATH=$root/.venv/bin:$PATH
-
-if [[ ${1:-} == -* || $# -gt 2 || $# -eq 1 ]]; then
-    sed -n '2,16s/^# \{0,1\}//p' "$0"
-    [[ ${1:-} == -h || ${1:-} == --help ]] && exit 0 || exit 2
-fi
-read -ra batch_sizes <<<"${BATCH_SIZES:-8 16 32 64}"
-read -ra implementations <<<"${IMPLEMENTATIONS:-bertbench}"
-read -ra devices <<<"${DEVICES:-}"
-exec bertbench throughput pretrain --preset "${PRESET:-base}" --precisions "${PRECISION:-auto}" \
-    --seq-lens "${SEQ_LEN:-128}" --batch-sizes "${batch_sizes[@]}" --implementations "${implementations[@]}" \
-    ${devices:+--devices "${devices[@]}"} ${1:+--start "$1" --stop "$2"} \
-    --data "${DATA:-synthetic}" --out "${OUT:-runs/throughput-pretrain}"
+# shellcheck disable=SC2034 # what is sourced reads them
+task=pretrain tokens=128 extra=()
+# shellcheck source=bench/measure_throughput.sh
+source "$(dirname "$0")/measure_throughput.sh"

@@ -3,8 +3,8 @@
 import itertools
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import tyro
 
@@ -12,12 +12,14 @@ from analysis.records import PRECISIONS, Trial
 from bench.devices import Devices
 from bench.environment import native_bf16
 from bench.implementations import IMPLEMENTATIONS
-from bert.config import BERT_UNCASED_VOCAB_SIZE, PRESETS
-from bert.data.lengths import SYNTHETIC, check_distribution, default_max_predictions, is_synthetic, lengths_folder
+from bert.config import PRESETS
+from bert.data.lengths import SYNTHETIC, is_synthetic
 from bert.strategies import STRATEGIES
-from bert.tasks import TASKS
+from bert.tasks import DATA, TASKS
+from bert.tasks.data import DataSource as DataSource
+from bert.tasks.data import TaskData
 from common.errors import UsageError
-from common.registry import lookup
+from common.registry import load, lookup
 
 AUTO = "auto"
 
@@ -27,7 +29,7 @@ class Sweep:
     """What to measure: every combination of the listed values is one trial."""
 
     task: Annotated[str, tyro.conf.Positional] = "pretrain"
-    """What is trained: pretrain."""
+    """What is trained: pretrain squad."""
     presets: tuple[str, ...] = ("base",)
     """tiny mini small medium base large distilbert."""
     implementations: tuple[str, ...] = ("bertbench",)
@@ -40,12 +42,14 @@ class Sweep:
     """Sequences per device and micro-step."""
     grad_accum: tuple[int, ...] = (1,)
     """Micro-steps per optimizer step."""
-    seq_lens: tuple[int, ...] = (128,)
-    """Tokens per sequence, padding included."""
+    seq_lens: tuple[int, ...] = ()
+    """Tokens per sequence at most; default 128, squad 384."""
+    padding: str = AUTO
+    """Of squad's batches: longest fixed; auto: longest."""
     precisions: tuple[str, ...] = (AUTO,)
     """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
     data: str = "synthetic"
-    """synthetic, synthetic:<lengths or folder>, or a folder."""
+    """synthetic, synthetic:<lengths or path>, or a path."""
     dropout: float = 0.1
     """Dropout probability everywhere, attention included."""
     seed: int = 42
@@ -82,7 +86,7 @@ class Sweep:
             lookup({AUTO: "", **STRATEGIES}, name, "strategy")
         for name in self.precisions:
             lookup(dict.fromkeys((AUTO, *PRECISIONS)), name, "precision")
-        for option in ("presets", "implementations", "strategies", "batch_sizes", "grad_accum", "seq_lens"):
+        for option in ("presets", "implementations", "strategies", "batch_sizes", "grad_accum"):
             if not getattr(self, option):
                 raise UsageError(f"--{option.replace('_', '-')} needs at least one value")
         if self.rounds < 1:
@@ -95,7 +99,7 @@ class Sweep:
             raise UsageError(f"--min-steps {self.min_steps} is above --max-steps {self.max_steps}")
         for name in self.presets:
             longest = PRESETS[name].max_positions
-            if max(self.seq_lens) > longest:
+            if max(self.seq_lens, default=0) > longest:
                 raise UsageError(
                     f"--seq-lens {max(self.seq_lens)}: {name} has {longest} positions, use {longest} or less"
                 )
@@ -103,43 +107,20 @@ class Sweep:
             raise UsageError(f"--devices {' '.join(map(str, self.devices))}: each count must be at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class DataSource:
-    """The data of a sweep, looked at once before anything runs."""
-
-    source: str
-    """What Trial.data becomes."""
-    fingerprint: str
-    """Hash of the shards, or of the lengths drawn from; empty for synthetic data of a named distribution."""
-    seq_len: int | None
-    """Tokens per sequence of a folder; None where any length is possible."""
-    max_predictions: int | None
-    """Predicted positions per sequence of a folder; None for a named distribution."""
-    vocab_size: int
-    """Word pieces."""
-
-
-def inspect_data(data: str, seq_len: int | None = None) -> DataSource:
+def inspect_data(data: str, seq_len: int | None = None, task: str = "pretrain") -> DataSource:
     """Look at the data of a sweep.
 
     Raises:
-        InputError: the folder holds no shards, or one of them is damaged (the message names it).
+        InputError: the task finds no data there, or damaged ones (the message names the file).
+        UsageError: no such synthetic data.
     """
-    modelled = lengths_folder(data)
-    if modelled is None and is_synthetic(data):
-        check_distribution(data, seq_len)
-        return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
-    from bert.data.loading.folder import folder_info
+    return task_data(task).inspect(data, seq_len)
 
-    info = folder_info((modelled or Path(data)).resolve(), seq_len=seq_len)
-    source, fingerprint = str(info.path), info.fingerprint
-    if modelled is not None:
-        from bert.data.loading.sample_lengths import folder_lengths
 
-        source, fingerprint = f"{SYNTHETIC}:{source}", folder_lengths(info).fingerprint
-    return DataSource(
-        source, fingerprint, info.seq_len, info.max_predictions, info.vocab_size or BERT_UNCASED_VOCAB_SIZE
-    )
+def task_data(task: str) -> TaskData:
+    """Return what a task knows of its data. Raises UsageError for an unknown task."""
+    found: TaskData = load(DATA, task, "task")()
+    return found
 
 
 def expand(
@@ -168,14 +149,17 @@ def expand(
     for world_size in world_sizes:
         devices.environment(world_size)
     _check_threads(sweep, devices, max(world_sizes))
-    # With a window given the rules of the automatic one decide nothing: they must not decide the id either.
-    rules = Sweep() if sweep.start is not None else sweep
-    sources = {seq_len: _sources(sweep.data, seq_len, against_synthetic) for seq_len in sweep.seq_lens}
+    data = task_data(sweep.task)
+    seq_lens = sweep.seq_lens or (data.seq_len,)
+    sources = {seq_len: _sources(data, sweep.data, seq_len, against_synthetic) for seq_len in seq_lens}
+    make_trial = partial(
+        Trial, kind=kind, profiler=profiler, profiler_options=profiler_options, **_common_fields(sweep, devices)
+    )
     trials = []
     for round_number, preset, seq_len, precision, world_size, strategy, batch, accumulation in itertools.product(
         range(sweep.rounds),
         sweep.presets,
-        sweep.seq_lens,
+        seq_lens,
         sweep.precisions,
         world_sizes,
         sweep.strategies,
@@ -187,9 +171,7 @@ def expand(
         shift = round_number % len(competitors)
         for implementation, source in competitors[shift:] + competitors[:shift]:
             trials.append(
-                Trial(
-                    kind=kind,
-                    task=sweep.task,
+                make_trial(
                     implementation=implementation,
                     strategy=resolve_strategy(strategy, world_size),
                     preset=preset,
@@ -198,44 +180,53 @@ def expand(
                     micro_batch_size=batch,
                     grad_accum_steps=accumulation,
                     world_size=world_size,
-                    device=devices.kind,
                     data=source.source,
                     data_fingerprint=source.fingerprint,
-                    max_predictions=source.max_predictions or default_max_predictions(seq_len),
+                    max_predictions=source.max_predictions or data.max_predictions(seq_len),
                     vocab_size=source.vocab_size,
-                    dropout=sweep.dropout,
-                    seed=sweep.seed,
                     round=round_number,
-                    start_iteration=sweep.start,
-                    stop_iteration=sweep.stop,
-                    min_steps=rules.min_steps,
-                    max_steps=rules.max_steps,
-                    max_seconds=rules.max_seconds,
-                    relative_half_width=rules.precision_target,
-                    memory_limit_bytes=_bytes(sweep.memory_limit_gib),
-                    threads_per_rank=sweep.threads,
-                    profiler=profiler,
-                    profiler_options=profiler_options,
                 )
             )
     return list(dict.fromkeys(trials))
 
 
-def _sources(data: str, seq_len: int, against_synthetic: bool) -> list[DataSource]:
+def _common_fields(sweep: Sweep, devices: Devices) -> dict[str, Any]:
+    """The fields that all trials of a sweep have in common."""
+    # With a window given the rules of the automatic one decide nothing: they must not decide the id either.
+    rules = Sweep() if sweep.start is not None else sweep
+    return {
+        "task": sweep.task,
+        "device": devices.kind,
+        "padding": resolve_padding(sweep.padding, task_data(sweep.task), sweep.task),
+        "dropout": sweep.dropout,
+        "seed": sweep.seed,
+        "start_iteration": sweep.start,
+        "stop_iteration": sweep.stop,
+        "min_steps": rules.min_steps,
+        "max_steps": rules.max_steps,
+        "max_seconds": rules.max_seconds,
+        "relative_half_width": rules.precision_target,
+        "memory_limit_bytes": _bytes(sweep.memory_limit_gib),
+        "threads_per_rank": sweep.threads,
+    }
+
+
+def _sources(data: TaskData, given: str, seq_len: int, against_synthetic: bool) -> list[DataSource]:
     """The data of a sequence length, and the made-up data it is held against."""
-    source = inspect_data(data, seq_len)
+    source = data.inspect(given, seq_len)
     if source.seq_len not in (None, seq_len):
         raise UsageError(
             f"--seq-lens {seq_len} does not fit {source.source}, whose samples have {source.seq_len} tokens: "
-            f"use --seq-lens {source.seq_len}, or prepare data with `bertbench data pretrain --seq-len {seq_len}`"
+            f"use --seq-lens {source.seq_len}, or prepare data with `{data.prepare_command(seq_len)}`"
         )
     if not against_synthetic:
         return [source]
-    if is_synthetic(data):
+    if is_synthetic(given):
         raise UsageError(
-            f"--against-synthetic holds real data against made-up ones, --data {data} is made up: give a folder"
+            f"--against-synthetic holds real data against made-up ones, --data {given} is made up: give a folder or a "
+            "file of real ones"
         )
-    return [source, inspect_data(f"{SYNTHETIC}:{source.source}", seq_len)]
+    return [source, data.inspect(f"{SYNTHETIC}:{source.source}", seq_len)]
 
 
 def _check_threads(sweep: Sweep, devices: Devices, world_size: int) -> None:
@@ -259,6 +250,18 @@ def resolve_precision(name: str, devices: Devices) -> str:
     if name != AUTO:
         return name
     return "bf16" if native_bf16(devices) else "fp32"
+
+
+def resolve_padding(name: str, data: TaskData, task: str) -> str:
+    """Return the padding that `auto` stands for, or `name`; "" where batches come padded. Raises UsageError."""
+    if name == AUTO:
+        return data.paddings[0] if data.paddings else ""
+    if not data.paddings:
+        raise UsageError(
+            f"--padding {name}: the batches of {task} come padded, there is nothing to choose; leave it out"
+        )
+    lookup(dict.fromkeys((AUTO, *data.paddings)), name, "padding")
+    return name
 
 
 def _bytes(gib: float | None) -> int | None:

@@ -12,10 +12,11 @@ from analysis.train_records import TrainRun, is_train_run, read_events
 from bench.devices import Devices
 from bench.environment import capture
 from bench.launch import LaunchOptions, Watcher, run_trial
-from bench.plan import DataSource, inspect_data, resolve_precision, resolve_strategy
+from bench.plan import resolve_precision, resolve_strategy, task_data
 from bench.sweep import write_results
 from bert.checkpoints.model_config import read_config
 from bert.config import ModelConfig, preset, preset_of, shape_in_words
+from bert.tasks.data import DataSource
 from bert.training.settings import FINE_TUNING, TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, SchemaError, UsageError
 
@@ -51,32 +52,37 @@ def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices)
     if phase is None and task not in FINE_TUNING:
         phase = 1
     defaults = task_defaults(task, phase)
+    data = task_data(task)
     if not values.get("data"):
-        raise UsageError(
-            "no data was given: --data FOLDER, a folder of HDF5 shards that `bertbench data pretrain` made"
-        )
+        made = data.prepare_command(values.get("seq_len") or defaults["seq_len"])
+        raise UsageError(f"no data was given: --data FOLDER, what `{made}` makes")
     world_size = values["world_size"] or devices.default_world_sizes()[-1]
     devices.environment(world_size)
     values["world_size"] = world_size
     values["strategy"] = resolve_strategy(values["strategy"], world_size)
     values["precision"] = resolve_precision(values["precision"], devices)
+    source = data.inspect(str(values["data"]), values["seq_len"] or defaults["seq_len"])
+    if phase is None:  # a length of its own has only pretraining, by its phase
+        values["seq_len"] = values["seq_len"] or source.seq_len
     seq_len = values["seq_len"] or defaults["seq_len"]
-    source = inspect_data(str(values["data"]), seq_len)
     if source.seq_len not in (None, seq_len):
-        raise InputError(_other_length(phase or 1, seq_len, source))
+        raise InputError(_other_length(phase, seq_len, source, data.prepare_command(seq_len)))
     values |= {"data": source.source, "vocab_size": source.vocab_size, "max_predictions": source.max_predictions}
     if values.get("init"):
         init = initial_weights(Path(str(values["init"])))
         values |= {"init": str(init), **_shape(init, values.get("preset"), seq_len)}
-    return Plan(resolve_settings(phase, values), phase, source)
+    if values.get("eval_data"):
+        values["eval_data"] = str(Path(str(values["eval_data"])).resolve())
+    return Plan(resolve_settings(phase, values, source.samples), phase, source)
 
 
-def _other_length(phase: int, seq_len: int, source: DataSource) -> str:
+def _other_length(phase: int | None, seq_len: int, source: DataSource, made: str) -> str:
     other = {128: 1, 512: 2}.get(source.seq_len or 0)
-    fitting = f"--phase {other}" if other not in (None, phase) else f"--seq-len {source.seq_len}"
+    fitting = f"--phase {other}" if phase is not None and other not in (None, phase) else f"--seq-len {source.seq_len}"
+    wanting = "--seq-len asks for" if phase is None else f"phase {phase} trains on"
     return (
-        f"the samples in {source.source} have {source.seq_len} tokens, phase {phase} trains on {seq_len}: "
-        f"use {fitting}, or prepare data with `bertbench data pretrain --seq-len {seq_len}`"
+        f"the samples in {source.source} have {source.seq_len} tokens, {wanting} {seq_len}: use {fitting}, or prepare "
+        f"data with `{made}`"
     )
 
 
@@ -118,15 +124,16 @@ def check_continues(run: TrainRun, plan: Plan, given: Mapping[str, Any]) -> None
     settings = plan.settings
     if saved.get("seq_len", settings.seq_len) != settings.seq_len:
         raise UsageError(
-            f"{run.path} holds a run on sequences of {saved['seq_len']} tokens, this one has {settings.seq_len}: a "
-            f"phase has a folder, steps and a curve of its own; give another --out, and --init {run.path} to begin "
-            "from the weights of the finished run"
+            f"{run.path} holds a run on sequences of {saved['seq_len']} tokens, this one has {settings.seq_len}: "
+            f"such a run has a folder, steps and a curve of its own; give another --out, and --init {run.path} to "
+            "begin from the weights of the finished run"
         )
+    what = settings.task if plan.phase is None else f"phase {plan.phase}"
     asked = given.get("global_batch_size") or (given.get("micro_batch_size") and given.get("grad_accum_steps"))
     before = saved.get("global_batch_size", settings.global_batch_size)
     if before != settings.global_batch_size and not asked:
         raise UsageError(
-            f"the run in {run.path} has updates of {before} samples, and phase {plan.phase} has "
+            f"the run in {run.path} has updates of {before} samples, and {what} has "
             f"{settings.global_batch_size} where nothing is given: give --global-batch-size {before} to go on as it "
             "was, or another size to change it"
         )

@@ -205,9 +205,9 @@ def _timed(seconds: dict[str, float], name: str, work: Callable[[], T]) -> T:
 
 
 def _model_config(trial: Trial) -> Any:
-    from bert.config import preset
+    from bert.config import preset, shape_from_words
 
-    config = preset(trial.preset)
+    config = shape_from_words(trial.shape) if trial.shape else preset(trial.preset)
     return config.replace(
         vocab_size=trial.vocab_size,
         hidden_dropout=trial.dropout,
@@ -247,6 +247,7 @@ def _batches(trial: Trial, stream: Any, strategy: Any, implementation: Any) -> I
 
 
 def _data_spec(trial: Trial, strategy: Any) -> Any:
+    from bert.data.lengths import PADDINGS
     from bert.tasks.base import DataSpec
 
     return DataSpec(
@@ -258,6 +259,7 @@ def _data_spec(trial: Trial, strategy: Any) -> Any:
         seed=trial.seed,
         rank=strategy.rank,
         world_size=strategy.world_size,
+        padding=trial.padding or PADDINGS[0],
     )
 
 

@@ -16,7 +16,7 @@ class BatchCounts:
     padded_tokens: int
     """All tokens, padding included."""
     predicted_positions: int
-    """Masked positions the MLM head computes logits for."""
+    """Masked positions the MLM head computes logits for; 0 without such a head."""
     squared_lengths: int
     """Sum over sequences of (real length)^2, the attention term of the FLOP formula."""
 
@@ -32,6 +32,9 @@ class Batch:
         input_ids [B, S] int64; attention_mask [B, S] int64, 1 = real; token_type_ids [B, S] int64;
         masked_positions [M] int64, flat index row * S + column; masked_labels [M] int64;
         next_sentence_labels [B] int64, 1 = the second segment is random.
+    Question answering (B windows of S tokens):
+        input_ids, attention_mask, token_type_ids as above, segment 1 = document;
+        start_positions, end_positions [B] int64, columns of the answer's first and last token, 0 = no answer here.
     """
 
     tensors: dict[str, torch.Tensor]

@@ -1,4 +1,4 @@
-"""Weights under Hugging Face's names: BertForPreTraining, BertModel, DistilBertForMaskedLM, DistilBertModel.
+"""Weights under Hugging Face's names: BertForPreTraining, BertModel, BertForQuestionAnswering and DistilBERT's likes.
 
 Theirs differ from ours in three ways: query, key and value are three matrices, the vocabulary is not padded, and the
 tied decoder is listed a second time.
@@ -42,6 +42,15 @@ _HEADS = {
     "masked_words.dense": "cls.predictions.transform.dense",
     "masked_words.norm": "cls.predictions.transform.LayerNorm",
     "next_sentence": "cls.seq_relationship",
+    "answer_span.output": "qa_outputs",
+}
+
+# What stands before the final .weight or .bias of theirs -> our head, or "pooler".
+_PARTS = {
+    "pooler.dense": "pooler",
+    "cls.predictions": "masked_words",
+    "cls.predictions.decoder": "masked_words",
+    **{theirs: ours.partition(".")[0] for ours, theirs in _HEADS.items()},
 }
 
 # DistilBERT's names and BERT's for the same weights. The order matters for the way back: attention before the rest.
@@ -154,7 +163,8 @@ def match_hugging_face_state(
 
 
 def to_hugging_face_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the weights under the names of BertForPreTraining, for a bare BertEncoder of BertModel.
+    """Return copies of the weights under the names of BertForPreTraining or, by its head, BertForQuestionAnswering; for
+    a bare BertEncoder under those of BertModel.
 
     A model without segment embeddings gets DistilBERT's names for what DistilBERT has. The vocabulary is not padded.
 
@@ -188,6 +198,11 @@ def hugging_face_tensors(values: Mapping[str, Tensor], config: ModelConfig, pref
     return {_published_name(name, config, bare=not prefix): value for name, value in weights.items()}
 
 
+def part_of(name: str) -> str:
+    """Return the head of ours, or "pooler", that a Hugging Face name in any accepted spelling is of; else nothing."""
+    return _PARTS.get(_canonical_name(name).rpartition(".")[0], "")
+
+
 def _encoder_of(model: nn.Module) -> tuple[BertEncoder, str]:
     if isinstance(model, BertEncoder):
         return model, ""
@@ -198,7 +213,7 @@ def _encoder_of(model: nn.Module) -> tuple[BertEncoder, str]:
 
 
 def _names(ours: Collection[str], prefix: str) -> dict[str, tuple[str, ...]]:
-    """Our parameters -> the Hugging Face parameters they are made of; heads unknown to pretraining are left out."""
+    """Our parameters -> the Hugging Face parameters they are made of; heads without a counterpart are left out."""
     pairs = ((name, _their_names(name, prefix)) for name in ours)
     return {name: theirs for name, theirs in pairs if theirs}
 
@@ -243,7 +258,7 @@ def _given_names(state_dict: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _canonical_name(name: str) -> str:
-    """Any of the accepted spellings -> BertModel's or, for heads, BertForPreTraining's."""
+    """Any of the accepted spellings -> BertModel's or, for heads, those of the model that has them."""
     # DistributedDataParallel and torch.compile put their own prefix in front.
     name = re.sub(r"^((module|_orig_mod)\.)*((bert|distilbert)\.)?", "", name)
     name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)).replace(".dense_act.", ".dense.")
@@ -255,6 +270,8 @@ def _canonical_name(name: str) -> str:
 
 def _published_name(name: str, config: ModelConfig, *, bare: bool) -> str:
     """The way back, to the names of the model that has this shape."""
+    if name.startswith("qa_outputs."):
+        return name
     has_place = not name.startswith(("pooler.", "cls.seq_relationship."))
     if config.type_vocab_size == 0 and has_place:
         for distilled, original in _DISTILBERT:

@@ -1,4 +1,4 @@
-"""Model FLOPs of a pretraining step: what the mathematics needs, whatever the implementation does.
+"""Model FLOPs of a training step: what the mathematics needs, whatever the implementation does.
 
 A product of [m, k] and [k, n] takes 2 m k n floating-point operations. Training makes three for each one of the forward
 pass (itself, the gradient of its input, the gradient of its weight), so a weight matrix costs 6 FLOPs per parameter and
@@ -29,6 +29,11 @@ def sentence_head_parameters(config: ModelConfig) -> int:
     return config.hidden_size * config.hidden_size + 2 * config.hidden_size
 
 
+def span_head_parameters(config: ModelConfig) -> int:
+    """Parameters of the span head's matrix, which every real token passes."""
+    return 2 * config.hidden_size
+
+
 def model_flops(config: ModelConfig, counts: BatchCounts) -> float:
     """FLOPs of one forward and backward pass of pretraining over a batch with these counts.
 
@@ -39,8 +44,21 @@ def model_flops(config: ModelConfig, counts: BatchCounts) -> float:
         6 x prediction_head_parameters x predicted positions,
         6 x sentence_head_parameters x sequences.
     """
-    per_token = config.num_layers * layer_matmul_parameters(config) * counts.real_tokens
     per_prediction = prediction_head_parameters(config) * counts.predicted_positions
     per_sequence = sentence_head_parameters(config) * counts.samples
+    return float(_encoder_flops(config, counts) + _FLOPS_PER_PARAMETER * (per_prediction + per_sequence))
+
+
+def span_flops(config: ModelConfig, counts: BatchCounts) -> float:
+    """FLOPs of one forward and backward pass of question answering over a batch with these counts.
+
+    The first two terms of `model_flops`, and 6 x span_head_parameters x real tokens; there is no pooler.
+    """
+    head = _FLOPS_PER_PARAMETER * span_head_parameters(config) * counts.real_tokens
+    return float(_encoder_flops(config, counts) + head)
+
+
+def _encoder_flops(config: ModelConfig, counts: BatchCounts) -> int:
+    per_token = config.num_layers * layer_matmul_parameters(config) * counts.real_tokens
     attention = 12 * config.num_layers * config.hidden_size * counts.squared_lengths
-    return float(_FLOPS_PER_PARAMETER * (per_token + per_prediction + per_sequence) + attention)
+    return _FLOPS_PER_PARAMETER * per_token + attention

@@ -1,4 +1,4 @@
-"""BERT: the encoder, and the model that pretraining trains (Devlin et al. 2018).
+"""BERT: the encoder, and the models that pretraining and question answering train (Devlin et al. 2018).
 
 Shapes: B sequences, S tokens, H hidden width.
 """
@@ -14,7 +14,15 @@ from bert.attention import SelfAttention
 from bert.batch import Batch
 from bert.config import ModelConfig
 from bert.dropout import dropout, dropout_add
-from bert.heads import MaskedWordHead, PretrainingOutput, gather_positions, mean_cross_entropy
+from bert.heads import (
+    MaskedWordHead,
+    PretrainingOutput,
+    SpanHead,
+    SpanOutput,
+    gather_positions,
+    mean_cross_entropy,
+    span_losses,
+)
 from bert.observer import Observer
 from common.errors import UsageError
 
@@ -155,13 +163,7 @@ class BertForPretraining(nn.Module):
     def forward(self, batch: Batch) -> PretrainingOutput:
         """Return the losses of a pretraining batch (bert.batch.Batch names its tensors)."""
         tensors = batch.tensors
-        # The counts are known on the CPU: no need to ask the GPU whether there is padding.
-        all_real = batch.counts.real_tokens == batch.counts.padded_tokens
-        encoded = self.encoder(
-            tensors["input_ids"],
-            None if all_real else tensors["attention_mask"],
-            tensors["token_type_ids"],
-        )
+        encoded = self.encoder(tensors["input_ids"], _mask(batch), tensors["token_type_ids"])
         with _phase(self.observer, "masked_words"):
             predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
             word_logits = self.masked_words(predicted, self.encoder.embeddings.word.weight)
@@ -170,6 +172,33 @@ class BertForPretraining(nn.Module):
             sentence_logits = self.next_sentence(encoded.pooled)
             nsp_loss = mean_cross_entropy(sentence_logits, tensors["next_sentence_labels"])
         return PretrainingOutput(mlm_loss + nsp_loss, mlm_loss, nsp_loss)
+
+
+class BertForQuestionAnswering(nn.Module):
+    """Encoder without pooler, and the span head."""
+
+    def __init__(self, config: ModelConfig, observer: Observer | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.observer = observer or Observer()
+        self.encoder = BertEncoder(config, self.observer, pooler=False)
+        self.answer_span = SpanHead(config)
+        initialize(self.answer_span, config)
+
+    def forward(self, batch: Batch) -> SpanOutput:
+        """Return losses and logits of a batch of windows (bert.batch.Batch names its tensors).
+
+        Only windows whose targets are positions of real tokens count for the losses, and only real tokens compete.
+        """
+        tensors = batch.tensors
+        mask = _mask(batch)
+        hidden = self.encoder(tensors["input_ids"], mask, tensors["token_type_ids"]).hidden
+        with _phase(self.observer, "answer_span"):
+            logits = self.answer_span(hidden, mask)
+            targets = torch.stack([tensors["start_positions"], tensors["end_positions"]], dim=1)
+            start_loss, end_loss = span_losses(logits, targets, None if mask is None else mask.sum(1)).unbind()
+            start_logits, end_logits = logits.unbind(1)
+        return SpanOutput((start_loss + end_loss) / 2, start_loss, end_loss, start_logits, end_logits)
 
 
 @torch.no_grad()
@@ -181,6 +210,12 @@ def initialize(module: nn.Module, config: ModelConfig) -> None:
             part.bias.zero_()
         elif isinstance(part, nn.Embedding):
             part.weight.normal_(std=config.initializer_range)
+
+
+def _mask(batch: Batch) -> Tensor | None:
+    """The attention mask [B, S], None where all tokens are real: known on the CPU, a GPU need not be asked."""
+    all_real = batch.counts.real_tokens == batch.counts.padded_tokens
+    return None if all_real else batch.tensors["attention_mask"]
 
 
 def _phase(observer: Observer, name: str, index: int | None = None, part: str = "") -> AbstractContextManager[None]:

@@ -37,23 +37,8 @@ if [[ -z ${DATA:-} ]]; then
 fi
 out=${OUT:-runs/pretraining}
 
-# The command runs beside this shell, which passes signals on to it and waits until it has saved.
-child=""
-signals=0
-trap 'signals=$((signals + 1)); [[ -n $child ]] && kill -TERM "$child" 2>/dev/null || true' INT TERM
-run() {
-    "$@" &
-    child=$!
-    local before code=0 last
-    while :; do
-        before=$signals last=$code code=0
-        wait "$child" || code=$?
-        [[ $code -ne 127 ]] || code=$last # it had been waited for already
-        [[ $signals -gt $before ]] || break
-    done
-    child=""
-    return "$code"
-}
+# shellcheck source=bert/child.sh
+source "$root/bert/child.sh"
 
 init=${INIT:-}
 read -ra phases <<<"${PHASES:-1 2}"
@@ -80,9 +65,7 @@ for phase in "${phases[@]}"; do
     fi
     echo "== phase $phase: $folder"
     run bertbench train pretrain "${options[@]}"
-    if ! grep -qs '"finished": true' "$folder/train.json"; then
-        exit 0 # stopped in time, as the command has said: the next call resumes here
-    fi
+    finished "$folder" || exit 0 # stopped in time, as the command has said: the next call resumes here
     [[ $signals -eq 0 ]] || exit 0
     init=$folder
 done

@@ -145,12 +145,16 @@ def implementation(row: Row) -> str:
 
 
 def data(row: Row) -> str:
-    """Return what a trial was fed: a name, a folder's name, or made-up batches like that folder's."""
-    kind, _, folder = str(row.get("data") or "").rpartition(":")
-    name = folder.rstrip("/").rsplit("/", 1)[-1]
+    """Return what a trial was fed: a name, a folder's or file's name, or made-up batches like those of that one."""
+    kind, _, path = str(row.get("data") or "").rpartition(":")
+    name = path.rstrip("/").rsplit("/", 1)[-1].removesuffix(".safetensors")
     if kind == "synthetic" and row.get("data_fingerprint"):
-        return f"made up like {name}"
-    return str(row.get("data")) if kind or folder == "synthetic" else f"folder {name}"
+        text = f"made up like {name}"
+    elif kind or path == "synthetic":
+        text = str(row.get("data"))
+    else:
+        text = name if path.endswith(".safetensors") else f"folder {name}"
+    return f"{text}, all padded to {row.get('seq_len')}" if row.get("padding") == "fixed" else text
 
 
 def plain(heading: str, name: str) -> Column:

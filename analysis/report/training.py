@@ -213,8 +213,8 @@ def _column(rows: Sequence[Row], name: str) -> Array:
     return np.array([np.nan if row.get(name) is None else row[name] for row in rows], dtype=np.float64)
 
 
-def _smoothed(values: Array) -> Array:
-    """Median over a window around each step, which a few odd steps do not move; at the ends the window is cut off."""
+def running_median(values: Array) -> Array:
+    """Return the median over a window around each step, which a few odd steps do not move; cut off at the ends."""
     half = max(1, round(len(values) * _SMOOTHED_SHARE / 2))
     padded = np.pad(values, half, constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
@@ -230,8 +230,8 @@ def _mark_resumes(axis: "Axes", told: _Told) -> None:
 
 
 def _sum_of(task: str) -> str:
-    """What the training loss is a sum of, where it is one."""
-    return {"pretrain": "MLM + NSP"}.get(task, "")
+    """What the training loss is made of."""
+    return {"pretrain": "MLM + NSP", "squad": "mean of start and end"}.get(task, "")
 
 
 def _in_brackets(words: str) -> str:
@@ -255,7 +255,7 @@ def _loss(path: Path, told: _Told, sum_of: str) -> Picture:
     # Evaluations and resumes are counted in applied steps, which a step that overflowed in fp16 does not add to.
     steps, losses = _column(told.curve, "applied_steps"), _column(told.curve, "loss")
     axis.plot(steps, losses, color=PALE, linewidth=0.8, label=f"training loss, every step{_in_brackets(sum_of)}")
-    axis.plot(steps, _smoothed(losses), color=BLUE, linewidth=1.8, label="its running median")
+    axis.plot(steps, running_median(losses), color=BLUE, linewidth=1.8, label="its running median")
     for (label, held_out), colour in zip(_held_out_losses(told.evaluations, sum_of).items(), _COLOURS, strict=False):
         after = _column(told.evaluations, "applied_steps")
         axis.plot(after, held_out, color=colour, marker="o", markersize=4, linewidth=1, label=label)
@@ -317,7 +317,7 @@ def _throughput(path: Path, attempts: Sequence[LoadedTrial]) -> Picture:
     unit, seconds = ("h", 3600.0) if before > 7200 else ("min", 60.0) if before > 120 else ("s", 1.0)
     for number, (times, rates) in enumerate(curves):
         axis.plot(times / seconds, rates, linestyle="none", marker=".", markersize=2, color=PALE)
-        axis.plot(times / seconds, _smoothed(rates), color=BLUE, linewidth=1.5)
+        axis.plot(times / seconds, running_median(rates), color=BLUE, linewidth=1.5)
         if number:
             axis.axvline(curves[number - 1][0][-1] / seconds, color=GREY, linewidth=0.9, linestyle=":")
     axis.set_xlabel(f"time in the loop, attempt after attempt ({unit})")

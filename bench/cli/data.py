@@ -10,6 +10,8 @@ from common.registry import lookup
 # kind -> (module, one line of help); a module is imported when its kind is called.
 _KINDS = {
     "pretrain": ("bench.cli.data_pretrain", "dumps and text -> HDF5 shards of pretraining instances"),
+    "squad": ("bench.cli.data_squad", "SQuAD's JSON -> features: windows of questions and their contexts"),
+    "squad-scaling": ("bench.cli.data_squad_scaling", "time 1..N workers at SQuAD features, in both modes; draw it"),
     "download": ("bench.cli.data_download", "fetch Wikipedia, SQuAD or books, by name"),
     "inspect": ("bench.cli.data_inspect", "what a folder of HDF5 shards holds, and whether it keeps the format"),
     "verify": ("bench.cli.data_verify", "compare two folders of HDF5 shards"),
@@ -26,7 +28,7 @@ _USAGE = """usage: bertbench data KIND [options]
 def main(argv: list[str]) -> int:
     """Run the command of a kind; 2 where none is named."""
     if not argv or argv[0] in ("-h", "--help"):
-        kinds = "\n".join(f"  {name:<9} {text}" for name, (_, text) in _KINDS.items())
+        kinds = "\n".join(f"  {name:<13} {text}" for name, (_, text) in _KINDS.items())
         print(_USAGE.format(kinds=kinds), end="", file=sys.stdout if argv else sys.stderr)
         return 0 if argv else 2
     if argv[0].startswith("-"):

@@ -21,6 +21,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("bench.cli.data", "prepare inputs: `data pretrain` turns text into HDF5 shards"),
     "convert": ("bench.cli.convert", "turn a TensorFlow, Hugging Face or NVIDIA checkpoint into a folder of weights"),
     "train": ("bench.cli.train", "train, resume and evaluate: `train pretrain` is BERT's two phases"),
+    "predict": ("bench.cli.predict", "answers of a trained model: `predict squad` writes predictions.json"),
+    "eval": ("bench.cli.eval", "official scores: `eval squad` scores predictions of SQuAD 1.1 and 2.0"),
+    "compare-strategies": (
+        "bench.cli.compare_strategies",
+        "one training on one device and on several: time, losses, scores, all-reduce",
+    ),
     "throughput": ("bench.cli.throughput", "sweep batch sizes, devices, precisions, implementations; measure each"),
     "profile": ("bench.cli.profile", "run trials under a profiler for iterations [start, stop)"),
     "analyze": ("bench.cli.analyze", "say what a profile, a trace, a table of counters or a log shows"),

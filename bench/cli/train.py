@@ -38,11 +38,11 @@ class TrainOptions:
     """
 
     task: tyro.conf.Positional[str]
-    """What is trained: pretrain."""
+    """What is trained: pretrain squad."""
     phase: int | None = None
     """Of pretraining, 1 unless given: 1 is sequences of 128 tokens, 2 of 512, after phase 1."""
     data: str | None = None
-    """Folder of HDF5 shards, or synthetic."""
+    """Folder of HDF5 shards (pretrain), features (squad), or synthetic."""
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/train")
     preset: str | None = None
     """tiny mini small medium base large distilbert; default large, squad base, with --init its own."""
@@ -98,8 +98,6 @@ class TrainOptions:
     """Checkpoints that stay, the latest; default 3; the best one stays besides."""
     padding: str | None = None
     """Of windows (squad): longest, to the longest of a micro-batch, or fixed, to --seq-len; default longest."""
-    drop_unanswerable_windows: bool = False
-    """Leave out windows that lack their question's answer (squad)."""
     max_seconds: float | None = None
     """Save and end after this time, as a signal would; for the limits of queues."""
     threads: int | None = None
@@ -123,7 +121,7 @@ _SETTINGS = (
     "task", "preset", "dropout", "data", "seq_len", "micro_batch_size", "grad_accum_steps", "global_batch_size",
     "optimizer", "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "precision",
     "strategy", "seed", "log_every", "eval_every", "eval_data", "eval_samples", "save_every", "keep", "init", "epochs",
-    "padding", "drop_unanswerable_windows",
+    "padding",
 )  # fmt: skip
 
 
@@ -240,15 +238,22 @@ def _ending(found: Mapping[str, Any], stop: StopRequest, following: str) -> str:
 
 
 def next_command(options: TrainOptions, argv: list[str], run: TrainRun, plan: Plan, finished: bool) -> str:
-    """Return what to call next: the same again, phase 2 after phase 1, a conversion after phase 2."""
+    """Return what to call next: the same again, phase 2 after phase 1, a conversion after phase 2; a prediction."""
     if not finished:
         return shlex.join(["bertbench", "train", *argv])
     if plan.phase == 1:
         out = run.path.with_name(f"{run.path.name}-phase2")
         words = ["--phase", "2", "--data", _data_of_phase_2(options.data), "--init", str(run.path), "--out", str(out)]
         return shlex.join(["bertbench", "train", "pretrain", *_kept_options(options), *words])
-    checkpoint = (run.read_state() or {}).get("checkpoint")
+    state = run.read_state() or {}
+    checkpoint = state.get("checkpoint")
     source = run.checkpoints / checkpoint if checkpoint else run.checkpoints
+    if plan.phase is None:
+        best = (state.get("best") or {}).get("checkpoint")
+        source = run.checkpoints / best if best else source
+        words = ["--checkpoint", str(source), "--features", plan.settings.eval_data or "FEATURES"]
+        out = run.path.with_name(f"{run.path.name}-predictions")
+        return shlex.join(["bertbench", "predict", plan.settings.task, *words, "--out", str(out)])
     return shlex.join(["bertbench", "convert", str(source), str(run.path.with_name(f"{run.path.name}-hugging-face"))])
 
 

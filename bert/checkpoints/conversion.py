@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from bert.checkpoints.architectures import Architecture, architecture_of, our_model, part_of_ours
 from bert.checkpoints.folder import check_new_folder, new_folder
-from bert.checkpoints.model_config import read_config, read_json, to_hugging_face_json
+from bert.checkpoints.model_config import read_config, to_hugging_face_json
 from bert.checkpoints.ours import load_model, write_model
 from bert.checkpoints.read import OURS, Found, find_checkpoint, read_weights
 from bert.checkpoints.tensor_files import write_safetensors
+from bert.checkpoints.vocabularies import check_vocabulary, copy_vocabulary, fit_vocabulary, lower_case
 from bert.config import ModelConfig
-from bert.convert import LoadReport, hugging_face_tensors, match_hugging_face_state
+from bert.convert import LoadReport, hugging_face_tensors, match_hugging_face_state, part_of
 from bert.data.vocabulary import load_vocabulary
-from bert.model import BertForPretraining
-from bert.training.checkpoint import STATE_FILE, latest, read, saved_steps
+from bert.training.checkpoint import latest, saved_steps
 from bert.training.resume import CHECKPOINTS_FOLDER
-from common.atomic import atomic_path, write_json
+from common.atomic import write_json
 from common.errors import InputError, StorageError, UsageError
 
 Target = Literal["hugging-face", "bertbench"]
@@ -80,7 +81,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """Weights by the names of BertForPretraining, all or some of them."""
+    """Weights by the names of one of our models, all or some of them."""
 
     config: ModelConfig
     values: Mapping[str, Tensor]
@@ -92,6 +93,10 @@ class _Model:
     @property
     def heads(self) -> tuple[str, ...]:
         return tuple(name for name in self.values if not name.startswith(_ENCODER))
+
+    @property
+    def architecture(self) -> Architecture:
+        return architecture_of(self.config, {part_of_ours(name) for name in self.values} - {""})
 
 
 def convert(
@@ -132,7 +137,7 @@ def convert(
         source_format=found.format,
         destination=destination,
         target=target,
-        architecture=_architecture(model),
+        architecture=model.architecture.name,
         config=model.config,
         tensors_read=model.tensors_read,
         converted=len(model.report.used),
@@ -163,9 +168,9 @@ def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_miss
             raise UsageError(f"{found.path} is a folder of bertbench with its own configuration: leave --config out")
         model = _from_ours(found, allow_missing)
         if vocab is not None and pieces is not None:
-            _check_vocabulary(found, vocab, pieces, model.config, notes)
+            check_vocabulary(found, vocab, pieces, model.config, notes)
     else:
-        config = _fit_vocabulary(read_config(_config_path(found, config_file)), pieces, vocab, notes)
+        config = fit_vocabulary(read_config(_config_path(found, config_file)), pieces, vocab, notes)
         model = _from_weights(found, config, allow_missing)
     if vocab is None:
         notes.append("no vocab.txt is beside the weights: give --vocab FILE, or the new folder cannot read text")
@@ -202,11 +207,11 @@ def _write(destination: Path, model: _Model, target: Target, vocab: Path | None)
         else:
             written = _hugging_face(model)
             write_safetensors(folder / "model.safetensors", written)
-            write_json(folder / "config.json", to_hugging_face_json(model.config, _architecture(model)))
+            write_json(folder / "config.json", to_hugging_face_json(model.config, model.architecture.name))
         if vocab is not None:
-            _copy(vocab, folder / "vocab.txt")
+            copy_vocabulary(vocab, folder / "vocab.txt")
             if target == "hugging-face":
-                tokenizer = {"do_lower_case": _lower_case(vocab), "model_max_length": model.config.max_positions}
+                tokenizer = {"do_lower_case": lower_case(vocab), "model_max_length": model.config.max_positions}
                 write_json(folder / "tokenizer_config.json", tokenizer)
     return written
 
@@ -214,7 +219,8 @@ def _write(destination: Path, model: _Model, target: Target, vocab: Path | None)
 def _from_weights(found: Found, config: ModelConfig, allow_missing: bool) -> _Model:
     weights = read_weights(found)
     _check_layers(config, weights.tensors, found, allow_missing)
-    values, report = _matched(config, weights.tensors, found, allow_missing)
+    model = our_model(config, {part_of(name) for name in weights.tensors} - {""})
+    values, report = _matched(model, weights.tensors, found, allow_missing)
     names = weights.originals
     report = replace(
         report,
@@ -233,7 +239,8 @@ def _from_ours(found: Found, allow_missing: bool) -> _Model:
     _check_layers(config, state, found, allow_missing)
     bare = not any(name.startswith(_ENCODER) for name in state)
     names = {(_ENCODER if bare else "") + name: name for name in state}
-    parameters = dict(_skeleton(config).named_parameters())
+    model = our_model(config, {part_of_ours(name) for name in names} - {""})
+    parameters = dict(model.named_parameters())
     values = {name: state[original] for name, original in names.items() if name in parameters}
     for name, value in values.items():
         if value.shape != parameters[name].shape or not value.is_floating_point():
@@ -243,7 +250,7 @@ def _from_ours(found: Found, allow_missing: bool) -> _Model:
             )
     # By Hugging Face's names, as for every other source; a fused matrix counts as the three it is there.
     theirs = hugging_face_tensors(values, config, _ENCODER)
-    _, report = _matched(config, theirs, found, allow_missing)
+    _, report = _matched(model, theirs, found, allow_missing)
     unexpected = tuple(sorted(original for name, original in names.items() if name not in values))
     report = replace(report, unexpected=unexpected, used=tuple(sorted(names[name] for name in values)))
     floats = {name: value.float() for name, value in values.items()}
@@ -251,18 +258,12 @@ def _from_ours(found: Found, allow_missing: bool) -> _Model:
 
 
 def _matched(
-    config: ModelConfig, tensors: Mapping[str, Tensor], found: Found, allow_missing: bool
+    model: nn.Module, tensors: Mapping[str, Tensor], found: Found, allow_missing: bool
 ) -> tuple[dict[str, Tensor], LoadReport]:
     try:
-        return match_hugging_face_state(_skeleton(config), tensors, allow_missing=allow_missing)
+        return match_hugging_face_state(model, tensors, allow_missing=allow_missing)
     except InputError as error:
         raise InputError(f"{found.path}: {error}") from error
-
-
-def _skeleton(config: ModelConfig) -> BertForPretraining:
-    """A model with names and shapes and no memory."""
-    with torch.device("meta"):
-        return BertForPretraining(config)
 
 
 def _config_path(found: Found, given: Path | None) -> Path:
@@ -273,41 +274,6 @@ def _config_path(found: Found, given: Path | None) -> Path:
             "of attention heads: give --config FILE"
         )
     return path
-
-
-def _fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None, notes: list[str]) -> ModelConfig:
-    """Take the padding out of a configuration that counts it as words (NVIDIA's 30528)."""
-    if pieces is None or vocab is None or pieces == config.vocab_size:
-        return config
-    if pieces > config.vocab_size:
-        raise _wrong_vocabulary(vocab, pieces, config)
-    real = config.replace(vocab_size=pieces)
-    if real.padded_vocab_size == config.vocab_size:
-        notes.append(f"{config.vocab_size - pieces} rows beyond the {pieces} pieces of {vocab} were taken for padding")
-        return real
-    notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids stand for nothing")
-    return config
-
-
-def _check_vocabulary(found: Found, vocab: Path, pieces: int, config: ModelConfig, notes: list[str]) -> None:
-    """Hold a vocabulary against what a checkpoint of ours says of its own. Raises InputError."""
-    if pieces > config.vocab_size:
-        raise _wrong_vocabulary(vocab, pieces, config)
-    trained = read(found.path, whole=False).state.data.vocabulary if (found.path / STATE_FILE).is_file() else None
-    if trained is not None and trained not in {load_vocabulary(vocab, cased).fingerprint for cased in (True, False)}:
-        raise InputError(
-            f"{vocab} ({pieces} pieces) is not the vocabulary that {found.path} was trained with ({config.vocab_size} "
-            "pieces): its ids would mean other words; give the vocab.txt that lies beside the training data"
-        )
-    if pieces < config.vocab_size:
-        notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids stand for nothing")
-
-
-def _wrong_vocabulary(vocab: Path, pieces: int, config: ModelConfig) -> InputError:
-    return InputError(
-        f"{vocab} has {pieces} pieces and the model only {config.vocab_size}: give the vocabulary it was trained with "
-        "by --vocab FILE"
-    )
 
 
 def _check_layers(config: ModelConfig, names: Collection[str], found: Found, allow_missing: bool) -> None:
@@ -322,22 +288,10 @@ def _check_layers(config: ModelConfig, names: Collection[str], found: Found, all
         )
 
 
-def _architecture(model: _Model) -> str:
-    masked_words = any(name.startswith("masked_words.") for name in model.heads)
-    if model.config.type_vocab_size == 0:
-        return "DistilBertForMaskedLM" if masked_words else "DistilBertModel"
-    if not model.heads:
-        return "BertModel"
-    whole = any(name.startswith(("next_sentence.", "encoder.pooler.")) for name in model.values)
-    return "BertForPreTraining" if whole else "BertForMaskedLM"
-
-
 def _expected_but_missing(model: _Model) -> tuple[str, ...]:
     """What the architecture has and the source lacks; the heads that it does not have are no lack."""
-    absent: tuple[str, ...] = () if model.heads else ("cls.",)
-    if _architecture(model) not in ("BertForPreTraining", "BertModel"):
-        absent += ("pooler.", "cls.seq_relationship.")
-    return tuple(name for name in model.report.missing if not name.startswith(absent))
+    expected = model.architecture.parts | {""}
+    return tuple(name for name in model.report.missing if part_of(name) in expected)
 
 
 def _hugging_face(model: _Model) -> dict[str, Tensor]:
@@ -347,25 +301,3 @@ def _hugging_face(model: _Model) -> dict[str, Tensor]:
         bare = {name.removeprefix(_ENCODER): value for name, value in model.values.items()}
         named = hugging_face_tensors(bare, model.config, "")
     return {name: value.contiguous() for name, value in named.items() if name not in _TIED}
-
-
-def _lower_case(vocab: Path) -> bool:
-    """Whether text is lower-cased before it is cut into these pieces; without word of it transformers always does.
-
-    What a tokenizer_config.json beside them says, else whether they have no capital letters.
-    """
-    with contextlib.suppress(InputError):
-        told = read_json(vocab.with_name("tokenizer_config.json")).get("do_lower_case")
-        if isinstance(told, bool):
-            return told
-    pieces = load_vocabulary(vocab, lower_case=True).pieces
-    return not any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
-
-
-def _copy(source: Path, destination: Path) -> None:
-    try:
-        content = source.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {source}: {error.strerror}; give a file that can be read") from error
-    with atomic_path(destination) as temporary:
-        temporary.write_bytes(content)

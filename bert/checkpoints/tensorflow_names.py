@@ -7,6 +7,8 @@ _NO_WEIGHT = re.compile(
     r"(adam|lamb)_[mv]|global_step|(^|/)(adam\w*|lamb\w*|beta[12]_power|loss_scale|good_steps|learning_rate)(/|$)",
     re.IGNORECASE,
 )
+# Heads that Hugging Face has under another name (run_squad.py's).
+_HEADS = {"cls/squad/": "qa_outputs/"}
 _WHOLE_PARTS = {
     "kernel": "weight",
     "gamma": "weight",
@@ -26,7 +28,11 @@ def hugging_face_name(name: str) -> tuple[str, bool]:
 
     bert/encoder/layer_0/attention/self/query/kernel -> bert.encoder.layer.0.attention.self.query.weight, transposed.
     """
-    parts = name.removeprefix("module/").split("/")
+    name = name.removeprefix("module/")
+    for theirs, published in _HEADS.items():
+        if name.startswith(theirs):
+            name = published + name.removeprefix(theirs)
+    parts = name.split("/")
     last = parts[-1]
     transposed = last == "kernel"
     if last.endswith("_embeddings"):

@@ -22,6 +22,9 @@ Progress = Callable[[str, int, int | None], None]
 _working: list[bool] = []
 AHEAD_PER_WORKER = 2
 """Units handed out per worker before the first result is taken: memory does not grow with the work."""
+_WATCH_SECONDS = 0.5
+_LOOKS_BEFORE_LOST = 4
+"""A worker that has ended is given up where the executor has not said so by then."""
 
 
 class Workers:
@@ -38,6 +41,7 @@ class Workers:
         self.count = count
         self._executor: ProcessPoolExecutor | None = None
         self._before: set[multiprocessing.process.BaseProcess] = set()
+        self._children: set[multiprocessing.process.BaseProcess] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -46,11 +50,16 @@ class Workers:
         """End the processes; work that has begun is abandoned."""
         if self._executor is None:
             return
+        has_lost, results = self._has_lost(), getattr(self._executor, "_result_queue", None)
         self._executor.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - self._before:
             child.terminate()  # it removes what it was writing
             child.join(5)
             child.kill()
+        if has_lost and results is not None:
+            # The executor's thread may wait for the rest of a result; now it meets the end of the pipe.
+            with suppress(AttributeError, OSError):
+                results._writer.close()
         self._executor = None
 
     def map(self, function: Callable[[Work], Result], work: Iterable[Work]) -> Iterator[Result]:
@@ -71,9 +80,9 @@ class Workers:
             for unit in work:
                 waiting.append(self._submit(function, unit))
                 if len(waiting) > AHEAD_PER_WORKER * self.count:
-                    yield waiting.popleft().result()
+                    yield self._result(waiting.popleft())
             while waiting:
-                yield waiting.popleft().result()
+                yield self._result(waiting.popleft())
         except BrokenProcessPool as error:
             raise UsageError(
                 "a worker process ended unexpectedly, most likely for lack of memory: use fewer than "
@@ -89,7 +98,24 @@ class Workers:
             context = multiprocessing.get_context("spawn")
             self._before = set(multiprocessing.active_children())
             self._executor = ProcessPoolExecutor(self.count, context, initializer=_begin_worker)
-        return self._executor.submit(_call, function, unit)
+        future = self._executor.submit(_call, function, unit)
+        self._children |= set(multiprocessing.active_children()) - self._before
+        return future
+
+    def _result(self, future: "Future[Result]") -> Result:
+        """Wait for a result; of a worker that died while it handed one over the executor itself never knows."""
+        looks = 0
+        while looks < _LOOKS_BEFORE_LOST:
+            try:
+                return future.result(timeout=_WATCH_SECONDS)
+            except TimeoutError:
+                if future.done():
+                    return future.result()  # the function's own error
+                looks = looks + 1 if self._has_lost() else 0
+        raise BrokenProcessPool("a worker ended while it handed over a result")
+
+    def _has_lost(self) -> bool:
+        return any(child.exitcode is not None for child in self._children)
 
 
 def _call(function: Callable[[Work], Result], unit: Work) -> Result:

@@ -1,7 +1,8 @@
 """Made-up batches whose sequence lengths follow a named distribution; for speed only, nothing is learned from them."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,46 +10,79 @@ import numpy as np
 import torch
 
 from bert.batch import Batch, BatchCounts
-from bert.data.lengths import DISTRIBUTIONS, SHORTEST, Lengths, check_distribution, lengths_folder
+from bert.data.lengths import (
+    DISTRIBUTIONS,
+    SHORTEST,
+    Lengths,
+    check_distribution,
+    lengths_folder,
+    padded_length,
+    squad_windows,
+)
 from bert.data.loading.folder import folder_info
 from bert.data.loading.sample_lengths import SampleLengths, folder_lengths
+from bert.data.loading.squad_batches import SquadBatches
 from bert.tasks.base import DataSpec
 from common.errors import InputError
 
-LARGEST_POOL = 16
-"""Different batches before they repeat."""
 POOL_TOKENS = 2**21
 """Fewer batches are made when they are large: about 50 MB of tensors, and never under two batches."""
+
+Slots = list[tuple[Lengths, int]]
+"""For each batch of a pool this rank's lengths [B], and the tokens that a sequence has at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a task's made-up batches are made of."""
+
+    task: str
+    """Name in bert.tasks."""
+    largest_pool: int
+    """Different batches before they repeat."""
+    like_real: Callable[[Path, DataSpec, int], Slots]
+    """The lengths of a pool of so many batches like those of the real samples at a path. Raises InputError."""
+    make_batch: Callable[[np.random.Generator, Lengths, DataSpec], Batch]
+    """A batch of random content whose sequences have these lengths [B]."""
 
 
 class SyntheticBatches:
     """Endless batches from a pool made once; the same spec gives the same batches, ranks get different ones.
 
-    Lengths follow `spec.source`: 'synthetic' = phase1, 'synthetic:<name>' of bert.data.lengths, or
-    'synthetic:<folder>', the lengths of the samples of a folder of shards, bins included: all batches of the pool and
-    all ranks together have the folder's distribution as nearly as so many sequences can, and in each batch all ranks
-    have the same bin. Of a sequence of n tokens round(0.15 n) are predicted, at least 1 and at most `max_predictions`,
-    80 % of them behind the mask id.
+    Lengths follow `spec.source`: 'synthetic' = the task's own distribution, 'synthetic:<name>' of bert.data.lengths, or
+    'synthetic:<path>'. Of a folder of shards all batches of the pool and all ranks together have the distribution of
+    its samples' lengths, bins included, as nearly as so many sequences can, and in each batch all ranks have the same
+    bin. Of a features file, whose batches differ in length, batch by batch they have the lengths of its own batches.
+
+    Args:
+        spec: shape, seed and rank of the batches.
+        content: what they are made of; None is pretraining.
 
     Raises:
         UsageError: an unknown distribution, or one that is none for this sequence length.
-        InputError: the folder holds no shards, a damaged one, or samples of another sequence length.
+        InputError: the path holds no samples, damaged ones, or samples of another sequence length.
     """
 
-    def __init__(self, spec: DataSpec) -> None:
+    def __init__(self, spec: DataSpec, content: Content | None = None) -> None:
         self.spec = spec
+        self._content = content or PRETRAINING
         tokens = max(1, spec.micro_batch_size * spec.seq_len)
-        self.pool_size = min(LARGEST_POOL, max(2, POOL_TOKENS // tokens))
-        folder = lengths_folder(spec.source)
-        self._like_folder: list[tuple[Lengths, int]] = []
-        if folder is None:
-            self._distribution = DISTRIBUTIONS[check_distribution(spec.source, spec.seq_len)]
-        else:
-            lengths = _lengths_of(folder, spec.seq_len)
-            self.pool_size = max(self.pool_size, len(lengths.bin_lengths))
-            self._like_folder = like_folder(lengths, spec, self.pool_size)
+        self.pool_size = min(self._content.largest_pool, max(2, POOL_TOKENS // tokens))
+        self._slots = self._fixed_slots()
+        self.pool_size = len(self._slots) or self.pool_size
         self._pool: dict[int, Batch] = {}
         self._step = 0
+
+    def _fixed_slots(self) -> Slots:
+        """Lengths that are chosen for the pool as a whole; empty where each batch draws its own."""
+        spec = self.spec
+        path = lengths_folder(spec.source)
+        if path is not None:
+            return self._content.like_real(path, spec, self.pool_size)
+        if check_distribution(spec.source, spec.seq_len, self._content.task) == "squad":
+            lengths = SampleLengths((spec.seq_len,), (1,), squad_windows(spec.seq_len)[None])
+            return like_samples(lengths, spec, self.pool_size)
+        return []
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield micro-batches on the CPU for ever."""
@@ -75,24 +109,33 @@ class SyntheticBatches:
         if slot not in self._pool:
             spec = self.spec
             rng = np.random.default_rng([abs(spec.seed), spec.rank, slot])
-            if self._like_folder:
-                lengths, columns = self._like_folder[slot]
-                self._pool[slot] = make_batch(rng, lengths, replace(spec, seq_len=columns))
+            if self._slots:
+                lengths, columns = self._slots[slot]
+                spec = replace(spec, seq_len=columns)
             else:
-                lengths = self._distribution(rng, spec.micro_batch_size, spec.seq_len)
-                self._pool[slot] = make_batch(rng, lengths, spec)
+                name = check_distribution(spec.source, spec.seq_len, self._content.task)
+                lengths = DISTRIBUTIONS[name](rng, spec.micro_batch_size, spec.seq_len)
+            self._pool[slot] = self._content.make_batch(rng, lengths, spec)
         return self._pool[slot]
 
 
-def _lengths_of(folder: Path, seq_len: int) -> SampleLengths:
-    info = folder_info(folder, seq_len=seq_len)
-    if info.seq_len != seq_len:
-        raise InputError(f"the samples in {info.path} have {info.seq_len} tokens, not {seq_len}: use {info.seq_len}")
-    return folder_lengths(info)
+def _like_shards(folder: Path, spec: DataSpec, pool_size: int) -> Slots:
+    info = folder_info(folder, seq_len=spec.seq_len)
+    if info.seq_len != spec.seq_len:
+        raise InputError(
+            f"the samples in {info.path} have {info.seq_len} tokens, not {spec.seq_len}: use {info.seq_len}"
+        )
+    return like_samples(folder_lengths(info), spec, max(pool_size, len(info.bin_lengths)))
 
 
-def like_folder(lengths: SampleLengths, spec: DataSpec, pool_size: int) -> list[tuple[Lengths, int]]:
-    """Return for each batch of the pool this rank's lengths [B] and the columns they are padded to."""
+def _like_windows(path: Path, spec: DataSpec, pool_size: int) -> Slots:
+    # Only lengths are taken from them: their vocabulary may be any.
+    real = SquadBatches(replace(spec, source=str(path), vocab_size=sys.maxsize))
+    return [(lengths, spec.seq_len) for lengths in real.lengths_of_batches(pool_size)]
+
+
+def like_samples(lengths: SampleLengths, spec: DataSpec, pool_size: int) -> Slots:
+    """Return a pool whose batches together, over all ranks, have this distribution of lengths."""
     # Every rank draws the same and takes its part.
     rng = np.random.default_rng([abs(spec.seed), pool_size])
     global_batch = spec.micro_batch_size * spec.world_size
@@ -105,20 +148,19 @@ def like_folder(lengths: SampleLengths, spec: DataSpec, pool_size: int) -> list[
     return [found[slot] for slot in rng.permutation(pool_size)]
 
 
-def make_batch(rng: np.random.Generator, lengths: np.ndarray[Any, np.dtype[np.int64]], spec: DataSpec) -> Batch:
-    """Return one batch of random ids with these lengths, [B] of 5 to seq_len each."""
+def pretraining_batch(rng: np.random.Generator, lengths: Lengths, spec: DataSpec) -> Batch:
+    """Return one batch of random ids with these lengths, [B] of 5 to seq_len each.
+
+    Of a sequence of n tokens round(0.15 n) are predicted, at least 1 and at most `max_predictions`, 80 % of them behind
+    the mask id.
+    """
     rows, columns = len(lengths), spec.seq_len
-    # Ids as in bert-base-uncased where the vocabulary has room for them: 101 [CLS], 102 [SEP], 103 [MASK].
-    base = 100 if spec.vocab_size > 200 else 0
-    cls_id, sep_id, mask_id = base + 1, base + 2, base + 3
+    mask_id = _first_special(spec) + 3
     column = np.arange(columns)
     real = column < lengths[:, None]
     ids = rng.integers(min(mask_id + 1, spec.vocab_size - 1), spec.vocab_size, (rows, columns))
     middle = rng.integers(2, lengths - 2)
-    ids[:, 0] = cls_id
-    ids[np.arange(rows), middle] = sep_id
-    ids[np.arange(rows), lengths - 1] = sep_id
-    ids[~real] = 0
+    _set_special(ids, middle, lengths, spec)
     counts = np.minimum(spec.max_predictions, np.maximum(1, np.rint(0.15 * lengths))).astype(np.int64)
     # At most n - 3 tokens of a sequence can be masked.
     counts = np.minimum(counts, lengths - 3)
@@ -138,13 +180,58 @@ def make_batch(rng: np.random.Generator, lengths: np.ndarray[Any, np.dtype[np.in
         "masked_labels": labels,
         "next_sentence_labels": rng.integers(0, 2, rows),
     }
+    return _batch(arrays, lengths, len(positions))
+
+
+def question_batch(rng: np.random.Generator, lengths: Lengths, spec: DataSpec) -> Batch:
+    """Return windows of random ids with these lengths, [B] of 5 to seq_len each, padded as `spec.padding` says.
+
+    A question has up to 18 word pieces, an answer up to 4.
+    """
+    rows, columns = len(lengths), padded_length(int(lengths.max()), spec.seq_len, spec.padding)
+    column = np.arange(columns)
+    real = column < lengths[:, None]
+    ids = rng.integers(min(_first_special(spec) + 4, spec.vocab_size - 1), spec.vocab_size, (rows, columns))
+    middle = rng.integers(2, np.minimum(lengths - 2, 20))
+    _set_special(ids, middle, lengths, spec)
+    starts = rng.integers(middle + 1, lengths - 1)
+    arrays = {
+        "input_ids": ids,
+        "attention_mask": real.astype(np.int64),
+        "token_type_ids": ((column > middle[:, None]) & real).astype(np.int64),
+        "start_positions": starts,
+        "end_positions": rng.integers(starts, np.minimum(starts + 4, lengths - 1)),
+    }
+    return _batch(arrays, lengths, 0)
+
+
+def _first_special(spec: DataSpec) -> int:
+    """Id before [CLS], [SEP] and [MASK], as in bert-base-uncased where the vocabulary has room for it."""
+    return 100 if spec.vocab_size > 200 else 0
+
+
+def _set_special(ids: Lengths, middle: Lengths, lengths: Lengths, spec: DataSpec) -> None:
+    """Write [CLS], both [SEP] and the padding into ids [B, S]."""
+    cls_id, rows = _first_special(spec) + 1, np.arange(len(ids))
+    ids[:, 0] = cls_id
+    ids[rows, middle] = cls_id + 1
+    ids[rows, lengths - 1] = cls_id + 1
+    ids[np.arange(ids.shape[1]) >= lengths[:, None]] = 0
+
+
+def _batch(arrays: dict[str, Lengths], lengths: Lengths, predicted_positions: int) -> Batch:
+    rows, columns = arrays["input_ids"].shape
     return Batch(
         {name: torch.from_numpy(array) for name, array in arrays.items()},
         BatchCounts(
             samples=rows,
             real_tokens=int(lengths.sum()),
             padded_tokens=rows * columns,
-            predicted_positions=len(positions),
+            predicted_positions=predicted_positions,
             squared_lengths=int((lengths**2).sum()),
         ),
     )
+
+
+PRETRAINING = Content("pretrain", 16, _like_shards, pretraining_batch)
+QUESTIONS = Content("squad", 256, _like_windows, question_batch)

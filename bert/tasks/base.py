@@ -11,6 +11,7 @@ import torch
 
 from bert.batch import Batch, BatchCounts
 from bert.config import ModelConfig
+from bert.data.lengths import PADDINGS
 from bert.observer import Observer
 from bert.precision import Precision
 
@@ -20,9 +21,9 @@ class DataSpec:
     """Which batches a rank trains on."""
 
     source: str
-    """'synthetic', 'synthetic:<distribution>', 'synthetic:<folder>' (its lengths), or a folder the task reads."""
+    """'synthetic', 'synthetic:<distribution>', 'synthetic:<path>' (its lengths), or a path the task reads."""
     seq_len: int
-    """Tokens per sequence, padding included."""
+    """Tokens per sequence at most."""
     micro_batch_size: int
     """Sequences per rank and micro-step."""
     max_predictions: int = 20
@@ -35,10 +36,8 @@ class DataSpec:
     """This rank; ranks see disjoint samples."""
     world_size: int = 1
     """Ranks in all."""
-    padding: str = "longest"
+    padding: str = PADDINGS[0]
     """Of batches that do not come padded (SQuAD): one of bert.data.lengths.PADDINGS."""
-    drop_unanswerable_windows: bool = False
-    """Whether training leaves out windows that lack the answer their question has (SQuAD)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

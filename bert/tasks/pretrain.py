@@ -24,8 +24,8 @@ class PretrainTask:
     """Masked-language-model loss plus next-sentence loss."""
 
     name = "pretrain"
-    parts = ("mlm_loss", "nsp_loss")
-    scores = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+    parts: tuple[str, ...] = ("mlm_loss", "nsp_loss")
+    scores: tuple[str, ...] = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
     deciding_score = "mlm_loss"
     higher_is_better = False
     begins_from_encoder = False

@@ -84,7 +84,7 @@ def _ours(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str
 
 def _foreign(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str, Tensor], Taken]:
     if found.config is not None:
-        check_same_shape(_unpadded(read_config(found.config), config), config, found.path)
+        check_same_shape(unpadded(read_config(found.config), config), config, found.path)
     weights = read_weights(found)
     try:
         values, report = match_hugging_face_state(model, weights.tensors)
@@ -101,8 +101,8 @@ def _foreign(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[
     return values, Taken(report.missing, unused)
 
 
-def _unpadded(saved: ModelConfig, wanted: ModelConfig) -> ModelConfig:
-    """Take the padding out of a shape that counts it as words (NVIDIA's 30528)."""
+def unpadded(saved: ModelConfig, wanted: ModelConfig) -> ModelConfig:
+    """Take the padding out of a shape that counts it as words (NVIDIA's 30528), where it is the `wanted` one's."""
     if saved.vocab_size == wanted.replace(vocab_multiple=8).padded_vocab_size:
         return saved.replace(vocab_size=wanted.vocab_size)
     return saved

@@ -40,7 +40,7 @@ from common.errors import InputError, UsageError
 CHECKPOINTS_FOLDER = "checkpoints"
 """Name of the folder of checkpoints in a run's folder; `init` finds them there."""
 
-_FIXED = ("task", "optimizer", "seed", "seq_len", "drop_unanswerable_windows")
+_FIXED = ("task", "optimizer", "seed", "seq_len")
 _CHANGES_THE_RUN = (
     "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "dropout", "precision",
     "max_predictions",
@@ -143,6 +143,11 @@ def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
     _check_vocabulary(data, checkpoint)
     if saved.fingerprint == data.fingerprint:
         return
+    if not saved.shards:
+        raise InputError(
+            f"{checkpoint.path} was trained on {saved.source}, {data.source} holds other data: give the same, or begin "
+            f"a new run in another folder with init {checkpoint.path}"
+        )
     missing = [name for name in saved.shards if name not in set(data.shards)]
     if missing and len(missing) < len(saved.shards):
         raise InputError(
@@ -179,7 +184,22 @@ def find_initial(settings: TrainSettings, data: DataIdentity, warn: Callable[[st
         InputError: nothing of that kind is there, it is damaged, or of another vocabulary.
     """
     assert settings.init is not None
-    path = Path(settings.init)
+    needed = f"this run needs a checkpoint of a {settings.preset} model with {settings.vocab_size} word pieces"
+    return find_weights(Path(settings.init), data, warn, needed, whole)
+
+
+def find_weights(
+    path: Path, data: DataIdentity, warn: Callable[[str], None], needed: str, whole: bool = True
+) -> Initial:
+    """Find the weights that a path names, which are to be used on some data; otherwise as find_initial.
+
+    Args:
+        path: a checkpoint, a folder (or a run's folder) of them, or weights of any form.
+        data: what they are to be used on.
+        warn: told of damaged checkpoints that were passed over.
+        needed: what the message says where there is nothing of that kind.
+        whole: check all bytes of a checkpoint, not only the sizes of its files.
+    """
     checkpoint = _own_checkpoint(path, warn, whole)
     if checkpoint is not None:
         _check_vocabulary(data, checkpoint)
@@ -188,8 +208,8 @@ def find_initial(settings: TrainSettings, data: DataIdentity, warn: Callable[[st
         found = find_checkpoint(path)
     except InputError as error:
         raise InputError(
-            f"{_what_is(path)}, this run needs a checkpoint of a {settings.preset} model with {settings.vocab_size} "
-            f"word pieces: a folder step-..., the folder of a run, or anything that `bertbench convert` reads; {error}"
+            f"{_what_is(path)}, {needed}: a folder step-..., the folder of a run, or anything that `bertbench convert` "
+            f"reads; {error}"
         ) from error
     if found.vocab is not None and data.vocabulary is not None:
         hashes = [load_vocabulary(found.vocab, lower_case).fingerprint for lower_case in (True, False)]

@@ -391,5 +391,4 @@ def _data_spec(settings: TrainSettings, strategy: Strategy) -> DataSpec:
         rank=strategy.rank,
         world_size=strategy.world_size,
         padding=settings.padding,
-        drop_unanswerable_windows=settings.drop_unanswerable_windows,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig, preset, shape_from_words
-from bert.data.lengths import check_distribution, default_max_predictions, is_synthetic, lengths_folder
+from bert.data.lengths import PADDINGS, check_distribution, default_max_predictions, is_synthetic, lengths_folder
 from bert.optim import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.schedule import PHASES, SCHEDULES, Schedule
 from bert.strategies import STRATEGIES
@@ -18,7 +18,6 @@ from common.registry import lookup
 DEFAULT_SEED = 42
 DEFAULT_MICRO_BATCH_SIZE = {1: 32, 2: 8}
 """Sequences per device and micro-step in each phase, where none are given."""
-PADDINGS = ("longest", "fixed")
 
 FINE_TUNING: dict[str, dict[str, Any]] = {
     "squad": {
@@ -64,8 +63,6 @@ class TrainSettings:
     """Masked positions per sequence at most (pretraining); shards bring their own."""
     padding: str = "longest"
     """Of batches that do not come padded (SQuAD): longest or fixed."""
-    drop_unanswerable_windows: bool = False
-    """Whether windows that lack the answer their question has are left out (SQuAD)."""
     vocab_size: int = BERT_UNCASED_VOCAB_SIZE
     """Word pieces of the vocabulary the shards were made with, before padding."""
     micro_batch_size: int
@@ -119,7 +116,7 @@ class TrainSettings:
         lookup(SCHEDULES, self.schedule, "schedule")
         lookup(STRATEGIES, self.strategy, "strategy")
         if is_synthetic(self.data) and lengths_folder(self.data) is None:
-            check_distribution(self.data, self.seq_len)
+            check_distribution(self.data, self.seq_len, self.task)
         self._check_ranges()
         self._check_batches()
         self.learning_rates()

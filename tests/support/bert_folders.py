@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from support import bundle_writer
 from torch import Tensor
 
 from bert.config import ModelConfig
@@ -45,6 +46,27 @@ def saved(folder: Path, model: Any, pieces: list[str] | None = PIECES) -> Path:
     if pieces is not None:
         (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
     return folder
+
+
+def saved_by_tensorflow(prefix: Path, model: Any, more: dict[str, Tensor] | None = None) -> Path:
+    """The encoder, and a head for answers where the model has one, under google-research/bert's names, and `more`."""
+    tensors = {}
+    for name, value in model.state_dict().items():
+        path = name.removeprefix("bert.").replace("layer.", "layer_").replace("LayerNorm.weight", "LayerNorm.gamma")
+        path = path.replace("LayerNorm.bias", "LayerNorm.beta").replace("_embeddings.weight", "_embeddings")
+        kernel = name.endswith("dense.weight") or (".self." in name and name.endswith("weight"))
+        path = path.replace(".weight", ".kernel") if kernel else path
+        path = f"cls/squad/output_{path[11:].replace('weight', 'weights')}" if "qa_outputs" in path else f"bert/{path}"
+        tensors[path.replace(".", "/")] = (value.T if kernel else value).contiguous()
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    bundle_writer.write_checkpoint(prefix, {**tensors, **(more or {})})
+    config = model.config.to_dict()
+    names = (
+        *("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"),
+        *("max_position_embeddings", "type_vocab_size"),
+    )
+    (prefix.parent / "bert_config.json").write_text(json.dumps({name: config[name] for name in names}))
+    return prefix
 
 
 def loaded(folder: Path, *, strict: bool = True) -> Any:

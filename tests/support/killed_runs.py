@@ -21,7 +21,7 @@ def job(place: Path, data: Path, name: str, **changes: Any) -> dict[str, Any]:
 def finish(wanted: dict[str, Any], place: Path) -> None:
     codes = wait(start(wanted, place), place)
     errors = "".join(path.read_text() for path in place.glob("errors-*.txt"))
-    assert codes == [0] * len(codes), errors[-3000:]
+    assert codes == [0] * len(codes), f"exit codes {codes}: {errors[-3000:]}"
 
 
 def losses(wanted: dict[str, Any]) -> list[tuple[int, str]]:

@@ -105,7 +105,7 @@ def start(job: dict[str, Any], place: Path) -> list[subprocess.Popen[bytes]]:
             **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RANK": str(rank),
             "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         }  # fmt: skip
-        with (place / f"errors-{rank}.txt").open("ab") as errors:
+        with (place / f"errors-{rank}.txt").open("wb") as errors:
             command = [sys.executable, str(Path(__file__)), str(path)]
             processes.append(subprocess.Popen(command, env=environment, stdout=errors, stderr=errors))
     return processes
@@ -177,4 +177,8 @@ def fields(event: Any) -> dict[str, Any]:
 if __name__ == "__main__":
     root = Path(__file__).resolve().parents[2]
     sys.path[0] = str(root)
-    raise SystemExit(main(sys.argv[1]))
+    exit_code = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # As bench.worker does: gloo's threads can abort a process whose interpreter is taken apart (pytorch #179291).
+    os._exit(exit_code)

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.loading.folder import ShardFolder, find_shards, folder_info
-from bert.data.loading.order import SampleOrder
 from bert.data.loading.pieces import Pieces, Reading
+from bert.data.loading.position import Position
 from bert.data.pretraining.instances import Instances
 from bert.data.pretraining.shards import check_shard, read_shard, write_shard
-from common.errors import InputError, UsageError
+from common.errors import InputError
 
 if TYPE_CHECKING:
     from bert.batch import Batch
@@ -62,8 +62,13 @@ class Hdf5Batches:
                 f"the shards in {self.info.path} have {self.info.seq_len} tokens per sample, not "
                 f"{spec.seq_len}: use {self.info.seq_len}, or `bertbench data pretrain --seq-len {spec.seq_len}`"
             )
-        self._batches = 0
-        self._order = self._order_from(spec.micro_batch_size * spec.world_size)
+        self._position = Position(
+            np.array(self.info.counts, dtype=np.int64),
+            spec.seed,
+            spec.micro_batch_size * spec.world_size,
+            self.info.fingerprint,
+            self.info.path,
+        )
         self._pieces = Pieces(self.info, spec.vocab_size)
         self._looked_at: dict[int, tuple[int, int]] = {}
 
@@ -79,13 +84,13 @@ class Hdf5Batches:
         self._looked_at.clear()
         ahead: list[Future[Batch]] = []
         try:
-            number = self._batches
+            number = self._position.batches
             while True:
                 while len(ahead) <= _BATCHES_AHEAD:
                     ahead.append(executor.submit(self._batch, number + len(ahead)))
                 batch = ahead.pop(0).result()
                 number += 1
-                self._batches = number
+                self._position.batches = number
                 yield batch
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
@@ -93,67 +98,36 @@ class Hdf5Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """Position after the last batch that was yielded."""
-        order = self._order
-        return {
-            "samples": sum(order.origins) + self._batches * order.global_batch,
-            "origins": list(order.origins),
-            "batches": self._batches,
-            "global_batch": order.global_batch,
-            "seed": self.spec.seed,
-            "fingerprint": self.info.fingerprint,
-        }
+        return self._position.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a saved position; the number of ranks and the batch size may differ.
-
-        With the same global batch the batches are those that would have come. With another one every bin goes on with
-        its next sample, none comes twice and none is left out; without bins the samples keep their order too, and
-        with bins the order in which the bins take turns is drawn anew for what is left of the epoch.
+        """Continue at a saved position; the number of ranks and the batch size may differ: see Position.
 
         Raises:
             InputError: the state belongs to other shards, or is damaged.
             UsageError: it was saved with another seed, hence another order.
         """
-        if state.get("fingerprint") != self.info.fingerprint:
-            raise InputError(f"the saved data position is not one of {self.info.path}: use the shards it was made with")
-        if state["seed"] != self.spec.seed:
-            raise UsageError(
-                f"the saved data position has seed {state['seed']}, this run seed {self.spec.seed}: use {state['seed']}"
-            )
-        size = self._order.global_batch
-        try:
-            saved = self._order_from(int(state["global_batch"]), [int(origin) for origin in state["origins"]])
-            batches = int(state["batches"])
-            if len(saved.origins) != saved.bins or min(batches, *saved.origins) < 0 or saved.global_batch < 1:
-                raise ValueError("values out of range")
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"the saved data position {state} is damaged ({error!r})") from error
-        if saved.global_batch == size:
-            self._order, self._batches = saved, batches
-        else:
-            self._order, self._batches = self._order_from(size, saved.positions(batches)), 0
-
-    def _order_from(self, global_batch: int, origins: Sequence[int] | None = None) -> SampleOrder:
-        counts = np.array(self.info.counts, dtype=np.int64)
-        return SampleOrder(counts, self.spec.seed, global_batch, origins)
+        self._position.load_state_dict(state)
 
     def _batch(self, number: int) -> "Batch":
         """Make this rank's part of a global batch; runs in the background."""
-        which, first = self._order.batch(number)
+        order = self._position.order
+        which, first = order.batch(number)
         start = first + self.spec.rank * self.spec.micro_batch_size
         stop = start + self.spec.micro_batch_size
-        parts = [(self._pieces.get(shard, which), rows) for shard, rows in self._order.rows(which, start, stop)]
+        parts = [(self._pieces.get(shard, which), rows) for shard, rows in order.rows(which, start, stop)]
         batch = to_batch(parts)
-        self._read_ahead(which, start + self._order.global_batch)
+        self._read_ahead(which, start + order.global_batch)
         return batch
 
     def _read_ahead(self, which: int, start: int) -> None:
         """Have the shard read that this rank's next batch of a bin begins in, and the one after."""
         begin, end = self._looked_at.get(which, (0, 0))
         if not begin <= start < end:
-            shard, begin, end = self._order.piece(which, start)
+            order = self._position.order
+            shard, begin, end = order.piece(which, start)
             self._looked_at[which] = begin, end
-            self._pieces.expect([shard, self._order.piece(which, end)[0]], which)
+            self._pieces.expect([shard, order.piece(which, end)[0]], which)
 
 
 def to_batch(parts: Sequence[tuple[Instances, Int64]]) -> "Batch":

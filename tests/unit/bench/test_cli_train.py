@@ -58,7 +58,7 @@ def made(step: int, loss: float = 2.0, **changes: Any) -> Progress:
     ("words", "said"),
     [
         ([], "needs a task"),
-        (["squad"], "unknown task 'squad'"),
+        (["squat"], "unknown task 'squat'"),
         (["pretrain"], "no data was given: --data FOLDER"),
         (["pretrain", "--data", "nowhere"], "nowhere does not exist"),
         (["pretrain", "--data", "DATA"], "have 32 tokens, phase 1 trains on 128: use --seq-len 32"),
@@ -128,7 +128,7 @@ def test_every_score_and_part_of_a_task_has_a_label_and_others_are_shown_too() -
     text = "MLM loss 3.0000, MLM accuracy not finite, mood 0.2500, on 1,200 samples"
     assert train_scores.evaluation_text(found) == text
     assert train_scores.in_words("f1", 88.4376) == "F1 88.44"
-    assert train_scores.parts_text({"mlm_loss": 1.5, "nsp_loss": None}) == "1.5000 MLM + not finite NSP"
+    assert train_scores.parts_text({"mlm_loss": 1.5, "nsp_loss": None}) == "1.5000 MLM, not finite NSP"
 
 
 def test_what_was_not_loaded_is_told_by_its_first_names() -> None:

@@ -114,7 +114,7 @@ def test_states_of_the_first_version_are_read_with_their_evaluation(data: Path, 
     run(settings(data, steps=2, eval_every=2), tmp_path, Recorder())
     path = tmp_path / "step-0000002" / STATE_FILE
     content = json.loads(path.read_text())
-    for name in ("shape", "padding", "drop_unanswerable_windows", "eval_data"):
+    for name in ("shape", "padding", "eval_data"):
         del content["settings"][name]
     found = content["evaluation"]
     old = {**found["values"], "samples": found["samples"], **found["counts"]}

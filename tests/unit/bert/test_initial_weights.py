@@ -1,14 +1,12 @@
 """Where a new run's weights may come from: every form, complete encoders only, nothing left out in silence."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import bundle_writer
-from support.bert_folders import PIECES, SHAPE, saved, theirs
+from support.bert_folders import PIECES, SHAPE, saved, saved_by_tensorflow, theirs
 from support.training_runs import Recorder, run, settings
 
 from bert.checkpoints.ours import save_model, write_model
@@ -71,25 +69,8 @@ def test_weights_without_a_place_are_named_as_they_are_in_the_file(tmp_path: Pat
 
 def test_a_tensorflow_checkpoint_loads_by_its_prefix(tmp_path: Path) -> None:
     source = theirs("BertModel")
-    names = {
-        "bert/pooler/dense/kernel": source.pooler.dense.weight.T,
-        "bert/pooler/dense/bias": source.pooler.dense.bias,
-    }
-    for name, value in source.state_dict().items():
-        if name.startswith("pooler"):
-            continue
-        kernel = name.endswith("dense.weight") or (".self." in name and name.endswith("weight"))
-        path = name.replace("layer.", "layer_").replace("LayerNorm.weight", "LayerNorm.gamma")
-        path = path.replace("LayerNorm.bias", "LayerNorm.beta").replace("_embeddings.weight", "_embeddings")
-        path = path.replace(".weight", ".kernel") if kernel else path
-        names[f"bert/{path.replace('.', '/')}"] = value.T if kernel else value
-    tensors = {name: value.detach().contiguous() for name, value in names.items()}
-    tensors |= {"global_step": torch.tensor(3), "bert/pooler/dense/bias/adam_m": torch.zeros(16)}
-    bundle_writer.write_checkpoint(tmp_path / "model.ckpt", tensors)
-    (tmp_path / "bert_config.json").write_text(json.dumps({
-        "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32,
-        "vocab_size": SHAPE.vocab_size, "max_position_embeddings": 8, "type_vocab_size": 2,
-    }))  # fmt: skip
+    more = {"global_step": torch.tensor(3), "bert/pooler/dense/bias/adam_m": torch.zeros(16)}
+    saved_by_tensorflow(tmp_path / "model.ckpt", source, more)
     model = BertForPretraining(SHAPE)
     taken = load(tmp_path / "model.ckpt", model)
     assert torch.equal(

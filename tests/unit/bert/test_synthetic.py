@@ -106,7 +106,7 @@ def test_a_batch_costs_nothing_once_the_pool_is_made_and_the_pool_stays_small() 
 
 
 def test_unknown_names_are_refused_with_the_choices() -> None:
-    with pytest.raises(UsageError, match=r"full, phase1, uniform, mean254; did you mean 'phase1'"):
+    with pytest.raises(UsageError, match=r"full, phase1, uniform, mean254, squad; did you mean 'phase1'"):
         check_distribution("synthetic:phase")
     with pytest.raises(UsageError, match="512"):
         SyntheticBatches(spec(source="synthetic:mean254"))

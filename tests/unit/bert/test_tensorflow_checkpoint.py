@@ -326,6 +326,10 @@ def test_damaged_files_raise_nothing_but_input_errors_and_need_little_memory(tmp
         ("cls/predictions/transform/dense/kernel", "cls.predictions.transform.dense.weight", True),
         ("cls/seq_relationship/output_weights", "cls.seq_relationship.weight", False),
         ("cls/seq_relationship/output_bias", "cls.seq_relationship.bias", False),
+        ("cls/squad/output_weights", "qa_outputs.weight", False),
+        ("cls/squad/output_bias", "qa_outputs.bias", False),
+        ("module/cls/squad/output_bias", "qa_outputs.bias", False),
+        ("output_bias", "bias", False),
     ],
 )
 def test_names_follow_the_published_rules(name: str, expected: str, transposed: bool) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-NAME = "measure_compute_util_pretrain.sh"
-VARIABLES = ("BATCH_SIZES", "DEVICES", "PRECISION", "PRESET", "SEQ_LEN", "DATA", "OUT")
+LENGTHS = {"pretrain": "128", "squad": "384"}
+VARIABLES = ("BATCH_SIZES", "DEVICES", "PRECISION", "PRESET", "SEQ_LEN", "DATA", "OUT", "PADDING")
 FAKE = """#!/bin/sh
 printf '%s ' "$@" >called
 while [ "$1" != --out ]; do shift; done
@@ -22,18 +22,19 @@ exit "${CODE:-0}"
 def checkout(tmp_path: Path) -> Path:
     for folder in ("profiling", ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
-    shutil.copy(ROOT / "profiling" / NAME, tmp_path / "profiling" / NAME)
+    for script in (ROOT / "profiling").glob("measure_compute_util*.sh"):
+        shutil.copy(script, tmp_path / "profiling")
     fake = tmp_path / ".venv" / "bin" / "bertbench"
     fake.write_text(FAKE, encoding="ascii")
     fake.chmod(0o755)
     return tmp_path
 
 
-def call(checkout: Path, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+def call(checkout: Path, *words: str, task: str = "pretrain", **variables: str) -> "subprocess.CompletedProcess[str]":
     environment = (
         {name: value for name, value in os.environ.items() if name not in VARIABLES} | {"TABLE": ""} | variables
     )
-    command = ["bash", f"profiling/{NAME}", *words]
+    command = ["bash", f"profiling/measure_compute_util_{task}.sh", *words]
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -41,20 +42,24 @@ def called(checkout: Path) -> str:
     return (checkout / "called").read_text(encoding="utf-8").strip()
 
 
-def test_defaults_are_torch_the_iterations_10_to_13_and_one_device(checkout: Path) -> None:
-    assert call(checkout).returncode == 0
+@pytest.mark.parametrize(("task", "length"), LENGTHS.items())
+def test_defaults_are_torch_the_iterations_10_to_13_and_one_device(task: str, length: str, checkout: Path) -> None:
+    assert call(checkout, task=task).returncode == 0
     assert called(checkout) == (
-        "profile pretrain --profiler torch --start 10 --stop 13 --preset base --precisions auto --seq-lens 128 "
-        "--batch-sizes 8 16 32 64 --data synthetic --out runs/compute-util-pretrain-torch"
+        f"profile {task} --profiler torch --start 10 --stop 13 --preset base --precisions auto --seq-lens {length} "
+        f"--batch-sizes 8 16 32 64 --data synthetic --out runs/compute-util-{task}-torch"
     )
 
 
-def test_every_variable_and_word_reaches_the_command(checkout: Path) -> None:
+@pytest.mark.parametrize("task", LENGTHS)
+def test_every_variable_and_word_reaches_the_command(task: str, checkout: Path) -> None:
     variables = {"BATCH_SIZES": "1 2", "DEVICES": "1 4", "PRECISION": "fp16", "PRESET": "tiny", "SEQ_LEN": "64"}
-    assert call(checkout, "nsys", "3", "5", **variables, DATA="/my data", OUT="out").returncode == 0
+    variables |= {"DATA": "/my data", "OUT": "out", "PADDING": "fixed"}
+    assert call(checkout, "nsys", "3", "5", task=task, **variables).returncode == 0
+    padding = "--padding fixed " if task == "squad" else ""
     assert called(checkout) == (
-        "profile pretrain --profiler nsys --start 3 --stop 5 --preset tiny --precisions fp16 --seq-lens 64 "
-        "--batch-sizes 1 2 --devices 1 4 --data /my data --out out"
+        f"profile {task} --profiler nsys --start 3 --stop 5 --preset tiny --precisions fp16 --seq-lens 64 "
+        f"--batch-sizes 1 2 --devices 1 4 {padding}--data /my data --out out"
     )
 
 
@@ -96,6 +101,8 @@ def test_wrong_words_show_the_usage_and_run_nothing(words: list[str], checkout: 
 
 
 @pytest.mark.parametrize("word", ["-h", "--help"])
-def test_help_names_every_variable(word: str, checkout: Path) -> None:
-    done = call(checkout, word)
-    assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in VARIABLES)
+@pytest.mark.parametrize("task", LENGTHS)
+def test_help_names_every_variable(task: str, word: str, checkout: Path) -> None:
+    done = call(checkout, word, task=task)
+    names = [name for name in VARIABLES if task == "squad" or name != "PADDING"]
+    assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in names)

@@ -1,0 +1,311 @@
+"""Trainings of the same thing by several strategies or on several devices, held against each other step by step.
+
+A run's time is that of its loop: from the start of the first step to the end of the last one, attempt after attempt,
+with evaluations and checkpoints, those behind the last step too, without what lies between attempts and without steps
+that were made again later. The time of the steps alone leaves evaluations and checkpoints out; a step takes as long as
+its slowest rank does.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.metrics.communication import communication_by_kind, communication_by_rank
+from analysis.metrics.ranks import combine
+from analysis.records import TrialDirectory
+from analysis.train_records import TrainRun, read_events
+from analysis.train_scores import scores_in
+
+if TYPE_CHECKING:
+    from analysis.timeline import Timeline
+
+Array = npt.NDArray[np.float64]
+Row = Mapping[str, Any]
+
+# Of a variant whose training is whole; others carry the status of their last attempt.
+FINISHED = "finished"
+STOPPED = "stopped"
+NOT_BEGUN = "not begun"
+
+# What a row holds besides the scores of the last evaluation, in order. Unknown is None.
+COLUMNS = (
+    "strategy",
+    "devices",
+    "status",
+    "device",
+    "threads_per_rank",
+    "global_batch_size",
+    "micro_batch_size",
+    "grad_accum_steps",
+    "steps",  # updates made
+    "total_steps",
+    "samples",
+    "epochs",
+    "step_seconds",  # of the steps alone
+    "loop_seconds",  # evaluations and checkpoints included
+    "step_time_ms",  # median
+    "samples_per_second",  # samples / step_seconds
+    "speedup",  # samples_per_second over that of the first variant
+    "seconds_saved",  # of the steps alone, against the first variant, where both saw as many samples
+    "time_saved",  # the same as a fraction of the first variant's time
+    "last_loss",
+    "greatest_loss_difference",  # from the first variant, over the steps that both made
+    "greatest_loss_difference_step",
+    "compared_steps",
+    "evaluation_samples",
+    "peak_memory_bytes",  # of the rank that needs most
+    "all_reduce_share",
+    "all_reduce_exposed_share",
+    "all_reduce_hidden_share",
+    "all_reduce_ms",
+    "profiled_steps",
+    "profile_problem",
+    "attempts",
+    "reason",
+    "log",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VariantRun:
+    """One training of a comparison, where it lies."""
+
+    strategy: str
+    """How it is trained: a name in bert.strategies."""
+    devices: int
+    """Devices, one process each."""
+    run: TrainRun
+    """Its run directory."""
+    profile: Mapping[str, Any] = field(default_factory=dict)
+    """What `all_reduce` found in a profile of it, or `profile_problem`; empty where none was wanted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VariantCurve:
+    """The course of one training, a value per step."""
+
+    row: Row
+    """Its row of the comparison."""
+    scores: Mapping[str, float | None]
+    """Of the last evaluation."""
+    seconds: Array
+    """In the loop, at the end of the step; NaN where the step has no time."""
+    percent: Array
+    """Of the samples of the whole run, seen at the end of the step."""
+    loss: Array
+    """Training loss; NaN where it was not finite."""
+    learning_rate: Array
+    """What the optimizer was given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingComparison:
+    """Trainings held against the first one."""
+
+    rows: tuple[dict[str, Any], ...]
+    """COLUMNS, `scores` by name, and `cautions` of its newest attempt ([{code, message, remedy}])."""
+    curves: tuple[VariantCurve, ...]
+    """Of the variants that made steps."""
+    epochs: float | None
+    """How often the whole run sees every sample; None where that is not known."""
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        """Rows of the variants that did not reach their end."""
+        return [row for row in self.rows if row["status"] != FINISHED]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What one run directory holds."""
+
+    row: dict[str, Any]
+    curve: list[dict[str, Any]]
+    times: dict[int, tuple[float, float]]
+
+
+def compare_trainings(variants: Sequence[VariantRun], samples_per_epoch: int | None = None) -> TrainingComparison:
+    """Hold every variant against the first one that made steps.
+
+    Args:
+        variants: in the order in which they are shown.
+        samples_per_epoch: samples of the training data; None where they are without end.
+
+    Raises:
+        SchemaError: a record of a run is damaged; the message names it.
+    """
+    read = [_read(variant, samples_per_epoch) for variant in variants]
+    first = next((found for found in read if found.curve), None)
+    curves = []
+    for found in read:
+        if first is not None and found.curve:
+            found.row.update(_against(found, first))
+            curves.append(_curve(found))
+    totals = [found.row["total_steps"] * found.row["global_batch_size"] for found in read if found.row["total_steps"]]
+    epochs = max(totals) / samples_per_epoch if totals and samples_per_epoch else None
+    return TrainingComparison(rows=tuple(found.row for found in read), curves=tuple(curves), epochs=epochs)
+
+
+def all_reduce(timelines: Sequence["Timeline"]) -> dict[str, Any]:
+    """Return what all-reduces are of the profiled steps, as means over the ranks.
+
+    all_reduce_share is the time in which at least one runs over the time of the steps, of which
+    all_reduce_exposed_share is spent without computation beside it, waiting for other ranks included, and
+    all_reduce_hidden_share under computation. all_reduce_ms is per step. None where no rank has marked steps.
+
+    Args:
+        timelines: what readers returned, one per rank.
+    """
+    ranks = communication_by_rank(timelines)
+    ranks = ranks[ranks["steps"] > 0]
+    if not len(ranks):
+        return {"profile_problem": "the profile marks no steps"}
+    kinds = communication_by_kind(timelines)
+    kinds = kinds[kinds["collective"] == "all_reduce"]
+    shares, exposed, times = [], [], []
+    for rank, window_ms, steps in zip(ranks["rank"], ranks["window_ms"], ranks["steps"], strict=True):
+        own = kinds[kinds["rank"] == rank]
+        shares.append(float(own["total_ms"].sum()) / window_ms)
+        exposed.append(float(own["exposed_ms"].sum()) / window_ms)
+        times.append(float(own["total_ms"].sum()) / steps)
+    share, bare = float(np.mean(shares)), float(np.mean(exposed))
+    return {
+        "all_reduce_share": share,
+        "all_reduce_exposed_share": bare,
+        "all_reduce_hidden_share": share - bare,
+        "all_reduce_ms": float(np.mean(times)),
+        "profiled_steps": int(ranks["steps"].max()),
+    }
+
+
+def _read(variant: VariantRun, samples_per_epoch: int | None) -> _Read:
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= {"strategy": variant.strategy, "devices": variant.devices, "status": NOT_BEGUN, "reason": ""}
+    row |= {"scores": {}, "cautions": []}
+    row |= {name: value for name, value in variant.profile.items() if name in row}
+    attempts, state = variant.run.attempts(), variant.run.read_state() or {}
+    if not attempts:
+        return _Read(row, [], {})
+    trial = attempts[-1].read_trial()
+    row |= {name: getattr(trial, name) for name in ("device", "global_batch_size", "micro_batch_size")}
+    row |= {"grad_accum_steps": trial.grad_accum_steps, "attempts": len(attempts), "log": str(attempts[-1].log)}
+    row["total_steps"] = dict(trial.training).get("steps") or trial.max_steps
+    row["status"], row["reason"] = _status(state)
+    row["cautions"] = list((attempts[-1].read_result() or {}).get("cautions") or [])
+    row |= _of_ranks(attempts)
+    evaluation = state.get("evaluation")
+    if evaluation:
+        row |= {"scores": scores_in(evaluation), "evaluation_samples": evaluation["samples"]}
+    curve, times = variant.run.read_curve(), _times(attempts)
+    if not curve:
+        return _Read(row, [], {})
+    last = curve[-1]
+    times = {step: found for step, found in times.items() if step <= last["step"]}
+    row |= {"steps": last["applied_steps"], "samples": last["samples"], "last_loss": _finite(last["loss"])}
+    row["epochs"] = last["samples"] / samples_per_epoch if samples_per_epoch else None
+    if times:
+        step_ms = [milliseconds for _, milliseconds in times.values()]
+        row["step_seconds"], row["step_time_ms"] = sum(step_ms) / 1000, float(np.median(step_ms))
+        row["loop_seconds"] = max(seconds for seconds, _ in times.values()) + _seconds_behind(attempts[-1], last)
+        timed = [entry for entry in _with_counts(curve) if entry[0] in times]
+        row["samples_per_second"] = sum(count for _, count in timed) / row["step_seconds"]
+    return _Read(row, curve, times)
+
+
+def _status(state: Row) -> tuple[str, str]:
+    if state.get("finished"):
+        return FINISHED, ""
+    status = str(state.get("status", "interrupted"))
+    return (STOPPED if status == "ok" else status), str(state.get("reason") or "")
+
+
+def _of_ranks(attempts: Sequence[TrialDirectory]) -> dict[str, Any]:
+    """What the ranks of the newest attempt that has such records measured once."""
+    for directory in reversed(attempts):
+        records = directory.read_ranks().values()
+        if records:
+            found = {}
+            for name, key in (("threads_per_rank", "threads"), ("peak_memory_bytes", "peak_memory_bytes")):
+                values = [record[key] for record in records if record.get(key) is not None]
+                found[name] = max(values, default=None)
+            return found
+    return {}
+
+
+def _times(attempts: Sequence[TrialDirectory]) -> dict[int, tuple[float, float]]:
+    """Return by step when it ended, in seconds of the loop, and how long it took, ms; the last time it was made."""
+    found: dict[int, tuple[float, float]] = {}
+    for directory in attempts:
+        steps = combine({rank: directory.read_steps(rank) for rank in directory.ranks()})
+        steps = [row for row in steps if row["start_ns"] is not None]
+        if not steps:
+            continue
+        found = {step: times for step, times in found.items() if step < steps[0]["step"]}
+        before = max((seconds for seconds, _ in found.values()), default=0.0)
+        began = steps[0]["start_ns"]
+        for row in steps:
+            found[row["step"]] = (before + (row["end_ns"] - began) / 1e9, row["step_time_ms"])
+    return found
+
+
+def _seconds_behind(directory: TrialDirectory, last: Row) -> float:
+    """How long the evaluation and the checkpoint took that came behind the last step."""
+    return sum(
+        float(event["seconds"])
+        for event in read_events(directory)
+        if event["event"] in ("evaluated", "saved") and event["applied_steps"] == last["applied_steps"]
+    )
+
+
+def _with_counts(curve: Sequence[Row]) -> list[tuple[int, int]]:
+    """Return every step with the samples that it saw."""
+    counts = np.diff([0, *(row["samples"] for row in curve)])
+    return [(row["step"], int(count)) for row, count in zip(curve, counts, strict=True)]
+
+
+def _against(found: _Read, first: _Read) -> dict[str, Any]:
+    """Return what a variant is beside the first one."""
+    told: dict[str, Any] = {}
+    rate, before = found.row["samples_per_second"], first.row["samples_per_second"]
+    if rate and before:
+        told["speedup"] = rate / before
+    if rate and before and found.row["samples"] == first.row["samples"]:
+        told["seconds_saved"] = first.row["step_seconds"] - found.row["step_seconds"]
+        told["time_saved"] = told["seconds_saved"] / first.row["step_seconds"]
+    losses = {row["step"]: row["loss"] for row in first.curve}
+    differences = [
+        (abs(row["loss"] - losses[row["step"]]), row["step"])
+        for row in found.curve
+        if _finite(row["loss"]) is not None and _finite(losses.get(row["step"])) is not None
+    ]
+    told["compared_steps"] = len(differences)
+    if differences:
+        greatest = max(differences, key=lambda item: (item[0], -item[1]))
+        told["greatest_loss_difference"], told["greatest_loss_difference_step"] = greatest
+    return told
+
+
+def _curve(found: _Read) -> VariantCurve:
+    row = found.row
+    total = row["total_steps"] * row["global_batch_size"]
+    return VariantCurve(
+        row=row,
+        scores=row["scores"],
+        seconds=np.array([found.times.get(entry["step"], (math.nan, 0.0))[0] for entry in found.curve]),
+        percent=np.array([100 * entry["samples"] / total for entry in found.curve]),
+        loss=_column(found.curve, "loss"),
+        learning_rate=_column(found.curve, "learning_rate"),
+    )
+
+
+def _column(rows: Sequence[Row], name: str) -> Array:
+    values = [_finite(row[name]) for row in rows]
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,260 @@
+"""`bertbench compare-strategies TASK`: the same training on one device and on several, as one table and one picture."""
+
+import dataclasses
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from bench.cli.options import parse, request_of, run_folder
+from bench.cli.progress import note, show_progress
+from bench.cli.train import TrainOptions
+from bench.cli.train_progress import TrainProgress
+from bench.comparison import (
+    PlannedVariant,
+    Variant,
+    check_comparable,
+    plan_variant,
+    profile_variants,
+    remarks,
+    run_variant,
+    variants,
+)
+from bench.devices import Devices, find_devices
+from bench.plan import AUTO
+from bench.stop import StopRequest
+from bert.strategies import STRATEGIES
+from bert.tasks import TASKS
+from bert.training.settings import TrainSettings
+from common import locks
+from common.atomic import write_text
+from common.errors import UsageError
+from common.registry import lookup
+
+if TYPE_CHECKING:
+    from analysis.metrics.training_comparison import TrainingComparison
+
+_OUT_HELP = "Folder of the comparison; a call with the same folder continues it."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareStrategiesOptions:
+    """Train the same thing with every strategy on every number of devices, with the same global batch, seed and data;
+    then say what changed: time, samples/s, losses step by step, scores, the share of all-reduce.
+
+    It takes the options of `bertbench train TASK` too, for all variants alike. Give --global-batch-size to be sure of
+    it, and --dropout 0 to see that the losses are the same: each process draws its own.
+    """
+
+    task: tyro.conf.Positional[str]
+    """What is trained, as in `bertbench train`; its other options are taken too."""
+    devices: tuple[int, ...] = (1, 2)
+    """Numbers of devices, one process each; on a CPU the processes share the cores."""
+    strategies: tuple[str, ...] = (AUTO,)
+    """single ddp; auto: single on one device, ddp on several."""
+    out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/strategies")
+    profile_steps: int = 3
+    """Steps of each variant with several devices under the PyTorch profiler, after all training; 0: no profile."""
+    json: bool = False
+    """Print the comparison as JSON, progress on stderr."""
+
+    def __post_init__(self) -> None:
+        """Refuse names that do not exist and numbers that mean nothing."""
+        for name in self.strategies:
+            lookup({AUTO: "", **STRATEGIES}, name, "strategy")
+        if any(count < 1 for count in self.devices):
+            raise UsageError(f"--devices {' '.join(map(str, self.devices))}: each number must be at least 1")
+        if self.profile_steps < 0:
+            raise UsageError(f"--profile-steps {self.profile_steps} must be at least 0")
+
+
+OPTIONS = {"compare-strategies TASK": CompareStrategiesOptions}
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 0 also when it was stopped in time, 3 when a variant failed or has no profile."""
+    with StopRequest() as stop:
+        options, rest = _options(argv)
+        out = run_folder(options.out)
+        chosen = variants(options.strategies, options.devices)
+        trainings = {variant: _train_options(options, variant, rest, out) for variant in chosen}
+        first = trainings[chosen[0]]
+        stop.limit(first.max_seconds)
+        devices = find_devices(first.device)
+        planned = [
+            plan_variant(variant, out, own.phase, _given(own), _request(own), own.threads, devices)
+            for variant, own in trainings.items()
+        ]
+        check_comparable(planned, devices)
+        with locks.locked(out, "another call", "wait for it, or choose another --out"):
+            if not _train(planned, devices, stop):
+                print(
+                    f"stopped by {stop.why() or 'a signal to the ranks'}; the same command continues", file=sys.stderr
+                )
+                return 130 if stop.signal == signal.SIGINT else 0
+    with locks.locked(out, "another call", "wait for it, or choose another --out"):
+        profiles = _profile(options, out, planned, devices)
+        comparison = _compare(planned, profiles)
+        document = _document(options, planned, devices, comparison)
+        _write(out, document, comparison)
+    print(json.dumps(document, indent=2, allow_nan=False) if options.json else _text(out, document, comparison))
+    _complain(comparison)
+    return 3 if comparison.failed or any(row["profile_problem"] for row in comparison.rows) else 0
+
+
+def _options(argv: list[str]) -> tuple[CompareStrategiesOptions, list[str]]:
+    """Return the options of the comparison, and the words that are options of the training."""
+    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
+        raise UsageError(f"compare-strategies needs a task: bertbench compare-strategies {' | '.join(TASKS)} [options]")
+    if not argv[0].startswith("-"):
+        lookup(TASKS, argv[0], "task")
+    words = ["--strategies" if word == "--strategy" else word for word in argv]
+    options, rest = tyro.cli(
+        CompareStrategiesOptions,
+        args=words,
+        prog="bertbench compare-strategies",
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        return_unknown_args=True,
+    )
+    return options, list(rest)
+
+
+def _train_options(options: CompareStrategiesOptions, variant: Variant, rest: Sequence[str], out: Path) -> TrainOptions:
+    """Return what `bertbench train` would be told for a variant."""
+    own = ["--strategy", variant.strategy, "--devices", str(variant.devices), "--out", str(out / variant.name)]
+    return parse(TrainOptions, [options.task, *rest, *own], "bertbench train")
+
+
+def _given(training: TrainOptions) -> dict[str, Any]:
+    """The options of a training that are fields of its settings."""
+    names = {field.name for field in dataclasses.fields(TrainSettings)} | {"epochs"}
+    return {field.name: getattr(training, field.name) for field in dataclasses.fields(training) if field.name in names}
+
+
+def _request(training: TrainOptions) -> dict[str, Any]:
+    return {"command": "train", **request_of(training)}
+
+
+def _train(planned: Sequence[PlannedVariant], devices: Devices, stop: StopRequest) -> bool:
+    """Train what is not done yet; return False when a stop was asked for before all were."""
+    for number, item in enumerate(planned, start=1):
+        head = f"[{number}/{len(planned)}] {item.variant.name}"
+        if stop.wanted():
+            return False
+        progress = TrainProgress(stop)
+        print(f"{head}: {item.run.path}", file=sys.stderr, flush=True)
+        try:
+            if not run_variant(item, devices, progress):
+                print(f"{head}: already trained", file=sys.stderr, flush=True)
+        finally:
+            progress.end()
+        state = item.run.read_state() or {}
+        if not state.get("finished") and state.get("status") == "ok":
+            return False
+    return True
+
+
+def _profile(
+    options: CompareStrategiesOptions, out: Path, planned: Sequence[PlannedVariant], devices: Devices
+) -> dict[Variant, dict[str, Any]]:
+    """Profile the variants whose training came to its end."""
+    trained = [item for item in planned if (item.run.read_state() or {}).get("finished")]
+    if not options.profile_steps:
+        return {}
+    request = {"command": "compare-strategies", **request_of(options)}
+    progress = show_progress(options.json)
+    return profile_variants(out, trained, options.profile_steps, request, devices, progress, note)
+
+
+def _compare(planned: Sequence[PlannedVariant], profiles: Mapping[Variant, Mapping[str, Any]]) -> "TrainingComparison":
+    from analysis.metrics.training_comparison import VariantRun, compare_trainings
+
+    runs = [
+        VariantRun(
+            strategy=item.variant.strategy,
+            devices=item.variant.devices,
+            run=item.run,
+            profile=profiles.get(item.variant, {}),
+        )
+        for item in planned
+    ]
+    return compare_trainings(runs, planned[0].samples_per_epoch)
+
+
+def _document(
+    options: CompareStrategiesOptions,
+    planned: Sequence[PlannedVariant],
+    devices: Devices,
+    comparison: "TrainingComparison",
+) -> dict[str, Any]:
+    settings = planned[0].plan.settings
+    machine = next((found for item in planned for found in _machines(item)), None)
+    return {
+        "task": settings.task,
+        "request": request_of(options),
+        "settings": settings.to_json(),
+        "device_name": machine,
+        "samples_per_epoch": planned[0].samples_per_epoch,
+        "epochs": comparison.epochs,
+        "notes": remarks(planned, devices),
+        "variants": list(comparison.rows),
+    }
+
+
+def _machines(item: PlannedVariant) -> list[str]:
+    names = [attempt.read_environment().get("device_name") for attempt in item.run.attempts()]
+    return [str(name) for name in names if name]
+
+
+def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> None:
+    from analysis.records import write_record
+    from analysis.report.training_comparison_figures import draw_comparison
+    from analysis.report.training_comparison_text import comparison_csv
+
+    settings = document["settings"]
+    write_record(out / "comparison.json", document)
+    write_text(out / "comparison.csv", comparison_csv(comparison))
+    words = (settings["task"], settings["preset"], settings["precision"], f"batch {settings['global_batch_size']:,}")
+    draw_comparison(out / "comparison.png", comparison, ", ".join(words), _caption(document, comparison))
+
+
+def _caption(document: Mapping[str, Any], comparison: "TrainingComparison") -> str:
+    """The machine, what processes share, and all-reduce, in lines below the picture."""
+    shares = [
+        f"{row['strategy']} x {row['devices']}: all-reduce takes {100 * row['all_reduce_share']:.1f} % of a step, "
+        f"{100 * row['all_reduce_exposed_share']:.1f} % exposed"
+        for row in comparison.rows
+        if row["all_reduce_share"] is not None
+    ]
+    about = [document["device_name"] or "", *document["notes"][:1]]
+    return "\n".join(filter(None, ["; ".join(filter(None, about)), "; ".join(shares)]))
+
+
+def _text(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> str:
+    from analysis.report.training_comparison_text import comparison_text
+
+    lines = [comparison_text(comparison), ""]
+    lines += [f"note:    {remark}" for remark in document["notes"]]
+    for row in comparison.rows:
+        name = f"{row['strategy']} x {row['devices']}"
+        lines += [f"caution: {name}: {found['message']}; {found['remedy']}" for found in row["cautions"]]
+    written = ["comparison.json", "comparison.csv", *(["comparison.png"] if comparison.curves else [])]
+    lines.append(f"written: {out}: {', '.join(written)}")
+    profiled = any(row["all_reduce_share"] is not None for row in comparison.rows)
+    lines += [f"more:    bertbench analyze {out / 'profile'}"] * profiled
+    return "\n".join(lines)
+
+
+def _complain(comparison: "TrainingComparison") -> None:
+    for row in comparison.rows:
+        name = f"{row['strategy']} on {row['devices']}"
+        if row in comparison.failed:
+            where = f"\n  its log: {row['log']}" if row["log"] else ""
+            print(f"bertbench: {name} {row['status']}: {row['reason']}{where}", file=sys.stderr)
+        elif row["profile_problem"]:
+            print(f"bertbench: {name} has no profile: {row['profile_problem']}", file=sys.stderr)

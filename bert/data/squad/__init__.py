@@ -1,0 +1,1 @@
+"""SQuAD: from the published JSON to windows of word pieces."""

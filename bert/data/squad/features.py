@@ -1,0 +1,138 @@
+"""What the windows of a SQuAD file are made of, as columns. Imports no torch.
+
+P contexts, Q questions, W windows (one question has one or more, in order, and they lie next to each other). A column
+of rows of different lengths is flat, with an array of offsets: row i is values[offsets[i] : offsets[i + 1]]. Padding is
+stored nowhere.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+FIRST_UNIQUE_ID = 1_000_000_000
+"""Window i has the unique id FIRST_UNIQUE_ID + i, as in google-research/bert."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of different lengths."""
+
+    values: npt.NDArray[Any]
+    """All rows behind one another."""
+    offsets: Int64
+    """Where each row begins, and the end of the last: [rows + 1]."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> npt.NDArray[Any]:
+        """Return one row, a view."""
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def text(self, row: int) -> str:
+        """Return a row of UTF-8 bytes as text."""
+        return self[row].tobytes().decode("utf-8")
+
+    @property
+    def lengths(self) -> Int64:
+        """Length of each row [rows]."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the columns depend on besides the dataset's content."""
+
+    split: str
+    """'training' (questions whose answer cannot be found are left out, windows have targets) or 'evaluation'."""
+    version: str
+    """'1.1' or '2.0'."""
+    lower_case: bool
+    """Text is lower-cased and accents are stripped before it is cut into pieces."""
+    vocabulary: str
+    """Vocabulary.fingerprint."""
+    vocab_size: int
+    """Word pieces."""
+    max_seq_length: int = 384
+    """Tokens of a window at most: [CLS] question [SEP] document [SEP]."""
+    doc_stride: int = 128
+    """Document tokens from the beginning of one window to that of the next."""
+    max_query_length: int = 64
+    """Word pieces of the question; the rest is cut."""
+    drop_unanswerable_windows: bool = False
+    """Windows that do not hold the whole answer of their question are left out (the split 'training' only)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SquadFeatures:
+    """The windows of one file of questions, all columns read-only (mapped from the file where it was read from one)."""
+
+    settings: Settings
+    """What they were made with."""
+    fingerprint: str
+    """Hash of the settings and the dataset's content."""
+    pad_id: int
+    """Id of [PAD]."""
+    cls_id: int
+    """Id of [CLS]."""
+    sep_id: int
+    """Id of [SEP]."""
+    contexts: Ragged
+    """Texts of the contexts, UTF-8 bytes [P]."""
+    tokens: Ragged
+    """Word pieces of each context [P]."""
+    token_words: Int32
+    """Of each token in `tokens.values`: the number of its word in the context, words being split on white space."""
+    question_ids: Ragged
+    """Ids of the questions, UTF-8 bytes [Q], in the order of the file."""
+    questions: Ragged
+    """Texts of the questions, UTF-8 bytes [Q]."""
+    queries: Ragged
+    """Word pieces of each question, cut to max_query_length [Q]."""
+    question_context: Int32
+    """Number of each question's context [Q]."""
+    impossible: npt.NDArray[np.bool_]
+    """Questions without an answer [Q] (2.0 only)."""
+    answers: Ragged
+    """Texts of all gold answers, UTF-8 bytes, one row each, question by question."""
+    question_answers: Int64
+    """Question q has the answers question_answers[q] .. question_answers[q + 1] - 1: [Q + 1]."""
+    question_windows: Int64
+    """Question q has the windows question_windows[q] .. question_windows[q + 1] - 1: [Q + 1]."""
+    window_question: Int32
+    """Number of each window's question [W]."""
+    window_first: Int32
+    """Number in its context of each window's first document token [W]."""
+    window_tokens: Int32
+    """Document tokens of each window [W]."""
+    input_ids: Ragged
+    """[CLS] question [SEP] document [SEP] of each window [W]."""
+    max_context: Ragged
+    """Whether each document token has its greatest context in this window, uint8 0 or 1 [W], rows of window_tokens."""
+    start_positions: Int32
+    """Target: position in the window of the answer's first token, 0 where the window holds no (whole) answer [W]."""
+    end_positions: Int32
+    """Target: position of its last token, likewise [W]; all 0 for the split 'evaluation'."""
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return len(self.window_question)
+
+    @property
+    def lengths(self) -> Int64:
+        """Real tokens of each window [W]."""
+        return self.input_ids.lengths
+
+    @property
+    def document_starts(self) -> Int32:
+        """Position in each window of its first document token, which is also the length of segment 0 [W]."""
+        starts: Int32 = (self.lengths - self.window_tokens - 1).astype(np.int32)
+        return starts

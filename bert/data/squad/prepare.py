@@ -1,0 +1,290 @@
+"""`bertbench data squad`: a dataset to a file of features, by one process or several. Imports no torch."""
+
+import dataclasses
+import functools
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert.data.pool import Progress, Workers
+from bert.data.squad.config import Mode, SquadConfig, cpu_count
+from bert.data.squad.features import Settings
+from bert.data.squad.parts import SHARES, columns_of, cut, make_and_keep, parts_folder, shares_of
+from bert.data.squad.reading import Dataset, read_dataset
+from bert.data.squad.store import (
+    SUFFIX,
+    file_name,
+    fingerprint_of_features,
+    read_metadata,
+    write_features,
+    write_notes,
+)
+from bert.data.squad.unit import Part, Unit, warm_up
+from bert.data.stages import Counts
+from bert.data.vocabulary import Vocabulary, load_vocabulary
+from common.atomic import storage_errors
+from common.errors import BertbenchError, InputError, UsageError
+from common.locks import locked
+
+_GZIP_RATIO = 5
+"""Of SQuAD's JSON, about."""
+SMALL_BYTES = 16 * 2**20
+"""Bytes of JSON up to which one process is faster than several, whose start takes longer than their work."""
+
+
+@dataclass(frozen=True, slots=True)
+class SquadSummary:
+    """What became of one dataset."""
+
+    input: Path
+    """The dataset."""
+    features: Path
+    """The file of features."""
+    settings: Settings
+    """What they were made with."""
+    kept: bool
+    """It was finished before."""
+    counts: Counts
+    """What was met."""
+    workers: int
+    """Processes."""
+    mode: Mode
+    """How they handed over."""
+    seconds: float
+    """From reading to the finished file."""
+    shares: Mapping[str, float]
+    """Seconds by SHARES; they add up to `seconds`."""
+    notes: tuple[str, ...]
+    """What the user should know."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        plain = {
+            "input": str(self.input),
+            "features": str(self.features),
+            "settings": dataclasses.asdict(self.settings),
+        }
+        rest = {
+            "kept": self.kept,
+            "counts": self.counts.numbers,
+            "examples": self.counts.names,
+            "workers": self.workers,
+        }
+        times = {"mode": self.mode, "seconds": self.seconds, "shares": dict(self.shares), "notes": list(self.notes)}
+        return {**plain, **rest, **times}
+
+
+def prepare(config: SquadConfig, progress: Progress, pool: Workers | None = None) -> list[SquadSummary]:
+    """Make the features of each input; those that are finished are kept.
+
+    Args:
+        config: what to make.
+        progress: told about units of work.
+        pool: processes to use in place of own ones.
+
+    Raises:
+        InputError: an input or the vocabulary is not as it has to be, or no question can be used.
+        UsageError: what an input is for cannot be told, or a worker died; nothing half-written is left.
+        StorageError: the output cannot be written.
+    """
+    splits = [config.split_of(path) for path in config.input]
+    return [_prepare(config, path, split, progress, pool) for path, split in zip(config.input, splits, strict=True)]
+
+
+def _prepare(config: SquadConfig, source: Path, split: str, progress: Progress, pool: Workers | None) -> SquadSummary:
+    began = time.monotonic()
+    vocabulary = load_vocabulary(config.vocab, config.lower_case)
+    count, notes = (pool.count, []) if pool else _worker_count(config, source)
+    with nullcontext(pool) if pool else Workers(count) as workers:
+        # Most likely there is nothing to do where the folder holds such features.
+        is_new = not any(config.output.glob(f"squad-{split}-*{SUFFIX}"))
+        with _started(workers, config.vocab, vocabulary) if is_new and not pool else nullcontext():
+            dataset = read_dataset(source, config.squad_version)
+            settings = _settings(config, split, dataset.version, vocabulary)
+            path = config.output / file_name(settings, dataset.fingerprint)
+            read = time.monotonic() - began
+        starting = time.monotonic() - began - read
+        with locked(config.output, "another preparation", "wait for it, or give another --output", wait=True):
+            _remove_left_over(config.output)
+            known = _finished(path, fingerprint_of_features(settings, dataset.fingerprint), notes)
+            if known is None:
+                work = _Work(config, dataset, settings, vocabulary, path, progress)
+                counts, shares = work.run(workers)
+                shares["reading"] += read
+                shares["starting"] += starting
+            else:
+                # The dataset may lie elsewhere by now.
+                write_notes(path, source, dataset.fingerprint, config.vocab, settings, known)
+                counts, shares = known, {**dict.fromkeys(SHARES, 0.0), "reading": time.monotonic() - began}
+    notes += _notes_of(config, counts, path)
+    seconds = sum(shares.values())
+    kept = known is not None
+    return SquadSummary(source, path, settings, kept, counts, count, config.mode, seconds, shares, tuple(notes))
+
+
+def _settings(config: SquadConfig, split: str, version: str, vocabulary: Vocabulary) -> Settings:
+    return Settings(
+        split=split,
+        version=version,
+        lower_case=config.lower_case,
+        vocabulary=vocabulary.fingerprint,
+        vocab_size=len(vocabulary.pieces),
+        max_seq_length=config.max_seq_length,
+        doc_stride=config.doc_stride,
+        max_query_length=config.max_query_length,
+        drop_unanswerable_windows=config.drop_unanswerable_windows and split == "training",
+    )
+
+
+@contextmanager
+def _started(workers: Workers, path: Path, vocabulary: Vocabulary) -> Iterator[None]:
+    """Start the processes while the body runs, and wait for them after it."""
+    if workers.count == 1:
+        yield
+        return
+    begin = functools.partial(warm_up, path, vocabulary.lower_case)
+    thread = threading.Thread(target=_start_all, args=(workers, begin, vocabulary.fingerprint))
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _start_all(workers: Workers, begin: Callable[[str], None], fingerprint: str) -> None:
+    # What goes wrong here goes wrong again, and is told, when there is work.
+    with suppress(BertbenchError):
+        list(workers.map(begin, [fingerprint] * workers.count))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One file to make."""
+
+    config: SquadConfig
+    dataset: Dataset
+    settings: Settings
+    vocabulary: Vocabulary
+    path: Path
+    progress: Progress
+
+    def run(self, workers: Workers) -> tuple[Counts, dict[str, float]]:
+        """Make the file; return what was met, and where the time went but for reading the dataset."""
+        began = time.monotonic()
+        with parts_folder(self.config.mode, self.path) as folder:
+            parts = list(self._parts(workers, folder))
+            made = time.monotonic()
+            counts = Counts({"articles": self.dataset.articles})
+            for part in parts:
+                counts.merge(part.counts.to_json())
+            if not counts.get("questions"):
+                raise InputError(_nothing(self.dataset.path, counts))
+            columns = [columns_of(part, folder) for part in parts]
+            fingerprint = fingerprint_of_features(self.settings, self.dataset.fingerprint)
+            write_features(self.path, columns, self.settings, fingerprint, self.vocabulary, counts)
+            dataset = self.dataset
+            write_notes(self.path, dataset.path, dataset.fingerprint, self.config.vocab, self.settings, counts)
+        return counts, shares_of(parts, workers.count, began, made)
+
+    def _parts(self, workers: Workers, folder: Path | None) -> Iterator[Part]:
+        units = [
+            Unit(number, self.dataset.path, paragraphs, self.settings, self.config.vocab)
+            for number, paragraphs in enumerate(cut(self.dataset.paragraphs, workers.count))
+        ]
+        function = functools.partial(make_and_keep, folder=folder)
+        seen: set[str] = set()
+        title = f"features of {self.dataset.path.name}"
+        self.progress(title, 0, len(units))
+        try:
+            for unit, part in zip(units, workers.map(function, units), strict=True):
+                known = seen.intersection(part.ids)
+                if known:
+                    part = function(dataclasses.replace(unit, known_ids=frozenset(known)))
+                seen.update(part.ids)
+                yield part
+                self.progress(title, unit.number + 1, len(units))
+        except UsageError as error:
+            if not isinstance(error.__cause__, BrokenProcessPool):
+                raise
+            raise UsageError(
+                "a worker process ended unexpectedly, most likely for lack of memory, and nothing was written: run the "
+                f"same command again with fewer than --workers {workers.count}"
+            ) from error
+
+
+def _worker_count(config: SquadConfig, source: Path) -> tuple[int, list[str]]:
+    cpus = cpu_count()
+    if config.workers is None:
+        size = source.stat().st_size if source.is_file() else 0
+        is_small = size * (_GZIP_RATIO if source.suffix == ".gz" else 1) <= SMALL_BYTES
+        return 1 if is_small else max(1, cpus - 1), []
+    if config.workers > cpus:
+        return cpus, [f"--workers {config.workers} is more than the {cpus} CPUs there are: {cpus} are used"]
+    return config.workers, []
+
+
+def _finished(path: Path, fingerprint: str, notes: list[str]) -> Counts | None:
+    """Return the counts of a finished file, None where it has to be made. Raises InputError: it is someone else's."""
+    if not path.exists():
+        return None
+    try:
+        _, known, counts = read_metadata(path)
+    except InputError as error:
+        if "holds something else" in str(error):
+            raise InputError(
+                f"{path} was not made here and will not be touched: move it, or give another --output"
+            ) from error
+        notes.append(f"{path.name} was cut off or damaged and is made again")
+        return None
+    if known == fingerprint:
+        return counts
+    notes.append(f"{path.name} was made by another version and is made again")
+    return None
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Remove what a killed preparation left; nobody else is at work in the folder."""
+    with storage_errors(folder):
+        for path in folder.glob(".squad-*.parts"):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in folder.glob(".squad-*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+def _nothing(path: Path, counts: Counts) -> str:
+    reasons = "; ".join(f"{name}: {count:,}" for name, count in counts.numbers.items() if name.startswith("left out"))
+    return f"no question of {path} can be used ({reasons or 'it holds none'}): give another --input or --split"
+
+
+def _notes_of(config: SquadConfig, counts: Counts, path: Path) -> list[str]:
+    """Return what is odd about the data."""
+    said = []
+    for name, count in counts.numbers.items():
+        if name.startswith("left out") and count:
+            some = ", ".join(counts.names.get(name, ())[:3])
+            said.append(f"{count:,} question(s) {name}; such as {some}")
+    for name in (
+        "empty contexts",
+        "misaligned answers",
+        "answers without a start",
+        "impossible questions with answers",
+    ):
+        if counts.get(name):
+            said.append(f"{counts.get(name):,} {name}, such as {counts.names[name][0]}")
+    unknown = counts.get("unknown context tokens") / max(1, counts.get("context tokens"))
+    if unknown > 0.05:
+        said.append(
+            f"{unknown:.0%} of the text's tokens are [UNK]: does {config.vocab} fit the casing and the language?"
+        )
+    others = sorted(
+        other.name for other in path.parent.glob(f"{path.name.split('-v')[0]}-*.safetensors") if other != path
+    )
+    if others:
+        said.append(f"{path.parent} holds other features of this split, too ({others[0]}): name the file to use")
+    return said

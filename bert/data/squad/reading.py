@@ -1,0 +1,224 @@
+"""The published JSON of SQuAD: articles of paragraphs, each a context with its questions. Imports no torch."""
+
+import gzip
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bert.data.corpus.streams import refuse_other_files
+from common.errors import InputError
+
+VERSIONS = ("1.1", "2.0")
+MOST_BYTES = 2 * 2**30
+"""Decompressed size beyond which a file is taken for something else (SQuAD 2.0's training set has 42 MB)."""
+_REMEDY = "give the JSON of SQuAD 1.1 or 2.0, plain or .gz (`bertbench data download squad` gets it)"
+# An unescaped quote ends a JSON string, so this is a name and nothing inside a text.
+_MARK_OF_2_0 = re.compile(rb'"is_impossible"\s*:')
+
+
+class Answer(msgspec.Struct, gc=False):
+    """A gold answer."""
+
+    text: str
+    """As it stands in the context."""
+    answer_start: int | None = None
+    """Its first character in the context, in code points."""
+
+
+class Question(msgspec.Struct, gc=False):
+    """A question about one context."""
+
+    id: str
+    """Of the dataset."""
+    question: str
+    """Its text."""
+    answers: list[Answer] | None = None
+    """The gold answers, one per annotator."""
+    is_impossible: bool | None = None
+    """It has no answer (2.0)."""
+
+
+class Paragraph(msgspec.Struct):
+    """A context with its questions."""
+
+    context: str
+    """The text."""
+    qas: list[Question]
+    """What was asked about it."""
+
+
+class _Article(msgspec.Struct):
+    paragraphs: list[msgspec.Raw]
+    title: Any = ""
+
+
+class _File(msgspec.Struct):
+    data: list[_Article]
+    version: Any = ""
+
+
+class _Articles(msgspec.Struct):
+    data: list[msgspec.Raw]
+
+
+class _Questions(msgspec.Struct):
+    context: str
+    qas: list[msgspec.Raw]
+
+
+@dataclass(frozen=True, slots=True)
+class RawParagraph:
+    """A paragraph as it stands in the file."""
+
+    article: int
+    """Number of its article, from 1."""
+    title: str
+    """Of the article."""
+    number: int
+    """Of the paragraph in its article, from 1."""
+    json: bytes
+    """Its JSON."""
+
+    @property
+    def place(self) -> str:
+        """Say where it stands."""
+        return f"{_article_name(self.article, self.title)}, paragraph {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A file, read as far as its paragraphs."""
+
+    path: Path
+    """The file."""
+    fingerprint: str
+    """Hash of its decompressed bytes."""
+    version: str
+    """'1.1' or '2.0', by its content."""
+    paragraphs: tuple[RawParagraph, ...]
+    """In the order of the file."""
+    articles: int
+    """How many there are."""
+
+
+def content_of(path: Path) -> bytes:
+    """Return the JSON of a file, decompressed where it is gzip.
+
+    Raises:
+        InputError: it cannot be read, is damaged, or something else.
+    """
+    try:
+        refuse_other_files(path)
+        with path.open("rb") as file:
+            is_gzip = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            if is_gzip:
+                with gzip.GzipFile(fileobj=file) as plain:
+                    content = plain.read(MOST_BYTES + 1)
+            else:
+                content = file.read(MOST_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{path} is cut off or damaged ({error}): get it again") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; {_REMEDY}") from error
+    if len(content) > MOST_BYTES:
+        raise InputError(f"{path} holds more than {MOST_BYTES / 2**30:g} GiB, too much for SQuAD: {_REMEDY}")
+    return content.removeprefix(b"\xef\xbb\xbf")
+
+
+def fingerprint_of_content(content: bytes) -> str:
+    """Return a hash of a file's decompressed content."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def read_dataset(path: Path, version: str = "auto") -> Dataset:
+    """Read a file as far as its paragraphs; `parse` reads these.
+
+    Args:
+        path: JSON, or JSON in gzip.
+        version: what the file has to be: '1.1', '2.0', or 'auto' for either.
+
+    Raises:
+        InputError: it cannot be read, is no SQuAD file, lacks a field, or is one of the other version.
+    """
+    content = content_of(path)
+    try:
+        file = msgspec.json.decode(content, type=_File)
+    except (msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise _explained(path, content, error) from error
+    except msgspec.DecodeError as error:
+        raise InputError(f"{path} is no JSON, or damaged ({error}): {_REMEDY}") from error
+    found = "2.0" if _MARK_OF_2_0.search(content) or "2." in str(file.version) else "1.1"
+    _check_version(path, found, version)
+    paragraphs = tuple(
+        RawParagraph(article, _title(part.title), number, bytes(raw))
+        for article, part in enumerate(file.data, start=1)
+        for number, raw in enumerate(part.paragraphs, start=1)
+    )
+    if not paragraphs:
+        raise InputError(f"{path} holds no paragraph: {_REMEDY}")
+    return Dataset(path, fingerprint_of_content(content), found, paragraphs, len(file.data))
+
+
+def parse(path: Path, raw: RawParagraph) -> Paragraph:
+    """Return a paragraph of `path`. Raises InputError: a field is missing or has another type; it says where."""
+    try:
+        return msgspec.json.decode(raw.json, type=Paragraph)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _misfit(path, raw.place, next(_question_errors(raw.json), str(error))) from error
+
+
+def _check_version(path: Path, found: str, asked: str) -> None:
+    if asked in ("auto", found):
+        return
+    if found == "2.0":
+        reason = "is a file of SQuAD 2.0 (its questions have `is_impossible`), and 1.1 was asked for"
+    else:
+        reason = "is a file of SQuAD 1.1 (no question has `is_impossible`), and 2.0 was asked for"
+    raise InputError(f"{path} {reason}: give --squad-version {found} (or auto), or another --input")
+
+
+def _explained(path: Path, content: bytes, error: Exception) -> InputError:
+    """Say which article, or what else, is not as it has to be."""
+    try:
+        articles = msgspec.json.decode(content, type=_Articles).data
+    except (msgspec.DecodeError, UnicodeDecodeError) as outer:
+        return InputError(f"{path} is no SQuAD file ({outer}): {_REMEDY}")
+    for number, raw in enumerate(articles, start=1):
+        try:
+            msgspec.json.decode(raw, type=_Article)
+        except (msgspec.DecodeError, UnicodeDecodeError) as inner:
+            return _misfit(path, f"article {number}", str(inner))
+    return InputError(f"{path} is no SQuAD file ({error}): {_REMEDY}")
+
+
+def _question_errors(content: bytes) -> Iterator[str]:
+    """Yield what is wrong with a paragraph: its own fields, then those of its questions."""
+    try:
+        questions = msgspec.json.decode(content, type=_Questions).qas
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        yield str(error)
+        return
+    for number, raw in enumerate(questions, start=1):
+        try:
+            msgspec.json.decode(raw, type=Question)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            yield f"question {number}: {error}"
+
+
+def _misfit(path: Path, place: str, reason: str) -> InputError:
+    return InputError(f"{path}, {place}: {reason}; correct the file or get it again")
+
+
+def _article_name(number: int, title: str) -> str:
+    return f"article {number} ({title!r})" if title else f"article {number}"
+
+
+def _title(value: object) -> str:
+    return value[:80] if isinstance(value, str) else ""

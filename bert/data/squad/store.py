@@ -1,0 +1,284 @@
+"""The file of features: one safetensors file, mapped into memory, and a readable JSON beside it. Imports no torch."""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert.data.squad import columns
+from bert.data.squad.features import Settings, SquadFeatures
+from bert.data.squad.reading import content_of, fingerprint_of_content
+from bert.data.squad.tensor_file import NotWholeError, map_columns, read_header, write_columns
+from bert.data.stages import Counts, fingerprint_of
+from bert.data.vocabulary import Vocabulary, load_vocabulary
+from common.atomic import atomic_path, write_json
+from common.errors import InputError, SchemaError
+
+FORMAT = "bertbench squad features"
+SCHEMA_VERSION = 1
+"""Raised when the columns change or hold other values for the same dataset and settings."""
+SUFFIX = ".safetensors"
+_MOST_NAMES = 5
+_LENGTHS = ("max_seq_length", "doc_stride", "max_query_length")
+
+
+def fingerprint_of_features(settings: Settings, dataset: str) -> str:
+    """Return a hash of everything that the content depends on; `dataset` is the hash of the dataset's content."""
+    return fingerprint_of(FORMAT, SCHEMA_VERSION, dataclasses.asdict(settings), dataset)
+
+
+def file_name(settings: Settings, dataset: str) -> str:
+    """Return the name of the file: everything that changes its content; hashes have their first 8 digits."""
+    words = (
+        "squad",
+        settings.split,
+        f"v{settings.version}",
+        "uncased" if settings.lower_case else "cased",
+        settings.vocabulary[:8],
+        settings.max_seq_length,
+        settings.doc_stride,
+        settings.max_query_length,
+        *(("answered",) if settings.drop_unanswerable_windows else ()),
+        dataset[:8],
+    )
+    return "-".join(map(str, words)) + SUFFIX
+
+
+def command(
+    split: str | None = None,
+    source: Path | None = None,
+    vocabulary: Path | None = None,
+    output: Path | None = None,
+    settings: Settings | None = None,
+) -> str:
+    """Return the command that makes features; what is not known stands for itself in capitals."""
+    split = settings.split if settings else split
+    given = "TRAIN.json" if split == "training" else "DEV.json" if split == "evaluation" else "DATASET.json"
+    words = ["bertbench", "data", "squad", "--input", str(source or given), "--vocab", str(vocabulary or "VOCAB.txt")]
+    words += ["--split", split] if split and source else []
+    if settings is not None:
+        lengths = ((field, getattr(settings, field.name)) for field in dataclasses.fields(Settings))
+        for field, value in lengths:
+            if field.name in _LENGTHS and value != field.default:
+                words += [f"--{field.name.replace('_', '-')}", str(value)]
+        words += [] if settings.lower_case else ["--no-lower-case"]
+        words += ["--drop-unanswerable-windows"] if settings.drop_unanswerable_windows else []
+    words += ["--output", str(output)] if output else []
+    return shlex.join(words)
+
+
+def write_features(
+    path: Path,
+    parts: Sequence[Mapping[str, columns.Array]],
+    settings: Settings,
+    fingerprint: str,
+    vocabulary: Vocabulary,
+    counts: Counts,
+) -> None:
+    """Write the file, whole or not at all. Raises StorageError."""
+    metadata = {
+        "format": FORMAT,
+        "schema_version": str(SCHEMA_VERSION),
+        "settings": _json(dataclasses.asdict(settings)),
+        "fingerprint": fingerprint,
+        "special_ids": _json({"pad": vocabulary.pad_id, "cls": vocabulary.cls_id, "sep": vocabulary.sep_id}),
+        "counts": _json(counts.to_json()),
+    }
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        write_columns(file, columns.joined(parts), metadata)
+
+
+def write_notes(path: Path, source: Path, dataset: str, vocabulary: Path, settings: Settings, counts: Counts) -> None:
+    """Write the JSON beside the file: what it was made of, with what, and what was met. Raises StorageError."""
+    state = source.stat()
+    write_json(
+        path.with_suffix(".json"),
+        {
+            "schema_version": SCHEMA_VERSION,
+            "features": path.name,
+            "input": str(source.resolve()),
+            "input_bytes": state.st_size,
+            "input_modified_ns": state.st_mtime_ns,
+            "input_fingerprint": dataset,
+            "vocab": str(vocabulary.resolve()),
+            "settings": dataclasses.asdict(settings),
+            "counts": counts.numbers,
+            "examples": counts.names,
+        },
+    )
+
+
+def read_metadata(path: Path) -> tuple[Settings, str, Counts]:
+    """Return a file's settings, fingerprint and counts, without its columns.
+
+    Raises:
+        InputError: it cannot be read, is cut off, or is something else.
+        SchemaError: a newer version wrote it.
+    """
+    try:
+        return _metadata(path, read_header(path)[0])
+    except (NotWholeError, OSError) as error:
+        raise _damaged(path, error) from error
+
+
+def read_features(path: Path) -> SquadFeatures:
+    """Read a file of features: map its columns into memory.
+
+    Raises:
+        InputError: it cannot be read, is cut off, is something else, or its dataset has changed since; the message has
+            the command that makes it.
+        SchemaError: a newer version wrote it.
+    """
+    try:
+        metadata, found = map_columns(path)
+        settings, fingerprint, _ = _metadata(path, metadata)
+        special = json.loads(metadata["special_ids"])
+        features = SquadFeatures(
+            settings=settings,
+            fingerprint=fingerprint,
+            pad_id=int(special["pad"]),
+            cls_id=int(special["cls"]),
+            sep_id=int(special["sep"]),
+            **columns.whole(found),
+        )
+    except (NotWholeError, OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+    _check_dataset(path, settings)
+    return features
+
+
+def open_features(path: Path, split: str | None = None) -> SquadFeatures:
+    """Return the features of a file, or of a folder that holds exactly one file of a split.
+
+    Args:
+        path: the file or the folder.
+        split: 'training' or 'evaluation': what they have to be; None = either.
+
+    Raises:
+        InputError: there are none, several, or those of the other split; they are damaged, or their dataset has
+            changed. The message has the command that makes them.
+        SchemaError: a newer version wrote them.
+    """
+    file = _one_of(path, split) if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(
+            f"there are no SQuAD features at {path}: make them with "
+            f"`{command(split, output=file.parent if file.suffix == SUFFIX else file)}`"
+        )
+    if file.name.endswith((".json", ".json.gz")):
+        made = command(split, source=file)
+        raise InputError(f"{file} is a dataset, and features of it are needed: make them with `{made}`")
+    features = read_features(file)
+    if split not in (None, features.settings.split):
+        raise InputError(
+            f"{file} holds features for {features.settings.split}, and those for {split} are needed: give another "
+            f"file, or make them with `{command(split, output=file.parent)}`"
+        )
+    return features
+
+
+def vocabulary_of(path: Path, settings: Settings, given: Path | None = None) -> Vocabulary:
+    """Return the vocabulary that features were made with: where it lay then, beside them, or the one that is `given`.
+
+    Args:
+        path: what open_features was given.
+        settings: of the features there.
+        given: a vocab.txt to take in place of those.
+
+    Raises:
+        InputError: it is at none of these places, or the one that was given is another one.
+    """
+    file = _one_of(path, settings.split) if path.is_dir() else path
+    noted = _notes_beside(file).get("vocab")
+    places = [Path(noted)] if isinstance(noted, str) else []
+    places = [given] if given is not None else [*places, file.with_name("vocab.txt")]
+    for place in places:
+        if given is not None or place.is_file():
+            found = load_vocabulary(place, settings.lower_case)
+            if found.fingerprint == settings.vocabulary:
+                return found
+    raise InputError(
+        f"the vocabulary that {file} was made with ({settings.vocab_size:,} pieces) is not "
+        f"{' or '.join(map(str, places))}: put that vocab.txt beside the features, or make them with the one there is"
+    )
+
+
+def _one_of(folder: Path, split: str | None) -> Path:
+    pattern = f"squad-{split or '*'}-*{SUFFIX}"
+    found = sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
+    if len(found) == 1:
+        return found[0]
+    kind = f" for {split}" if split else ""
+    if not found:
+        made = command(split, output=folder)
+        raise InputError(f"{folder} holds no SQuAD features{kind}: make them with `{made}`")
+    names = ", ".join(path.name for path in found[:_MOST_NAMES]) + (", ..." if len(found) > _MOST_NAMES else "")
+    raise InputError(f"{folder} holds {len(found)} files of SQuAD features{kind}: give one of them: {names}")
+
+
+def _metadata(path: Path, metadata: Mapping[str, str]) -> tuple[Settings, str, Counts]:
+    if metadata.get("format") != FORMAT:
+        raise NotWholeError("it holds something else")
+    try:
+        version = int(metadata["schema_version"])
+        if version > SCHEMA_VERSION:
+            raise SchemaError(
+                f"{path} has schema version {version}, and this version of bertbench reads {SCHEMA_VERSION}: update "
+                "bertbench, or make the features again"
+            )
+        settings = Settings(**json.loads(metadata["settings"]))
+        counts = Counts()
+        counts.merge(json.loads(metadata["counts"]))
+        return settings, metadata["fingerprint"], counts
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NotWholeError(f"its metadata are damaged: {error!r}") from error
+
+
+def _notes_beside(path: Path) -> dict[str, Any]:
+    """Return what stands in the JSON beside a file; nothing where there is none."""
+    try:
+        found = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _remake(path: Path, settings: Settings | None = None) -> str:
+    notes = _notes_beside(path)
+    try:
+        settings = settings or Settings(**notes["settings"])
+        return command(None, Path(notes["input"]), Path(notes["vocab"]), path.parent, settings)
+    except (KeyError, TypeError):
+        split = next((split for split in ("training", "evaluation") if path.name.startswith(f"squad-{split}-")), None)
+        return command(split, output=path.parent, settings=settings)
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return InputError(f"{path} is not a whole file of SQuAD features ({reason}): make it with `{_remake(path)}`")
+
+
+def _check_dataset(path: Path, settings: Settings) -> None:
+    """Raise InputError where the dataset lies where it lay, with another content."""
+    notes = _notes_beside(path)
+    source = notes.get("input")
+    try:
+        if not isinstance(source, str) or not Path(source).is_file():
+            return
+        state = Path(source).stat()
+        if (state.st_size, state.st_mtime_ns) == (notes.get("input_bytes"), notes.get("input_modified_ns")):
+            return
+        same = fingerprint_of_content(content_of(Path(source))) == notes.get("input_fingerprint")
+    except (OSError, InputError):
+        same = False
+    if not same:
+        raise InputError(
+            f"{path} was made of {source}, which has changed since: make it again with `{_remake(path, settings)}`, or "
+            "put that file back"
+        )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -1,0 +1,100 @@
+"""A safetensors file of columns: written part after part, read by mapping it into memory. Imports no torch.
+
+The format: 8 bytes with the header's size, the header (JSON: name -> dtype, shape, place), then the columns without
+gaps (https://huggingface.co/docs/safetensors). The library itself wants each column in one piece in memory to write it,
+and copies it to read it.
+"""
+
+import json
+import mmap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+_TYPES = {"U8": "|u1", "U16": "<u2", "I32": "<i4", "I64": "<i8", "BOOL": "|b1"}
+_NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
+_MOST_HEADER_BYTES = 2**24
+_ALIGNMENT = 8
+Array = npt.NDArray[Any]
+
+
+class NotWholeError(Exception):
+    """The file is cut off, damaged, or something else; the text says which."""
+
+
+def write_columns(file: BinaryIO, columns: Mapping[str, Sequence[Array]], metadata: Mapping[str, str]) -> None:
+    """Write columns, each of them given as parts that follow one another; the same content gives the same bytes.
+
+    Args:
+        file: open for writing, empty.
+        columns: name -> one or more arrays of one dimension and the same type.
+        metadata: texts to keep in the header.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    # Wide types first, so that every column begins at a multiple of its own width.
+    names = sorted(columns, key=lambda name: (-columns[name][0].itemsize, name))
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    place = 0
+    for name in names:
+        rows = sum(map(len, columns[name]))
+        end = place + rows * columns[name][0].itemsize
+        header[name] = {"dtype": _NAMES[columns[name][0].dtype], "shape": [rows], "data_offsets": [place, end]}
+        place = end
+    content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    content += b" " * (-len(content) % _ALIGNMENT)
+    file.write(len(content).to_bytes(8, "little") + content)
+    for name in names:
+        for part in columns[name]:
+            if len(part):
+                file.write(np.ascontiguousarray(part).data)
+
+
+def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
+    """Return a file's metadata, the description of its columns, and where these begin.
+
+    Raises:
+        NotWholeError: it is cut off or something else.
+        OSError: it cannot be read.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= length <= min(size - 8, _MOST_HEADER_BYTES):
+            raise NotWholeError("it is cut off or no safetensors file")
+        content = file.read(length)
+    try:
+        header = json.loads(content)
+        metadata = header.pop("__metadata__", {})
+        columns = {name: (_TYPES[one["dtype"]], *one["shape"], *one["data_offsets"]) for name, one in header.items()}
+        ends = [int(begin) + int(rows) * np.dtype(kind).itemsize for kind, rows, begin, _ in columns.values()]
+        fits = all(end == column[3] and column[2] >= 0 for end, column in zip(ends, columns.values(), strict=True))
+        texts = all(isinstance(value, str) for value in metadata.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise NotWholeError("it is no safetensors file of columns") from error
+    if not (fits and texts):
+        raise NotWholeError("its header contradicts itself")
+    needed = 8 + length + max(ends, default=0)
+    if needed != size:
+        raise NotWholeError(f"it has {size:,} bytes in place of {needed:,}" + (": it is cut off" * (size < needed)))
+    return metadata, columns, 8 + length
+
+
+def map_columns(path: Path) -> tuple[dict[str, str], dict[str, Array]]:
+    """Return a file's metadata and its columns, read-only, in memory that the system reads from the file as needed.
+
+    Raises:
+        NotWholeError: it is cut off or something else.
+        OSError: it cannot be read.
+    """
+    metadata, described, begin = read_header(path)
+    with path.open("rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    columns = {
+        name: np.frombuffer(content, kind, rows, begin + place) for name, (kind, rows, place, _) in described.items()
+    }
+    return metadata, columns

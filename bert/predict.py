@@ -1,0 +1,65 @@
+"""A trained model, opened to predict with: all of its task's weights, from any form of checkpoint."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from bert.checkpoints.model_config import read_config
+from bert.checkpoints.ours import CONFIG_FILE
+from bert.config import ModelConfig
+from bert.tasks.base import DataIdentity, TrainableTask
+from bert.training.initial import load_initial, unpadded
+from bert.training.resume import find_weights
+from common.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model and where it came from."""
+
+    model: nn.Module
+    """On the CPU, in float32, in evaluation mode."""
+    config: ModelConfig
+    """Its shape."""
+    source: Path
+    """Folder, file or prefix of the weights."""
+
+
+def open_model(checkpoint: Path, task: TrainableTask, data: DataIdentity, warn: Callable[[str], None]) -> Opened:
+    """Open a model that was trained on a task.
+
+    Args:
+        checkpoint: a checkpoint, a folder (or a run's folder) of them, of which the latest is taken, or weights of any
+            form that `bertbench convert` reads.
+        task: what it has to be able to do.
+        data: what it is to be used on.
+        warn: told of damaged checkpoints that were passed over.
+
+    Raises:
+        InputError: there is none, it is damaged, lacks a head of the task, or is of another vocabulary than the data.
+    """
+    initial = find_weights(checkpoint, data, warn, f"predictions need a model trained on {task.name}")
+    path = initial.weights / CONFIG_FILE if initial.found is None else initial.found.config
+    if path is None:
+        raise InputError(
+            f"no config.json or bert_config.json is beside {checkpoint}, and the weights alone do not tell the number "
+            "of attention heads: put it there"
+        )
+    config = read_config(path)
+    if data.vocab_size is not None:
+        config = unpadded(config, config.replace(vocab_size=data.vocab_size))
+        if config.vocab_size != data.vocab_size:
+            raise InputError(
+                f"the model in {checkpoint} has a vocabulary of {config.vocab_size} word pieces, {data.source} was "
+                f"made with one of {data.vocab_size}: use the vocabulary the model was trained with"
+            )
+    model = task.build_model(config)
+    missing = load_initial(initial, model, config, whole=False).missing
+    if missing:
+        raise InputError(
+            f"{checkpoint} lacks {len(missing)} weights of a model that was trained on {task.name}, {missing[0]} "
+            f"first: train it with `bertbench train {task.name} --init {checkpoint}`"
+        )
+    return Opened(model.eval(), config, initial.weights)

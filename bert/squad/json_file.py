@@ -1,0 +1,68 @@
+"""JSON files as the official scripts read them: the standard library's parser, plain or compressed with gzip."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError
+
+MOST_BYTES = 2**30
+"""Size, unpacked, beyond which a file is taken for something else (SQuAD's largest has 42 MB)."""
+_GZIP = b"\x1f\x8b"
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Return the content of a JSON file; whatever Python's own parser reads is read, gzip is recognised by its bytes.
+
+    Args:
+        path: the file.
+        what: what it has to be, for the messages ("SQuAD dataset").
+
+    Raises:
+        InputError: the file cannot be read, is damaged, too large or no JSON.
+    """
+    try:
+        raw = _bytes(path)
+        return json.loads(raw)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"the {what} {path} is a damaged gzip file ({error}): get or pack it again") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"cannot read the {what} {path}: {reason}; give a JSON file") from error
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        raise InputError(f"the {what} {path} is no JSON file, or cut short ({where}): get or write it again") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"the {what} {path} is not UTF-8 text: give a JSON file") from error
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"the {what} {path} is no JSON that could be one ({error}): give another file") from error
+
+
+def _bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        packed = file.read(2) == _GZIP
+        file.seek(0)
+        if packed:
+            with gzip.open(file) as unpacked:
+                raw = unpacked.read(MOST_BYTES + 1)
+        else:
+            raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise InputError(f"{path} has more than {MOST_BYTES // 2**20} MiB: too long for questions or their answers")
+    return raw
+
+
+def is_dataset(content: Any) -> bool:
+    """Whether the content of a JSON file looks like a dataset: {"data": [...]}."""
+    return isinstance(content, Mapping) and isinstance(content.get("data"), list)
+
+
+def kind_of(value: Any) -> str:
+    """Name a JSON value for a message: 'null', 'a number', 'a list', ..."""
+    if value is None:
+        return "null"
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names[type(value)]

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# How much of its time a GPU computes in fine-tuning BERT on SQuAD (with ncu: how much of its cores), at each batch size.
+#
+#   bash profiling/measure_compute_util_squad.sh [nsys|ncu|nvprof|torch] [start] [stop]
+#
+# The iterations [start, stop) are recorded, 10 and 13 if not given; the profiler is torch if not given, which needs no
+# tool. `bertbench doctor` says which profilers can run here. At the end the table is printed, one row per batch size
+# and rank: compute_utilization.csv in OUT, or core_utilization.csv for ncu (nvprof's files are kept, not analysed yet).
+# Environment:
+#   BATCH_SIZES      micro batches                              ("8 16 32 64")
+#   DEVICES          device counts                              (1)
+#   PRECISION        fp32 tf32 bf16 fp16 auto                   (auto)
+#   PRESET           tiny mini small medium base large          (base)
+#   SEQ_LEN          tokens per window at most                  (384)
+#   PADDING          longest: of each batch; fixed: SEQ_LEN     (longest)
+#   DATA             features of bertbench data squad, or synthetic (windows as long as the dev set's)  (synthetic)
+#   OUT              run directory                              (runs/compute-util-squad-<profiler>)
+set -euo pipefail
+# shellcheck disable=SC2034 # what is sourced reads them
+task=squad tokens=384 extra=(${PADDING:+--padding "$PADDING"})
+# shellcheck source=profiling/measure_compute_util.sh
+source "$(dirname "$0")/measure_compute_util.sh"

@@ -1,0 +1,184 @@
+"""`bertbench train squad` and `predict squad` in real processes: one rank and two, killed and resumed, refused."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import squad_runs
+from support.cli import ROOT
+from support.killed_runs import finish, kill_after, losses
+from support.squad_runs import squad_settings
+from support.training_runs import read_log
+
+FINE_TUNING = (
+    "--preset", "tiny", "--device", "cpu", "--threads", "1", "--precision", "fp32", "--log-every", "1",
+    "--learning-rate", "1e-3", "--dropout", "0", "--schedule", "constant", "--warmup", "0",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return squad_runs.features(tmp_path_factory.mktemp("squad"), "2.0", times=4)
+
+
+def bertbench(*words: object, timeout: float = 240, **variables: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "bench.cli.main", *map(str, words)]
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def job(place: Path, files: dict[str, Path], name: str, **changes: Any) -> dict[str, Any]:
+    wanted = squad_settings(files, **{"steps": 12, "save_every": 2, "eval_every": 6, **changes})
+    return {"settings": wanted.to_json(), "folder": str(place / name), "log": str(place / f"{name}.jsonl")}
+
+
+@pytest.fixture(scope="module")
+def pair(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run of two ranks that nothing interrupted."""
+    place = tmp_path_factory.mktemp("pair")
+    made = job(place, files, "pair", dropout=0.0, world_size=2, strategy="ddp")
+    finish(made, place / "ranks")
+    return made
+
+
+def test_two_ranks_follow_the_curve_of_one_and_find_the_same_scores(
+    files: dict[str, Path], tmp_path: Path, pair: dict[str, Any]
+) -> None:
+    alone = job(tmp_path, files, "alone", dropout=0.0, grad_accum_steps=2)
+    finish(alone, tmp_path / "a")
+    curves = [[float.fromhex(loss) for _, loss in losses(each)] for each in (alone, pair)]
+    assert len(curves[0]) == 12 and curves[1] == pytest.approx(curves[0], rel=1e-4)
+    scores = [
+        [event["evaluation"] for event in read_log(Path(each["log"])) if event["event"] == "Evaluated"]
+        for each in (alone, pair)
+    ]
+    assert len(scores[0]) == 2 and scores[0][-1]["samples"] == 10
+    assert scores[1][-1]["values"]["f1"] == pytest.approx(scores[0][-1]["values"]["f1"], abs=11), "of ten questions"
+
+
+def test_two_ranks_killed_and_resumed_give_identical_losses_and_the_same_best(
+    files: dict[str, Path], tmp_path: Path, pair: dict[str, Any]
+) -> None:
+    parts = job(tmp_path, files, "parts", dropout=0.0, world_size=2, strategy="ddp")
+    kill_after(parts, tmp_path / "b", 6, 0.02)
+    log = Path(parts["log"])
+    log.write_text("".join(line + "\n" for line in log.read_text().split("\n")[:-1]))
+    finish(parts, tmp_path / "b")
+    assert set(losses(parts)) == set(losses(pair)), "also the steps that were made twice"
+    last = [[e for e in read_log(Path(each["log"])) if e["event"] == "Saved"][-1]["best"] for each in (pair, parts)]
+    assert last[0] == last[1]
+
+
+def test_from_features_to_scores_by_the_script(files: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "my run"
+    variables = {
+        "DATA": str(files["training"].parent), "OUT": str(out), "PRESET": "tiny", "PRECISION": "fp32", "EPOCHS": "24",
+        "EVAL_EVERY": "60",
+        "CUDA_VISIBLE_DEVICES": "", "BATCH_SIZE": "8", "LEARNING_RATE": "1e-3", "WARMUP": "0.05",
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash", str(ROOT / "bert" / "run_squad.sh")], env={**os.environ, **variables}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (
+        "120 of 120" in done.stdout and "F1 " in done.stdout and "bertbench predict squad --checkpoint" in done.stdout
+    )
+    state = json.loads((out / "train.json").read_text())
+    assert state["finished"] and state["phase"] is None and state["best"]["score"] == "f1"
+    assert state["best"]["value"] == 100.0 and state["evaluation"]["samples"] == 10
+    assert len(list(csv.DictReader((out / "curve.csv").read_text().splitlines()))) == 120
+    predictions = json.loads((out / "predictions" / "predictions.json").read_text())
+    assert predictions["0-0-0"] == "Rollo" and predictions["0-1-x"] == ""
+    assert {path.name for path in (out / "predictions").iterdir()} == {
+        "predictions.json", "nbest_predictions.json", "null_odds.json",
+    }  # fmt: skip
+    dataset = files["training"].parents[1] / "dev.json"
+    scored = bertbench("eval", "squad", "--dataset", dataset, "--predictions", out / "predictions/predictions.json",
+                       "--json")  # fmt: skip
+    assert json.loads(scored.stdout)["scores"]["f1"] == 100.0
+    report = bertbench("report", out)
+    assert report.returncode == 0, report.stderr
+    page = (out / "report" / "report.html").read_text()
+    assert (
+        "BERT-tiny was trained for 120 of 120 steps" in page
+        and "F1, unanswerable" in page
+        and "held-out MLM" not in page
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no data was given: --data FOLDER, what `bertbench data squad --input TRAIN.json"),
+        (["--data", "nowhere"], "bertbench data squad --input TRAIN.json"),
+        (["--data", "TRAIN", "--phase", "1"], "only pretraining has phases, leave it out for squad"),
+        (["--data", "TRAIN", "--seq-len", "64"], "have 48 tokens, --seq-len asks for 64: use --seq-len 48"),
+        (["--data", "TRAIN", "--init", "nowhere"], "nowhere does not exist"),
+        (["--data", "TRAIN", "--padding", "wide"], "unknown padding 'wide'"),
+        (["--data", "EVAL"], "holds features for evaluation, and those for training are needed"),
+        (["--data", "synthetic"], "epochs=2 of data without end have no number of updates: give steps"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_message_and_exit_code_2(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    from bench.cli.main import run
+
+    known = {"TRAIN": str(files["training"]), "EVAL": str(files["evaluation"])}
+    given = [known.get(word, word) for word in words]
+    code = run(["train", "squad", *given, "--preset", "tiny", "--device", "cpu", "--out", str(tmp_path / "run")])
+    shown = capsys.readouterr().err
+    assert code == 2 and said in shown and "Traceback" not in shown
+
+
+def test_missing_evaluation_data_are_refused_with_the_command_that_makes_them(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    done = bertbench("train", "squad", *FINE_TUNING, "--data", files["training"], "--out", tmp_path / "run",
+                     "--eval-data", tmp_path / "none")  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "bertbench data squad --input DEV.json" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_predictions_refuse_what_was_not_trained_on_squad(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench.cli.main import run
+    from bert.checkpoints.ours import save_model
+    from bert.config import PRESETS
+    from bert.data.squad.store import open_features
+    from bert.model import BertForPretraining, BertForQuestionAnswering
+
+    config = PRESETS["tiny"].replace(vocab_size=open_features(files["evaluation"]).settings.vocab_size)
+    save_model(tmp_path / "pretrained", BertForPretraining(config))
+    save_model(tmp_path / "other", BertForQuestionAnswering(config.replace(vocab_size=900)))
+    save_model(tmp_path / "good", BertForQuestionAnswering(config))
+    (tmp_path / "empty").mkdir()
+    for name, features, said in (
+        ("nowhere", "evaluation", "nowhere does not exist, predictions need a model trained on squad"),
+        ("empty", "evaluation", "empty is empty, predictions need a model trained on squad"),
+        (
+            "pretrained",
+            "evaluation",
+            "lacks 2 weights of a model that was trained on squad, answer_span.output.bias first",
+        ),
+        ("other", "evaluation", "has a vocabulary of 900 word pieces"),
+        ("good", "training", "holds features for training, and those for evaluation are needed"),
+    ):
+        words = ["--checkpoint", str(tmp_path / name), "--features", str(files[features]), "--device", "cpu"]
+        assert run(["predict", "squad", *words, "--out", str(tmp_path / "out")]) == 2
+        shown = capsys.readouterr().err
+        assert said in shown and "Traceback" not in shown, shown
+    words = ["--checkpoint", str(tmp_path / "good"), "--features", str(files["evaluation"].parent), "--device", "cpu"]
+    assert run(["predict", "squad", *words, "--out", str(tmp_path / "out"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["questions"] == 10 and len(found["written"]) == 3
+    assert run(["predict"]) == 2 and run(["predict", "--help"]) == 0

@@ -1,0 +1,54 @@
+"""`bertbench throughput squad` from the command line to its tables, on real processes."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli import ROOT, TINY
+from support.squad_windows import VOCAB, squad_windows, write_windows
+
+from analysis.records import RunDirectory
+
+SHORT = ["--start", "1", "--stop", "3", "--batch-sizes", "2"]
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_windows(tmp_path_factory.mktemp("features"), squad_windows(30, max_seq_length=32))
+
+
+def throughput(*options: str) -> Any:
+    argv = [sys.executable, "-m", "bench.cli.main", "throughput", "squad", *TINY, *SHORT, *options, "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_ours_and_transformers_run_on_made_up_windows(tmp_path: Path) -> None:
+    shown = throughput("--implementations", "bertbench", "hf", "--out", str(tmp_path / "run"))
+    ours, theirs = shown["rows"]
+    assert [row["status"] for row in (ours, theirs)] == ["ok", "ok"]
+    assert ours["samples_per_step"] == theirs["samples_per_step"] == 2
+    assert ours["padded_tokens_per_second"] >= ours["tokens_per_second"] > 0 and ours["mfu"] > 0
+    # Theirs has no padding rows of the vocabulary: 6 x 128 parameters.
+    assert ours["parameters"] == theirs["parameters"] + 6 * 128
+    (record, _) = csv.DictReader(RunDirectory(tmp_path / "run").results_csv.open(encoding="utf-8"))
+    assert (record["task"], record["seq_len"], record["status"]) == ("squad", "32", "ok")
+
+
+def test_a_features_file_is_held_against_made_up_windows_and_its_input_alone_is_measured(
+    features: Path, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "run")
+    shown = throughput("--data", str(features), "--against-synthetic", "--padding", "fixed", "--out", out)
+    real, made_up = shown["rows"]
+    assert (real["vocab_size"], real["padding"], real["data"]) == (VOCAB, "fixed", str(features))
+    assert made_up["data"] == f"synthetic:{features}" and len(shown["real_against_synthetic"]) == 1
+    for directory in RunDirectory(Path(out)).trials():
+        assert {row["padded_tokens"] for row in directory.read_steps(0)} == {2 * 32}
+    (alone,) = throughput("--data", str(features), "--input-only", "--padding", "fixed", "--out", out)["input"]
+    assert alone["throughput_ratio"] > 1 and alone["training_rounds"] == 1

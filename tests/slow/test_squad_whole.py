@@ -1,0 +1,28 @@
+"""Every field of the features of whole dev sets, cased and uncased, in long and in short windows."""
+
+from pathlib import Path
+
+import pytest
+from support.cli import ROOT
+from support.squad_columns import compare, made, plain
+
+SHARED = ROOT / "../shared/data"
+
+pytestmark = pytest.mark.skipif(
+    not (SHARED / "squad/dev-v1.1.json.gz").is_file(),
+    reason="the questions are not beside this checkout (shared/data/squad)",
+)
+
+
+@pytest.mark.parametrize("casing", ["cased", "uncased"])
+@pytest.mark.parametrize("lengths", [(384, 128, 64), (100, 17, 9)])
+@pytest.mark.parametrize("name", ["dev-v1.1", "dev-v2.0"])
+def test_every_field_equals_the_plain_implementation(
+    name: str, lengths: tuple[int, int, int], casing: str, tmp_path: Path
+) -> None:
+    source, vocab = SHARED / f"squad/{name}.json.gz", SHARED / f"vocab/bert-{casing}.txt"
+    lower_case = casing == "uncased"
+    options = dict(zip(("max_seq_length", "doc_stride", "max_query_length"), lengths, strict=True))
+    features = made(source, vocab, tmp_path, split="evaluation", lower_case=lower_case, **options)
+    questions, windows = compare(features, plain(source, vocab, False, lengths, lower_case=lower_case))
+    assert questions == {"dev-v1.1": 10_570, "dev-v2.0": 11_873}[name] and windows > questions

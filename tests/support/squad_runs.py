@@ -1,0 +1,81 @@
+"""A handful of questions whose answers can be learned by heart: dataset, vocabulary, features of both splits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support.training_runs import settings
+
+from bert.data.squad.config import SquadConfig
+from bert.data.squad.prepare import prepare
+
+SEQ_LEN = 48
+# Three contexts of two or three sentences, the questions with their answers.
+TEXTS = (
+    ("Rollo came from Norway. His son William ruled Rouen.",
+     ("who came from norway", "Rollo"), ("who ruled rouen", "William")),
+    ("The river runs north; the old bridge is red, the new bridge is blue.",
+     ("what is red", "old bridge"), ("where does the river run", "north"), ("what is blue", "new bridge")),
+    ("Ada wrote notes in 1843, Alan wrote papers in 1936.",
+     ("what did ada write", "notes"), ("when did alan write", "1936")),
+)  # fmt: skip
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def vocabulary(folder: Path) -> Path:
+    """Write every word of the texts as a piece, and every letter for what is left."""
+    words = sorted({word.strip(".,;").lower() for text, *asked in TEXTS for part in (text, *(q for q, _ in asked))
+                    for word in part.split()})  # fmt: skip
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    pieces = dict.fromkeys([*SPECIAL, *words, *letters, *(f"##{letter}" for letter in letters), *".,;?"])
+    path = folder / "vocab.txt"
+    path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+    return path
+
+
+def dataset(path: Path, version: str = "1.1", times: int = 1) -> Path:
+    """Write the questions as SQuAD's JSON; for 2.0 with one question more per context, which has no answer."""
+    paragraphs = []
+    for copy in range(times):
+        for number, (text, *asked) in enumerate(TEXTS):
+            qas: list[dict[str, Any]] = [
+                {"id": f"{copy}-{number}-{q}", "question": question,
+                 "answers": [{"text": answer, "answer_start": text.index(answer)}]}
+                for q, (question, answer) in enumerate(asked)
+            ]  # fmt: skip
+            if version == "2.0":
+                qas = [{**qa, "is_impossible": False} for qa in qas]
+                qas.append({"id": f"{copy}-{number}-x", "question": "why", "answers": [], "is_impossible": True})
+            paragraphs.append({"context": text, "qas": qas})
+    content = {
+        "version": f"v{version}" if version == "2.0" else version,
+        "data": [{"title": "t", "paragraphs": paragraphs}],
+    }
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def features(folder: Path, version: str = "1.1", times: int = 1, **changes: Any) -> dict[str, Path]:
+    """Make the features of both splits; return the file of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab = vocabulary(folder)
+    inputs = {
+        "training": dataset(folder / "train.json", version, times),
+        "evaluation": dataset(folder / "dev.json", version),
+    }
+    options = {"max_seq_length": SEQ_LEN, "doc_stride": 16, "max_query_length": 12, "workers": 1, **changes}
+    config = SquadConfig(input=tuple(inputs.values()), vocab=vocab, output=folder / "features", **options)
+    made = prepare(config, lambda *_: None)
+    return dict(zip(inputs, (summary.features for summary in made), strict=True))
+
+
+def squad_settings(files: dict[str, Path], **changes: Any) -> Any:
+    """Return settings of a tiny model that learns these questions."""
+    from bert.data.squad.store import open_features
+
+    known = open_features(files["training"]).settings
+    values = {
+        "task": "squad", "seq_len": known.max_seq_length, "vocab_size": known.vocab_size, "optimizer": "adamw",
+        "schedule": "linear", "learning_rate": 1e-3, "warmup": 0.1, "eval_data": str(files["evaluation"]), **changes,
+    }  # fmt: skip
+    return settings(str(files["training"]), **values)

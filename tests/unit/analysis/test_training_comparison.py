@@ -1,0 +1,223 @@
+"""Trainings held against each other: every figure worked by hand from run directories that are written here."""
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.metrics import training_comparison
+from analysis.metrics.training_comparison import COLUMNS, VariantRun, all_reduce, compare_trainings
+from analysis.records import STEP_COLUMNS, Trial, TrialDirectory, write_record
+from analysis.report.training_comparison_figures import draw_comparison, scores_text, variant_label
+from analysis.report.training_comparison_text import comparison_csv, comparison_text
+from analysis.train_records import TrainRun, events_jsonl, write_curve
+
+BATCH = 8
+TOTAL = 4
+
+
+def write_attempt(
+    run: TrainRun,
+    times_ms: list[list[float]],
+    number: int = 0,
+    first_step: int = 0,
+    gap_ms: float = 0.0,
+    total: int = TOTAL,
+) -> TrialDirectory:
+    """An attempt with one list of step times per rank; `gap_ms` lies between any two steps."""
+    ranks = len(times_ms)
+    trial = Trial(
+        kind="train", strategy="single" if ranks == 1 else "ddp", preset="tiny", micro_batch_size=BATCH // ranks,
+        world_size=ranks, round=number, training=(("steps", total),),
+    )  # fmt: skip
+    directory = run.run.trial(trial.trial_id)
+    directory.path.mkdir(parents=True)
+    write_record(directory.trial_json, trial.to_json())
+    slowest = [max(step) for step in zip(*times_ms, strict=True)]
+    for rank, own in enumerate(times_ms):
+        with directory.steps_csv(rank).open("w", newline="") as file:
+            table = csv.DictWriter(file, STEP_COLUMNS)
+            table.writeheader()
+            for place, time_ms in enumerate(own):
+                start = 10**18 + round(1e6 * (sum(slowest[:place]) + gap_ms * place))
+                table.writerow({"step": first_step + place, "start_ns": start, "step_time_ms": time_ms})
+        write_record(directory.rank_json(rank), {"threads": 2 // ranks, "peak_memory_bytes": 1000 + rank})
+    return directory
+
+
+def curve_rows(losses: list[float | None]) -> list[dict[str, Any]]:
+    return [
+        {"step": n, "applied_steps": n + 1, "samples": BATCH * (n + 1), "loss": loss, "learning_rate": 0.1 * (n + 1)}
+        for n, loss in enumerate(losses)
+    ]
+
+
+def variant(folder: Path, name: str, losses: list[float | None], **state: Any) -> VariantRun:
+    strategy, devices = name.split("-")
+    run = TrainRun(folder / name)
+    run.path.mkdir(parents=True, exist_ok=True)
+    write_curve(run.curve_csv, curve_rows(losses))
+    write_record(run.state_json, {"finished": True, "status": "ok", **state})
+    return VariantRun(strategy=strategy, devices=int(devices), run=run)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[VariantRun]:
+    """One device with 4 steps of 100 ms, and two devices whose slowest rank takes 60, 50, 50 and 40 ms."""
+    one = variant(tmp_path, "single-1", [4.0, 3.0, 2.5, 2.0], evaluation=scores(80.0))
+    write_attempt(one.run, [[100.0, 100.0, 100.0, 100.0]], gap_ms=50.0)
+    two = variant(tmp_path, "ddp-2", [4.0, 3.25, 2.5, 1.9], evaluation=scores(80.5))
+    write_attempt(two.run, [[60.0, 30.0, 50.0, 20.0], [10.0, 50.0, 40.0, 40.0]])
+    return [one, two]
+
+
+def scores(f1: float) -> dict[str, Any]:
+    return {
+        "event": "evaluated", "time_ns": 5, "seconds": 1.5, "applied_steps": 4, "best": True, "samples": 64,
+        "exact": 70.0, "f1": f1,
+    }  # fmt: skip
+
+
+def test_time_rate_and_what_is_saved_are_those_worked_by_hand(pair: list[VariantRun]) -> None:
+    one, two = compare_trainings(pair).rows
+    assert (one["step_seconds"], two["step_seconds"]) == (pytest.approx(0.4), pytest.approx(0.2))
+    assert one["loop_seconds"] == pytest.approx(0.55), "4 steps and the 3 gaps between them"
+    told = {"time_ns": 9, "applied_steps": 4, "seconds": 1.5}
+    saved = {**told, "event": "saved", "path": "step-0000004", "size_bytes": 1, "seconds": 0.25}
+    lines = [scores(80.0), saved, {**scores(70.0), "applied_steps": 2}]
+    events_jsonl(pair[0].run.attempts()[-1]).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    behind = compare_trainings(pair).rows[0]["loop_seconds"]
+    assert behind == pytest.approx(0.55 + 1.5 + 0.25), "with what came behind the last step"
+    assert (one["samples_per_second"], two["samples_per_second"]) == (pytest.approx(80), pytest.approx(160))
+    assert (one["speedup"], two["speedup"]) == (1, pytest.approx(2))
+    assert (two["seconds_saved"], two["time_saved"]) == (pytest.approx(0.2), pytest.approx(0.5))
+    assert (one["step_time_ms"], two["step_time_ms"]) == (100, 50)
+    assert (one["threads_per_rank"], two["threads_per_rank"], two["peak_memory_bytes"]) == (2, 1, 1001)
+    assert (two["global_batch_size"], two["micro_batch_size"], two["steps"], two["samples"]) == (8, 4, 4, 32)
+
+
+def test_the_greatest_difference_of_the_losses_is_found_step_by_step(pair: list[VariantRun]) -> None:
+    one, two = compare_trainings(pair).rows
+    assert two["greatest_loss_difference"] == 0.25 and two["greatest_loss_difference_step"] == 1
+    assert one["greatest_loss_difference"] == 0 and two["compared_steps"] == 4 and two["last_loss"] == 1.9
+
+
+def test_losses_that_are_not_finite_are_left_out_of_the_comparison(tmp_path: Path, pair: list[VariantRun]) -> None:
+    write_curve(pair[1].run.curve_csv, curve_rows([4.0, math.nan, 2.75, None]))
+    row = compare_trainings(pair).rows[1]
+    assert (row["compared_steps"], row["greatest_loss_difference"], row["last_loss"]) == (2, 0.25, None)
+
+
+def test_epochs_follow_from_the_samples_of_the_data(pair: list[VariantRun]) -> None:
+    found = compare_trainings(pair, samples_per_epoch=16)
+    assert found.epochs == 2 and [row["epochs"] for row in found.rows] == [2, 2]
+    assert compare_trainings(pair).epochs is None
+
+
+def test_steps_made_again_count_once_and_time_between_attempts_not_at_all(pair: list[VariantRun]) -> None:
+    write_attempt(pair[0].run, [[30.0, 20.0]], number=1, first_step=2)
+    found = compare_trainings(pair)
+    row, curve = found.rows[0], found.curves[0]
+    assert row["step_seconds"] == pytest.approx(0.1 + 0.1 + 0.03 + 0.02) and row["attempts"] == 2
+    assert curve.seconds.tolist() == pytest.approx([0.1, 0.25, 0.28, 0.3])
+    assert curve.percent.tolist() == [25, 50, 75, 100]
+
+
+def test_a_variant_that_failed_is_named_and_the_others_are_compared(tmp_path: Path, pair: list[VariantRun]) -> None:
+    broken = variant(tmp_path, "ddp-4", [4.0, 3.0], finished=False, status="oom", reason="rank 3: no memory left")
+    log = write_attempt(broken.run, [[50.0, 50.0]] * 4).log
+    absent = VariantRun(strategy="ddp", devices=8, run=TrainRun(tmp_path / "ddp-8"))
+    found = compare_trainings([*pair, broken, absent])
+    assert [row["status"] for row in found.rows] == ["finished", "finished", "oom", "not begun"]
+    assert [row["devices"] for row in found.failed] == [4, 8]
+    row = found.rows[2]
+    assert (row["reason"], row["log"]) == ("rank 3: no memory left", str(log))
+    assert row["speedup"] == pytest.approx(2) and row["time_saved"] is None, "it saw fewer samples"
+    assert found.rows[1]["speedup"] == pytest.approx(2)
+    assert "2 of 4" in comparison_text(found) and "oom" in comparison_text(found)
+
+
+def test_the_first_variant_that_made_steps_is_what_others_are_held_against(
+    tmp_path: Path, pair: list[VariantRun]
+) -> None:
+    absent = VariantRun(strategy="single", devices=1, run=TrainRun(tmp_path / "gone"))
+    found = compare_trainings([absent, pair[1]])
+    assert found.rows[0]["speedup"] is None and found.rows[1]["speedup"] == 1
+
+
+def test_scores_are_those_of_the_last_evaluation(pair: list[VariantRun]) -> None:
+    found = compare_trainings(pair)
+    assert found.rows[1]["scores"] == {"exact": 70.0, "f1": 80.5} and found.rows[1]["evaluation_samples"] == 64
+    assert scores_text(found.curves[1]) == "F1 80.50, exact match 70.00"
+    text = comparison_text(found)
+    assert "80.00" in text and "80.50" in text and "0.2000 s (50.0 %)" in text and "all-reduce" not in text
+
+
+def test_the_table_has_a_row_per_variant_with_every_column(pair: list[VariantRun]) -> None:
+    rows = list(csv.DictReader(io.StringIO(comparison_csv(compare_trainings(pair)))))
+    assert list(rows[0]) == [*COLUMNS, "score_exact", "score_f1"]
+    assert [(row["strategy"], row["devices"], row["score_f1"]) for row in rows] == [
+        ("single", "1", "80.0"),
+        ("ddp", "2", "80.5"),
+    ]
+    assert rows[0]["all_reduce_share"] == "" and float(rows[1]["speedup"]) == pytest.approx(2)
+    json.dumps(compare_trainings(pair).rows, allow_nan=False)
+
+
+def test_all_reduce_is_the_mean_of_its_shares_over_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = pd.DataFrame({"rank": [0, 1], "steps": [2, 2], "window_ms": [100.0, 200.0]})
+    kinds = pd.DataFrame(
+        {
+            "rank": [0, 1, 1],
+            "collective": ["all_reduce", "all_reduce", "broadcast"],
+            "total_ms": [30.0, 20.0, 90.0],
+            "exposed_ms": [10.0, 20.0, 90.0],
+        }
+    )
+    monkeypatch.setattr(training_comparison, "communication_by_rank", lambda timelines: ranks)
+    monkeypatch.setattr(training_comparison, "communication_by_kind", lambda timelines: kinds)
+    assert all_reduce([]) == pytest.approx(
+        {
+            "all_reduce_share": (0.3 + 0.1) / 2,
+            "all_reduce_exposed_share": (0.1 + 0.1) / 2,
+            "all_reduce_hidden_share": 0.1,
+            "all_reduce_ms": (15 + 10) / 2,
+            "profiled_steps": 2,
+        }
+    )
+
+
+def test_a_profile_shows_in_table_and_text(pair: list[VariantRun]) -> None:
+    shares = {"all_reduce_share": 0.25, "all_reduce_exposed_share": 0.2, "all_reduce_hidden_share": 0.05}
+    profiled = VariantRun(strategy="ddp", devices=2, run=pair[1].run, profile=shares)
+    text = comparison_text(compare_trainings([pair[0], profiled]))
+    assert "25.0 %" in text and "20.0 % + 5.0 %" in text
+
+
+@pytest.mark.parametrize("steps", [4, 150])
+def test_the_picture_is_drawn_also_of_one_step_and_of_many(tmp_path: Path, steps: int) -> None:
+    runs = []
+    for name in ("single-1", "ddp-2"):
+        runs.append(variant(tmp_path, name, list(np.linspace(4, 2, steps))))
+        write_attempt(runs[-1].run, [[10.0] * steps] * int(name[-1]), total=steps)
+    path = tmp_path / "picture.png"
+    assert draw_comparison(path, compare_trainings(runs), "title $x", "note") == path
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_nothing_is_drawn_where_nothing_was_trained(tmp_path: Path) -> None:
+    absent = VariantRun(strategy="single", devices=1, run=TrainRun(tmp_path / "gone"))
+    assert draw_comparison(tmp_path / "picture.png", compare_trainings([absent])) is None
+    assert "not begun" in comparison_text(compare_trainings([absent]))
+
+
+def test_variants_are_named_by_what_they_run_on() -> None:
+    assert variant_label("ddp", 2, "cuda") == "ddp on 2 GPUs"
+    assert variant_label("ddp", 2, "cpu") == "ddp on 2 CPU processes"
+    assert variant_label("single", 1, "cpu") == "single on 1 CPU process"

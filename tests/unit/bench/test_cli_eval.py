@@ -1,0 +1,184 @@
+"""`eval squad`: exit codes, what it prints, what it writes."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.mutate import count_from_environment, mutations
+
+from bench.cli.main import run
+from bert.squad.golds import read_golds
+from bert.squad.prediction_files import read_null_odds, read_predictions
+from bert.squad.scores import score
+from common.errors import InputError, StorageError
+
+SQUAD = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "squad"
+PICTURES = ["no_answer_scores.png", "precision_recall.png", "thresholds.png"]
+
+
+def write(path: Path, content: Any) -> str:
+    path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    return str(path)
+
+
+def question(name: str, *answers: str, **more: Any) -> dict[str, Any]:
+    return {"id": name, "question": "?", "answers": [{"text": text, "answer_start": 0} for text in answers], **more}
+
+
+def dataset(folder: Path, version: str = "v2.0") -> str:
+    questions = [question("q1", "the Normans"), question("q2", "1066", "in 1066"), question("q3", "York")]
+    if version == "v2.0":
+        questions += [question("q4", is_impossible=True), question("q5", is_impossible=True)]
+    content = {"version": version, "data": [{"title": "T", "paragraphs": [{"context": "c", "qas": questions}]}]}
+    return write(folder / "dataset.json", content)
+
+
+def predictions(folder: Path) -> str:
+    return write(folder / "predictions.json", {"q1": "Normans!", "q2": "1066 AD", "q3": "", "q4": "", "q5": "x"})
+
+
+def null_odds(folder: Path) -> str:
+    return write(folder / "null_odds.json", {"q1": -5.5, "q2": -2, "q3": 0.5, "q4": 3.0, "q5": 1.25})
+
+
+def test_scores_of_1_1_are_printed_and_no_file_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [dataset(tmp_path, "1.1"), predictions(tmp_path)]
+    before = sorted(tmp_path.iterdir())
+    assert run(["eval", "squad", "--dataset", names[0], "--predictions", names[1]]) == 0
+    shown = capsys.readouterr().out
+    assert "SQuAD 1.1, 3 questions" in shown and "exact match   33.333 %" in shown and "F1            55.556 %" in shown
+    assert "extra: 2 prediction(s) for ids that no question has: q4, q5" in shown and "missing" not in shown
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_scores_of_2_0_say_how_curves_are_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "with answer" in shown and "without answer" in shown and "--na-prob null_odds.json" in shown
+    assert "--out DIR" in shown and "best" not in shown
+
+
+def test_no_answer_scores_give_thresholds_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)]
+    argv += ["--na-prob", null_odds(tmp_path), "--threshold", "1", "--out", str(tmp_path / "out")]
+    assert run(argv) == 0
+    shown = capsys.readouterr().out
+    assert "at threshold" in shown and "avg. precision" in shown and "--na-prob" not in shown
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*PICTURES, "scores.json"])
+    for name in PICTURES:
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+        assert str(tmp_path / "out" / name) in shown.replace("\n", "")
+    assert run([*argv, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    kept = json.loads((tmp_path / "out" / "scores.json").read_text(encoding="utf-8"))
+    assert kept == {name: value for name, value in printed.items() if name != "written"}
+    assert printed["scores"]["total"] == 5 and printed["scores"]["best_exact_thresh"] == -5.5
+    assert printed["scores"]["NoAns_exact"] == 100.0  # q5 is above the threshold
+
+
+@pytest.mark.skipif(not SQUAD.is_dir(), reason="../shared/data/squad is not here")
+def test_json_has_every_digit_and_all_missing_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--dataset", str(SQUAD / "dev-v1.1.json.gz"), "--predictions"]
+    assert run(["eval", "squad", *files, str(SQUAD / "v1.1.logistic-regression.json.gz"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["scores"] == {"exact_match": 40.14191106906339, "f1": 50.98153647324461}
+    assert (len(printed["missing"]), len(printed["extra"]), printed["questions"]) == (13, 28, 10_570)
+
+
+def test_a_best_threshold_that_answers_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = write(tmp_path / "wrong.json", dict.fromkeys(("q1", "q2", "q3", "q4", "q5"), "nonsense"))
+    argv = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", wrong, "--na-prob", null_odds(tmp_path)]
+    assert run(argv) == 0
+    assert "to answer no question at all" in capsys.readouterr().out
+
+
+def test_scores_are_shown_also_where_the_disk_is_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr("bench.cli.eval_squad._draw", full)
+    argv = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)]
+    assert run([*argv, "--na-prob", null_odds(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    shown = capsys.readouterr()
+    assert "SQuAD 2.0, 5 questions" in shown.out and "the disk is full" in shown.err
+    assert (tmp_path / "out" / "scores.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--na-prob", "{odds}", "--dataset", "{old}"], "--na-prob is for SQuAD 2.0"),
+        (["--threshold", "0"], "needs no-answer scores"),
+        (["--threshold", "nan", "--na-prob", "{odds}"], "--threshold nan is no number"),
+        (["--predictions", "{dataset}"], "is a SQuAD dataset"),
+        (["--dataset", "{predictions}"], "is no SQuAD dataset"),
+        (["--predictions", "{odds}"], "as null_odds.json does"),
+        (["--na-prob", "{predictions}"], "one number per question id"),
+        (["--predictions", "/no/such/file"], "/no/such/file"),
+        (["--predictions", "{folder}"], "cannot read"),
+        (["--out", "/proc/none/x"], "cannot be made there"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old").mkdir()
+    names = {
+        "{dataset}": dataset(tmp_path),
+        "{old}": dataset(tmp_path / "old", "1.1"),
+        "{predictions}": predictions(tmp_path),
+        "{odds}": null_odds(tmp_path),
+        "{folder}": str(tmp_path),
+    }
+    given = {"--dataset": names["{dataset}"], "--predictions": names["{predictions}"]}
+    given |= dict(zip(options[::2], (names.get(word, word) for word in options[1::2]), strict=True))
+    assert run(["eval", "squad", *(word for pair in given.items() for word in pair)]) == 2
+    errors = capsys.readouterr().err
+    assert message in errors and "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "text"),
+    [
+        ([], 2, "usage: bertbench eval TASK"),
+        (["--help"], 0, "squad"),
+        (["sqad"], 2, "did you mean 'squad'"),
+        (["--dataset", "x"], 2, "needs a task first"),
+    ],
+)
+def test_a_task_is_needed(argv: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["eval", *argv]) == code
+    shown = capsys.readouterr()
+    assert text in shown.out + shown.err
+
+
+def test_names_from_outside_neither_style_nor_break_the_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = write(tmp_path / "predictions.json", {"q1": "x", "\x1b[31mred\n": "x"})
+    assert run(["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", odd]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "missing: 4 question(s)" in shown
+
+
+def test_any_damaged_file_gives_scores_or_one_message(tmp_path: Path) -> None:
+    files = [Path(name) for name in (dataset(tmp_path), predictions(tmp_path), null_odds(tmp_path))]
+    good = [path.read_bytes() for path in files]
+    for number, path in enumerate(files):
+        for seed, packed in enumerate((False, True)):
+            data = gzip.compress(good[number], mtime=0) if packed else good[number]
+            for damaged in mutations(data, count_from_environment(150), seed):
+                path.write_bytes(damaged)
+                try:
+                    golds = read_golds(files[0])
+                    odds = read_null_odds(files[2]) if golds.version == "2.0" else None
+                    found = score(golds, read_predictions(files[1]), odds)
+                except InputError as error:
+                    assert str(error)
+                else:
+                    json.dumps(found.to_json(), allow_nan=False)
+        path.write_bytes(good[number])

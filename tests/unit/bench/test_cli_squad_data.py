@@ -1,0 +1,59 @@
+"""`bertbench data squad` and `data squad-scaling`: what they print and write."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from support.squad_columns import dataset, paragraph, question, small_vocabulary
+
+from bench.cli.main import run
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> list[str]:
+    rows = [question("a", "what is it?", ("c d", 4)), question("b", "who?", ("zebra", 1)), question("c", "?", ("a", 0))]
+    source = dataset(tmp_path / "train.json", paragraph("a b c d e f", *rows))
+    return ["--input", str(source), "--vocab", str(small_vocabulary(tmp_path))]
+
+
+def test_the_summary_says_what_was_made_and_what_was_left_out(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["data", "squad", *given, "--output", str(tmp_path / "out"), "--lower-case"]) == 0
+    said = capsys.readouterr()
+    assert "SQuAD 1.1, for training" in said.out and "left out    1 questions" in said.out
+    assert "the answer is not found at its place; such as b" in said.err
+    assert run(["data", "squad", *given, "--output", str(tmp_path / "out"), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["kept"] and found["counts"]["questions"] == 2 and Path(found["features"]).is_file()
+
+
+def test_bad_input_is_one_message_and_exit_code_2(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", "squad", *given, "--squad-version", "2.0"]) == 2
+    assert "give --squad-version 1.1 (or auto)" in capsys.readouterr().err
+
+
+def test_scaling_writes_a_table_and_a_picture_of_both_modes(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "scaling"
+    assert run(["data", "squad-scaling", *given, "--workers", "1", "--rounds", "2", "--out", str(out)]) == 0
+    assert "the same file every time" in capsys.readouterr().out
+    document = json.loads((out / "squad-scaling.json").read_text())
+    assert [(row["mode"], row["workers"], len(row["rounds"])) for row in document["rows"]] == [
+        ("merge", 1, 2),
+        ("spill", 1, 2),
+    ]
+    for row in document["rows"]:
+        assert sum(row["shares"].values()) == pytest.approx(row["seconds"])
+        assert {"tokenising", "windowing", "transfer", "writing"} <= set(row["shares"])
+    with (out / "squad-scaling.csv").open() as file:
+        assert [row["mode"] for row in csv.DictReader(file)] == ["merge", "spill"]
+    assert (out / "squad-scaling.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in out.iterdir()) == [
+        "squad-scaling.csv",
+        "squad-scaling.json",
+        "squad-scaling.png",
+    ]
+    assert run(["data", "squad-scaling", *given, "--workers", "5000", "--out", str(out)]) == 2

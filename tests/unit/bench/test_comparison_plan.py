@@ -1,0 +1,145 @@
+"""What a comparison of strategies runs, and what it refuses."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records import Trial, write_record
+from bench.cli.main import run as command
+from bench.comparison import PlannedVariant, Variant, _profile_trial, check_comparable, plan_variant, remarks, variants
+from bench.devices import Devices
+from bert.config import preset, shape_from_words, shape_in_words
+from common.errors import UsageError
+
+CPU = Devices("cpu", (), 4)
+GIVEN = {"preset": "tiny", "data": "synthetic", "seq_len": 32, "steps": 6, "precision": "fp32", "global_batch_size": 8}
+
+
+def planned(out: Path, *chosen: Variant, **changes: Any) -> list[PlannedVariant]:
+    names = ("task", "micro_batch_size", "grad_accum_steps", "dropout")
+    given = {**dict.fromkeys(names), **GIVEN, **changes}
+    pair = chosen or (Variant("single", 1), Variant("ddp", 2))
+    return [plan_variant(variant, out, None, given, {}, None, CPU) for variant in pair]
+
+
+def trained(item: PlannedVariant, **changes: Any) -> None:
+    """Leave an attempt in the folder of a variant."""
+    settings = item.plan.settings
+    fields: dict[str, Any] = {"data": settings.data, "device": "cpu", **changes}
+    training = tuple(sorted({**settings.to_json(), **fields.pop("training", {})}.items()))
+    trial = Trial(kind="train", preset=settings.preset, training=training, **fields)
+    directory = item.run.run.trial(trial.trial_id)
+    directory.path.mkdir(parents=True)
+    write_record(directory.trial_json, trial.to_json())
+
+
+def test_auto_is_single_on_one_device_and_ddp_on_several() -> None:
+    assert variants(("auto",), (1, 2)) == [Variant("single", 1), Variant("ddp", 2)]
+    assert variants(("auto", "ddp"), (1, 2)) == [Variant("single", 1), Variant("ddp", 2), Variant("ddp", 1)]
+    assert Variant("ddp", 2).name == "ddp-2"
+
+
+@pytest.mark.parametrize("devices", [(2,), (2, 2), ()])
+def test_one_variant_is_no_comparison(devices: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="needs two variants"):
+        variants(("auto",), devices)
+
+
+def test_variants_have_one_global_batch_and_folders_of_their_own(tmp_path: Path) -> None:
+    one, two = planned(tmp_path, micro_batch_size=2)
+    assert (one.plan.settings.grad_accum_steps, two.plan.settings.grad_accum_steps) == (4, 2)
+    assert (one.run.path, two.run.path) == (tmp_path / "single-1", tmp_path / "ddp-2")
+    check_comparable([one, two], CPU)
+
+
+def test_other_global_batches_are_refused(tmp_path: Path) -> None:
+    pair = planned(tmp_path, micro_batch_size=2, grad_accum_steps=2, global_batch_size=None)
+    with pytest.raises(UsageError, match=r"single-1 4, ddp-2 8.*--global-batch-size"):
+        check_comparable(pair, CPU)
+
+
+def test_the_same_training_goes_on_in_its_folder(tmp_path: Path) -> None:
+    pair = planned(tmp_path)
+    trained(pair[0])
+    trained(pair[1], training={"log_every": 77})
+    check_comparable(pair, CPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"training": {"learning_rate": 0.5}}, "learning_rate 0.5, not"),
+        ({"training": {"seed": 7, "steps": 9}}, "steps 9, not 6; seed 7, not 42"),
+        ({"data": "/other"}, "data /other, not synthetic"),
+        ({"device": "cuda"}, "device cuda, not cpu"),
+        ({"threads_per_rank": 1}, "threads 1, not None"),
+    ],
+)
+def test_a_folder_with_another_training_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    pair = planned(tmp_path)
+    trained(pair[1], **change)
+    with pytest.raises(UsageError) as refused:
+        check_comparable(pair, CPU)
+    assert words in str(refused.value) and "ddp-2" in str(refused.value) and "another --out" in str(refused.value)
+
+
+def test_data_of_another_content_are_refused_also_where_they_lie_alike(tmp_path: Path) -> None:
+    pair = planned(tmp_path)
+    source = dataclasses.replace(pair[1].plan.source, fingerprint="new")
+    pair[1] = dataclasses.replace(pair[1], plan=dataclasses.replace(pair[1].plan, source=source))
+    trained(pair[1], data_fingerprint="old")
+    with pytest.raises(UsageError, match="a hash of the data old, not new"):
+        check_comparable(pair, CPU)
+
+
+def test_a_single_training_is_no_folder_for_a_comparison(tmp_path: Path) -> None:
+    (tmp_path / "curve.csv").touch()
+    with pytest.raises(UsageError, match="run directory of one training"):
+        check_comparable(planned(tmp_path), CPU)
+
+
+def test_what_is_shared_and_what_makes_losses_differ_is_said(tmp_path: Path) -> None:
+    shared, made_up, dropout = remarks(planned(tmp_path), CPU)
+    assert "4 CPU cores" in shared and "4 in single-1, 2 in ddp-2" in shared
+    assert "made-up data" in made_up and "--dropout 0" in dropout
+    assert len(remarks(planned(tmp_path, dropout=0.0), CPU)) == 2
+
+
+def test_the_profile_is_of_the_model_and_batches_of_the_training(tmp_path: Path) -> None:
+    (item,) = planned(tmp_path, Variant("ddp", 2), micro_batch_size=2)
+    trial = _profile_trial(item, 3, CPU)
+    assert (trial.kind, trial.profiler, trial.strategy, trial.world_size) == ("profile", "torch", "ddp", 2)
+    assert (trial.micro_batch_size, trial.grad_accum_steps, trial.seq_len) == (2, 2, 32)
+    assert (trial.start_iteration, trial.stop_iteration) == (2, 5)
+
+
+def test_a_shape_that_is_no_preset_reaches_the_ranks() -> None:
+    from bench.worker import _model_config
+
+    words = shape_in_words(preset("tiny").replace(num_layers=3))
+    trial = Trial(preset="3x128", shape=words, seq_len=32)
+    assert _model_config(Trial.from_json(trial.to_json())).num_layers == 3
+    assert shape_from_words(trial.shape).num_layers == 3
+    assert Trial(preset="tiny").trial_id == Trial(preset="tiny", shape="").trial_id != trial.trial_id
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "needs a task"),
+        (("pretain",), "unknown task"),
+        (("pretrain", "--devices", "1", "2"), "no data was given"),
+        (("pretrain", "--data", "synthetic", "--devices", "0", "2"), "at least 1"),
+        (("pretrain", "--data", "synthetic", "--strategy", "dpd"), "unknown strategy"),
+        (("pretrain", "--data", "synthetic", "--profile-steps", "-1"), "at least 0"),
+        (("pretrain", "--data", "synthetic", "--devices", "1", "4096", "--device", "cpu"), "4096 devices"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    words: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert command(["compare-strategies", *words, *(["--out", str(out)] if words else [])]) == 2
+    assert told in capsys.readouterr().err and not out.exists()

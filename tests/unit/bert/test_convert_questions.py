@@ -1,0 +1,165 @@
+"""Checkpoints of question answering: ours, Hugging Face's and TensorFlow's, with logits equal in transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.bert_folders import (
+    IDS,
+    MASK,
+    PIECES,
+    SHAPE,
+    assert_equal_outputs,
+    loaded,
+    saved,
+    saved_by_tensorflow,
+    theirs,
+)
+from torch import Tensor
+
+from bert.batch import Batch, BatchCounts
+from bert.checkpoints.conversion import convert
+from bert.checkpoints.ours import load_into, load_model, save_model
+from bert.model import BertForPretraining, BertForQuestionAnswering
+from bert.training.initial import Taken, load_initial
+from bert.training.resume import Initial
+from common.errors import InputError
+
+REAL = MASK.bool()
+POOLER = {"bert/pooler/dense/bias": torch.ones(16), "bert/pooler/dense/kernel": torch.ones(16, 16)}
+
+
+def ours(segments: int = 2) -> BertForQuestionAnswering:
+    torch.manual_seed(0)
+    model = BertForQuestionAnswering(SHAPE.replace(type_vocab_size=segments)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn(parameter.shape), alpha=0.1)
+    return model
+
+
+@torch.no_grad()
+def results(model: BertForQuestionAnswering) -> list[Tensor]:
+    """Hidden states and logits of real tokens."""
+    zeros = torch.zeros(len(IDS), dtype=torch.long)
+    tensors = {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": torch.zeros_like(IDS)}
+    found = model(
+        Batch(tensors | {"start_positions": zeros, "end_positions": zeros}, BatchCounts(2, 10, IDS.numel(), 0, 0))
+    )
+    return [model.encoder(IDS, MASK).hidden[REAL], found.start_logits[REAL], found.end_logits[REAL]]
+
+
+@torch.no_grad()
+def their_results(model: Any) -> list[Tensor]:
+    found = model(input_ids=IDS, attention_mask=MASK, output_hidden_states=True)
+    return [found.hidden_states[-1][REAL], found.start_logits[REAL], found.end_logits[REAL]]
+
+
+def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "segments"), [("BertForQuestionAnswering", 2), ("DistilBertForQuestionAnswering", 0)])
+def test_a_model_of_ours_answers_alike_in_transformers_and_comes_back_bit_by_bit(
+    tmp_path: Path, kind: str, segments: int
+) -> None:
+    model = ours(segments)
+    save_model(tmp_path / "ours", model)
+    (tmp_path / "ours" / "vocab.txt").write_text("\n".join(PIECES))
+    done = convert(tmp_path / "ours", tmp_path / "hf")
+    assert (done.architecture, done.missing, done.unexpected, done.notes) == (kind, (), (), ())
+    assert done.converted == done.tensors_read == len(model.state_dict())
+    written = loaded(tmp_path / "hf")
+    assert type(written).__name__ == kind
+    assert_close(their_results(written), results(model))
+    done = convert(tmp_path / "hf", tmp_path / "back", target="bertbench")
+    assert (done.architecture, done.missing, done.unexpected) == (kind, (), ())
+    back = BertForQuestionAnswering(model.config)
+    load_into(back, tmp_path / "back")
+    assert all(torch.equal(value, back.state_dict()[name]) for name, value in model.state_dict().items())
+    convert(tmp_path / "ours", tmp_path / "copy", target="bertbench")
+    assert load_model(tmp_path / "copy")[1].keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("kind", ["BertForQuestionAnswering", "DistilBertForQuestionAnswering"])
+def test_a_model_of_transformers_answers_alike_here(tmp_path: Path, kind: str) -> None:
+    source = theirs(kind)
+    done = convert(saved(tmp_path / "hf", source), tmp_path / "ours", target="bertbench")
+    model = BertForQuestionAnswering(done.config).eval()
+    load_into(model, tmp_path / "ours")
+    assert_close(results(model), their_results(source))
+
+
+@pytest.mark.parametrize("target", ["hugging-face", "bertbench"])
+def test_a_tensorflow_checkpoint_of_run_squad_keeps_its_head_and_loses_its_pooler(tmp_path: Path, target: Any) -> None:
+    source = theirs("BertForQuestionAnswering")
+    slots = {"cls/squad/output_weights/adam_m": torch.zeros(2, 16), "global_step": torch.tensor(3)}
+    prefix = saved_by_tensorflow(tmp_path / "tf" / "model.ckpt-10", source, POOLER | slots)
+    done = convert(prefix, tmp_path / "dst", target=target)
+    assert (done.architecture, done.missing, done.unexpected) == ("BertForQuestionAnswering", (), tuple(sorted(POOLER)))
+    assert done.skipped == tuple(sorted(slots)) and done.converted == done.tensors_read - 2
+    if target == "bertbench":
+        load_into(BertForQuestionAnswering(done.config), tmp_path / "dst")
+        convert(tmp_path / "dst", tmp_path / "back")
+    written = loaded(tmp_path / ("dst" if target == "hugging-face" else "back"))
+    assert all(torch.equal(written.state_dict()[name], value) for name, value in source.state_dict().items())
+    assert_equal_outputs(written, source)
+
+
+def test_a_run_begins_from_a_tensorflow_checkpoint_of_run_squad_with_its_head(tmp_path: Path) -> None:
+    source, model = theirs("BertForQuestionAnswering"), ours()
+    prefix = saved_by_tensorflow(tmp_path / "model.ckpt", source, POOLER)
+    assert load_initial(Initial(prefix, None), model, SHAPE, False) == Taken((), tuple(sorted(POOLER)))
+    assert_close(results(model), their_results(source))
+
+
+def test_old_names_of_nvidia_and_of_wrappers_are_taken(tmp_path: Path) -> None:
+    source = theirs("BertForQuestionAnswering")
+    state = {
+        f"module.{name.replace('intermediate.dense.', 'intermediate.dense_act.')}": value
+        for name, value in source.state_dict().items()
+    }
+    pooler = {f"module.bert.pooler.dense_act.{kind}": torch.ones(16) for kind in ("weight", "bias")}
+    folder = saved(tmp_path / "src", source)
+    (folder / "model.safetensors").unlink()
+    torch.save({"model": state | pooler}, folder / "pytorch_model.bin")
+    done = convert(folder, tmp_path / "dst")
+    assert (done.architecture, done.missing) == ("BertForQuestionAnswering", ())
+    assert done.unexpected == tuple(sorted(pooler))
+    assert_equal_outputs(loaded(tmp_path / "dst"), source)
+
+
+def test_half_a_head_is_converted_and_its_other_half_listed(tmp_path: Path) -> None:
+    source = saved(tmp_path / "src", theirs("BertForQuestionAnswering"))
+    state = load_file(source / "model.safetensors")
+    del state["qa_outputs.bias"]
+    save_file(state, source / "model.safetensors")
+    done = convert(source, tmp_path / "dst")
+    assert (done.architecture, done.missing) == ("BertForQuestionAnswering", ("qa_outputs.bias",))
+    state["qa_outputs.weight"] = torch.zeros(3, 16)
+    save_file(state, source / "model.safetensors")
+    with pytest.raises(
+        InputError, match=r"answer_span\.output\.weight have shape \[3, 16\], the model needs \[2, 16\]"
+    ):
+        convert(source, tmp_path / "other")
+
+
+def test_beside_heads_of_pretraining_a_head_for_answers_is_listed_and_left_out(tmp_path: Path) -> None:
+    source = saved(tmp_path / "src", theirs())
+    state = load_file(source / "model.safetensors")
+    head = {"qa_outputs.bias": torch.ones(2), "qa_outputs.weight": torch.ones(2, 16)}
+    save_file(state | head, source / "model.safetensors")
+    done = convert(source, tmp_path / "dst")
+    assert (done.architecture, done.missing, done.unexpected) == ("BertForPreTraining", (), tuple(head))
+    assert_equal_outputs(loaded(tmp_path / "dst"), theirs())
+    model = BertForPretraining(SHAPE)
+    save_model(tmp_path / "ours", model)
+    weights = load_file(tmp_path / "ours" / "model.safetensors")
+    named = {"answer_span.output.bias": torch.ones(2), "answer_span.output.weight": torch.ones(2, 16)}
+    save_file(weights | named, tmp_path / "ours" / "model.safetensors")
+    done = convert(tmp_path / "ours", tmp_path / "again")
+    assert (done.architecture, done.missing, done.unexpected) == ("BertForPreTraining", (), tuple(named))

@@ -1,0 +1,253 @@
+"""The question-answering model: its losses and gradients against transformers', its names, its FLOPs."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.bert_folders import theirs
+from support.squad_windows import VOCAB as FEATURES_VOCAB
+from support.squad_windows import squad_windows
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from bert.batch import Batch, BatchCounts
+from bert.config import ModelConfig, preset
+from bert.convert import load_hugging_face_state, to_hugging_face_state
+from bert.data.loading.squad_batches import SquadBatches
+from bert.flops import span_flops
+from bert.heads import span_losses
+from bert.model import BertForPretraining, BertForQuestionAnswering
+from bert.observer import Observer
+from bert.tasks.base import DataSpec
+
+VOCAB = 21
+SHAPE = ModelConfig(
+    num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=VOCAB, max_positions=8,
+    hidden_dropout=0.0, attention_dropout=0.0,
+)  # fmt: skip
+
+
+def windows(lengths: list[int], starts: list[int], ends: list[int], columns: int = 8) -> Batch:
+    torch.manual_seed(1)
+    real = torch.arange(columns) < torch.tensor(lengths)[:, None]
+    tensors = {
+        "input_ids": torch.randint(5, VOCAB, real.shape) * real,
+        "attention_mask": real.long(),
+        "token_type_ids": (real & (torch.arange(columns) > 2)).long(),
+        "start_positions": torch.tensor(starts),
+        "end_positions": torch.tensor(ends),
+    }
+    counts = BatchCounts(len(lengths), sum(lengths), real.numel(), 0, sum(n * n for n in lengths))
+    return Batch(tensors, counts)
+
+
+def pair(kind: str = "BertForQuestionAnswering", config: ModelConfig = SHAPE) -> tuple[BertForQuestionAnswering, Any]:
+    """Ours and theirs with the same weights."""
+    other = theirs(kind)
+    model = BertForQuestionAnswering(config)
+    report = load_hugging_face_state(model, other.state_dict())
+    assert (report.missing, report.unexpected, report.incomplete) == ((), (), ())
+    return model, other
+
+
+def call(model: Any, batch: Batch, **changes: Tensor) -> Any:
+    segments = {} if "Distil" in type(model).__name__ else {"token_type_ids": batch.tensors["token_type_ids"]}
+    names = ("input_ids", "attention_mask", "start_positions", "end_positions")
+    return model(**{name: batch.tensors[name] for name in names} | segments | changes)
+
+
+def gradients(model: BertForQuestionAnswering) -> dict[str, Tensor]:
+    """Gradients under transformers' names."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.copy_(parameter.grad)
+    return to_hugging_face_state(model)
+
+
+@pytest.mark.parametrize(("kind", "segments"), [("BertForQuestionAnswering", 2), ("DistilBertForQuestionAnswering", 0)])
+def test_losses_logits_and_gradients_are_those_of_transformers(kind: str, segments: int) -> None:
+    model, other = pair(kind, SHAPE.replace(type_vocab_size=segments))
+    batch = windows([8, 8, 8], [3, 0, 7], [4, 0, 7])
+    mine, their = model(batch), call(other, batch)
+    torch.testing.assert_close(mine.loss, their.loss, atol=1e-6, rtol=0)
+    torch.testing.assert_close(mine.start_logits, their.start_logits, atol=1e-6, rtol=0)
+    torch.testing.assert_close(mine.end_logits, their.end_logits, atol=1e-6, rtol=0)
+    assert mine.loss.item() == pytest.approx((mine.start_loss.item() + mine.end_loss.item()) / 2)
+    mine.loss.backward()
+    their.loss.backward()
+    expected = {name: parameter.grad for name, parameter in other.named_parameters()}
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=0, msg=name)
+    assert max(gradient.abs().max() for gradient in expected.values()) > 1e-3
+
+
+def test_with_padding_losses_and_gradients_are_those_of_transformers_over_the_real_tokens() -> None:
+    model, other = pair()
+    batch = windows([8, 5, 6], [3, 0, 4], [4, 0, 5])
+    mine, their = model(batch), call(other, batch)
+    real = batch.tensors["attention_mask"].bool()
+    expected = []
+    for name, logits, own in (
+        ("start", their.start_logits, mine.start_logits), ("end", their.end_logits, mine.end_logits)
+    ):  # fmt: skip
+        torch.testing.assert_close(own[real], logits[real], atol=1e-6, rtol=0)
+        assert (own[~real] == -math.inf).all()
+        targets = batch.tensors[f"{name}_positions"]
+        rows = zip(logits, targets, real, strict=True)
+        expected.append(torch.stack([-row[keep].log_softmax(0)[target] for row, target, keep in rows]).mean())
+    loss = (expected[0] + expected[1]) / 2
+    torch.testing.assert_close(mine.loss, loss, atol=1e-6, rtol=0)
+    mine.loss.backward()
+    loss.backward()
+    found = gradients(model)
+    for name, parameter in other.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-6, rtol=0, msg=name)
+
+
+def test_how_far_a_batch_is_padded_changes_nothing() -> None:
+    model, _ = pair()
+    short = model(windows([5, 4], [3, 2], [4, 3], columns=5))
+    tensors = {
+        name: torch.nn.functional.pad(value, (0, 3)) if value.dim() == 2 else value
+        for name, value in windows([5, 4], [3, 2], [4, 3], columns=5).tensors.items()
+    }
+    padded = model(Batch(tensors, BatchCounts(2, 9, 16, 0, 41)))
+    torch.testing.assert_close(padded.loss, short.loss, atol=1e-6, rtol=0)
+    torch.testing.assert_close(padded.start_logits[:, :5], short.start_logits, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("far", [8, 9, 511])
+def test_a_target_beyond_the_window_is_left_out_as_in_transformers(far: int) -> None:
+    model, other = pair()
+    batch = windows([8, 8, 8], [3, far, -1], [4, 5, far])
+    mine, their = model(batch), call(other, batch)
+    torch.testing.assert_close(mine.loss, their.loss, atol=1e-6, rtol=0)
+    mine.loss.backward()
+    their.loss.backward()
+    torch.testing.assert_close(model.answer_span.output.weight.grad, other.qa_outputs.weight.grad, atol=1e-6, rtol=0)
+
+
+def test_a_target_in_the_padding_is_beyond_the_window() -> None:
+    model, _ = pair()
+    both = model(windows([8, 5], [3, 5], [4, 7]))
+    torch.testing.assert_close(both.loss, model(windows([8, 5], [3, 511], [4, 511])).loss)
+    assert both.loss.isfinite()
+
+
+def test_without_any_target_the_loss_is_0_and_so_are_the_gradients() -> None:
+    model, _ = pair()
+    loss = model(windows([8, 5], [8, 5], [8, 9])).loss
+    loss.backward()
+    assert loss.item() == 0.0
+    assert all((parameter.grad == 0).all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_loss_is_computed_in_float32(dtype: torch.dtype) -> None:
+    model, _ = pair()
+    batch = windows([8, 8], [3, 0], [4, 0])
+    with torch.autocast("cpu", dtype):
+        output = model(batch)
+    assert output.loss.dtype == output.start_logits.dtype == torch.float32
+    logits = torch.stack([output.start_logits, output.end_logits], 1).double()
+    targets = torch.tensor([[3, 4], [0, 0]])
+    assert output.loss.item() == pytest.approx(span_losses(logits, targets).mean().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "segments"), [("BertForQuestionAnswering", 2), ("DistilBertForQuestionAnswering", 0)])
+def test_weights_go_to_transformers_and_back(kind: str, segments: int) -> None:
+    model, other = pair(kind, SHAPE.replace(type_vocab_size=segments))
+    found = to_hugging_face_state(model)
+    assert found.keys() == other.state_dict().keys()
+    assert all(torch.equal(found[name], value) for name, value in other.state_dict().items())
+    other.load_state_dict({name: torch.zeros_like(value) for name, value in found.items()})
+    other.load_state_dict(found)
+    torch.testing.assert_close(call(other, windows([8], [1], [2])).loss, model(windows([8], [1], [2])).loss)
+
+
+def test_pretraining_weights_give_the_encoder_and_their_heads_are_listed() -> None:
+    model = BertForQuestionAnswering(SHAPE)
+    before = model.answer_span.output.weight.detach().clone()
+    report = load_hugging_face_state(model, theirs("BertForPreTraining").state_dict())
+    assert report.missing == ("qa_outputs.weight", "qa_outputs.bias")
+    assert all(name.startswith(("cls.", "bert.pooler.")) for name in report.unexpected) and len(report.unexpected) >= 8
+    assert torch.equal(model.answer_span.output.weight, before)
+    back = BertForPretraining(SHAPE)
+    report = load_hugging_face_state(back, to_hugging_face_state(model))
+    assert report.unexpected == ("qa_outputs.bias", "qa_outputs.weight")
+    assert all(name.startswith(("cls.", "pooler.")) for name in report.missing)
+
+
+def test_the_encoder_has_no_pooler_and_a_new_head_is_drawn_like_the_rest() -> None:
+    torch.manual_seed(0)
+    model = BertForQuestionAnswering(preset("tiny"))
+    assert model.encoder.pooler is None
+    weight = model.answer_span.output.weight
+    assert weight.shape == (2, 128) and 0.015 < weight.std() < 0.025 and (model.answer_span.output.bias == 0).all()
+    config = transformers.BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512)
+    counted = sum(parameter.numel() for parameter in transformers.BertForQuestionAnswering(config).parameters())
+    padding = 6 * 128
+    assert sum(parameter.numel() for parameter in model.parameters()) == counted + padding
+
+
+@pytest.mark.parametrize(("config", "size", "seq_len"), [(preset("tiny"), 2, 128), (preset("mini"), 1, 64)])
+def test_formula_is_what_pytorch_counts_on_a_full_batch_of_windows(
+    config: ModelConfig, size: int, seq_len: int
+) -> None:
+    model = BertForQuestionAnswering(config.replace(hidden_dropout=0.0, attention_dropout=0.0))
+    batch = windows([seq_len] * size, [3] * size, [4] * size, columns=seq_len)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(batch).loss.backward()
+    assert span_flops(config, batch.counts) == counter.get_total_flops()
+
+
+def test_base_costs_what_its_published_shape_says_and_padding_is_free() -> None:
+    base = preset("base")
+    assert span_flops(base, BatchCounts(0, 1, 1, 0, 0)) == 6 * (84_934_656 + 2 * 768)
+    assert span_flops(base, BatchCounts(0, 0, 0, 0, 384**2)) == 12 * 12 * 768 * 384**2
+    assert span_flops(base, BatchCounts(3, 0, 999, 0, 0)) == 0
+
+
+def test_the_head_is_a_phase_of_its_own() -> None:
+    seen = []
+
+    class Recorder(Observer):
+        model_phases = True
+
+        def phase(self, name: str) -> Any:
+            seen.append(name)
+            return super().phase(name)
+
+    BertForQuestionAnswering(SHAPE, Recorder())(windows([8], [1], [2]))
+    assert seen[0] == "embeddings" and seen[-1] == "answer_span" and "pooler" not in seen
+
+
+def test_two_ranks_together_have_the_loss_and_gradients_of_one_process() -> None:
+    features = squad_windows(40, max_seq_length=32)
+    torch.manual_seed(0)
+    model = BertForQuestionAnswering(SHAPE.replace(vocab_size=FEATURES_VOCAB, max_positions=32))
+
+    def losses(size: int, rank: int, world_size: int) -> list[Tensor]:
+        spec = DataSpec(
+            source="made",
+            seq_len=32,
+            micro_batch_size=size,
+            vocab_size=FEATURES_VOCAB,
+            rank=rank,
+            world_size=world_size,
+        )
+        return [model(batch).loss for batch in itertools.islice(SquadBatches(spec, features=features), 6)]
+
+    whole = losses(8, 0, 1)
+    parts = list(zip(losses(4, 0, 2), losses(4, 1, 2), strict=True))
+    for one, (first, second) in zip(whole, parts, strict=True):
+        torch.testing.assert_close((first + second) / 2, one, atol=1e-6, rtol=0)
+    weight = model.encoder.layers[0].output.weight
+    (alone,) = torch.autograd.grad(whole[0], weight)
+    (together,) = torch.autograd.grad(sum(parts[0]) / 2, weight)
+    torch.testing.assert_close(together, alone, atol=1e-7, rtol=0)

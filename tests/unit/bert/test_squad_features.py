@@ -1,0 +1,162 @@
+"""Features of SQuAD against the plain implementation, and every rule that decides on a target."""
+
+from pathlib import Path
+
+import pytest
+from support.squad_columns import compare, dataset, made, make, paragraph, plain, question, small_vocabulary
+
+from bert.data.squad.features import SquadFeatures
+from bert.data.squad.store import read_metadata
+from common.errors import UsageError
+
+SHARED = Path(__file__).resolve().parents[3] / "../shared/data"
+VOCABULARY = SHARED / "vocab/bert-uncased.txt"
+SHORT = {"max_seq_length": 14, "doc_stride": 3, "max_query_length": 4}
+
+
+@pytest.mark.parametrize("name", ["dev-v1.1", "dev-v2.0"])
+def test_every_field_of_a_whole_dev_set_equals_the_plain_implementation(name: str, tmp_path: Path) -> None:
+    source = SHARED / f"squad/{name}.json.gz"
+    if not source.is_file():
+        pytest.skip("needs ../shared/data, which this checkout has not")
+    features = made(source, VOCABULARY, tmp_path, split="training")
+    questions, windows = compare(features, plain(source, VOCABULARY, True, (384, 128, 64)))
+    assert questions == {"dev-v1.1": 10_570, "dev-v2.0": 11_873}[name]
+    assert windows > questions
+    # Nothing is left out of these files, so that an evaluation has the same windows, without targets.
+    other = made(source, VOCABULARY, tmp_path, split="evaluation")
+    assert not other.start_positions.any() and not other.end_positions.any()
+    for column in ("input_ids", "max_context", "queries", "question_ids", "answers"):
+        ours, theirs = getattr(features, column), getattr(other, column)
+        assert ours.values.tobytes() == theirs.values.tobytes() and (ours.offsets == theirs.offsets).all()
+    for column in ("window_question", "window_first", "window_tokens", "question_windows", "question_context"):
+        assert (getattr(features, column) == getattr(other, column)).all()
+
+
+ODD = (
+    "\u202f The  Norm\u00e9 Duke,\twho\u00a0came in 1066.\r\nIt's \u4e2d\u6587 x\u0301y! \u200b and "
+    + "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 3
+)
+
+
+def odd_file(path: Path) -> Path:
+    """Contexts and answers with everything that the published rules treat in a way of their own."""
+    where = ODD.index("1066")
+    texts = ["1066", "066", "1066.", "in 1066.\r\nIt's", "Duke,\twho\u00a0came", "x\u0301y", "c d e", "\u200b", " The"]
+    questions = [
+        question(f"q{number}", "When did the Duke? a b c d", (text, ODD.index(text)))
+        for number, text in enumerate(texts)
+    ]
+    questions += [
+        question("cut", "why " * 30, ("z", ODD.index("z"))),
+        question("nothing asked", "", ("a b", ODD.index("a b"))),
+        question("misaligned", "why?", ("1066", where - 3)),
+        question("far too late", "why?", ("1066", 100_000)),
+        question("no start", "why?", ("1066", None)),
+        question("before", "why?", ("1066", -2)),
+        question("no text", "why?", ("", where)),
+        question("no answer", "why?"),
+        question("several", "why?", ("1066", where), ("in 1066", where - 3)),
+        question("q1", "the same id again", ("1066", where)),
+    ]
+    return dataset(path, paragraph(ODD, *questions), paragraph(" 1066", question("lead", "why?", (" 1066", 0))))
+
+
+@pytest.mark.parametrize("split", ["training", "evaluation"])
+@pytest.mark.parametrize("lengths", [(14, 3, 4), (14, 30, 4), (384, 128, 64), (9, 1, 1)])
+def test_odd_text_and_short_windows_equal_the_plain_implementation(
+    split: str, lengths: tuple[int, int, int], tmp_path: Path
+) -> None:
+    source, vocab = odd_file(tmp_path / "odd.json"), small_vocabulary(tmp_path, "the", "duke", "10", "##66")
+    names = dict(zip(("max_seq_length", "doc_stride", "max_query_length"), lengths, strict=True))
+    features = made(source, vocab, tmp_path, split=split, **names)
+    questions, _ = compare(features, plain(source, vocab, split == "training", lengths))
+    assert questions > 10
+
+
+def test_what_is_left_out_of_training_is_counted_by_its_reason_and_kept_for_evaluation(tmp_path: Path) -> None:
+    source, vocab = odd_file(tmp_path / "odd.json"), small_vocabulary(tmp_path)
+    counts = make(source, vocab, tmp_path, split="training").counts
+    left_out = {name: counts.names[name] for name in counts.numbers if name.startswith("left out")}
+    assert left_out == {
+        "left out: duplicate ids": ["q1"],
+        "left out: the answer is not found at its place": ["q4", "q8", "far too late"],
+        "left out: the answer has no place in its context": ["no start", "before"],
+        "left out: no answer": ["no text", "no answer"],
+        "left out: the answer has no word pieces": ["q7"],
+    }
+    evaluated = make(source, vocab, tmp_path, split="evaluation")
+    assert evaluated.counts.get("questions") == 19
+    assert [name for name in evaluated.counts.numbers if name.startswith("left out")] == ["left out: duplicate ids"]
+    assert any("duplicate" in note for note in evaluated.notes), "never silent"
+
+
+def spans(features: SquadFeatures) -> list[list[tuple[int, int]]]:
+    """Targets of each question's windows, as tokens of the context; () where there is none."""
+    found = []
+    for number in range(len(features.question_ids)):
+        rows = range(*features.question_windows[number : number + 2].tolist())
+        shifts = [int(features.window_first[row] - features.document_starts[row]) for row in rows]
+        places = [(int(features.start_positions[row]), int(features.end_positions[row])) for row in rows]
+        found.append([(a + s, b + s) if a else () for (a, b), s in zip(places, shifts, strict=True)])
+    return found  # type: ignore[return-value]
+
+
+def test_an_answer_inside_a_word_is_narrowed_to_its_own_pieces(tmp_path: Path) -> None:
+    context = "it is (1895-1943) now"
+    source = dataset(tmp_path / "a.json", paragraph(context, question("a", "?", ("1895", context.index("1895")))))
+    features = made(source, small_vocabulary(tmp_path, "1895", "1943"), tmp_path, split="training")
+    tokens = features.tokens[0].tolist()
+    # i ##t i ##s ( 1895 - 1943 ) ...: "(" is unknown to this vocabulary and still one piece.
+    assert spans(features) == [[(5, 5)]] and tokens[4] == 1
+    assert features.token_words.tolist()[4:9] == [2] * 5
+
+
+def test_impossible_questions_are_trained_to_point_at_cls_and_are_never_dropped(tmp_path: Path) -> None:
+    context = "a b c d e f g h i j k l m n o p"
+    rows = paragraph(
+        context,
+        question("yes", "?", ("p", context.index("p")), is_impossible=False),
+        question("no", "?", is_impossible=True),
+    )
+    source, vocab = dataset(tmp_path / "a.json", rows, version="v2.0"), small_vocabulary(tmp_path)
+    kept = made(source, vocab, tmp_path, split="training", **SHORT)
+    assert kept.settings.version == "2.0" and kept.impossible.tolist() == [False, True]
+    assert spans(kept) == [[(), (), (15, 15)], [(), (), ()]]
+    dropped = made(source, vocab, tmp_path, split="training", drop_unanswerable_windows=True, **SHORT)
+    assert spans(dropped) == [[(15, 15)], [(), (), ()]]
+    assert dropped.max_context[0].tolist() == kept.max_context[2].tolist(), "as if all windows were there"
+
+
+@pytest.mark.parametrize("lengths", [(14, 3, 4), (384, 128, 64)])
+def test_dropping_windows_equals_the_plain_implementation(lengths: tuple[int, int, int], tmp_path: Path) -> None:
+    source, vocab = odd_file(tmp_path / "odd.json"), small_vocabulary(tmp_path)
+    names = dict(zip(("max_seq_length", "doc_stride", "max_query_length"), lengths, strict=True))
+    features = made(source, vocab, tmp_path, split="training", drop_unanswerable_windows=True, **names)
+    compare(features, plain(source, vocab, True, lengths, drop_unanswerable=True))
+
+
+def test_an_empty_context_has_one_empty_window_and_is_named(tmp_path: Path) -> None:
+    source = dataset(tmp_path / "a.json", paragraph(" \n", question("a")), paragraph("a b", question("b")))
+    summary = make(source, small_vocabulary(tmp_path), tmp_path, split="evaluation")
+    assert any("1 empty contexts" in note and "article 1 ('Title'), paragraph 1" in note for note in summary.notes)
+    features = made(source, small_vocabulary(tmp_path), tmp_path, split="evaluation")
+    assert features.window_tokens.tolist() == [0, 2]
+    compare(features, plain(source, tmp_path / "vocab.txt", False, (384, 128, 64)))
+
+
+def test_ids_need_four_bytes_for_a_vocabulary_beyond_two(tmp_path: Path) -> None:
+    vocab = small_vocabulary(tmp_path, *(f"w{number}" for number in range(70_000)))
+    source = dataset(tmp_path / "a.json", paragraph("w69999 a", question("a", "w5?", ("w69999", 0))))
+    features = made(source, vocab, tmp_path, split="training")
+    assert features.input_ids.values.dtype == "<i4" and int(features.input_ids.values.max()) > 65_535
+    compare(features, plain(source, vocab, True, (384, 128, 64)))
+
+
+def test_a_question_is_cut_and_counted_and_windows_leave_room_for_it(tmp_path: Path) -> None:
+    source = dataset(tmp_path / "a.json", paragraph("a b c", question("a", "w " * 65)))
+    summary = make(source, small_vocabulary(tmp_path), tmp_path, split="evaluation")
+    assert summary.counts.get("questions cut") == 1
+    with pytest.raises(UsageError, match=r"--max-seq-length 67 has no place .* give 68 or more"):
+        make(source, tmp_path / "vocab.txt", tmp_path, split="evaluation", max_seq_length=67)
+    assert read_metadata(summary.features)[2].get("questions cut") == 1

@@ -1,0 +1,272 @@
+"""What the inputs and the files of features must survive: named clearly, counted, never half-written."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.squad_columns import dataset, made, make, paragraph, question, silent, small_vocabulary
+
+from bert.data.squad.config import SquadConfig, cpu_count
+from bert.data.squad.prepare import prepare
+from bert.data.squad.reading import read_dataset
+from bert.data.squad.store import open_features, read_features
+from common.errors import InputError, SchemaError, UsageError
+
+
+@pytest.fixture
+def vocab(tmp_path: Path) -> Path:
+    return small_vocabulary(tmp_path)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    rows = [question(f"q{number}", "what is it?", ("c d", 4)) for number in range(3)]
+    return dataset(tmp_path / "train.json", paragraph("a b c d e f", *rows))
+
+
+def broken(path: Path, value: Any) -> Path:
+    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+    return path
+
+
+GOOD = {"context": "a b", "qas": [{"id": "1", "question": "?", "answers": []}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("{", "is no JSON, or damaged"),
+        ("<!doctype html>", "is no JSON, or damaged"),
+        ("version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        ([1], "is no SQuAD file"),
+        ({"rows": []}, "is no SQuAD file .*missing required field `data`"),
+        ({"data": []}, "holds no paragraph"),
+        ({"data": [{"title": "T"}]}, "article 1: .*missing required field `paragraphs`"),
+        ({"data": [{"paragraphs": [GOOD]}, {"paragraphs": 3}]}, "article 2: .*paragraphs"),
+        ({"data": [{"title": "Tea", "paragraphs": [GOOD, {"qas": []}]}]}, r"\('Tea'\), paragraph 2: .*`context`"),
+        ({"data": [{"title": "T", "paragraphs": [{"context": "a"}]}]}, "paragraph 1: .*`qas`"),
+        (
+            {"data": [{"paragraphs": [{"context": "a", "qas": [GOOD["qas"][0], {"id": "x"}]}]}]},
+            "question 2: .*`question`",
+        ),
+        ({"data": [{"paragraphs": [{"context": "a", "qas": [{"question": "x"}]}]}]}, "question 1: .*field `id`"),
+        ({"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 7, "question": "x"}]}]}]}, "question 1: .*int"),
+        (
+            {"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "a", "question": "x", "answers": [{}]}]}]}]},
+            "article 1, paragraph 1: question 1: .*field `text`",
+        ),
+    ],
+)
+def test_a_file_that_is_no_squad_is_refused_by_name_and_place(
+    content: Any, message: str, tmp_path: Path, vocab: Path
+) -> None:
+    path = broken(tmp_path / "dev.json", content)
+    with pytest.raises(InputError, match=message) as caught:
+        make(path, vocab, tmp_path / "out")
+    assert str(path) in str(caught.value)
+    assert not list(tmp_path.glob("out/squad-*"))
+
+
+def test_gzip_and_a_byte_order_mark_are_read_and_a_cut_file_is_named(source: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "train.json.gz"
+    packed.write_bytes(gzip.compress(b"\xef\xbb\xbf" + source.read_bytes()))
+    assert read_dataset(packed).paragraphs == read_dataset(source).paragraphs
+    assert read_dataset(packed).fingerprint == read_dataset(source).fingerprint
+    packed.write_bytes(packed.read_bytes()[:-12])
+    with pytest.raises(InputError, match="is cut off or damaged"):
+        read_dataset(packed)
+    with pytest.raises(InputError, match=r"cannot read .*: No such file or directory"):
+        read_dataset(tmp_path / "absent.json")
+
+
+def test_a_file_of_the_other_version_is_refused_and_auto_takes_either(
+    source: Path, tmp_path: Path, vocab: Path
+) -> None:
+    with pytest.raises(InputError, match=r"SQuAD 1\.1 .* 2\.0 was asked for: give --squad-version 1\.1"):
+        make(source, vocab, tmp_path, squad_version="2.0")
+    newer = dataset(tmp_path / "dev.json", paragraph("a", question("a", is_impossible=True)), version="v2.0")
+    with pytest.raises(InputError, match=r"SQuAD 2\.0 .* 1\.1 was asked for: give --squad-version 2\.0"):
+        make(newer, vocab, tmp_path, squad_version="1.1")
+    assert made(newer, vocab, tmp_path).settings.version == "2.0"
+    # Text that speaks of the field is no field.
+    older = dataset(tmp_path / "dev1.json", paragraph('"is_impossible": true', question("a", '"is_impossible":')))
+    assert made(older, vocab, tmp_path).settings.version == "1.1"
+
+
+def test_what_features_are_for_is_told_by_the_name_or_asked_for(tmp_path: Path, vocab: Path) -> None:
+    for name in ("mine.json", "train-dev.json"):
+        with pytest.raises(UsageError, match=f"what {name} is for .* --split training or --split evaluation"):
+            make(tmp_path / name, vocab, tmp_path)
+    with pytest.raises(UsageError, match="is for one --input"):
+        SquadConfig(input=(tmp_path, tmp_path), vocab=vocab, split="training")
+    with pytest.raises(UsageError, match="an evaluation needs every window"):
+        SquadConfig(input=(tmp_path,), vocab=vocab, split="evaluation", drop_unanswerable_windows=True)
+
+
+def test_a_training_set_of_which_nothing_can_be_used_is_refused_with_the_reasons(tmp_path: Path, vocab: Path) -> None:
+    path = dataset(tmp_path / "train.json", paragraph("a b", question("a", "?", ("z", 0)), question("b", "?")))
+    with pytest.raises(
+        InputError, match=r"no question .* can be used \(left out: the answer .*: 1; left out: no answer: 1"
+    ):
+        make(path, vocab, tmp_path)
+
+
+def test_more_workers_than_cpus_are_not_used_and_that_is_said(source: Path, tmp_path: Path, vocab: Path) -> None:
+    summary = make(source, vocab, tmp_path, workers=None)
+    assert summary.workers == 1, "a small input"
+    for path in tmp_path.glob("squad-*"):
+        path.unlink()
+    summary = make(source, vocab, tmp_path, workers=cpu_count() + 7)
+    assert summary.workers == cpu_count() and "is more than the" in summary.notes[0]
+
+
+def test_finished_features_are_kept_and_damaged_ones_made_again(source: Path, tmp_path: Path, vocab: Path) -> None:
+    first = make(source, vocab, tmp_path)
+    content, state = first.features.read_bytes(), first.features.stat()
+    again = make(source, vocab, tmp_path)
+    assert again.kept and first.features.stat().st_mtime_ns == state.st_mtime_ns
+    assert again.counts.numbers == first.counts.numbers
+    first.features.write_bytes(content[:-5])
+    repaired = make(source, vocab, tmp_path)
+    assert not repaired.kept and any("cut off or damaged and is made again" in note for note in repaired.notes)
+    assert first.features.read_bytes() == content
+    assert {path.name for path in tmp_path.glob("squad-*")} == {first.features.name, f"{first.features.stem}.json"}
+
+
+def test_someone_elses_file_of_that_name_is_not_touched(source: Path, tmp_path: Path, vocab: Path) -> None:
+    from safetensors.numpy import save_file
+
+    path = make(source, vocab, tmp_path).features
+    save_file({"tokens.values": np.zeros(3, np.uint16)}, path)
+    foreign = path.read_bytes()
+    with pytest.raises(InputError, match="was not made here and will not be touched"):
+        make(source, vocab, tmp_path)
+    with pytest.raises(InputError, match=r"it holds something else.*bertbench data squad"):
+        read_features(path)
+    assert path.read_bytes() == foreign
+
+
+def test_every_option_that_changes_the_content_changes_the_name(source: Path, tmp_path: Path, vocab: Path) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"split": "evaluation"},
+        {"lower_case": False},
+        {"max_seq_length": 200},
+        {"doc_stride": 64},
+        {"max_query_length": 32},
+        {"drop_unanswerable_windows": True},
+    ]
+    names = {make(source, vocab, tmp_path, **change).features.name for change in changes}
+    other = small_vocabulary(tmp_path / "..", "other").rename(tmp_path / "other.txt")
+    names.add(make(source, other, tmp_path).features.name)
+    source.write_text(source.read_text().replace("what", "when"))
+    names.add(make(source, vocab, tmp_path).features.name)
+    assert len(names) == len(changes) + 2
+    assert all(name.startswith(("squad-training-v1.1-", "squad-evaluation-v1.1-")) for name in names)
+    for mode, workers in (("spill", 1), ("merge", 2)):
+        assert make(source, vocab, tmp_path, mode=mode, workers=workers).kept
+
+
+def test_other_programs_can_read_the_file(source: Path, tmp_path: Path, vocab: Path) -> None:
+    from safetensors.numpy import load_file
+
+    path = make(source, vocab, tmp_path).features
+    features, columns = open_features(path), load_file(path)
+    assert columns["input_ids.values"].tolist() == features.input_ids.values.tolist()
+    assert columns["question_windows"].tolist() == features.question_windows.tolist()
+    assert not features.input_ids.values.flags.writeable
+    notes = json.loads(path.with_suffix(".json").read_text())
+    assert notes["counts"]["questions"] == 3 and notes["settings"]["doc_stride"] == 128
+
+
+def test_every_cut_of_a_file_is_refused_with_the_command_that_makes_it(
+    source: Path, tmp_path: Path, vocab: Path
+) -> None:
+    path = make(source, vocab, tmp_path, max_seq_length=200).features
+    content = path.read_bytes()
+    for size in [0, 4, 9, 100, *range(200, len(content), 97), len(content) - 1]:
+        path.write_bytes(content[:size])
+        with pytest.raises(InputError, match="is not a whole file of SQuAD features") as caught:
+            open_features(path)
+        command = f"bertbench data squad --input {source} --vocab {vocab} --split training --max-seq-length 200"
+        assert f"`{command} --output {tmp_path}`" in str(caught.value)
+    path.write_bytes(content + b"x")
+    with pytest.raises(InputError, match="is not a whole file"):
+        open_features(path)
+
+
+def test_damaged_headers_and_offsets_are_refused_without_a_traceback(source: Path, tmp_path: Path, vocab: Path) -> None:
+    path = make(source, vocab, tmp_path).features
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    drawn = np.random.default_rng(1)
+    refused = 0
+    for place in range(8, 8 + length, 41):
+        changed = bytearray(content)
+        changed[place] = int(drawn.integers(1, 127))
+        path.write_bytes(changed)
+        try:
+            open_features(path)
+        except (InputError, SchemaError):
+            refused += 1
+    assert refused > 20
+    begin = 8 + length + header["question_windows"]["data_offsets"][0]
+    path.write_bytes(content[:begin] + b"\x7f" * 16 + content[begin + 16 :])
+    with pytest.raises(InputError, match="the offsets of question_windows do not fit"):
+        open_features(path)
+    newer = content.replace(b'"schema_version":"1"', b'"schema_version":"9"')
+    path.write_bytes(newer)
+    with pytest.raises(SchemaError, match="has schema version 9"):
+        open_features(path)
+
+
+def test_a_folder_is_opened_where_it_holds_exactly_one_file_of_the_split(
+    source: Path, tmp_path: Path, vocab: Path
+) -> None:
+    out = tmp_path / "out out"
+    with pytest.raises(InputError, match="there are no SQuAD features at") as caught:
+        open_features(out, "training")
+    assert str(caught.value).endswith(f"--output '{out}'`"), "what is made there is found there"
+    with pytest.raises(InputError, match="there are no SQuAD features at") as caught:
+        open_features(out / "squad-x.safetensors", "training")
+    assert str(caught.value).endswith(f"--output '{out}'`")
+    out.mkdir()
+    with pytest.raises(InputError, match="holds no SQuAD features for training") as caught:
+        open_features(out, "training")
+    assert f"`bertbench data squad --input TRAIN.json --vocab VOCAB.txt --output '{out}'`" in str(caught.value)
+    training = make(source, vocab, out).features
+    assert len(open_features(out)) == 3
+    evaluation = make(source, vocab, out, split="evaluation").features
+    assert open_features(out, "evaluation").settings.split == "evaluation"
+    with pytest.raises(InputError, match="holds 2 files of SQuAD features: give one of them") as caught:
+        open_features(out)
+    assert training.name in str(caught.value) and evaluation.name in str(caught.value)
+    with pytest.raises(InputError, match="holds features for training, and those for evaluation are needed"):
+        open_features(training, "evaluation")
+    with pytest.raises(InputError, match=f"is a dataset.*bertbench data squad --input {source}"):
+        open_features(source, "training")
+
+
+def test_a_dataset_that_has_changed_since_is_noticed(source: Path, tmp_path: Path, vocab: Path) -> None:
+    path = make(source, vocab, tmp_path / "out").features
+    content = source.read_text()
+    source.write_text(content)  # touched, and the same
+    assert len(open_features(path)) == 3
+    source.write_text(content.replace("what", "when"))
+    with pytest.raises(InputError, match=r"which has changed since: make it again with `bertbench data squad --input"):
+        open_features(path)
+    source.unlink()
+    assert len(open_features(path)) == 3, "the features stand on their own"
+
+
+def test_several_inputs_make_one_file_each(source: Path, tmp_path: Path, vocab: Path) -> None:
+    other = tmp_path / "dev.json"
+    shutil.copy(source, other)
+    config = SquadConfig(input=(source, other), vocab=vocab, output=tmp_path / "out", workers=1)
+    assert [summary.settings.split for summary in prepare(config, silent)] == ["training", "evaluation"]

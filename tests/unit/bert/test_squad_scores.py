@@ -1,0 +1,297 @@
+"""Official scores of SQuAD 1.1 and 2.0."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import plain_squad_decoding as plain
+from support.squad_cases import Context, Question, features_of, small_vocabulary
+
+from bert.squad.golds import Golds, golds_of, read_golds
+from bert.squad.prediction_files import read_null_odds, read_predictions
+from bert.squad.scores import normalize, score
+from common.errors import InputError, UsageError
+
+SQUAD = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "squad"
+WORDS = ("the", "a", "Normans", "normans,", "10th", "century", "U.S.", "us", "An", "…", "-", "Straße", "x")
+
+
+def dataset_of(questions: list[dict[str, Any]], version: str) -> dict[str, Any]:
+    return {"version": version, "data": [{"title": "T", "paragraphs": [{"context": "c", "qas": questions}]}]}
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def random_case(seed: int, version: str) -> tuple[dict[str, Any], dict[str, str], dict[str, float]]:
+    """A dataset, predictions and no-answer scores with many ties; answers are often empty or punctuation only."""
+    generator = random.Random(seed)
+
+    def answer() -> str:
+        return " ".join(generator.choice(WORDS) for _ in range(generator.randrange(4)))
+
+    questions = []
+    for number in range(generator.randrange(1, 60)):
+        fewest = 0 if version == "2.0" else 1
+        golds = [{"text": answer(), "answer_start": 0} for _ in range(generator.randrange(fewest, 5))]
+        questions.append({"id": f"q{number}", "question": "?", "answers": golds})
+    predictions = {question["id"]: answer() for question in questions}
+    odds = {question["id"]: generator.choice([-3.5, -1, 0, 0.5, 2, 7.25]) for question in questions}
+    order = list(odds)
+    generator.shuffle(order)
+    return dataset_of(questions, f"v{version}"), predictions, {name: odds[name] for name in order}
+
+
+@pytest.mark.skipif(not SQUAD.is_dir(), reason="../shared/data/squad is not here")
+@pytest.mark.parametrize(
+    ("dataset", "predictions", "missing", "extra", "official"),
+    [
+        ("dev-v1.1", "v1.1.bert-ensemble", 0, 0, {"exact_match": 86.20624408703878, "f1": 92.19557978351145}),
+        ("dev-v1.1", "v1.1.logistic-regression", 13, 28, {"exact_match": 40.14191106906339, "f1": 50.98153647324461}),
+        ("dev-v2.0", "v2.0.bert-single", 0, 0, {"exact": 78.74168280973637, "f1": 81.77528052374723}),
+    ],
+)
+def test_published_scores_are_reproduced_to_every_digit(
+    dataset: str, predictions: str, missing: int, extra: int, official: dict[str, float]
+) -> None:
+    golds = read_golds(SQUAD / f"{dataset}.json.gz")
+    found = score(golds, read_predictions(SQUAD / f"{predictions}.json.gz"))
+    assert {name: found.values[name] for name in official} == official
+    assert (len(found.missing), len(found.extra)) == (missing, extra)
+    if golds.version == "2.0":
+        parts = {"HasAns_exact": 74.10593792, "HasAns_f1": 80.18183293, "NoAns_exact": 83.36417157}
+        assert {name: found.values[name] for name in parts} == pytest.approx(parts, abs=1e-8)
+        assert found.values["NoAns_f1"] == found.values["NoAns_exact"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_scores_of_1_1_equal_the_plain_reference(seed: int, tmp_path: Path) -> None:
+    dataset, predictions, _ = random_case(seed, "1.1")
+    dropped = dict(list(predictions.items())[: max(1, len(predictions) - seed % 3)])
+    found = score(read_golds(write(tmp_path / "d.json", dataset)), dropped)
+    assert found.version == "1.1"
+    assert found.values == plain.scores_1(dataset, dropped)
+    assert list(found.missing) == [name for name in predictions if name not in dropped]
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_scores_thresholds_and_curves_of_2_0_equal_the_plain_reference(seed: int, tmp_path: Path) -> None:
+    dataset, predictions, odds = random_case(seed, "2.0")
+    golds = read_golds(write(tmp_path / "d.json", dataset))
+    assert golds.version == "2.0"
+    assert score(golds, predictions).values == plain.scores_2(dataset, predictions)
+    threshold = (None, 0.0, -2.0, 0.5)[seed % 4]
+    found = score(golds, predictions, odds, threshold)
+    wanted = plain.scores_2(dataset, predictions, odds, 1.0 if threshold is None else threshold)
+    assert found.values == wanted
+    assert list(found.values) == list(wanted)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_swept_threshold_gives_the_score_it_promises(seed: int, tmp_path: Path) -> None:
+    dataset, predictions, odds = random_case(seed, "2.0")
+    # The official sweep takes any text as an answer; scoring takes punctuation alone as none.
+    predictions = {name: text if normalize(text) else "" for name, text in predictions.items()}
+    golds = read_golds(write(tmp_path / "d.json", dataset))
+    analysis = score(golds, predictions, odds).analysis
+    assert analysis is not None and analysis.null_odds == tuple(sorted(set(odds.values())))
+    for threshold, exact, f1 in zip(analysis.null_odds, analysis.exact, analysis.f1, strict=True):
+        values = score(golds, predictions, odds, threshold).values
+        assert values["exact"] == pytest.approx(exact, abs=1e-9) and values["f1"] == pytest.approx(f1, abs=1e-9)
+
+
+def test_missing_predictions_of_2_0_count_as_0_and_are_named() -> None:
+    golds = Golds("2.0", ("a", "b", "c", "d"), (("x",), (), ("y",), ()))
+    found = score(golds, {"a": "x", "b": "", "z": "1"})
+    assert (found.missing, found.extra) == (("c", "d"), ("z",))
+    assert found.values == {
+        "exact": 50.0,
+        "f1": 50.0,
+        "total": 4,
+        "HasAns_exact": 50.0,
+        "HasAns_f1": 50.0,
+        "HasAns_total": 2,
+        "NoAns_exact": 50.0,
+        "NoAns_f1": 50.0,
+        "NoAns_total": 2,
+    }
+    with_odds = score(golds, {"a": "x", "b": "", "z": "1"}, {"a": -1.0, "b": 2.0, "w": 3.0})
+    assert with_odds.values["best_exact"] == 50.0 and "1 no-answer score(s)" in with_odds.notes[0]
+
+
+def test_an_id_that_comes_twice_is_scored_as_in_the_official_scripts() -> None:
+    first = score(Golds("1.1", ("a", "a"), (("x",), ("y",))), {"a": "y"})
+    assert first.values == {"exact_match": 50.0, "f1": 50.0} and first.questions == 2
+    second = score(Golds("2.0", ("a", "a"), (("x",), ("y",))), {"a": "y"})
+    assert second.values["exact"] == 100.0 and second.questions == 1
+
+
+def test_two_answers_without_words_agree_by_the_rules_of_2_0_only() -> None:
+    assert score(Golds("1.1", ("a",), (("The",),)), {"a": "an"}).values == {"exact_match": 100.0, "f1": 0.0}
+    assert score(Golds("2.0", ("a",), (("The", "!"),)), {"a": ""}).values["HasAns_f1"] == 100.0
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("The  Normans'\u00a0\u202fland!", "normans land"),
+        ("a—the b", "— b"),
+        ("«Straße», U.S.", "«straße» us"),
+        ("an-other theatre a_n", "another theatre"),
+        ("İstanbul 漢字。", "i̇stanbul 漢字。"),
+    ],
+)
+def test_text_is_normalised_as_published(text: str, normal: str) -> None:
+    assert normalize(text) == plain.normalize(text)
+    assert normalize(text) == normal
+
+
+def test_no_answer_scores_that_lack_a_question_are_refused_and_it_is_named() -> None:
+    golds = Golds("2.0", ("a", "b"), (("x",), ()))
+    with pytest.raises(InputError, match=r"1 of the 2 predicted questions .* 'b'"):
+        score(golds, {"a": "x", "b": ""}, {"a": 1.0})
+
+
+def test_no_answer_scores_belong_to_2_0_and_a_threshold_belongs_to_them() -> None:
+    with pytest.raises(UsageError, match=r"--na-prob is for SQuAD 2\.0"):
+        score(Golds("1.1", ("a",), (("x",),)), {"a": "x"}, {"a": 1.0})
+    with pytest.raises(UsageError, match="needs no-answer scores"):
+        score(Golds("2.0", ("a",), (("x",),)), {"a": "x"}, threshold=0.0)
+
+
+def test_predictions_of_another_dataset_are_refused() -> None:
+    with pytest.raises(InputError, match="none of the 1 predictions belongs"):
+        score(Golds("1.1", ("a",), (("x",),)), {"b": "x"})
+
+
+def test_golds_kept_beside_features_score_like_those_of_the_file() -> None:
+    questions = [Question("é1", "who", ["Norman", "the Norman"]), Question("2", "who", [])]
+    features = features_of([Context("The Norman", questions)], small_vocabulary(), version="2.0")
+    golds = golds_of(features)
+    assert (golds.version, golds.ids, golds.answers) == ("2.0", ("é1", "2"), (("Norman", "the Norman"), ()))
+    assert golds.notes == ()
+
+
+def question(**fields: Any) -> dict[str, Any]:
+    return {"id": "q1", "question": "?", "answers": [{"text": "x", "answer_start": 0}]} | fields
+
+
+@pytest.mark.parametrize(
+    ("version", "extra", "expected", "note"),
+    [
+        ("1.1", {}, "1.1", ""),
+        ("v2.0", {}, "2.0", ""),
+        (None, {"answers": []}, "2.0", "the rules of 2.0 are used"),
+        ("1.1", {"is_impossible": False}, "2.0", "the rules of 2.0 are used"),
+        ("v2.0", {"is_impossible": True}, "2.0", "contradicts"),
+        (1.0, {}, "1.1", ""),
+    ],
+)
+def test_the_file_says_whose_rules_hold(
+    version: Any, extra: dict[str, Any], expected: str, note: str, tmp_path: Path
+) -> None:
+    content = dataset_of([question(**extra)], version)
+    golds = read_golds(write(tmp_path / "d.json", content))
+    assert golds.version == expected
+    assert [note in text for text in golds.notes] == ([True] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "it holds a list"),
+        ({"q1": "x"}, "an object with 1 fields ('q1')"),
+        ({"data": []}, "has no questions"),
+        ({"data": [{"title": "Normans"}]}, "article 1 ('Normans') has no 'paragraphs'"),
+        ({"data": [7]}, "article 1 is a number"),
+        ({"data": [{"paragraphs": [None]}]}, "article 1, paragraph 1 is null"),
+        (dataset_of([question(), "x"], "1.1"), "paragraph 1, question 2 is text"),  # type: ignore[list-item]
+        (dataset_of([question(id=5)], "1.1"), "question 1: 'id' is a number, needed is text"),
+        (dataset_of([question(answers=None)], "1.1"), "question 1 ('q1'): 'answers' is null, needed is a list"),
+        (dataset_of([{"id": "q7", "question": "?"}], "1.1"), "('q7') has no 'answers'"),
+        (dataset_of([question(answers=[{"text": "a"}, {}])], "1.1"), "('q1'), answer 2 has no 'text'"),
+    ],
+)
+def test_a_broken_dataset_is_named_with_its_place(content: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read_golds(write(tmp_path / "d.json", content))
+    assert message in str(caught.value) and "d.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"q1": "x", "q2": None}, "'q2' is null, not text"),
+        ({"q1": "x", "q2": 3}, "'q2' is a number"),
+        ({"q1": ["x"]}, "'q1' is a list"),
+        ({"q1": [{"text": "x", "probability": 1.0}]}, "a file of n-best lists"),
+        ({"q1": 0.5, "q2": -1}, "holds numbers"),
+        (dataset_of([question()], "1.1"), "is a SQuAD dataset"),
+        (["x"], "holds a list"),
+    ],
+)
+def test_what_is_no_file_of_predictions_is_named(content: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read_predictions(write(tmp_path / "p.json", content))
+    assert message in str(caught.value)
+    assert any(remedy in str(caught.value) for remedy in ("give predictions.json", "--dataset", "give a file of"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"q1": "x"}', "'q1' has text"),
+        ('{"q1": true}', "'q1' has true or false"),
+        ('{"q1": NaN}', "'q1' has nan, needed are finite numbers"),
+        ('{"q1": 1e999}', "'q1' has inf"),
+        ("[]", "holds a list"),
+    ],
+)
+def test_what_is_no_file_of_no_answer_scores_is_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "o.json").write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_null_odds(tmp_path / "o.json")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "no JSON file"),
+        (b'{"q1": "x', "no JSON file, or cut short"),
+        (b'{"q1": "\xff"}', "not UTF-8"),
+        (gzip.compress(b'{"q1": "x"}' * 100)[:40], "damaged gzip"),
+        (b"\x1f\x8bnothing", "damaged gzip"),
+        (gzip.compress(b'{"q1": "x"}')[:-8] + bytes(8), "damaged gzip"),
+        (b"[" * 100_000, "no JSON that could be one"),
+        (None, "No such file"),
+    ],
+)
+def test_a_damaged_file_is_named(raw: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    if raw is not None:
+        path.write_bytes(raw)
+    with pytest.raises(InputError) as caught:
+        read_predictions(path)
+    assert message in str(caught.value) and "p.json" in str(caught.value)
+
+
+def test_any_json_that_python_writes_is_read(tmp_path: Path) -> None:
+    predictions = {"q1": "\ud800 \u2028", "q2": "", "q3": "漢字"}
+    for number, raw in enumerate(
+        (
+            json.dumps(predictions).encode(),
+            b"\xef\xbb\xbf" + json.dumps(predictions, indent=4).encode(),
+            json.dumps(predictions).encode("utf-16"),
+            gzip.compress(json.dumps(predictions).encode()),
+        )
+    ):
+        path = tmp_path / f"{number}.json"
+        path.write_bytes(raw)
+        assert read_predictions(path) == predictions
+    assert score(Golds("2.0", ("q1",), (("\ud800",),)), predictions).values["exact"] == 100.0

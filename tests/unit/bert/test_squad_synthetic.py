@@ -1,0 +1,153 @@
+"""Made-up windows: their lengths against those of real questions, what they hold, and what they are like."""
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.squad_windows import VOCAB, squad_windows, write_windows
+
+from bert.batch import Batch
+from bert.data.lengths import SHORTEST, check_distribution, padded_length, squad
+from bert.data.lengths import squad_windows as made_up_windows
+from bert.data.synthetic import QUESTIONS, SyntheticBatches
+from bert.data.vocabulary import load_vocabulary
+from bert.tasks.base import DataSpec
+from bert.tasks.squad import SquadTask
+from common.errors import InputError, UsageError
+
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
+
+
+def spec(**changes: object) -> DataSpec:
+    return DataSpec(**{"source": "synthetic", "seq_len": 384, "micro_batch_size": 8, **changes})  # type: ignore[arg-type]
+
+
+def take(count: int, **changes: object) -> list[Batch]:
+    return list(itertools.islice(SyntheticBatches(spec(**changes), QUESTIONS), count))
+
+
+def lengths_of(batches: list[Batch]) -> np.ndarray:
+    return np.concatenate([batch.tensors["attention_mask"].sum(dim=1).numpy() for batch in batches])
+
+
+def moments(histogram: np.ndarray) -> tuple[float, float]:
+    """Mean and root mean square of the lengths."""
+    share, length = histogram / histogram.sum(), np.arange(len(histogram))
+    return float((share * length).sum()), float(np.sqrt((share * length**2).sum()))
+
+
+def test_windows_of_384_tokens_have_the_figures_of_the_dev_set() -> None:
+    windows = made_up_windows(384)
+    mean, root = moments(windows)
+    assert windows.sum() / 10_000 == pytest.approx(10_833 / 10_570, rel=0.002)
+    assert mean == pytest.approx(178.494, rel=0.005) and root == pytest.approx(191.191, rel=0.005)
+    assert windows[384] / windows.sum() == pytest.approx(0.0244, abs=0.002)
+    drawn = squad(np.random.default_rng(0), 40_000, 384)
+    assert drawn.mean() == pytest.approx(mean, abs=5 * drawn.std() / 200)
+    assert drawn.min() >= SHORTEST and drawn.max() == 384
+
+
+@pytest.fixture(scope="module")
+def real_pieces() -> list[tuple[int, int]]:
+    """Word pieces of context and question, of each question of the dev set."""
+    dataset, vocab = SHARED / "squad" / "dev-v1.1.json.gz", SHARED / "vocab" / "bert-uncased.txt"
+    if not dataset.is_file() or not vocab.is_file():
+        pytest.skip("the dev set of SQuAD is not here (../shared/data)")
+    articles = json.loads(gzip.decompress(dataset.read_bytes()))["data"]
+    pairs = [
+        (number, paragraph["context"], question["question"])
+        for number, paragraph in enumerate(paragraph for article in articles for paragraph in article["paragraphs"])
+        for question in paragraph["qas"]
+    ]
+    contexts = {number: context for number, context, _ in pairs}
+    vocabulary = load_vocabulary(vocab, lower_case=True)
+    pieces = dict(zip(contexts, map(len, vocabulary.encode(list(contexts.values()))), strict=True))
+    questions = map(len, vocabulary.encode([question for _, _, question in pairs]))
+    return [(pieces[number], question) for (number, _, _), question in zip(pairs, questions, strict=True)]
+
+
+@pytest.mark.parametrize("seq_len", [128, 256, 384, 512])
+def test_the_distribution_is_that_of_the_real_questions(real_pieces: list[tuple[int, int]], seq_len: int) -> None:
+    real = np.zeros(seq_len + 1, dtype=np.int64)
+    for left, question in real_pieces:
+        room = seq_len - question - 3
+        while left > room:
+            real[seq_len] += 1
+            left -= min(room, 128)
+        real[left + question + 3] += 1
+    assert real.sum() == {128: 20_791, 256: 12_006, 384: 10_833, 512: 10_650}[seq_len]
+    for found, expected in zip(moments(made_up_windows(seq_len)), moments(real), strict=True):
+        assert found == pytest.approx(expected, rel=0.005)
+
+
+@pytest.mark.parametrize("seq_len", [5, 6, 17, 64, 511])
+def test_any_length_has_windows_that_fit(seq_len: int) -> None:
+    windows = made_up_windows(seq_len)
+    assert windows[:SHORTEST].sum() == 0 and windows[seq_len] > 0 and len(windows) == seq_len + 1
+    for batch in take(2, seq_len=seq_len, vocab_size=300):
+        assert batch.tensors["input_ids"].shape[1] <= seq_len
+
+
+@pytest.mark.parametrize("source", ["synthetic", "synthetic:squad", "synthetic:uniform", "synthetic:full"])
+@pytest.mark.parametrize("padding", ["longest", "fixed"])
+def test_made_up_windows_look_like_real_ones(source: str, padding: str) -> None:
+    for batch in take(4, source=source, padding=padding):
+        tensors, counts = batch.tensors, batch.counts
+        rows, columns = tensors["input_ids"].shape
+        lengths = tensors["attention_mask"].sum(dim=1)
+        assert columns == padded_length(int(lengths.max()), 384, padding)
+        assert (counts.samples, counts.padded_tokens, counts.predicted_positions) == (rows, rows * columns, 0)
+        assert counts.real_tokens == int(lengths.sum()) and counts.squared_lengths == int((lengths**2).sum())
+        assert (tensors["input_ids"][:, 0] == 101).all() and ((tensors["input_ids"] == 102).sum(dim=1) == 2).all()
+        for row, length in enumerate(lengths.tolist()):
+            ids, segments = tensors["input_ids"][row], tensors["token_type_ids"][row]
+            question = ids.tolist().index(102) + 1
+            assert segments.tolist() == [0] * question + [1] * (length - question) + [0] * (columns - length)
+            assert question <= tensors["start_positions"][row] <= tensors["end_positions"][row] < length - 1
+            assert (ids[length:] == 0).all() and ids[length - 1] == 102
+
+
+def test_all_batches_and_ranks_together_have_the_distribution() -> None:
+    found = np.concatenate([lengths_of(take(256, rank=rank, world_size=2)) for rank in range(2)])
+    mean, root = moments(made_up_windows(384))
+    assert found.mean() == pytest.approx(mean, rel=0.01)
+    assert np.sqrt((found**2).mean()) == pytest.approx(root, rel=0.01)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_batch_by_batch_the_lengths_are_those_of_a_features_file_or_of_the_folder_it_is_in(
+    rank: int, tmp_path: Path
+) -> None:
+    path = write_windows(tmp_path, squad_windows(64))
+    same = {"seq_len": 64, "micro_batch_size": 4, "vocab_size": VOCAB, "rank": rank, "world_size": 2}
+    real = list(itertools.islice(SquadTask().batches(spec(source=str(path), **same)), 20))
+    for source in (path, tmp_path):
+        made_up = take(20, source=f"synthetic:{source}", **same)
+        assert [batch.counts for batch in made_up] == [batch.counts for batch in real]
+        assert not torch.equal(made_up[0].tensors["input_ids"], real[0].tensors["input_ids"])
+    with pytest.raises(InputError, match="have up to 64 tokens, not 384: use 64"):
+        take(1, source=f"synthetic:{path}")
+
+
+def test_real_features_become_batches_of_the_task(tmp_path: Path) -> None:
+    features = squad_windows(20)
+    path = write_windows(tmp_path, features)
+    found = SquadTask().batches(spec(source=str(path), seq_len=64, vocab_size=VOCAB))
+    batch = next(iter(found))
+    assert batch.counts.samples == 8 and batch.tensors["input_ids"].shape[1] <= 64
+    with pytest.raises(InputError, match="not 384: use 64, or make others with `bertbench data squad"):
+        SquadTask().batches(spec(source=str(path)))
+    with pytest.raises(InputError, match="evaluation are needed"):
+        SquadTask().batches(spec(source=str(path), seq_len=64), "evaluation")
+
+
+def test_what_synthetic_stands_for_is_the_tasks_own() -> None:
+    assert check_distribution("synthetic", task="squad") == "squad" and check_distribution("synthetic") == "phase1"
+    with pytest.raises(UsageError, match="too short for squad"):
+        SyntheticBatches(spec(seq_len=4), QUESTIONS)
+    with pytest.raises(UsageError, match="did you mean 'squad'"):
+        SyntheticBatches(spec(source="synthetic:squat"), QUESTIONS)

@@ -1,0 +1,201 @@
+"""Fine-tuning on SQuAD: targets, decoding and scores together, exact resume, evaluation on ranks, what is refused."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import squad_runs
+from support.squad_runs import squad_settings
+from support.training_runs import Recorder, run
+
+from bert.data.squad.store import open_features, vocabulary_of
+from bert.model import BertForPretraining, BertForQuestionAnswering
+from bert.precision import Precision
+from bert.strategies.single import SingleStrategy
+from bert.tasks.base import DataSpec, EvaluationSpec
+from bert.tasks.squad import SquadTask
+from bert.tasks.squad_evaluation import Questions
+from bert.train import DivergenceError
+from bert.training.checkpoint import saved_steps
+from bert.training.evaluate import evaluate
+from bert.training.losses import LossLog
+from common.errors import InputError, UsageError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
+    place = tmp_path_factory.mktemp("squad")
+    return {version: squad_runs.features(place / version, version) for version in ("1.1", "2.0")}
+
+
+def spec(files: dict[str, Path], **changes: Any) -> DataSpec:
+    known = open_features(files["training"]).settings
+    values = {"seq_len": known.max_seq_length, "micro_batch_size": 3, "vocab_size": known.vocab_size, **changes}
+    return DataSpec(source=str(files["training"]), **values)
+
+
+def questions(files: dict[str, Path], samples: int = 0, **changes: Any) -> Questions:
+    return Questions(spec(files, **changes), files["evaluation"], samples)
+
+
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_a_handful_of_questions_is_learned_to_the_last_one(
+    files: dict[str, dict[str, Path]], tmp_path: Path, version: str
+) -> None:
+    wanted = squad_settings(
+        files[version], steps=120, eval_every=60, save_every=200, dropout=0.0, micro_batch_size=8, schedule="constant"
+    )
+    recorder = Recorder()
+    outcome = run(wanted, tmp_path, recorder)
+    assert outcome.evaluation.values["f1"] == outcome.evaluation.values["exact"] == 100.0
+    assert outcome.best.value == 100.0 and outcome.best.score == "f1"
+    first, last = recorder.progress[0], recorder.progress[-1]
+    assert last.loss < 0.1 < first.loss and set(first.parts) == {"start_loss", "end_loss"}
+    assert first.loss == pytest.approx(sum(first.parts.values()) / 2, rel=1e-5)
+    if version == "2.0":
+        assert outcome.evaluation.values["NoAns_f1"] == outcome.evaluation.values["best_f1"] == 100.0
+        assert outcome.evaluation.counts == {"HasAns_total": 7, "NoAns_total": 3}
+    assert set(outcome.evaluation.values) <= set(SquadTask.scores)
+
+
+@pytest.mark.parametrize(("precision", "accumulation"), [("fp32", 2), ("fp16", 1), ("bf16", 1)])
+def test_a_stopped_fine_tuning_goes_on_with_identical_losses_and_scores(
+    files: dict[str, dict[str, Path]], tmp_path: Path, precision: str, accumulation: int
+) -> None:
+    wanted = squad_settings(files["2.0"], eval_every=3, precision=precision, grad_accum_steps=accumulation)
+    whole, begun, ended = Recorder(), Recorder(stop_after=4), Recorder()
+    expected = run(wanted, tmp_path / "whole", whole)
+    assert run(wanted, tmp_path / "parts", begun).applied_steps == 4
+    outcome = run(wanted, tmp_path / "parts", ended)
+    assert {**begun.losses, **ended.losses} == whole.losses
+    assert outcome.evaluation == expected.evaluation and outcome.best == expected.best
+    assert saved_steps(tmp_path / "parts") == saved_steps(tmp_path / "whole") or saved_steps(tmp_path / "parts")[0] == 3
+
+
+def test_fine_tuning_begins_from_a_pretraining_checkpoint_and_says_what_it_took(
+    files: dict[str, dict[str, Path]], tmp_path: Path
+) -> None:
+    from bert.checkpoints.ours import save_model
+
+    wanted = squad_settings(files["1.1"], steps=1, eval_every=0, init=str(tmp_path / "weights"))
+    pretrained = BertForPretraining(wanted.model_config())
+    save_model(tmp_path / "weights", pretrained)
+    recorder = Recorder()
+    run(wanted, tmp_path / "run", recorder)
+    (begun,) = recorder.of("Resumed")
+    assert (
+        begun.missing == ("answer_span.output.bias", "answer_span.output.weight")
+        and not begun.moments
+        and begun.new_phase
+    )
+    assert "next_sentence.weight" in begun.unused and "encoder.pooler.weight" in begun.unused
+    assert not recorder.warnings
+    second = Recorder()
+    run(squad_settings(files["2.0"], steps=1, eval_every=0, init=str(tmp_path / "run")), tmp_path / "more", second)
+    (begun,) = second.of("Resumed")
+    assert not begun.missing and not begun.unused and not begun.moments, "the head goes along, the moments do not"
+
+
+def test_ranks_share_the_windows_and_their_sum_is_what_one_rank_finds(files: dict[str, dict[str, Path]]) -> None:
+    torch.manual_seed(3)
+    wanted = squad_settings(files["2.0"])
+    model = BertForQuestionAnswering(wanted.model_config()).eval()
+    precision = Precision("fp32", "cpu")
+    alone = questions(files["2.0"]).measure(model, CPU, precision)
+    for ranks in (2, 3, 50):
+        parts = [questions(files["2.0"], rank=r, world_size=ranks).measure(model, CPU, precision) for r in range(ranks)]
+        held = torch.stack([part != 0 for part in parts]).sum(0)
+        assert int(held.max()) == 1
+        torch.testing.assert_close(torch.stack(parts).sum(0), alone, atol=1e-5, rtol=0)
+    before = torch.get_rng_state()
+    found = evaluate(model, questions(files["2.0"]), SingleStrategy(), precision)
+    assert found.samples == 10 and torch.equal(torch.get_rng_state(), before)
+
+
+def test_some_questions_are_spread_evenly_and_the_others_are_not_looked_at(files: dict[str, dict[str, Path]]) -> None:
+    torch.manual_seed(3)
+    model = BertForQuestionAnswering(squad_settings(files["1.1"]).model_config()).eval()
+    some = questions(files["1.1"], samples=3)
+    total = some.measure(model, CPU, Precision("fp32", "cpu"))
+    features = some.features
+    asked = np.repeat(np.isin(features.window_question, [0, 2, 4]), features.lengths)
+    assert np.array_equal(total.numpy().reshape(2, -1)[0] != 0, asked)
+    assert some.score(total).samples == 3
+    assert questions(files["1.1"], samples=99).score(total).samples == 7
+    assert some.fingerprint != questions(files["1.1"]).fingerprint
+
+
+def test_a_model_without_the_head_and_logits_that_are_no_numbers_are_refused(
+    files: dict[str, dict[str, Path]],
+) -> None:
+    asked = questions(files["1.1"])
+    with pytest.raises(UsageError, match="Linear has no head that finds answers"):
+        asked.measure(torch.nn.Linear(1, 1), CPU, Precision("fp32", "cpu"))
+    tokens = int(asked.features.lengths.sum())
+    with pytest.raises(InputError, match="gives nan as a start logit of question '0-0-0'"):
+        asked.score(torch.full((2 * tokens,), math.nan, dtype=torch.float64))
+
+
+def test_a_loss_that_is_no_number_stops_the_fine_tuning(
+    files: dict[str, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = LossLog.compute_loss
+
+    def poisoned(self: LossLog, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return original(self, model, batch) * (math.nan if self.samples_seen == 4 * 4 else 1.0)
+
+    monkeypatch.setattr(LossLog, "compute_loss", poisoned)
+    with pytest.raises(DivergenceError, match=r"loss of step 5 .*last good .*step-0000003"):
+        run(squad_settings(files["1.1"], eval_every=100), tmp_path)
+
+
+def test_evaluation_data_that_do_not_fit_are_refused(files: dict[str, dict[str, Path]], tmp_path: Path) -> None:
+    task, known = SquadTask(), spec(files["1.1"])
+    with pytest.raises(UsageError, match="give eval_data"):
+        task.evaluator(known, EvaluationSpec())
+    with pytest.raises(InputError, match=r"bertbench data squad --input DEV\.json"):
+        task.evaluator(known, EvaluationSpec(source=str(tmp_path / "none")))
+    with pytest.raises(InputError, match="holds features for training"):
+        task.evaluator(known, EvaluationSpec(source=str(files["1.1"]["training"])))
+    longer = squad_runs.features(tmp_path / "longer", max_seq_length=64)
+    with pytest.raises(InputError, match="have up to 64 tokens, those that are trained on 48"):
+        task.evaluator(known, EvaluationSpec(source=str(longer["evaluation"])))
+    cased = squad_runs.features(tmp_path / "cased", lower_case=False)
+    with pytest.raises(InputError, match="another vocabulary"):
+        task.evaluator(known, EvaluationSpec(source=str(cased["evaluation"])))
+
+
+def test_resuming_on_other_features_is_refused(files: dict[str, dict[str, Path]], tmp_path: Path) -> None:
+    run(squad_settings(files["1.1"], steps=1, eval_every=0), tmp_path)
+    other = squad_settings(files["2.0"], steps=2, eval_every=0)
+    with pytest.raises(InputError, match="holds other data: give the same"):
+        run(other, tmp_path)
+
+
+def test_the_vocabulary_is_found_where_it_lay_beside_the_features_or_where_it_is_said(tmp_path: Path) -> None:
+    made = squad_runs.features(tmp_path)["evaluation"]
+    settings, vocab = open_features(made).settings, tmp_path / "vocab.txt"
+    assert vocabulary_of(made, settings).fingerprint == settings.vocabulary
+    vocab.rename(tmp_path / "moved.txt")
+    with pytest.raises(InputError, match=r"is not .*vocab\.txt or .*features/vocab\.txt"):
+        vocabulary_of(made.parent, settings)
+    assert vocabulary_of(made, settings, tmp_path / "moved.txt").fingerprint == settings.vocabulary
+    (tmp_path / "moved.txt").rename(made.parent / "vocab.txt")
+    assert vocabulary_of(made.parent, settings).fingerprint == settings.vocabulary
+    (made.parent / "vocab.txt").write_text("\n".join([*squad_runs.SPECIAL, "a"]) + "\n")
+    with pytest.raises(InputError, match="that vocab"):
+        vocabulary_of(made, settings)

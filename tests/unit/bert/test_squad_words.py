@@ -1,0 +1,106 @@
+"""Words, tokens and their words: equal to the plain rules and to the tokenizer on the whole text with its offsets."""
+
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.plain_squad import words_of
+from support.plain_tokenizer import PlainTokenizer
+
+from bert.data.squad.words import Pieces, WordEncoder, split_words, word_numbers
+from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
+
+SHARED = Path(__file__).resolve().parents[3] / "../shared/data"
+LETTERS = "abcdefghijklmnopqrstuvwxyz\u00df\u00e9\u03c3\u03c2\u4e2d\u6587\u0130'.,-$"
+VOCABULARY = Vocabulary(
+    (*SPECIAL_PIECES, *LETTERS, *(f"##{letter}" for letter in LETTERS if letter.isalpha()), "the", "un", "##able"),
+    lower_case=True,
+)
+# White space of every kind, control and format characters, marks that combine, ligatures, ideographs, capitals that
+# change their length.
+BLANKS = " \t\r\n\u202f\u00a0\u2003\u3000\u0085\u2028\x00\x0b\x1c\u200b"
+ODD = BLANKS + "\u00ad\ufeff\ufffd\u0301\u0327\u0345\u0130\u1e9e\ufb01"
+TEXTS = st.lists(
+    st.text(st.one_of(st.sampled_from(ODD + LETTERS + "AZ\u03a3"), st.characters(codec="utf-8"))), max_size=6
+)
+
+
+def ids_of(pieces: Pieces) -> list[list[int]]:
+    return [pieces.values[begin:end].tolist() for begin, end in pairwise(pieces.offsets.tolist())]
+
+
+@given(TEXTS)
+@settings(max_examples=300, deadline=None)
+def test_words_are_those_of_the_published_loop(texts: list[str]) -> None:
+    expected = [words_of(text) for text in texts]
+    assert [split_words(text) for text in texts] == [words for words, _ in expected]
+    numbers, starts = word_numbers(texts)
+    before = 0
+    for (words, word_of), (begin, end) in zip(expected, pairwise(starts.tolist()), strict=True):
+        assert (numbers[begin:end] - 1 - before).tolist() == word_of
+        before += len(words)
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_pieces_are_those_of_the_whole_text_and_of_each_word_alone(lower_case: bool) -> None:
+    vocabulary = Vocabulary(VOCABULARY.pieces, lower_case)
+    encoder = WordEncoder(vocabulary, most_words=40)  # forgets now and then
+
+    @given(TEXTS)
+    @settings(max_examples=300, deadline=None)
+    def check(texts: list[str]) -> None:
+        pieces = encoder.encode(texts)
+        assert ids_of(pieces) == vocabulary.encode(texts), "the whole text at once"
+        alone = [[vocabulary.encode([word])[0] for word in words_of(text)[0]] for text in texts]
+        assert ids_of(pieces) == [[number for ids in rows for number in ids] for rows in alone], "word by word"
+        expected = [[word for word, ids in enumerate(rows) for _ in ids] for rows in alone]
+        assert pieces.token_words.tolist() == [word for words in expected for word in words]
+
+    check()
+
+
+@pytest.mark.parametrize(("name", "lower_case"), [("bert-uncased", True), ("bert-cased", False)])
+def test_all_real_contexts_and_questions_have_the_tokenizers_ids_and_the_words_of_its_offsets(
+    name: str, lower_case: bool
+) -> None:
+    if not (SHARED / "squad").is_dir():
+        pytest.skip("needs ../shared/data, which this checkout has not")
+    vocabulary = load_vocabulary(SHARED / f"vocab/{name}.txt", lower_case)
+    encoder = WordEncoder(vocabulary)
+    for path in sorted((SHARED / "squad").glob("*v[12].[01].json.gz")) + sorted(
+        (SHARED / "squad").glob("squadshifts*")
+    ):
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        if "data" not in document:
+            continue  # predictions
+        paragraphs = [paragraph for article in document["data"] for paragraph in article["paragraphs"]]
+        contexts = [paragraph["context"] for paragraph in paragraphs]
+        pieces = encoder.encode(contexts)
+        encodings = vocabulary._tokenizer.encode_batch(contexts, add_special_tokens=False)
+        assert ids_of(pieces) == [encoding.ids for encoding in encodings]
+        expected = []
+        for text, encoding in zip(contexts, encodings, strict=True):
+            word_of = words_of(text)[1]
+            expected += [word_of[begin] for begin, _ in encoding.offsets]
+        assert pieces.token_words.tolist() == expected
+        questions = [question["question"] for paragraph in paragraphs for question in paragraph["qas"]]
+        assert ids_of(encoder.encode(questions)) == vocabulary.encode(questions)
+
+
+def test_the_plain_tokenizer_agrees_on_odd_words() -> None:
+    text = "Un\u00e9able naf\u0301e \u4e2d\u6587a STRA\u00dfE a\u200bb \ufffd \u00ad x" + "y" * 101 + " don't $5.00"
+    plain = PlainTokenizer(list(VOCABULARY.pieces), lower_case=True)
+    assert ids_of(WordEncoder(VOCABULARY).encode([text, ""])) == [plain.encode(text), []]
+
+
+def test_no_texts_and_texts_without_words_have_no_pieces() -> None:
+    encoder = WordEncoder(VOCABULARY)
+    for texts in ([], ["", " ", "\u202f\n"]):
+        pieces = encoder.encode(texts)
+        assert len(pieces.values) == 0 and pieces.offsets.tolist() == [0] * (len(texts) + 1)
+        assert np.array_equal(pieces.token_words, [])
