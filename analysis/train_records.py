@@ -140,6 +140,8 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
             if fields is None:
                 continue  # of a later bertbench
             wrong = [name for name, kind in fields.items() if not isinstance(event[name], kind)]
+            if event["event"] == "evaluated":
+                wrong += [name for name in event if name != "event" and not isinstance(event[name], _MEASURED)]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise SchemaError(f"{path} line {number} is not an event ({error!r}): remove that line") from error
         if wrong:

@@ -4,13 +4,12 @@ import csv
 import json
 import os
 import random
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from support.cli import ROOT
-from support.train_cli import STEPS, TrainCli, kill_all, send_to_all, tree, wait_for_steps
+from support.train_cli import STEPS, TrainCli, kill_all, wait_for_steps
 from support.training_runs import shards
 
 from analysis.train_records import CURVE_COLUMNS, TrainRun, read_events
@@ -87,32 +86,6 @@ def test_killed_three_times_at_random_moments_the_curve_is_that_of_a_whole_run(
     assert report.returncode == 0, report.stderr
     page = (cli.out / "report" / "report.html").read_text()
     assert "BERT-tiny was trained for 24 of 24 steps" in page and "Attempts" in page and "Evaluations" in page
-
-
-def test_two_ranks_killed_then_stopped_by_a_batch_system_give_the_same_curve(data: Path, tmp_path: Path) -> None:
-    reference = TrainCli(data, tmp_path / "whole", ranks=2)
-    done = reference.run()
-    assert done.returncode == 0, done.stderr
-    cli = TrainCli(data, tmp_path / "run", ranks=2)
-    first = cli.start()
-    wait_for_steps(cli, first, 1, 7)
-    kill_all(first)
-    second = cli.start()
-    wait_for_steps(cli, second, 2, 3)
-    other = cli.run()
-    assert other.returncode == 2 and "in use by another call" in other.stderr and str(second.pid) in other.stderr
-    send_to_all(second, signal.SIGTERM)
-    output, errors = second.communicate(timeout=60)
-    assert second.returncode == 0, errors
-    if not cli.state()["finished"]:
-        made = cli.state()["applied_steps"]
-        assert f"stopped by SIGTERM after step {made} of {STEPS}" in output and "to continue: bertbench" in output
-        assert cli.checkpoints()[-1] == f"step-{made:07d}"
-        assert cli.result()["status"] == "ok" and "stopped as asked" in cli.result()["reason"]
-    assert len(tree(second)) == 0
-    done = cli.run()
-    assert done.returncode == 0, done.stderr
-    assert cli.curve() == reference.curve()
 
 
 def test_phase_2_begins_from_phase_1_and_refuses_an_unfinished_one(whole: TrainCli, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from bert.data.squad.unit import Part, Unit, warm_up
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from common.atomic import storage_errors
-from common.errors import BertbenchError, InputError, UsageError
+from common.errors import InputError, UsageError
 from common.locks import locked
 
 _GZIP_RATIO = 5
@@ -159,7 +159,7 @@ def _started(workers: Workers, path: Path, vocabulary: Vocabulary) -> Iterator[N
 
 def _start_all(workers: Workers, begin: Callable[[str], None], fingerprint: str) -> None:
     # What goes wrong here goes wrong again, and is told, when there is work.
-    with suppress(BertbenchError):
+    with suppress(Exception):
         list(workers.map(begin, [fingerprint] * workers.count))
 
 
