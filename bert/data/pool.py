@@ -41,7 +41,6 @@ class Workers:
         self.count = count
         self._executor: ProcessPoolExecutor | None = None
         self._before: set[multiprocessing.process.BaseProcess] = set()
-        self._children: set[multiprocessing.process.BaseProcess] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -98,9 +97,7 @@ class Workers:
             context = multiprocessing.get_context("spawn")
             self._before = set(multiprocessing.active_children())
             self._executor = ProcessPoolExecutor(self.count, context, initializer=_begin_worker)
-        future = self._executor.submit(_call, function, unit)
-        self._children |= set(multiprocessing.active_children()) - self._before
-        return future
+        return self._executor.submit(_call, function, unit)
 
     def _result(self, future: "Future[Result]") -> Result:
         """Wait for a result; of a worker that died while it handed one over the executor itself never knows."""
@@ -115,7 +112,9 @@ class Workers:
         raise BrokenProcessPool("a worker ended while it handed over a result")
 
     def _has_lost(self) -> bool:
-        return any(child.exitcode is not None for child in self._children)
+        # Its own alone: other pools of this process begin and end meanwhile.
+        own = getattr(self._executor, "_processes", None) or {}
+        return any(child.exitcode is not None for child in list(own.values()))
 
 
 def _call(function: Callable[[Work], Result], unit: Work) -> Result:
