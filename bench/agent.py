@@ -20,10 +20,15 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    from bench.own_folder import own_folder
+
     import_seconds = time.perf_counter() - began
     failures = []
     try:
-        run(parse_args(argv[1:]))
+        with own_folder("bertbench-agent-") as folder:
+            wanted = parse_args(argv[1:])
+            wanted.log_dir = wanted.log_dir or str(folder)  # torchrun would leave an empty one behind
+            run(wanted)
     except ChildFailedError as error:
         failures = [
             {"rank": rank, "exit_code": failure.exitcode, "time": failure.timestamp}

@@ -1,21 +1,26 @@
 """The same training by several strategies or on several devices: planned, run one after the other, and profiled."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.metrics.training_comparison import all_reduce
+from analysis.metrics.profiled_communication import all_reduce
 from analysis.profiles import open_profile
 from analysis.records import RunDirectory, Trial
 from analysis.train_records import TrainRun, is_train_run
+from bench.attempt import train_once
 from bench.devices import Devices
+from bench.implementations import OURS
 from bench.launch import LaunchOptions, Watcher
-from bench.plan import resolve_strategy, task_data
+from bench.plan import AUTO, resolve_strategy, strategy_fields
 from bench.profiling import profile_trials
 from bench.sweep import Progress, locked
-from bench.trainer import Plan, check_continues, plan_training, train_once
+from bench.trainer import Plan, check_continues, plan_training
+from bert.config import PRESETS
 from bert.data.lengths import is_synthetic
+from bert.tasks import task_data
 from common import locks
 from common.errors import UsageError
 
@@ -25,6 +30,12 @@ _PROFILER = "torch"
 _WARM_UP_STEPS = 2
 # Settings that change neither what a training does nor, in earnest, how long it takes.
 _FREE_SETTINGS = ("log_every", "save_every", "keep", "data")
+# More variants are not told of one by one.
+_MOST_NAMED = 4
+# How Hugging Face's loss of a task differs from ours.
+_OTHER_LOSSES = {"squad": "Hugging Face lets padding compete for the answer, ours does not"}
+# By what others than ours are trained.
+_OTHERS_STRATEGIES = ("single", "ddp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +46,26 @@ class Variant:
     """A name in bert.strategies."""
     devices: int
     """Devices, one process each."""
+    precision: str = AUTO
+    """As `bertbench train` takes it."""
+    implementation: str = OURS
+    """A name in bench.implementations.TRAININGS."""
 
     @property
     def name(self) -> str:
-        """The name of its folder, such as ddp-2."""
-        return f"{self.strategy}-{self.devices}"
+        """The name of its folder, such as ddp-2, hf-trainer-ddp-2-bf16; what was left to choose itself is left out."""
+        words = [self.strategy, str(self.devices)]
+        words[:0] = [self.implementation] if self.implementation != OURS else []
+        return "-".join([*words, *([self.precision] if self.precision != AUTO else [])])
+
+    @property
+    def impossible(self) -> str:
+        """Why it cannot run anywhere; "" where it can."""
+        if self.strategy == "single" and self.devices > 1:
+            return "strategy single runs on one device"
+        if self.implementation != OURS and self.strategy not in _OTHERS_STRATEGIES:
+            return f"implementation {self.implementation} trains by strategies {' and '.join(_OTHERS_STRATEGIES)}"
+        return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,17 +91,45 @@ class PlannedVariant:
         return self.plan.source.samples
 
 
-def variants(strategies: Sequence[str], devices: Sequence[int]) -> list[Variant]:
-    """Return every strategy on every number of devices, each once; auto is single on one device, ddp on several.
+def combinations(
+    strategies: Sequence[str],
+    devices: Sequence[int],
+    precisions: Sequence[str] = (AUTO,),
+    implementations: Sequence[str] = (OURS,),
+) -> list[Variant]:
+    """Return every implementation in every precision by every strategy on every number of devices, each once.
+
+    The strategy auto is single on one device, ddp on several.
+    """
+    return list(
+        dict.fromkeys(
+            Variant(resolve_strategy(name, count), count, precision, implementation)
+            for implementation, precision, name, count in itertools.product(
+                implementations, precisions, strategies, devices
+            )
+        )
+    )
+
+
+def variants(
+    strategies: Sequence[str],
+    devices: Sequence[int],
+    precisions: Sequence[str] = (AUTO,),
+    implementations: Sequence[str] = (OURS,),
+) -> list[Variant]:
+    """Return those of the `combinations` that can run.
 
     Raises:
         UsageError: fewer than two variants are left.
     """
-    found = [Variant(resolve_strategy(name, count), count) for name in strategies for count in devices]
-    unique = list(dict.fromkeys(found))
+    found = combinations(strategies, devices, precisions, implementations)
+    unique = [variant for variant in found if not variant.impossible]
     if len(unique) < 2:
         names = ", ".join(variant.name for variant in unique) or "none"
-        raise UsageError(f"a comparison needs two variants, there is {names}: use --devices 1 2, or more --strategies")
+        raise UsageError(
+            f"a comparison needs two variants, there is {names}: use --devices 1 2, or more --strategies, "
+            "--precisions or --implementations"
+        )
     return unique
 
 
@@ -95,6 +149,7 @@ def plan_variant(
         InputError: the data or the initial weights cannot be read.
     """
     given = {**given, "strategy": variant.strategy, "world_size": variant.devices}
+    given |= {"precision": variant.precision} if variant.precision != AUTO else {}
     plan = plan_training(phase, given, devices)
     run = TrainRun(out / variant.name)
     return PlannedVariant(variant=variant, plan=plan, run=run, given=given, request=request, threads=threads)
@@ -134,6 +189,7 @@ def _differences(before: Trial, item: PlannedVariant, device: str) -> list[str]:
     settings, old = item.plan.settings.to_json(), dict(before.training)
     names = [name for name in settings if name in old and name not in _FREE_SETTINGS]
     pairs = [(name, old[name], settings[name]) for name in names]
+    pairs.append(("implementation", before.implementation, item.variant.implementation))
     pairs.append(("device", before.device, device))
     pairs.append(("threads", before.threads_per_rank, item.threads))
     fingerprints = before.data_fingerprint, item.plan.source.fingerprint
@@ -150,10 +206,10 @@ def remarks(planned: Sequence[PlannedVariant], devices: Devices) -> list[str]:
     found = []
     counts = sorted({item.variant.devices for item in planned})
     if devices.kind == "cpu" and counts[-1] > 1:
-        shares = [
-            f"{item.threads or max(1, devices.cpu_cores // item.variant.devices)} in {item.variant.name}"
-            for item in planned
-        ]
+        threads = {item.variant.name: item.threads or devices.cpu_cores // item.variant.devices for item in planned}
+        if len(planned) > _MOST_NAMED:  # variants of as many processes have as many
+            threads = {f"those x {item.variant.devices}": threads[item.variant.name] for item in planned}
+        shares = [f"{max(1, count)} in {name}" for name, count in threads.items()]
         found.append(
             f"the processes share {devices.cpu_cores} CPU core{'s'[: devices.cpu_cores > 1]}; threads per process: "
             f"{', '.join(shares)}"
@@ -165,6 +221,31 @@ def remarks(planned: Sequence[PlannedVariant], devices: Devices) -> list[str]:
             f"every process draws its own dropout ({settings.dropout:g}): losses differ by chance; --dropout 0 shows "
             "that they are the same"
         )
+    if len({item.plan.settings.precision for item in planned}) > 1:
+        found.append("losses of different precisions differ by their rounding")
+    if any(item.variant.implementation != OURS for item in planned):
+        found.append(
+            "hf-trainer: Hugging Face's model and Trainer with the same weights, batches, optimizer and schedule; it "
+            "keeps no checkpoints on its way: interrupted, it begins again"
+        )
+        padded = PRESETS["base"].replace(vocab_size=settings.vocab_size).padded_vocab_size
+        if padded != settings.vocab_size:
+            found.append(
+                f"ours rounds the vocabulary up for the hardware ({settings.vocab_size:,} to {padded:,} word pieces), "
+                "Hugging Face's model does not: their parameters differ by those rows, which nothing reads"
+            )
+        if settings.optimizer == "lamb":
+            found.append(
+                "LAMB scales the step of each weight, Hugging Face has query, key and value apart: losses differ a "
+                "little; --optimizer adamw shows that they are the same"
+            )
+        if settings.dropout > 0 and len(counts) == 1:
+            found.append(
+                f"the implementations draw dropout ({settings.dropout:g}) in other places: --dropout 0 shows that the "
+                "losses are the same"
+            )
+        if settings.task in _OTHER_LOSSES:
+            found.append(f"{_OTHER_LOSSES[settings.task]}: losses differ a little")
     return found
 
 
@@ -238,7 +319,9 @@ def _profile_trial(item: PlannedVariant, steps: int, devices: Devices) -> Trial:
     return Trial(
         kind="profile",
         task=settings.task,
-        strategy=settings.strategy,
+        task_options=settings.task_options,
+        implementation=item.variant.implementation,
+        **strategy_fields(settings.strategy, settings.strategy_options, settings.world_size),
         preset=settings.preset,
         shape=settings.shape or "",
         precision=settings.precision,
@@ -257,5 +340,6 @@ def _profile_trial(item: PlannedVariant, steps: int, devices: Devices) -> Trial:
         start_iteration=_WARM_UP_STEPS,
         stop_iteration=_WARM_UP_STEPS + steps,
         threads_per_rank=item.threads,
+        activation_checkpointing=settings.activation_checkpointing,
         profiler=_PROFILER,
     )

@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench.launching import STOPPING_VARIABLE
 from common.errors import UsageError
 
 
@@ -90,7 +91,8 @@ def find_devices(kind: str = "auto") -> Devices:
         return Devices("cpu", (), cores, "the CPU was asked for")
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None and wanted.strip() in ("", "-1", "NoDevFiles", "void"):
-        note = f"CUDA_VISIBLE_DEVICES={wanted!r} hides every GPU"
+        launched = STOPPING_VARIABLE in os.environ  # the launch hides them, and has said why
+        note = "" if launched else f"CUDA_VISIBLE_DEVICES={wanted!r} hides every GPU"
     else:
         found = _nvml_gpus()
         if not isinstance(found, str) and found and "+cpu" in _torch_version():
@@ -106,8 +108,16 @@ def find_devices(kind: str = "auto") -> Devices:
                 return Devices("cuda", tuple(gpus), cores)
             note = "NVML reports no GPU"
     if kind == "cuda":
-        raise UsageError(f"--device cuda: no GPU can be used here, {note}; run `bertbench doctor` for the remedy")
+        why = note or "the launch runs on the CPU"
+        raise UsageError(f"--device cuda: no GPU can be used here, {why}; run `bertbench doctor` for the remedy")
     return Devices("cpu", (), cores, note)
+
+
+def free_memory_share(ranks: int) -> int:
+    """Bytes per rank: four fifths of this machine's memory that is free, shared by `ranks`."""
+    import psutil
+
+    return int(0.8 * psutil.virtual_memory().available / ranks)
 
 
 def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
@@ -154,6 +164,17 @@ def core_groups() -> list[list[int]]:
             place = (0, cpu)  # not told: take every logical CPU for a core
         groups.setdefault((place[0], place[1]), []).append(cpu)
     return [groups[place] for place in sorted(groups)]
+
+
+def shares_of_cores(count: int) -> list[list[int]]:
+    """Return the logical CPUs of each of `count` equal shares of the physical cores; empty ones where they are too few.
+
+    What is left over belongs to no share: shares of different sizes would make one rank slower than the others.
+    """
+    groups = core_groups()
+    size = len(groups) // count
+    parts = [groups[number * size : (number + 1) * size] for number in range(count)]
+    return [sorted(cpu for group in part for cpu in group) for part in parts]
 
 
 def physical_cores() -> int:

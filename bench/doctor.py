@@ -15,6 +15,7 @@ from analysis.records import Trial
 from bench.devices import Devices
 from bench.environment import cpu_description, native_bf16
 from bench.profilers import PROFILERS, load_profiler, permission
+from bench.schedulers import SCHEDULERS, load_scheduler
 from common.errors import BertbenchError
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
@@ -133,6 +134,10 @@ def _tools() -> Iterator[Check]:
             yield Check(f"tool {tool}", MISSING, "not on PATH", remedy)
         else:
             yield Check(f"tool {tool}", OK, _tool_version(path))
+    for scheduler in map(load_scheduler, SCHEDULERS):
+        path = shutil.which(scheduler.tool)  # not asked for its version: az would ask the network
+        detail, remedy = (path, "") if path else ("not on PATH", f"for `bertbench submit`: {scheduler.remedy}")
+        yield Check(f"tool {scheduler.tool}", OK if path else MISSING, detail, remedy)
 
 
 def profiler_checks(devices: Devices | BertbenchError) -> Iterator[Check]:

@@ -9,14 +9,18 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis.metrics.throughput import summarize
+from analysis.comm_records import read_measurements
 from analysis.records import Trial, TrialDirectory, read_record, write_record
+from analysis.trial_summary import summarize_trial
+from bench.allocators import allocator_environment
 from bench.devices import Devices
+from bench.launch_end import launch_failure, lost_peer
+from bench.out_of_memory import oom_kill_count
 from bench.processes import (
     HARNESS_VARIABLE,
     MARK_VARIABLE,
@@ -29,6 +33,7 @@ from bench.processes import (
     send,
 )
 from bench.telemetry import Telemetry, telemetry_writer
+from bench.world import World
 from bert.strategies import JOIN_TIMEOUT_VARIABLE
 from common.atomic import storage_errors
 from common.errors import SchemaError, UsageError
@@ -41,9 +46,11 @@ _SAMPLE_SECONDS = {"cpu": 1.0, "cuda": 0.05}
 # Training lasts for days: its readings must not outgrow its checkpoints.
 _SAMPLE_SECONDS_OF_TRAINING = 2.0
 # Without a limit on a trial, how long a rank waits for the others, such as for one that writes a checkpoint.
-_LONGEST_WAIT_SECONDS = 3600
+LONGEST_WAIT_SECONDS = 3600
 # A profiler's own processes may end a little after its command.
 _TOOL_GRACE_SECONDS = 5.0
+# A launch that has failed kills what has not ended after bench.launching.GRACE_SECONDS: results are written before.
+_LAUNCH_GRACE_SECONDS = 4.0
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -55,6 +62,12 @@ class LaunchOptions:
     """A trial that takes longer is ended; None sets no limit."""
     price_per_hour: float | None = None
     """Price of all devices of a trial together, for the cost columns."""
+    world: World | None = None
+    """The world whose rank 0 this process is: the trial then joins it as that rank. None starts one for the trial."""
+    begun: Callable[[TrialDirectory], None] | None = None
+    """Told of the trial's folder once its rank 0 has been started, for the other ranks of `world`."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables of the ranks."""
 
     def __post_init__(self) -> None:
         """Refuse limits and prices that mean nothing."""
@@ -97,10 +110,11 @@ def run_trial(
     with storage_errors(directory.path):
         (directory.profile if trial.profiler else directory.path).mkdir(parents=True, exist_ok=True)
     write_record(directory.trial_json, trial.to_json())
-    telemetry = Telemetry([gpu.uuid for gpu in devices.gpus[: trial.world_size] if gpu.uuid])
+    local_world_size = trial.world_size if options.world is None else options.world.local_world_size
+    telemetry = Telemetry([gpu.uuid for gpu in devices.gpus[:local_world_size] if gpu.uuid])
     described = {**environment, "load_average": list(os.getloadavg())}
     write_record(directory.env_json, {**described, "telemetry_unavailable": telemetry.unavailable})
-    oom_kills = _oom_kills()
+    oom_kills = oom_kill_count()
     if watcher is not None:
         watcher.begin(directory)
     began = time.perf_counter()
@@ -111,6 +125,8 @@ def run_trial(
     with log:
         child = _start(trial, directory, devices, options, log.fileno(), mark)
         try:
+            if options.begun is not None:
+                options.begun(directory)
             timed_out = not _wait(child, trial, directory, telemetry, options, watcher)
             if trial.profiler is not None:
                 end_marked(mark, grace_seconds=_TOOL_GRACE_SECONDS)
@@ -123,16 +139,23 @@ def run_trial(
                 finish(trial, directory, "interrupted", f"the {what} was interrupted", options)
             raise
     wall_seconds = time.perf_counter() - began
+    if options.world is not None and child.returncode:  # what an agent of torchrun would have written
+        failure = {"rank": 0, "exit_code": child.returncode, "time": time.time()}
+        write_record(directory.path / _AGENT_JSON, {"failures": [failure]})
     if watcher is not None:
         watcher.look()
     write_record(directory.env_json, {**described, "telemetry_unavailable": telemetry.unavailable})
     if trial.profiler is not None and _ranks_ended_well(directory):
         # What the tool did after that is its own affair: what the ranks measured stands.
         status, reason = "ok", ""
+    elif options.world is not None and (why := launch_failure()) and child.returncode:
+        status, reason = "crashed", f"the launch failed: {why}"
     elif timed_out:
         status, reason = "timeout", _timeout_reason(directory, options)
     else:
-        status, reason = _outcome(directory, child.returncode, _oom_kills() > oom_kills)
+        status, reason = _outcome(
+            directory, child.returncode, oom_kill_count() > oom_kills, joined=options.world is not None
+        )
     return finish(trial, directory, status, reason, options, wall_seconds)
 
 
@@ -145,17 +168,7 @@ def finish(
     wall_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Compute what the records of a trial allow, write result.json and return it."""
-    metrics: dict[str, Any] = {}
-    if status == "ok":
-        steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}
-        metrics = summarize(
-            trial,
-            steps,
-            directory.read_ranks(),
-            directory.read_environment(),
-            directory.read_telemetry(),
-            options.price_per_hour,
-        )
+    metrics = summarize_trial(trial, directory, options.price_per_hour) if status == "ok" else {}
     result = {
         "trial_id": trial.trial_id,
         "status": status,
@@ -175,32 +188,26 @@ def finish(
 def _start(
     trial: Trial, directory: TrialDirectory, devices: Devices, options: LaunchOptions, output: int, mark: str
 ) -> "subprocess.Popen[bytes]":
-    threads = trial.threads_per_rank or max(1, devices.cpu_cores // trial.world_size)
+    world = options.world
+    threads = trial.threads_per_rank or (
+        max(1, devices.cpu_cores // trial.ranks) if world is None else world.threads(devices.cpu_cores)
+    )
     variables = {
         **os.environ,
-        **devices.environment(trial.world_size),
+        **(devices.environment(trial.world_size) if world is None else {}),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         # The launcher's limit decides what a hang is, not the process group's own, which would look like a crash.
-        JOIN_TIMEOUT_VARIABLE: str(int(options.timeout_seconds or _LONGEST_WAIT_SECONDS) + 60),
+        JOIN_TIMEOUT_VARIABLE: str(int(options.timeout_seconds or LONGEST_WAIT_SECONDS) + 60),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
+        **allocator_environment(trial.allocator),
+        **options.variables,
     }
-    torchrun = [
-        f"--nproc-per-node={trial.world_size}",
-        "--nnodes=1",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        "--local-addr=127.0.0.1",
-        "--monitor-interval=0.1",
-        "--max-restarts=0",
-        "-m",
-        "bench.worker",
-        str(directory.path),
-    ]
-    agent = [sys.executable, "-m", "bench.agent", str(directory.path / _AGENT_JSON), *torchrun]
+    rank = ["-m", "bench.worker", str(directory.path)]
+    agent = [sys.executable, *rank] if world is not None else _agent(trial, directory, rank)
     argv = agent
     if trial.profiler is not None:
         from bench.profilers import load_profiler
@@ -212,8 +219,7 @@ def _start(
         )
         variables |= profiler.environment(scope)
         argv = profiler.wrap(agent, scope)
-    variables.pop(PARENT_VARIABLE, None)
-    variables.pop(STOP_VARIABLE, None)
+    variables = {name: value for name, value in variables.items() if name not in (PARENT_VARIABLE, STOP_VARIABLE)}
     if trial.kind == "train":
         variables[STOP_VARIABLE] = "1"
     variables |= {MARK_VARIABLE: mark, HARNESS_VARIABLE: str(os.getpid())}
@@ -233,6 +239,20 @@ def _start(
     )
 
 
+def _agent(trial: Trial, directory: TrialDirectory, rank: list[str]) -> list[str]:
+    torchrun = [
+        f"--nproc-per-node={trial.ranks}",
+        "--nnodes=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+        "--monitor-interval=0.1",
+        "--max-restarts=0",
+        *rank,
+    ]
+    return [sys.executable, "-m", "bench.agent", str(directory.path / _AGENT_JSON), *torchrun]
+
+
 def _wait(
     child: "subprocess.Popen[bytes]",
     trial: Trial,
@@ -242,6 +262,7 @@ def _wait(
     watcher: Watcher | None,
 ) -> bool:
     """Sample sensors until the child ends; return False when its time ran out and it was ended."""
+    ended_at: float | None = None
     deadline = time.monotonic() + (options.timeout_seconds or math.inf)
     next_sample = next_census = time.monotonic()
     interval = _SAMPLE_SECONDS_OF_TRAINING if trial.kind == "train" else _SAMPLE_SECONDS[trial.device]
@@ -253,15 +274,18 @@ def _wait(
                 child.wait(timeout=max(0.001, min(_POLL_SECONDS, next_sample - time.monotonic())))
                 return True
             now = time.monotonic()
+            if options.world is not None and launch_failure():
+                ended_at = ended_at or now + _LAUNCH_GRACE_SECONDS
+                deadline = min(deadline, ended_at)
             if watcher is not None:
                 watcher.look()
-                if len(told) < trial.world_size and watcher.stop_wanted():
-                    ranks = set(ranks_of(descendants(child.pid))) - told
+                if len(told) < trial.ranks and watcher.stop_wanted():
+                    ranks = set(ranks_of([child.pid, *descendants(child.pid)])) - told
                     send(sorted(ranks), signal.SIGTERM)
                     told |= ranks
             if now >= deadline:
                 # The ranks write where they hang into the log (faulthandler) before they are killed.
-                send(ranks_of(descendants(child.pid)), signal.SIGUSR1)
+                send(ranks_of([child.pid, *descendants(child.pid)]), signal.SIGUSR1)
                 time.sleep(0.5)
                 end_tree(child.pid)
                 child.wait()
@@ -276,14 +300,18 @@ def _wait(
 
 
 def _timeout_reason(directory: TrialDirectory, options: LaunchOptions) -> str:
-    reached = [f"rank {rank} made {len(directory.read_steps(rank))} steps" for rank in directory.ranks()]
+    sizes = {row["size_bytes"] for row in read_measurements(directory)}
+    reached = [f"{len(sizes)} sizes were measured"] if sizes else []
+    reached += [f"rank {rank} made {len(directory.read_steps(rank))} steps" for rank in directory.ranks()]
     return (
         f"no end after {options.timeout_seconds:g} s ({', '.join(reached) or 'no rank had started'}); "
         f"where the ranks were stands in log.txt; a longer limit: --timeout-seconds"
     )
 
 
-def _outcome(directory: TrialDirectory, exit_code: int | None, oom_killed: bool) -> tuple[str, str]:
+def _outcome(
+    directory: TrialDirectory, exit_code: int | None, oom_killed: bool, joined: bool = False
+) -> tuple[str, str]:
     """Return status and reason from what the ranks and the agent wrote down.
 
     One rank's end makes the others fail too: what a rank says of memory or of a refusal is the cause; else a rank that
@@ -303,13 +331,14 @@ def _outcome(directory: TrialDirectory, exit_code: int | None, oom_killed: bool)
                     f"rank {failure['rank']} was killed by the kernel: no memory left in the machine or cgroup",
                 )
             return "crashed", f"rank {failure['rank']} died by {_signal_name(number)}{_log_tail(directory)}"
+    if explained and joined and all(lost_peer(str(failure["reason"])) for failure in explained):
+        return "crashed", "another rank ended, which the launcher names; the connections to it broke"
     if explained:
         return "crashed", _said(explained[0])
     if exit_code == 0:
         return "ok", ""
     if failed:
-        code = int(failed[0]["exit_code"])
-        return "crashed", f"rank {failed[0]['rank']} ended with exit code {code}{_log_tail(directory)}"
+        return "crashed", "rank {rank} ended with exit code {exit_code}".format(**failed[0]) + _log_tail(directory)
     how = f"died by {_signal_name(-exit_code)}" if exit_code and exit_code < 0 else f"ended with exit code {exit_code}"
     return "crashed", f"the launcher {how}{_log_tail(directory)}"
 
@@ -355,23 +384,3 @@ def _log_tail(directory: TrialDirectory, lines: int = 3) -> str:
     text = directory.log.read_text(encoding="utf-8", errors="replace")
     useful = [line.strip() for line in text.splitlines() if line.strip() and not set(line.strip()) <= set("=-")]
     return "; log.txt ends: " + (redact_text(" | ".join(useful[-lines:])[-500:]) or "(empty)")
-
-
-def _oom_kills() -> int:
-    """How often the kernel has killed for lack of memory: in this cgroup where it counts, else in the machine."""
-    for path in (_cgroup_folder() / "memory.events", Path("/proc/vmstat")):
-        try:
-            counts = dict(line.split() for line in path.read_text(encoding="ascii").splitlines())
-            return int(counts["oom_kill"])
-        except (OSError, ValueError, KeyError):
-            continue
-    return 0
-
-
-def _cgroup_folder() -> Path:
-    """Folder of this process's own cgroup (version 2)."""
-    try:
-        (line,) = [row for row in Path("/proc/self/cgroup").read_text().splitlines() if row.startswith("0::")]
-    except (OSError, ValueError):
-        return Path("/sys/fs/cgroup")
-    return Path("/sys/fs/cgroup") / line.removeprefix("0::").lstrip("/")

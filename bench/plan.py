@@ -2,26 +2,36 @@
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from analysis.records import PRECISIONS, Trial
+from bench.allocators import DEFAULT, allocator_environment
 from bench.devices import Devices
 from bench.environment import native_bf16
-from bench.implementations import IMPLEMENTATIONS
+from bench.implementations import IMPLEMENTATIONS, OURS
+from bench.task_flags import TaskFlags
+from bench.world import World
 from bert.config import PRESETS
 from bert.data.lengths import SYNTHETIC, is_synthetic
-from bert.strategies import STRATEGIES
-from bert.tasks import DATA, TASKS
+from bert.levers import AUTO as AUTO_LEVERS
+from bert.levers import levers_text, resolve_levers
+from bert.strategies import STRATEGIES, devices_per_rank
+from bert.strategies.deepspeed_config import read_deepspeed_config
+from bert.strategies.options import OPTIONS, options_text
+from bert.tasks import TASKS, resolve_options, task_data
 from bert.tasks.data import DataSource as DataSource
 from bert.tasks.data import TaskData
 from common.errors import UsageError
-from common.registry import load, lookup
+from common.registry import lookup
 
 AUTO = "auto"
+WEAK, STRONG = "weak", "strong"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,23 +39,38 @@ class Sweep:
     """What to measure: every combination of the listed values is one trial."""
 
     task: Annotated[str, tyro.conf.Positional] = "pretrain"
-    """What is trained: pretrain squad."""
+    """What is trained: pretrain squad gap classify glue."""
+    task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
     presets: tuple[str, ...] = ("base",)
     """tiny mini small medium base large distilbert."""
     implementations: tuple[str, ...] = ("bertbench",)
-    """bertbench hf hf-compiled."""
+    """bertbench hf hf-trainer hf-compiled torch-encoder."""
+    levers: tuple[str, ...] = (AUTO,)
+    """Of bertbench: auto, none, or names joined by +, each set a competitor."""
+    allocators: tuple[str, ...] = (DEFAULT,)
+    """How processes keep memory: default, keep, huge-pages."""
     strategies: tuple[str, ...] = (AUTO,)
-    """single ddp; auto: single on one device, ddp on several."""
+    """single ddp fsdp deepspeed horovod dp; auto: single on one device, ddp on several."""
+    zero_stages: tuple[int, ...] = ()
+    """ZeRO stages of deepspeed, 0 to 3; else that of its file, or 0."""
+    deepspeed_config: Path | None = None
+    """JSON file of deepspeed; what is "auto" or absent there comes from here."""
     devices: tuple[int, ...] = ()
     """Counts; default 1 2 4 ... to every GPU, or 1 rank with all CPU cores."""
     batch_sizes: tuple[int, ...] = (8,)
     """Sequences per device and micro-step."""
+    scaling: str = WEAK
+    """Over --devices: weak keeps a device's batch; strong divides that of the fewest devices."""
     grad_accum: tuple[int, ...] = (1,)
     """Micro-steps per optimizer step."""
     seq_lens: tuple[int, ...] = ()
-    """Tokens per sequence at most; default 128, squad 384."""
+    """Tokens per sequence at most; default 128, squad 384, gap 512."""
     padding: str = AUTO
-    """Of squad's batches: longest fixed; auto: longest."""
+    """Of fine-tuning's batches: longest fixed; auto: longest."""
+    activation_checkpointing: bool = False
+    """Keep the input of each layer, make the rest again in backward."""
+    bucket_mib: int | None = None
+    """Buckets of gradients in MiB; default the strategy's own."""
     precisions: tuple[str, ...] = (AUTO,)
     """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
     data: str = "synthetic"
@@ -76,6 +101,7 @@ class Sweep:
     def __post_init__(self) -> None:
         """Refuse names that do not exist and empty lists."""
         lookup(TASKS, self.task, "task")
+        self.task_flags.options(self.task)
         for names, registry, kind in (
             (self.presets, PRESETS, "preset"),
             (self.implementations, IMPLEMENTATIONS, "implementation"),
@@ -84,11 +110,22 @@ class Sweep:
                 lookup(registry, name, kind)
         for name in self.strategies:
             lookup({AUTO: "", **STRATEGIES}, name, "strategy")
+        self._check_strategy_options()
+        for name in self.allocators:
+            allocator_environment(name)
+        for name in self.levers:
+            resolve_levers(name, "cpu")
+        if self.levers != (AUTO,) and OURS not in self.implementations:
+            raise UsageError(
+                f"--levers {' '.join(self.levers)}: only {OURS} has levers, this sweep runs "
+                f"{' '.join(self.implementations)}: add --implementations {OURS}"
+            )
         for name in self.precisions:
             lookup(dict.fromkeys((AUTO, *PRECISIONS)), name, "precision")
-        for option in ("presets", "implementations", "strategies", "batch_sizes", "grad_accum"):
+        for option in ("presets", "implementations", "levers", "allocators", "strategies", "batch_sizes", "grad_accum"):
             if not getattr(self, option):
                 raise UsageError(f"--{option.replace('_', '-')} needs at least one value")
+        lookup(dict.fromkeys((WEAK, STRONG)), self.scaling, "scaling")
         if self.rounds < 1:
             raise UsageError(f"--rounds {self.rounds} must be at least 1")
         if self.memory_limit_gib is not None and not 0 < self.memory_limit_gib < math.inf:
@@ -106,6 +143,34 @@ class Sweep:
         if any(count < 1 for count in self.devices):
             raise UsageError(f"--devices {' '.join(map(str, self.devices))}: each count must be at least 1")
 
+    def strategy_options(self, names: Iterable[str] = ()) -> dict[str, list[str]]:
+        """Return, for strategies by name, the options of each once for each trial that differs in them alone.
+
+        Raises:
+            UsageError: an option that no strategy of the sweep has, or not with this value.
+            InputError: the DeepSpeed configuration cannot be read.
+        """
+        config = None if self.deepspeed_config is None else read_deepspeed_config(self.deepspeed_config)
+        variants: list[dict[str, Any]] = [
+            {"zero_stage": stage, "config": config, "bucket_mib": self.bucket_mib}
+            for stage in self.zero_stages or (None,)
+        ]
+        found = {}
+        for name in names or self.strategies:
+            own = [{key: variant[key] for key in OPTIONS.get(name, ())} for variant in variants]
+            found[name] = list(dict.fromkeys(options_text(name, options) for options in own))
+        return found
+
+    def _check_strategy_options(self) -> None:
+        given = {"zero_stage": self.zero_stages, "config": self.deepspeed_config}
+        for option, value in given.items():
+            if value and not any(option in OPTIONS.get(name, ()) for name in self.strategies):
+                raise UsageError(
+                    f"--{'zero-stages' if option == 'zero_stage' else 'deepspeed-config'} is an option of the strategy "
+                    f"deepspeed, this sweep runs {' '.join(self.strategies)}: add --strategies deepspeed"
+                )
+        self.strategy_options()
+
 
 def inspect_data(data: str, seq_len: int | None = None, task: str = "pretrain") -> DataSource:
     """Look at the data of a sweep.
@@ -117,12 +182,6 @@ def inspect_data(data: str, seq_len: int | None = None, task: str = "pretrain") 
     return task_data(task).inspect(data, seq_len)
 
 
-def task_data(task: str) -> TaskData:
-    """Return what a task knows of its data. Raises UsageError for an unknown task."""
-    found: TaskData = load(DATA, task, "task")()
-    return found
-
-
 def expand(
     sweep: Sweep,
     devices: Devices,
@@ -130,6 +189,7 @@ def expand(
     profiler: str | None = None,
     profiler_options: tuple[str, ...] = (),
     against_synthetic: bool = False,
+    world: World | None = None,
 ) -> list[Trial]:
     """Return the trials in the order they run: round by round, what competes next to each other.
 
@@ -140,45 +200,50 @@ def expand(
         profiler: name in bench.profilers, for kind profile.
         profiler_options: what the profiler is told.
         against_synthetic: add to each trial a twin on made-up batches with the lengths of the folder's samples.
+        world: the ranks that are there already; they are the devices.
 
     Raises:
         UsageError: a value no trial can have, or more devices than there are.
         InputError: the data cannot be read.
     """
-    world_sizes = sweep.devices or devices.default_world_sizes()
-    for world_size in world_sizes:
-        devices.environment(world_size)
-    _check_threads(sweep, devices, max(world_sizes))
+    world_sizes = _world_sizes(sweep, devices, world)
     data = task_data(sweep.task)
+    _check_buckets(sweep, world_sizes)
     seq_lens = sweep.seq_lens or (data.seq_len,)
-    sources = {seq_len: _sources(data, sweep.data, seq_len, against_synthetic) for seq_len in seq_lens}
+    given = sweep.task_flags.options(sweep.task)
+    sources = {seq_len: _sources(data, sweep.data, seq_len, against_synthetic, given) for seq_len in seq_lens}
     make_trial = partial(
-        Trial, kind=kind, profiler=profiler, profiler_options=profiler_options, **_common_fields(sweep, devices)
+        Trial,
+        kind=kind,
+        profiler=profiler,
+        profiler_options=profiler_options,
+        nodes=1 if world is None else world.nodes,
+        **_common_fields(sweep, devices),
     )
+    names = {resolve_strategy(*pair) for pair in itertools.product(sweep.strategies, world_sizes)}
+    options = sweep.strategy_options(names)
     trials = []
-    for round_number, preset, seq_len, precision, world_size, strategy, batch, accumulation in itertools.product(
-        range(sweep.rounds),
-        sweep.presets,
-        seq_lens,
-        sweep.precisions,
-        world_sizes,
-        sweep.strategies,
-        sweep.batch_sizes,
-        sweep.grad_accum,
-    ):
+    for round_number, preset, seq_len, precision, world_size, strategy, batch, accumulated, memory in itertools.product(
+        range(sweep.rounds), sweep.presets, seq_lens, sweep.precisions, world_sizes, sweep.strategies,
+        sweep.batch_sizes, sweep.grad_accum, sweep.allocators,
+    ):  # fmt: skip
         # The order of the competitors turns with the round, so that none is always first.
-        competitors = [*itertools.product(sweep.implementations, sources[seq_len])]
+        own = resolve_strategy(strategy, world_size)
+        competitors = [*itertools.product(_implementations(sweep, devices), sources[seq_len], options[own])]
         shift = round_number % len(competitors)
-        for implementation, source in competitors[shift:] + competitors[:shift]:
+        for (implementation, levers), source, chosen in competitors[shift:] + competitors[:shift]:
             trials.append(
                 make_trial(
+                    task_options=resolve_options(sweep.task, given, source),
                     implementation=implementation,
-                    strategy=resolve_strategy(strategy, world_size),
+                    allocator="" if memory == DEFAULT else memory,
+                    levers=levers,
+                    **strategy_fields(own, chosen, world_size),
                     preset=preset,
                     precision=resolve_precision(precision, devices),
                     seq_len=seq_len,
-                    micro_batch_size=batch,
-                    grad_accum_steps=accumulation,
+                    micro_batch_size=_share(sweep, batch, world_size, min(world_sizes)),
+                    grad_accum_steps=accumulated,
                     world_size=world_size,
                     data=source.source,
                     data_fingerprint=source.fingerprint,
@@ -188,6 +253,41 @@ def expand(
                 )
             )
     return list(dict.fromkeys(trials))
+
+
+def _implementations(sweep: Sweep, devices: Devices) -> list[tuple[str, str]]:
+    """Each implementation with the levers of its trials, "" for those of the device; only our own has any."""
+    default = levers_text(resolve_levers(AUTO_LEVERS, devices.kind))
+    texts = [levers_text(resolve_levers(text, devices.kind)) for text in sweep.levers]
+    return [
+        (name, "" if text == default else text)
+        for name in sweep.implementations
+        for text in (texts if name == OURS else [default])
+    ]
+
+
+def _world_sizes(sweep: Sweep, devices: Devices, world: World | None) -> tuple[int, ...]:
+    if world is None:
+        sizes = sweep.devices or devices.default_world_sizes()
+        for size in sizes:
+            devices.environment(size)
+        _check_threads(sweep, devices, max(sizes))
+        return sizes
+    return (world.check_devices(*sweep.devices),)
+
+
+def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
+    """Micro batch of a device: with strong scaling the global batch is that of the fewest devices."""
+    if sweep.scaling == WEAK:
+        return batch
+    share, left = divmod(batch * fewest, world_size)
+    if left or not share:
+        raise UsageError(
+            f"--scaling strong: batch {batch} on {fewest} device{'s'[: fewest != 1]} makes {batch * fewest} sequences, "
+            f"which {world_size} devices cannot share equally: use a --batch-sizes value that does, such as "
+            f"{math.lcm(batch * fewest, world_size) // fewest}"
+        )
+    return share
 
 
 def _common_fields(sweep: Sweep, devices: Devices) -> dict[str, Any]:
@@ -208,12 +308,15 @@ def _common_fields(sweep: Sweep, devices: Devices) -> dict[str, Any]:
         "relative_half_width": rules.precision_target,
         "memory_limit_bytes": _bytes(sweep.memory_limit_gib),
         "threads_per_rank": sweep.threads,
+        "activation_checkpointing": sweep.activation_checkpointing,
     }
 
 
-def _sources(data: TaskData, given: str, seq_len: int, against_synthetic: bool) -> list[DataSource]:
+def _sources(
+    data: TaskData, given: str, seq_len: int, against_synthetic: bool, options: dict[str, Any]
+) -> list[DataSource]:
     """The data of a sequence length, and the made-up data it is held against."""
-    source = data.inspect(given, seq_len)
+    source = data.inspect(given, seq_len, options)
     if source.seq_len not in (None, seq_len):
         raise UsageError(
             f"--seq-lens {seq_len} does not fit {source.source}, whose samples have {source.seq_len} tokens: "
@@ -226,7 +329,16 @@ def _sources(data: TaskData, given: str, seq_len: int, against_synthetic: bool) 
             f"--against-synthetic holds real data against made-up ones, --data {given} is made up: give a folder or a "
             "file of real ones"
         )
-    return [source, data.inspect(f"{SYNTHETIC}:{source.source}", seq_len)]
+    return [source, data.inspect(f"{SYNTHETIC}:{source.source}", seq_len, options)]
+
+
+def _check_buckets(sweep: Sweep, world_sizes: Sequence[int]) -> None:
+    found = {resolve_strategy(name, count) for name in sweep.strategies for count in world_sizes}
+    if sweep.bucket_mib is not None and not any("bucket_mib" in OPTIONS.get(name, ()) for name in found):
+        raise UsageError(
+            f"--bucket-mib {sweep.bucket_mib}: no strategy of {' '.join(sorted(found))} reduces gradients in buckets "
+            "of a size to choose: use --strategies ddp"
+        )
 
 
 def _check_threads(sweep: Sweep, devices: Devices, world_size: int) -> None:
@@ -243,6 +355,15 @@ def resolve_strategy(name: str, world_size: int) -> str:
     if name != AUTO:
         return name
     return "single" if world_size == 1 else "ddp"
+
+
+def strategy_fields(strategy: str, options: str, world_size: int) -> dict[str, Any]:
+    """Return the fields of a Trial that say how its devices work together."""
+    return {
+        "strategy": strategy,
+        "strategy_options": options,
+        "devices_per_rank": devices_per_rank(strategy, world_size),
+    }
 
 
 def resolve_precision(name: str, devices: Devices) -> str:

@@ -39,7 +39,7 @@ def run_trials(
     Must be called inside `locked(run)`.
     """
     environment = capture(devices)
-    _record_request(run, trials, request)
+    record_request(run, trials, request)
     note_differences(run, trials, environment, note)
     results = []
     for number, trial in enumerate(trials, start=1):
@@ -121,7 +121,7 @@ def _run_one(
     return run_trial(trial, directory, devices, environment, options)
 
 
-def _record_request(run: RunDirectory, trials: Sequence[Trial], request: Mapping[str, Any]) -> None:
+def record_request(run: RunDirectory, trials: Sequence[Trial], request: Mapping[str, Any]) -> None:
     """Write sweep.json: the latest request, and those before it that used the same folder."""
     earlier: list[dict[str, Any]] = []
     if run.sweep_json.exists():
@@ -139,8 +139,14 @@ def write_results(run: RunDirectory) -> None:
     run.write_results(result_rows(run))
 
 
+# What a trial of collectives alone has no value of, whatever the defaults of Trial are.
+_OF_TRAINING = (
+    "task", "implementation", "strategy", "preset", "seq_len", "micro_batch_size", "grad_accum_steps"
+)  # fmt: skip
+
+
 def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return one row per trial with a result: its configuration and its metrics."""
+    """Return one row per trial with a result: its configuration, None where that means nothing, and its metrics."""
     rows = []
     for directory in run.trials():
         try:
@@ -149,5 +155,6 @@ def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
             continue
         if result is not None:
             fields = {**dataclasses.asdict(trial), "training": dict(trial.training)}
+            fields |= dict.fromkeys(_OF_TRAINING) if trial.kind == "comm" else {}
             rows.append({**fields, **result, "trial_id": trial.trial_id})
     return rows

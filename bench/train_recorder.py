@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from analysis.records import TrialDirectory
 from analysis.train_records import TrainRun, curve_fields, events_jsonl, write_curve
 from analysis.train_scores import evaluation_text, score
-from bench.tensorboard import Scalars, find_writer, open_scalars
+from bench.loggers.base import Loggers, Target, loaded_loggers, open_loggers
 from bert.tasks.base import Evaluation
 from bert.training.checkpoint import checkpoint_path
 from bert.training.events import Best, Evaluated, Event, Progress, Resumed, Saved, Warned
@@ -22,7 +22,7 @@ from common.atomic import storage_errors
 
 
 class TrainRecorder:
-    """Takes the events of a training, and the rows of its step clock, on rank 0.
+    """Takes the events of a training, and the rows of its step clock, on rank 0; hands scalars to the loggers.
 
     Steps that were made before, by an attempt that ended without saving them, leave the curve and TensorBoard when the
     first of them is made again.
@@ -37,7 +37,7 @@ class TrainRecorder:
         self._settings = settings
         self._events_path = events_jsonl(directory)
         self._curve: TextIO | None = None
-        self._scalars: Scalars | None = None
+        self._loggers: Loggers | None = None
         self._step_ms: dict[int, float] = {}
         self._clocked_steps, self._clocked_ms = 0, 0.0
         self._began_ns: int | None = None
@@ -52,12 +52,12 @@ class TrainRecorder:
             "loss_parts": {},
             "evaluation": None,
             "best": None,
-            "tensorboard": None,
+            "logged_to": [],
         }
         """What this attempt did so far, in plain values."""
-        find_writer()  # imported now, where no rank waits for it
         with storage_errors(self._events_path):
             self._events = self._events_path.open("w", encoding="utf-8")
+        self._logger_kinds = loaded_loggers(self._warn)  # imported now, where no rank waits for it
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Take a row of the step clock: when a step began and how long it took."""
@@ -83,8 +83,8 @@ class TrainRecorder:
         elif isinstance(event, Saved):
             self._show_progress()
             self._flush_curve(to_disk=True)
-            if self._scalars is not None:
-                self._scalars.flush()
+            if self._loggers is not None:
+                self._loggers.flush()
             own = {"applied_steps": event.applied_steps, "seconds": event.seconds, "size_bytes": event.size_bytes}
             self.summary["best"] = best_checkpoint(event.best)
             best_fields = {f"best_{name}": value for name, value in (self.summary["best"] or {}).items()}
@@ -117,7 +117,7 @@ class TrainRecorder:
         with storage_errors(self._run.curve_csv):
             self._curve.write(",".join(map(str, curve_fields(row))) + "\n")
             self._curve.flush()  # a checkpoint must never be ahead of it, whenever the process is killed
-        self._train_scalars(event)
+        self._log_step(event)
         self.summary["steps_made"] += 1
         self.summary["samples"] += self._settings.global_batch_size
         self.summary |= {**finite({"loss": event.loss}), "loss_parts": finite(event.parts)}
@@ -130,7 +130,7 @@ class TrainRecorder:
         write_curve(self._run.curve_csv, [row for row in self._run.read_curve() if row["step"] < first.step])
         with storage_errors(self._run.curve_csv):
             self._curve = self._run.curve_csv.open("a", encoding="utf-8")
-        self._open_scalars(first.applied_steps if first.applied else first.applied_steps + 1)
+        self._open_loggers(first.applied_steps if first.applied else first.applied_steps + 1)
         self.summary["first_step"] = first.step
 
     def _show_progress(self) -> None:
@@ -169,10 +169,10 @@ class TrainRecorder:
                 if to_disk:
                     os.fsync(self._curve.fileno())
 
-    def _train_scalars(self, event: Progress) -> None:
-        assert self._scalars is not None
+    def _log_step(self, event: Progress) -> None:
+        assert self._loggers is not None
         step_ms = self._step_ms.pop(event.step, None)
-        self._scalars.add(
+        self._loggers.add(
             event.applied_steps,
             {
                 "train/loss": event.loss,
@@ -184,20 +184,22 @@ class TrainRecorder:
             },
         )
 
-    def _open_scalars(self, purge_from: int) -> None:
-        self._scalars = open_scalars(self._run.tensorboard, purge_from)
-        self.summary["tensorboard"] = self._scalars.unavailable or "written"
-        if self._scalars.unavailable:
-            self.report(Warned(message=self._scalars.unavailable))
+    def _open_loggers(self, purge_from: int) -> None:
+        target = Target(run=self._run, purge_from=purge_from, settings=self._settings.to_json())
+        self._loggers = open_loggers(self._logger_kinds, target, self._warn)
+        self.summary["logged_to"] = list(self._loggers.names)
+
+    def _warn(self, message: str) -> None:
+        self.report(Warned(message=message))
 
     def _evaluated(self, event: Evaluated) -> None:
-        if self._scalars is None:  # a run that only evaluates makes no step
-            self._open_scalars(event.applied_steps)
-        assert self._scalars is not None
+        if self._loggers is None:  # a run that only evaluates makes no step
+            self._open_loggers(event.applied_steps)
+        assert self._loggers is not None
         values = event.evaluation.values
         shown = {f"eval/{name}": value for name, value in values.items() if score(name).headline}
-        self._scalars.add(event.applied_steps, shown)
-        self._scalars.flush()
+        self._loggers.add(event.applied_steps, shown)
+        self._loggers.flush()
 
     def _write(self, event: str, **fields: Any) -> None:
         line = json.dumps({"event": event, "time_ns": time.time_ns(), **fields}, allow_nan=False)
@@ -209,8 +211,8 @@ class TrainRecorder:
         """Write out what is held back, also when the training failed."""
         self._show_progress()
         self._flush_curve(to_disk=True)
-        if self._scalars is not None:
-            self._scalars.close()
+        if self._loggers is not None:
+            self._loggers.close(finished=self._last is None or self._last.applied_steps >= self._settings.steps)
         for file in filter(None, (self._curve, self._events)):
             with storage_errors(self._events_path):
                 file.close()

@@ -6,16 +6,18 @@ from typing import Any
 
 from analysis.records import Trial, TrialDirectory
 from analysis.train_records import TrainRun
+from bench.implementations import OURS, TRAININGS
 from bench.recorder import step_writer
 from bench.timing import StepClock
 from bench.train_recorder import TrainRecorder, best_checkpoint, flat
+from bert.memory import parameter_count
 from bert.strategies.base import Strategy
-from bert.tasks import TASKS
-from bert.tasks.base import Task
-from bert.training.events import Event
-from bert.training.run import run_training
+from bert.tasks import make_task
+from bert.training.events import Event, RunOutcome
 from bert.training.settings import TrainSettings
 from common.registry import load
+
+RunTraining = Callable[..., RunOutcome]
 
 
 def run_attempt(
@@ -38,7 +40,7 @@ def run_attempt(
     run = TrainRun(directory.path.parent.parent)
     settings = TrainSettings.from_json(dict(trial.training))
     config = settings.model_config()
-    task: Task = load(TASKS, settings.task, "task")()
+    task = make_task(settings.task, settings.task_options)
     with ExitStack() as stack:
         writer = stack.enter_context(step_writer(directory.steps_csv(strategy.rank)))
         recorder: TrainRecorder | None = None
@@ -56,12 +58,17 @@ def run_attempt(
                 recorder.report(event)
 
         clock = StepClock(trial.device, lambda counts: task.model_flops(config, counts), on_row)
+        run_training: RunTraining = load(TRAININGS, trial.implementation, "implementation of training runs")
         outcome = run_training(settings, run.checkpoints, strategy, clock, should_stop, report)
+    # Only our vocabulary is padded.
+    shape = config if trial.implementation == OURS else config.replace(vocab_multiple=1)
+    model = {"parameters": parameter_count(shape, settings.task, settings.task_options)}
     if recorder is None:
-        return {}
+        return model
     if recorder.summary["evaluation"] is None and outcome.evaluation is not None:
         recorder.summary["evaluation"] = {"applied_steps": None, **flat(outcome.evaluation)}
     return {
+        **model,
         "outcome": {
             **recorder.summary,
             "best": best_checkpoint(outcome.best),
@@ -71,5 +78,5 @@ def run_attempt(
             "skipped_steps": outcome.skipped_steps,
             "samples_seen": outcome.samples_seen,
             "checkpoint": None if outcome.checkpoint is None else outcome.checkpoint.name,
-        }
+        },
     }

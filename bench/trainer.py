@@ -1,24 +1,32 @@
-"""One attempt at a training run, in its run directory: what `bertbench train` does between options and table."""
+"""From what `bertbench train` was asked to the settings of a run, and whether a run may go on with them."""
 
-import contextlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.records import Trial, TrialDirectory, write_record
-from analysis.train_records import TrainRun, is_train_run, read_events
+from analysis.train_records import TrainRun, is_train_run
 from bench.devices import Devices
-from bench.environment import capture
-from bench.launch import LaunchOptions, Watcher, run_trial
-from bench.plan import resolve_precision, resolve_strategy, task_data
-from bench.sweep import write_results
+from bench.implementations import OURS, TRAININGS
+from bench.loggers.base import AUTO, check_loggers
+from bench.plan import resolve_precision, resolve_strategy
+from bench.task_flags import TaskFlags
+from bench.world import World
 from bert.checkpoints.model_config import read_config
 from bert.config import ModelConfig, preset, preset_of, shape_in_words
-from bert.tasks.data import DataSource
-from bert.training.settings import FINE_TUNING, TrainSettings, resolve_settings, task_defaults
-from common.errors import InputError, SchemaError, UsageError
+from bert.memory import parameter_count
+from bert.strategies.deepspeed_config import read_deepspeed_config, said_of_training
+from bert.strategies.options import options_text
+from bert.tasks import check_task_options, resolve_options, task_data
+from bert.tasks.data import DataSource, TaskData
+from bert.training.settings import TrainSettings, resolve_settings, task_defaults
+from common.errors import InputError, StorageError, UsageError
+from common.registry import lookup
+
+# Of each parameter in a checkpoint: itself and two moments of the optimizer, in float32.
+_WEIGHT_BYTES, _MOMENTS_BYTES = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,37 +39,53 @@ class Plan:
     """1 or 2; None for tasks without phases."""
     source: DataSource
     """The data."""
+    log_to: tuple[str, ...] = (AUTO,)
+    """Names in bench.loggers.LOGGERS, auto or none."""
+    implementation: str = OURS
+    """Whose model and loop train: a name in bench.implementations.TRAININGS."""
 
 
-def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices) -> Plan:
+def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices, world: World | None = None) -> Plan:
     """Return a training as it will run.
 
     Args:
         phase: of pretraining, whose hyper-parameters are the defaults; None for other tasks, phase 1 of pretraining.
-        given: fields of TrainSettings with what the user gave, None where nothing, and `epochs`; strategy and precision
-            may be "auto", world_size None is every device; `init` may name a run directory.
+        given: fields of TrainSettings with what the user gave, None where nothing, `epochs`, `bucket_mib`,
+            `task_flags`, `log_to` and `implementation`; strategy and precision may be "auto", world_size None is every
+            device; `init` may name a run directory.
         devices: what there is to train on.
+        world: the world of ranks that this process belongs to; its size is then the number of devices.
 
     Raises:
         UsageError: settings that no run can have, more devices than there are, or `init` names an unfinished run or a
             model of another shape than the preset that was given.
-        InputError: the data or `init` cannot be read, or the samples have another length.
+        InputError: the data, what is evaluated on or `init` cannot be read, or the samples have another length.
     """
     values = dict(given)
+    log_to = check_loggers(values.pop("log_to", None))
+    implementation = values.pop("implementation", None) or OURS
+    lookup(TRAININGS, implementation, "implementation of training runs")
     task = values.get("task") or "pretrain"
-    if phase is None and task not in FINE_TUNING:
+    data = task_data(task)
+    if phase is None and not data.defaults:
         phase = 1
     defaults = task_defaults(task, phase)
-    data = task_data(task)
+    options = (values.pop("task_flags", None) or TaskFlags()).options(task)
     if not values.get("data"):
         made = data.prepare_command(values.get("seq_len") or defaults["seq_len"])
         raise UsageError(f"no data was given: --data FOLDER, what `{made}` makes")
-    world_size = values["world_size"] or devices.default_world_sizes()[-1]
-    devices.environment(world_size)
+    if world is None:
+        world_size = values["world_size"] or devices.default_world_sizes()[-1]
+        devices.environment(world_size)
+    else:
+        world_size = world.check_devices(values["world_size"])
     values["world_size"] = world_size
     values["strategy"] = resolve_strategy(values["strategy"], world_size)
+    values |= strategy_settings(values)
+    values |= _batch_of_the_file(values, given, defaults)
     values["precision"] = resolve_precision(values["precision"], devices)
-    source = data.inspect(str(values["data"]), values["seq_len"] or defaults["seq_len"])
+    source = data.inspect(str(values["data"]), values["seq_len"] or defaults["seq_len"], options)
+    values["task_options"] = resolve_options(task, options, source)
     if phase is None:  # a length of its own has only pretraining, by its phase
         values["seq_len"] = values["seq_len"] or source.seq_len
     seq_len = values["seq_len"] or defaults["seq_len"]
@@ -69,11 +93,62 @@ def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices)
         raise InputError(_other_length(phase, seq_len, source, data.prepare_command(seq_len)))
     values |= {"data": source.source, "vocab_size": source.vocab_size, "max_predictions": source.max_predictions}
     if values.get("init"):
-        init = initial_weights(Path(str(values["init"])))
-        values |= {"init": str(init), **_shape(init, values.get("preset"), seq_len)}
+        init = initial_weights(Path(str(values["init"])), best=phase is None)
+        values |= {"init": str(init), **_shape(init, values.get("preset"), seq_len, source.vocab_size, data)}
     if values.get("eval_data"):
         values["eval_data"] = str(Path(str(values["eval_data"])).resolve())
-    return Plan(resolve_settings(phase, values, source.samples), phase, source)
+    settings = resolve_settings(phase, values, source.samples)
+    if settings.eval_every:
+        known = check_task_options(task, settings.task_options)
+        data.check_evaluation(settings.data, settings.seq_len, settings.eval_data, known)
+    if settings.init is not None:
+        _check_vocabulary(Path(settings.init), source)
+    return Plan(settings, phase, source, log_to, implementation)
+
+
+def _check_vocabulary(init: Path, source: DataSource) -> None:
+    """Refuse weights of another vocabulary than the data's, where both are known. Raises InputError."""
+    if source.vocabulary is None:
+        return
+    from bert.tasks.base import DataIdentity
+    from bert.training.resume import find_weights
+
+    data = DataIdentity(source=source.source, vocab_size=source.vocab_size, vocabulary=source.vocabulary)
+    needed = f"this run needs a checkpoint of a model with {source.vocab_size} word pieces"
+    find_weights(init, data, lambda message: None, needed, whole=False)  # the ranks tell of damaged checkpoints
+
+
+def _batch_of_the_file(
+    values: Mapping[str, Any], given: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One micro-step per update, as DeepSpeed has it, where its file says the micro batch, nothing the others, and the
+    default of an update cannot be divided into such."""
+    said = given.get("micro_batch_size") is None and values.get("micro_batch_size")
+    if not said or values.get("global_batch_size") or values.get("grad_accum_steps"):
+        return {}
+    return {"grad_accum_steps": 1} if defaults["global_batch_size"] % (said * values["world_size"]) else {}
+
+
+# Of strategies, given by name.
+_OPTIONS = ("zero_stage", "bucket_mib")
+
+
+def strategy_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of the strategy out of `values`; return them as fields of TrainSettings.
+
+    What a DeepSpeed configuration says of the training holds where nothing else was given.
+
+    Raises:
+        UsageError: an option that the strategy does not have.
+        InputError: the configuration cannot be read.
+    """
+    path = values.pop("deepspeed_config", None)
+    config = None if path is None else read_deepspeed_config(Path(str(path)))
+    options = options_text(
+        str(values["strategy"]), {name: values.pop(name, None) for name in _OPTIONS} | {"config": config}
+    )
+    said = {} if config is None else said_of_training(config)
+    return {"strategy_options": options} | {name: value for name, value in said.items() if values.get(name) is None}
 
 
 def _other_length(phase: int | None, seq_len: int, source: DataSource, made: str) -> str:
@@ -86,8 +161,13 @@ def _other_length(phase: int | None, seq_len: int, source: DataSource, made: str
     )
 
 
-def initial_weights(path: Path) -> Path:
-    """Return where the weights of --init lie: of a run its checkpoints, else the path itself.
+def initial_weights(path: Path, best: bool) -> Path:
+    """Return where the weights of --init lie: of a run its checkpoints, of which the latest counts; else the path.
+
+    Args:
+        path: what was given.
+        best: take of a run the best checkpoint, where it was evaluated: what fine-tuning begins from. A next phase of
+            pretraining goes on from the latest, whose optimizer and weights belong to the end of the run.
 
     Raises:
         InputError: there is nothing.
@@ -106,7 +186,24 @@ def initial_weights(path: Path) -> Path:
             f"--init {path}: that run has reached {reached}: finish it with the command that began it, or give the "
             f"folder of one of its checkpoints in {run.checkpoints} to begin from there"
         )
-    return run.checkpoints
+    return (run.best_checkpoint() if best else None) or run.checkpoints
+
+
+def check_space(run: TrainRun, plan: Plan) -> None:
+    """Refuse to begin where not one checkpoint would fit; a run that goes on may make room. Raises StorageError."""
+    if run.attempts():
+        return
+    settings = plan.settings
+    parameters = parameter_count(settings.model_config(), settings.task, settings.task_options)
+    # Other implementations save the weights alone.
+    needed = parameters * (_WEIGHT_BYTES + (_MOMENTS_BYTES if plan.implementation == OURS else 0))
+    place = next(folder for folder in (run.path, *run.path.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise StorageError(
+            f"{run.path} has {free / 2**20:,.0f} MiB left on its disk, and a checkpoint of {parameters:,} parameters "
+            f"takes about {needed / 2**20:,.0f} MiB: free some space, choose another --out, or a smaller --preset"
+        )
 
 
 def check_continues(run: TrainRun, plan: Plan, given: Mapping[str, Any]) -> None:
@@ -118,8 +215,16 @@ def check_continues(run: TrainRun, plan: Plan, given: Mapping[str, Any]) -> None
         given: fields of TrainSettings with what the user gave, None where nothing.
 
     Raises:
-        UsageError: the plan is of another phase, or its global batch size is a default that is not this run's.
+        UsageError: the plan is of another phase or implementation, or its global batch size is a default that is not
+            this run's.
     """
+    attempts = run.attempts()
+    began = attempts[-1].read_trial().implementation if attempts else plan.implementation
+    if began != plan.implementation:
+        raise UsageError(
+            f"{run.path} holds a training by implementation {began}, not {plan.implementation}: give another --out, or "
+            f"--implementation {began}"
+        )
     saved = _saved_settings(run)
     settings = plan.settings
     if saved.get("seq_len", settings.seq_len) != settings.seq_len:
@@ -151,11 +256,11 @@ def _saved_settings(run: TrainRun) -> dict[str, Any]:
     return {}
 
 
-def _shape(init: Path, given: str | None, seq_len: int) -> dict[str, str | None]:
+def _shape(init: Path, given: str | None, seq_len: int, vocab_size: int, data: TaskData) -> dict[str, str | None]:
     """Return `preset` and `shape` of the model whose weights lie in `init`; a preset that was `given` has to be it.
 
     Raises:
-        InputError: there are no weights, or their configuration cannot be read.
+        InputError: there are no weights, their configuration cannot be read, or their vocabulary is too small.
         UsageError: the preset is another shape, or no configuration says what shape it is; or it is for shorter ones.
     """
     path = _config_file(init)
@@ -164,10 +269,16 @@ def _shape(init: Path, given: str | None, seq_len: int) -> dict[str, str | None]
             raise UsageError(f"no config.json or bert_config.json is beside {init}: give --preset, its shape")
         return {}
     config = read_config(path)
-    if seq_len > config.max_positions:
+    longest = config.max_positions
+    if seq_len > longest:
         raise UsageError(
-            f"--init {init} is a model of {config.max_positions} positions, too few for sequences of {seq_len} tokens: "
-            f"use --seq-len {config.max_positions} or less"
+            f"--init {init} is a model of {longest} positions, too few for sequences of {seq_len} tokens: give another "
+            f"model, or data of at most {longest} tokens, such as `{data.prepare_command(longest)}` makes"
+        )
+    if config.vocab_size < vocab_size:
+        raise InputError(
+            f"--init {init} is a model of {config.vocab_size:,} word pieces, the data have ids of {vocab_size:,}: give "
+            "another model, or data that were made with its vocabulary"
         )
     if given is not None:
         wanted = preset(given)
@@ -198,100 +309,3 @@ def _config_file(init: Path) -> Path | None:
     from bert.checkpoints.read import find_checkpoint
 
     return find_checkpoint(init).config
-
-
-def train_once(
-    run: TrainRun,
-    plan: Plan,
-    devices: Devices,
-    request: Mapping[str, Any],
-    watcher: Watcher,
-    threads: int | None = None,
-) -> tuple[TrialDirectory, dict[str, Any]]:
-    """Make one attempt and return its folder and result; train.json and results.csv say how it ended.
-
-    Must be called inside a lock on the run.
-
-    Raises:
-        StorageError: the run directory cannot be written.
-        KeyboardInterrupt: the attempt was ended at once.
-    """
-    trial = _trial(run, plan, devices, threads)
-    directory = run.run.trial(trial.trial_id)
-    try:
-        result = run_trial(trial, directory, devices, capture(devices), LaunchOptions(timeout_seconds=None), watcher)
-    finally:
-        if directory.trial_json.exists():
-            write_record(run.state_json, _state(run, plan, request))
-            write_results(run.run)
-    return directory, result
-
-
-def _trial(run: TrainRun, plan: Plan, devices: Devices, threads: int | None) -> Trial:
-    settings = plan.settings
-    attempts = [directory.read_trial().round for directory in run.attempts()]
-    return Trial(
-        kind="train",
-        task=settings.task,
-        implementation="bertbench",
-        strategy=settings.strategy,
-        preset=settings.preset,
-        precision=settings.precision,
-        seq_len=settings.seq_len,
-        micro_batch_size=settings.micro_batch_size,
-        grad_accum_steps=settings.grad_accum_steps,
-        world_size=settings.world_size,
-        device=devices.kind,
-        data=settings.data,
-        data_fingerprint=plan.source.fingerprint,
-        max_predictions=settings.max_predictions,
-        vocab_size=settings.vocab_size,
-        dropout=settings.dropout,
-        seed=settings.seed,
-        round=max(attempts, default=-1) + 1,
-        max_steps=settings.steps,
-        threads_per_rank=threads,
-        training=tuple(sorted(settings.to_json().items())),
-    )
-
-
-def _state(run: TrainRun, plan: Plan, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the run stands: what the attempts wrote down while they ran is there however they ended.
-
-    An attempt that was refused changes nothing of what the run is: phase, steps and request stay those before it.
-    """
-    attempts = run.attempts()
-    checkpoint: str | None = None
-    evaluation: dict[str, Any] | None = None
-    best: dict[str, Any] | None = None
-    applied_steps = 0
-    for directory in attempts:
-        for event in read_events(directory):
-            if event["event"] in ("resumed", "saved"):
-                applied_steps = event["applied_steps"]
-            if event["event"] == "saved" or (event["event"] == "resumed" and not event["new_phase"]):
-                checkpoint = Path(event["path"]).name  # after a damaged one it is an earlier one that goes on
-            if event["event"] == "saved":
-                named = {name: event.get(f"best_{name}") for name in ("checkpoint", "applied_steps", "score", "value")}
-                best = named if named["checkpoint"] is not None else None
-            elif event["event"] == "evaluated":
-                evaluation = event
-    result = (attempts[-1].read_result() if attempts else None) or {}
-    own: dict[str, Any] = {"phase": plan.phase, "total_steps": plan.settings.steps, "request": dict(request)}
-    known = result.get("status") != "refused"
-    if not known and checkpoint is not None:
-        with contextlib.suppress(SchemaError):
-            before = run.read_state() or {}
-            known = own.keys() <= before.keys()
-            own |= {name: before[name] for name in own if known}
-    return {
-        **own,
-        "finished": known and checkpoint is not None and applied_steps >= own["total_steps"],
-        "applied_steps": applied_steps,
-        "status": result.get("status", "interrupted"),
-        "reason": result.get("reason", ""),
-        "checkpoint": checkpoint,
-        "evaluation": evaluation,
-        "best": best,
-        "attempts": [directory.path.name for directory in attempts],
-    }

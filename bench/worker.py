@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import resource
 import signal
 import sys
 import time
@@ -12,6 +11,8 @@ from typing import Any, TypeVar
 
 from analysis.records import Trial, TrialDirectory, write_record
 from bench.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
+from bench.rank_resources import backend, limit_memory, take_share_of_cores, torch_versions, used_memory
+from bench.trial_model import model_config
 from common.errors import BertbenchError, StorageError
 
 T = TypeVar("T")
@@ -31,8 +32,10 @@ def main(argv: list[str]) -> int:
     try:
         should_stop = listen_for_stop() if STOP_VARIABLE in os.environ else None
         trial = directory.read_trial()
-        if should_stop is None:
-            _run(directory, trial, rank)
+        if trial.kind == "comm":
+            _measure_collectives(directory, trial)
+        elif should_stop is None:
+            run_rank(directory, trial, rank)
         else:
             _train(directory, trial, rank, should_stop)
     except Exception as error:
@@ -47,8 +50,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _run(directory: TrialDirectory, trial: Trial, rank: int) -> None:
-    _take_share_of_cores(trial)
+def run_rank(directory: TrialDirectory, trial: Trial, rank: int) -> None:
+    """Measure as one rank of a trial that trains or draws batches, and write this rank's records."""
+    take_share_of_cores(trial)
     seconds = _import_torch()
     import torch
 
@@ -58,17 +62,17 @@ def _run(directory: TrialDirectory, trial: Trial, rank: int) -> None:
     from bench.window import Window
     from bert.observer import Observers
     from bert.precision import Precision
-    from bert.strategies import STRATEGIES
-    from bert.tasks import TASKS
-    from common.registry import load
+    from bert.strategies.making import make_strategy
+    from bert.tasks import make_task
+    from bert.training.parts import data_spec
 
-    _limit_memory(trial)
+    limit_memory(trial)
     torch.manual_seed(trial.seed)
-    strategy = load(STRATEGIES, trial.strategy, "strategy")()
+    strategy = make_strategy(trial.strategy, trial.strategy_options)
     strategy.setup(trial.device)
     precision = Precision(trial.precision, trial.device)
-    task = load(TASKS, trial.task, "task")()
-    config = _model_config(trial)
+    task = make_task(trial.task, trial.task_options)
+    config = model_config(trial)
     implementation = _implementation(trial)
     input_only = trial.kind == "input"
     with step_writer(directory.steps_csv(rank)) as writer:
@@ -88,39 +92,58 @@ def _run(directory: TrialDirectory, trial: Trial, rank: int) -> None:
             # The clock comes last: it starts after the profiler has and stops before the profiler writes.
             observer = Observers([*_profiler_observers(directory, trial, rank), clock])
             built = _timed(seconds, "build_model", lambda: implementation.build(trial, task, config, observer))
-            batches = _batches(trial, task.batches(_data_spec(trial, strategy)), strategy, implementation)
+            parameters = sum(parameter.numel() for parameter in built.model.parameters())
+            batches = _batches(trial, task.batches(data_spec(trial, strategy)), strategy, implementation)
             training = _timed(
                 seconds, "prepare", lambda: _training(trial, built, batches, strategy, precision, observer)
             )
-            measured = _measure(training, trial, rank, window, observer, seconds)
-    write_record(directory.rank_json(rank), {"rank": rank, **measured, "torch": _torch_versions()})
+            if trial.kind == "components":
+                measured = _measure_components(directory, trial, training, built, task, config, observer, seconds)
+            else:
+                measured = _measure(training, trial, rank, window, observer, built.loop, seconds, parameters)
+    write_record(directory.rank_json(rank), {"rank": rank, **measured, "torch": torch_versions()})
+    strategy.barrier()
+    strategy.teardown()
+
+
+def _measure_collectives(directory: TrialDirectory, trial: Trial) -> None:
+    """Measure one collective and train nothing."""
+    take_share_of_cores(trial)
+    seconds = _import_torch()
+    from bench.collectives import measure
+    from bert.strategies import STRATEGIES
+    from common.registry import load
+
+    strategy = load(STRATEGIES, trial.strategy, "strategy")()
+    strategy.setup(trial.device)
+    measure(directory, trial, strategy, {"seconds": seconds, "torch": torch_versions()})
     strategy.barrier()
     strategy.teardown()
 
 
 def _train(directory: TrialDirectory, trial: Trial, rank: int, should_stop: Callable[[], bool]) -> None:
     """Make one attempt at a training run."""
-    _take_share_of_cores(trial)
+    take_share_of_cores(trial)
     seconds = _import_torch()
     import torch
 
     from bench.train_worker import run_attempt
-    from bert.strategies import STRATEGIES
-    from common.registry import load
+    from bert.strategies.making import make_strategy
 
-    _limit_memory(trial)
-    strategy = load(STRATEGIES, trial.strategy, "strategy")()
+    limit_memory(trial)
+    strategy = make_strategy(trial.strategy, trial.strategy_options)
     strategy.setup(trial.device)
     measured = _timed(seconds, "train", lambda: run_attempt(directory, trial, strategy, should_stop))
     seconds["total"] = time.perf_counter() - _START
     record = {
         "rank": rank,
         **measured,
-        **_memory(strategy.device),
+        **used_memory(strategy.device),
+        "backend": backend(),
         "unknown": dict.fromkeys(("mfu", "measured_peak_flops"), "a training run measures no peak"),
         "seconds": seconds,
         "threads": torch.get_num_threads(),
-        "torch": _torch_versions(),
+        "torch": torch_versions(),
     }
     write_record(directory.rank_json(rank), record)
     strategy.barrier()
@@ -128,11 +151,19 @@ def _train(directory: TrialDirectory, trial: Trial, rank: int, should_stop: Call
 
 
 def _measure(
-    training: Any, trial: Trial, rank: int, window: Any, observer: Any, seconds: dict[str, float]
+    training: Any,
+    trial: Trial,
+    rank: int,
+    window: Any,
+    observer: Any,
+    loop: Any,
+    seconds: dict[str, float],
+    parameters: int,
 ) -> dict[str, Any]:
     """Train between two measurements of the achievable peak; return the rank's record."""
     import torch
 
+    from bench.backward import backward_of
     from bench.peak import matmul_peak
     from bert.train import train
 
@@ -143,8 +174,10 @@ def _measure(
     if strategy.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    steps = _timed(seconds, "train", lambda: train(training, observer, window.keep_going))
-    memory = _memory(strategy.device)
+    steps = _timed(seconds, "train", lambda: (loop or train)(training, observer, window.keep_going))
+    memory = used_memory(strategy.device)
+    strategy.barrier()
+    backward = _timed(seconds, "backward_timeline", lambda: backward_of(training, trial))
     strategy.barrier()
     peak_after = matmul_peak(strategy.device, dtype)
     seconds["total"] = time.perf_counter() - _START
@@ -158,10 +191,38 @@ def _measure(
             "dtype": peak_after["dtype"],
             "shape": peak_after["shape"],
         },
-        "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
+        "parameters": parameters,
+        "backward": backward,
         "seconds": seconds,
         "threads": torch.get_num_threads(),
     }
+
+
+def _measure_components(
+    directory: TrialDirectory,
+    trial: Trial,
+    training: Any,
+    built: Any,
+    task: Any,
+    config: Any,
+    observer: Any,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """Time the parts of a step alone, and whole steps around them; return the rank's record."""
+    import torch
+
+    from bench.light.measure import measure_components
+    from bert.training.parts import data_spec
+
+    torch.manual_seed(trial.seed + 1 + training.strategy.rank)
+    sample = iter(task.batches(data_spec(trial, training.strategy)))
+    measured = _timed(
+        seconds,
+        "components",
+        lambda: measure_components(directory, trial, training, built.model, task, config, sample, observer),
+    )
+    seconds["total"] = time.perf_counter() - _START
+    return {**measured, "seconds": seconds}
 
 
 def _measure_input(
@@ -171,8 +232,9 @@ def _measure_input(
     import torch
 
     from bench.input_only import draw, rank_record
+    from bert.training.parts import data_spec
 
-    stream = task.batches(_data_spec(trial, strategy))
+    stream = task.batches(data_spec(trial, strategy))
     batches = _batches(trial, stream, strategy, implementation)
     strategy.barrier()
     steps = _timed(seconds, "draw", lambda: draw(batches, trial.grad_accum_steps, observer, window.keep_going))
@@ -204,18 +266,6 @@ def _timed(seconds: dict[str, float], name: str, work: Callable[[], T]) -> T:
     return result
 
 
-def _model_config(trial: Trial) -> Any:
-    from bert.config import preset, shape_from_words
-
-    config = shape_from_words(trial.shape) if trial.shape else preset(trial.preset)
-    return config.replace(
-        vocab_size=trial.vocab_size,
-        hidden_dropout=trial.dropout,
-        attention_dropout=trial.dropout,
-        max_positions=max(config.max_positions, trial.seq_len),
-    )
-
-
 def _implementation(trial: Trial) -> Any:
     from bench.implementations import IMPLEMENTATIONS
     from common.registry import load
@@ -226,12 +276,19 @@ def _implementation(trial: Trial) -> Any:
 
 
 def _training(trial: Trial, built: Any, batches: Iterator[Any], strategy: Any, precision: Any, observer: Any) -> Any:
+    from bert.strategies.base import StepPlan
     from bert.train import Training
 
-    model = strategy.wrap(built.model, observer)
+    plan = StepPlan(
+        precision=trial.precision, micro_batch_size=trial.micro_batch_size, grad_accum_steps=trial.grad_accum_steps
+    )
+    # A loop of its own wraps the model, too.
+    model = strategy.wrap(built.model, observer, plan) if built.loop is None else built.model.to(strategy.device)
+    optimizer = built.make_optimizer(model)
+    strategy.prepare(optimizer, precision)
     return Training(
         model=model,
-        optimizer=built.make_optimizer(model),
+        optimizer=optimizer,
         compute_loss=built.compute_loss,
         batches=batches,
         strategy=strategy,
@@ -246,23 +303,6 @@ def _batches(trial: Trial, stream: Any, strategy: Any, implementation: Any) -> I
     return feed(iter(stream), implementation.adapt, pinned=strategy.device.type == "cuda")
 
 
-def _data_spec(trial: Trial, strategy: Any) -> Any:
-    from bert.data.lengths import PADDINGS
-    from bert.tasks.base import DataSpec
-
-    return DataSpec(
-        source=trial.data,
-        seq_len=trial.seq_len,
-        micro_batch_size=trial.micro_batch_size,
-        max_predictions=trial.max_predictions,
-        vocab_size=trial.vocab_size,
-        seed=trial.seed,
-        rank=strategy.rank,
-        world_size=strategy.world_size,
-        padding=trial.padding or PADDINGS[0],
-    )
-
-
 def _profiler_observers(directory: TrialDirectory, trial: Trial, rank: int) -> list[Any]:
     if trial.profiler is None:
         return []
@@ -271,64 +311,6 @@ def _profiler_observers(directory: TrialDirectory, trial: Trial, rank: int) -> l
 
     profiler = load_profiler(trial.profiler, trial.profiler_options)
     return [profiler.observer(Scope(trial=trial, directory=directory.profile), rank)]
-
-
-def _take_share_of_cores(trial: Trial) -> None:
-    """On a CPU a device is a rank with an equal share of the physical cores: keep this rank on its own ones."""
-    if trial.device != "cpu" or not hasattr(os, "sched_setaffinity"):
-        return
-    from bench.devices import core_groups
-
-    groups = core_groups()
-    share = len(groups) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    own = groups[int(os.environ.get("LOCAL_RANK", "0")) * share :][:share]
-    if own:
-        os.sched_setaffinity(0, {cpu for group in own for cpu in group})
-
-
-def _limit_memory(trial: Trial) -> None:
-    """Have memory beyond the limit refused, so that a trial runs out before the machine does.
-
-    On a CPU the kernel refuses private memory, on a GPU the allocator device memory.
-    """
-    if trial.memory_limit_bytes is None:
-        return
-    if trial.device == "cuda":
-        import torch
-
-        device = int(os.environ.get("LOCAL_RANK", "0"))
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, trial.memory_limit_bytes / total), device)
-    else:
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (trial.memory_limit_bytes, hard))
-
-
-def _memory(device: Any) -> dict[str, Any]:
-    if device.type == "cuda":
-        import torch
-
-        return {
-            "peak_memory_bytes": int(torch.cuda.max_memory_allocated(device)),
-            "peak_memory_kind": "device allocator",
-            "peak_reserved_bytes": int(torch.cuda.max_memory_reserved(device)),
-        }
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"peak_memory_bytes": peak * unit, "peak_memory_kind": "resident set"}
-
-
-def _torch_versions() -> dict[str, str | None]:
-    import torch
-
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
-    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
-    return {
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "cudnn": None if cudnn is None else str(cudnn),
-        "nccl": nccl,
-    }
 
 
 # What allocators say when memory is refused: torch's CPU allocator, CUDA and cuBLAS, the C++ runtime, oneDNN.

@@ -1,9 +1,10 @@
-"""Self-attention with a fused QKV projection.
+"""Self-attention with a fused QKV projection, on padded rows or on sequences that lie behind one another.
 
-Shapes: B sequences, S tokens, H hidden width, N heads, D width of a head (H = N x D).
+Shapes: B sequences, S tokens, T real tokens of all sequences, H hidden width, N heads, D width of a head (H = N x D).
 
 PyTorch's CPU attention falls back to unfused operations where there is dropout; there it is done here, in one function
-with the dropout of bert.dropout. Everywhere else PyTorch's own kernels run.
+with the dropout of bert.dropout, a few sequences at a time so that their weights stay in the cache. Everywhere else
+PyTorch's own kernels run.
 """
 
 from typing import Any
@@ -15,22 +16,37 @@ from torch.autograd.function import Function, once_differentiable
 
 from bert.config import ModelConfig
 from bert.dropout import keep_mask, keep_scale, own_kernels, random_levels
+from bert.sequences import Chunk, Unpadded, chunks
+
+Where = Tensor | Unpadded | None
+"""bool mask [B, 1, 1, S] of padded rows, True for real tokens, or None where all are; or where tokens without padding
+lie."""
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_probability: float) -> Tensor:
+def attend(
+    qkv: Tensor, where: Where, dropout_probability: float, *, in_chunks: bool = True, in_bf16: bool = True
+) -> Tensor:
     """Return softmax(Q K^T / sqrt(D)) V, with dropout on the weights (Vaswani et al. 2017, eq. 1).
 
     Args:
-        query: [B, N, S, D], as are `key`, `value` and the result.
-        key: what is attended to.
-        value: what is gathered.
-        mask: bool [B, 1, 1, S], True where a key may be attended to; None where every key may.
+        qkv: queries, keys and values [B, S, 3, N, D], or [T, 3, N, D] without padding.
+        where: the tokens that may be attended to.
         dropout_probability: of the weights.
+        in_chunks: whether a CPU works on a few sequences at a time.
+        in_bf16: whether a CPU multiplies bf16 matrices as such, if it has instructions for it; else in float32.
+
+    Returns:
+        [B, S, N, D] or [T, N, D].
     """
-    if dropout_probability > 0.0 and own_kernels(query):
-        result: Tensor = _DropoutAttention.apply(query, key, value, mask, dropout_probability)  # type: ignore[no-untyped-call]
-        return result
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_probability)
+    if own_kernels(qkv) and (dropout_probability > 0.0 or qkv.requires_grad):
+        return _attend_here(qkv, where, dropout_probability, in_chunks, in_bf16)
+    if isinstance(where, Unpadded) and qkv.is_cuda and qkv.dtype.itemsize == 2:
+        return _attend_by_flash(qkv, where, dropout_probability)
+    if isinstance(where, Unpadded):
+        return _attend_apart(qkv, where, dropout_probability, in_chunks)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    context = F.scaled_dot_product_attention(query, key, value, attn_mask=where, dropout_p=dropout_probability)
+    return context.transpose(1, 2)
 
 
 class SelfAttention(nn.Module):
@@ -40,59 +56,148 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.dropout = config.attention_dropout
+        self.in_chunks = True
+        self.in_bf16 = True
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        """Return [B, S, H] of [B, S, H]; bool `mask` [B, 1, 1, S] is True for real tokens, None when all are real."""
-        batch, length, width = hidden.shape
-        qkv = self.qkv(hidden).view(batch, length, 3, self.num_heads, width // self.num_heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        context = attend(query, key, value, mask, self.dropout if self.training else 0.0)
-        output: Tensor = self.output(context.transpose(1, 2).reshape(batch, length, width))
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return [B, S, H] of [B, S, H], or [T, H] of [T, H], of tokens that lie so."""
+        qkv = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
+        probability = self.dropout if self.training else 0.0
+        context = attend(qkv, where, probability, in_chunks=self.in_chunks, in_bf16=self.in_bf16)
+        output: Tensor = self.output(context.flatten(-2))
         return output
 
 
-class _DropoutAttention(Function):
-    """Attention with dropout on its weights, computed in float32 for 16-bit inputs too, as PyTorch's is on a CPU."""
+def _attend_by_flash(qkv: Tensor, where: Unpadded, probability: float) -> Tensor:
+    """FlashAttention over all sequences at once (Dao 2023, arXiv 2307.08691); not measured on a GPU yet.
+
+    torch.nn.attention.varlen calls the same operator, without the dropout that training needs.
+    """
+    query, key, value = qkv.unbind(1)
+    ends, longest = where.ends, max(where.lengths)
+    context: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, ends, ends, longest, longest, probability, False, False
+    )[0]
+    return context
+
+
+def _attend_apart(qkv: Tensor, where: Unpadded, probability: float, in_chunks: bool) -> Tensor:
+    """Attention of sequences without padding, by PyTorch's kernels."""
+    parts = []
+    for chunk in where.chunks(qkv.shape[2], in_chunks):
+        query, key, value = chunk.take(qkv).permute(2, 0, 3, 1, 4).unbind(0)
+        mask = chunk.mask(qkv.device)
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=probability)
+        parts.append(chunk.real(context.transpose(1, 2)))
+    return torch.cat(parts)
+
+
+def _attend_here(qkv: Tensor, where: Where, probability: float, in_chunks: bool, in_bf16: bool) -> Tensor:
+    heads, products = qkv.shape[-2], _product_type(qkv.dtype, in_bf16)
+    if isinstance(where, Unpadded):
+        parts = where.chunks(heads, in_chunks)
+        found: Tensor = _Attention.apply(qkv, parts, None, probability, products)  # type: ignore[no-untyped-call]
+        return found
+    rows, length = qkv.shape[:2]
+    parts = tuple(chunks((length,) * rows, heads, in_chunks))
+    found = _Attention.apply(qkv.flatten(0, 1), parts, where, probability, products)  # type: ignore[no-untyped-call]
+    padded: Tensor = found.unflatten(0, (rows, length))
+    return padded
+
+
+def _product_type(dtype: torch.dtype, in_bf16: bool) -> torch.dtype:
+    """The type that matrices of a type are multiplied in."""
+    if in_bf16 and dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported():
+        return dtype
+    return torch.promote_types(dtype, torch.float32)
+
+
+class _Attention(Function):
+    """Attention with dropout on its weights, whose softmax is at least float32."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, probability: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        parts: tuple[Chunk, ...],
+        mask: Tensor | None,
+        probability: float,
+        products: torch.dtype,
+    ) -> Tensor:
+        """Return [T, N, D] of qkv [T, 3, N, D]; a mask [B, 1, 1, S] leaves keys of padded rows out."""
         with torch.autocast("cpu", enabled=False):
-            batch, heads, length, width = query.shape
-            ctx.probability = probability
-            ctx.dtype = query.dtype
-            query, key, value = (_flat_heads(tensor) for tensor in (query, key, value))
-            weights = torch.bmm(query, key.transpose(1, 2)).mul_(width**-0.5)
-            if mask is not None:
-                # The lowest finite number: a sequence without any real token gets equal weights, not NaN.
-                weights.view(batch, heads, length, length).masked_fill_(~mask, torch.finfo(weights.dtype).min)
-            torch.softmax(weights, -1, out=weights)
-            levels = random_levels(weights)
-            ctx.save_for_backward(query, key, value, weights, levels)
-            kept = keep_mask(levels, probability, weights.dtype).mul_(weights)
-            context = torch.bmm(kept, value).mul_(keep_scale(probability))
-            return context.view(batch, heads, length, width).to(ctx.dtype)
+            ctx.parts, ctx.probability, ctx.products = parts, probability, products
+            context = torch.empty_like(qkv[:, 0])
+            saved = []
+            for part in parts:
+                rows, weights, levels = _forward(_by_head(part.take(qkv), products), _own_mask(part, mask), probability)
+                part.put(context, rows)
+                saved += [weights, levels]
+            ctx.save_for_backward(qkv, *saved)
+            return context
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query, key, value, weights, levels = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        qkv, *saved = ctx.saved_tensors
         with torch.autocast("cpu", enabled=False):
-            shape = grad.shape
-            grad = _flat_heads(grad) * keep_scale(ctx.probability)
-            kept = keep_mask(levels, ctx.probability, weights.dtype)
-            grad_weights = torch.bmm(grad, value.transpose(1, 2)).mul_(kept)
-            grad_value = torch.bmm(kept.mul_(weights).transpose(1, 2), grad)
-            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-            grad_scores.mul_(shape[-1] ** -0.5)
-            grad_query = torch.bmm(grad_scores, key)
-            grad_key = torch.bmm(grad_scores.transpose(1, 2), query)
-            grads = (tensor.view(shape).to(ctx.dtype) for tensor in (grad_query, grad_key, grad_value))
-            grad_query, grad_key, grad_value = grads
-            return grad_query, grad_key, grad_value, None, None
+            grad_qkv = torch.empty_like(qkv)
+            for number, part in enumerate(ctx.parts):
+                given = _by_head(part.take(grad)[:, :, None], ctx.products)
+                own = _by_head(part.take(qkv), ctx.products)
+                weights, levels = saved[2 * number : 2 * number + 2]
+                part.put(grad_qkv, _backward(given[0], own, weights, levels, ctx.probability))
+            return grad_qkv, None, None, None, None
 
 
-def _flat_heads(tensor: Tensor) -> Tensor:
-    """[B, N, S, D] of any strides and type -> [B x N, S, D] of at least float32, contiguous."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32)).flatten(0, 1).contiguous()
+def _own_mask(part: Chunk, mask: Tensor | None) -> Tensor | None:
+    """The mask [b, 1, 1, m] of a chunk of a batch: of the padded batch, or of what was padded to its longest."""
+    if mask is None:
+        return part.mask(torch.device("cpu"))
+    first = part.first // part.longest
+    return mask[first : first + len(part.lengths)]
+
+
+def _by_head(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """[b, m, K, N, D] of any strides and type -> [K, b, N, m, D], in memory of its own."""
+    heads = tensor.permute(2, 0, 3, 1, 4)
+    return torch.empty(heads.shape, dtype=dtype).copy_(heads)
+
+
+def _forward(qkv: Tensor, mask: Tensor | None, probability: float) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the context [b, m, N, D] of [3, b, N, m, D], the weights [b x N, m, m] before dropout, and its random
+    bits; None without dropout.
+    """
+    _, rows, heads, length, width = qkv.shape
+    query, key, value = qkv.flatten(1, 2)
+    scores = torch.bmm(query, key.transpose(1, 2))
+    weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).mul_(width**-0.5)
+    if mask is not None:
+        # The lowest finite number: a sequence without any real token gets equal weights, not NaN.
+        weights.view(rows, heads, length, length).masked_fill_(~mask, torch.finfo(weights.dtype).min)
+    torch.softmax(weights, -1, out=weights)
+    levels, kept = None, weights
+    if probability:
+        levels = random_levels(weights)
+        kept = keep_mask(levels, probability, weights.dtype).mul_(weights)
+    context = torch.bmm(kept.to(value.dtype), value).mul_(keep_scale(probability))
+    return context.view(rows, heads, length, width).transpose(1, 2), weights, levels
+
+
+def _backward(grad: Tensor, qkv: Tensor, weights: Tensor, levels: Tensor | None, probability: float) -> Tensor:
+    """Return the gradient [b, m, 3, N, D] of qkv [3, b, N, m, D], from that of the context [b, N, m, D]."""
+    width, shape = qkv.shape[-1], qkv.shape
+    query, key, value = qkv.flatten(1, 2)
+    grad = grad.flatten(0, 1).mul_(keep_scale(probability))
+    grad_weights, kept = torch.bmm(grad, value.transpose(1, 2)).to(weights.dtype), weights
+    if levels is not None:
+        kept = keep_mask(levels, probability, weights.dtype)
+        grad_weights.mul_(kept)
+        kept.mul_(weights)
+    grad_value = torch.bmm(kept.to(grad.dtype).transpose(1, 2), grad)
+    grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+    grad_scores = grad_scores.mul_(width**-0.5).to(grad.dtype)
+    grad_query, grad_key = torch.bmm(grad_scores, key), torch.bmm(grad_scores.transpose(1, 2), query)
+    return torch.stack([grad_query, grad_key, grad_value]).view(shape).permute(1, 3, 0, 2, 4)

@@ -35,6 +35,9 @@ class Batch:
     Question answering (B windows of S tokens):
         input_ids, attention_mask, token_type_ids as above, segment 1 = document;
         start_positions, end_positions [B] int64, columns of the answer's first and last token, 0 = no answer here.
+    Classification and regression (B rows of S tokens):
+        input_ids, attention_mask, token_type_ids as above, segment 1 = second text;
+        labels [B], int64 classes or float32 values, absent where they are not known; what the task has besides.
     """
 
     tensors: dict[str, torch.Tensor]

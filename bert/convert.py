@@ -1,4 +1,5 @@
-"""Weights under Hugging Face's names: BertForPreTraining, BertModel, BertForQuestionAnswering and DistilBERT's likes.
+"""Weights under Hugging Face's names: BertForPreTraining, BertModel, BertForQuestionAnswering,
+BertForSequenceClassification and DistilBERT's likes.
 
 Theirs differ from ours in three ways: query, key and value are three matrices, the vocabulary is not padded, and the
 tied decoder is listed a second time.
@@ -43,6 +44,7 @@ _HEADS = {
     "masked_words.norm": "cls.predictions.transform.LayerNorm",
     "next_sentence": "cls.seq_relationship",
     "answer_span.output": "qa_outputs",
+    "classifier": "classifier",
 }
 
 # What stands before the final .weight or .bias of theirs -> our head, or "pooler".
@@ -77,7 +79,8 @@ class LoadReport:
     loaded: tuple[str, ...]
     """Our parameters that were set."""
     missing: tuple[str, ...]
-    """Hugging Face names (without "bert.") of the model's parameters that the weights lack; those keep their values."""
+    """Hugging Face names (without "bert.") of the model's parameters that the weights lack, and our names of those that
+    it has none for; those keep their values."""
     unexpected: tuple[str, ...]
     """Names of the weights, as given, that the model has no place for."""
     used: tuple[str, ...] = ()
@@ -137,12 +140,14 @@ def match_hugging_face_state(
     missing: list[str] = []
     incomplete: set[str] = set()
     placed: set[str] = set()
-    for name, theirs in _names(ours, prefix).items():
+    names = _names(ours, prefix)
+    for name, theirs in names.items():
         absent = [part for part in theirs if part not in weights]
         missing.extend(absent)
         (incomplete if absent else placed).update(theirs)
         if not absent:
             values[name] = _assemble(name, [weights[part] for part in theirs], ours[name], encoder.config)
+    missing.extend(sorted(ours.keys() - names.keys()))  # heads that Hugging Face has no names for
     has_decoder = _PREDICTION_BIAS in _all_names(ours, prefix)
     placed |= {second for second, first in _TIED.items() if first in placed and (has_decoder or first not in given)}
     lacking = [name for name in missing if name.startswith(("embeddings.", "encoder."))]
@@ -163,8 +168,8 @@ def match_hugging_face_state(
 
 
 def to_hugging_face_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the weights under the names of BertForPreTraining or, by its head, BertForQuestionAnswering; for
-    a bare BertEncoder under those of BertModel.
+    """Return copies of the weights under the names of BertForPreTraining or, by its head, BertForQuestionAnswering or
+    BertForSequenceClassification; for a bare BertEncoder under those of BertModel.
 
     A model without segment embeddings gets DistilBERT's names for what DistilBERT has. The vocabulary is not padded.
 
@@ -270,7 +275,7 @@ def _canonical_name(name: str) -> str:
 
 def _published_name(name: str, config: ModelConfig, *, bare: bool) -> str:
     """The way back, to the names of the model that has this shape."""
-    if name.startswith("qa_outputs."):
+    if name.startswith(("qa_outputs.", "classifier.")):
         return name
     has_place = not name.startswith(("pooler.", "cls.seq_relationship."))
     if config.type_vocab_size == 0 and has_place:

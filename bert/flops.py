@@ -7,8 +7,12 @@ appendix B). Padding tokens, the vocabulary's padding rows and recomputation cou
 GELU, softmax, dropout, look-ups and the optimizer.
 """
 
-from bert.batch import BatchCounts
+from typing import TYPE_CHECKING
+
 from bert.config import ModelConfig
+
+if TYPE_CHECKING:
+    from bert.batch import BatchCounts
 
 _FLOPS_PER_PARAMETER = 6
 
@@ -34,7 +38,7 @@ def span_head_parameters(config: ModelConfig) -> int:
     return 2 * config.hidden_size
 
 
-def model_flops(config: ModelConfig, counts: BatchCounts) -> float:
+def model_flops(config: ModelConfig, counts: "BatchCounts") -> float:
     """FLOPs of one forward and backward pass of pretraining over a batch with these counts.
 
     The sum of
@@ -49,7 +53,7 @@ def model_flops(config: ModelConfig, counts: BatchCounts) -> float:
     return float(_encoder_flops(config, counts) + _FLOPS_PER_PARAMETER * (per_prediction + per_sequence))
 
 
-def span_flops(config: ModelConfig, counts: BatchCounts) -> float:
+def span_flops(config: ModelConfig, counts: "BatchCounts") -> float:
     """FLOPs of one forward and backward pass of question answering over a batch with these counts.
 
     The first two terms of `model_flops`, and 6 x span_head_parameters x real tokens; there is no pooler.
@@ -58,7 +62,23 @@ def span_flops(config: ModelConfig, counts: BatchCounts) -> float:
     return float(_encoder_flops(config, counts) + head)
 
 
-def _encoder_flops(config: ModelConfig, counts: BatchCounts) -> int:
+def classification_flops(config: ModelConfig, labels: int, counts: "BatchCounts") -> float:
+    """FLOPs of one forward and backward pass of classification over a batch with these counts.
+
+    The first two terms of `model_flops`, and 6 x (hidden^2 + labels x hidden) x sequences: pooler and classifier.
+    """
+    return sequence_head_flops(config, config.hidden_size * config.hidden_size + labels * config.hidden_size, counts)
+
+
+def sequence_head_flops(config: ModelConfig, multiplied: int, counts: "BatchCounts") -> float:
+    """FLOPs of one forward and backward pass with a head that multiplies so many numbers once for each sequence.
+
+    The first two terms of `model_flops`, and 6 x multiplied x sequences.
+    """
+    return float(_encoder_flops(config, counts) + _FLOPS_PER_PARAMETER * multiplied * counts.samples)
+
+
+def _encoder_flops(config: ModelConfig, counts: "BatchCounts") -> int:
     per_token = config.num_layers * layer_matmul_parameters(config) * counts.real_tokens
     attention = 12 * config.num_layers * config.hidden_size * counts.squared_lengths
     return _FLOPS_PER_PARAMETER * per_token + attention

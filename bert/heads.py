@@ -1,4 +1,4 @@
-"""Heads: masked words and next sentence (Devlin et al. 2018, section 3.1), answer spans (section 4.2).
+"""Heads: masked words and next sentence (Devlin et al. 2018, section 3.1), labels (4.1), answer spans (4.2).
 
 Shapes: B sequences, S tokens, H hidden width, M predicted positions of the whole batch, V padded vocabulary.
 """
@@ -19,7 +19,8 @@ PADDING_BIAS = -1e4
 _NO_TARGET = -100
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: DeepSpeed's ZeRO stage 3 looks at vars() of what modules return.
+@dataclass(frozen=True)
 class PretrainingOutput:
     """Losses of one micro-batch, float32 scalars on the device."""
 
@@ -31,7 +32,7 @@ class PretrainingOutput:
     """Mean cross-entropy of the next-sentence labels in nats."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SpanOutput:
     """What a model makes of questions and the windows their answers are looked for in."""
 
@@ -45,6 +46,16 @@ class SpanOutput:
     """Of each token, that the answer begins there [B, S], float32; -inf at padding."""
     end_logits: Tensor
     """Of each token, that the answer ends there [B, S], float32; -inf at padding."""
+
+
+@dataclass(frozen=True)
+class ClassificationOutput:
+    """What a model makes of whole sequences."""
+
+    loss: Tensor | None
+    """Mean loss of the batch, a float32 scalar: what is trained on; None where the batch has no labels."""
+    logits: Tensor
+    """Of each class [B, K], float32; with K = 1 in a regression the value itself."""
 
 
 class MaskedWordHead(nn.Module):
@@ -78,6 +89,17 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy in nats of logits [M, V] and labels [M], computed in float32; 0, with gradients, for M = 0."""
     total = F.cross_entropy(logits.float(), labels, reduction="sum")
     return total / max(labels.numel(), 1)
+
+
+def label_loss(logits: Tensor, labels: Tensor, regression: bool) -> Tensor:
+    """Mean cross-entropy in nats of logits [B, K] and classes [B]; of a regression the mean squared error of [B, 1] and
+    values [B].
+
+    Both are computed in float32.
+    """
+    if regression:
+        return F.mse_loss(logits.float().squeeze(1), labels.float())
+    return mean_cross_entropy(logits, labels)
 
 
 class SpanHead(nn.Module):

@@ -34,6 +34,9 @@ class Lamb(torch.optim.Optimizer):
     The update u comes out of PyTorch's fused Adam kernel: started from `weight_decay p` with a learning rate of -1
     it leaves exactly `weight_decay p + m^ / (sqrt(v^) + eps)`, reading each of p, g, m and v once.
 
+    Parameters that ranks hold in parts (DTensors cut along dimensions, of one mesh) are updated part by part; their
+    norms are those of the whole tensors, one all-reduce for the gradients and one for each scratch of updates.
+
     Raises:
         UsageError: a hyper-parameter out of its range, or parameters that are not contiguous float32 or float64
             tensors of one device and one type (half precision: keep float32 parameters and use autocast).
@@ -104,14 +107,15 @@ class Lamb(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [_part(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
         step = self.steps + 1
         for group in self.param_groups:
             group["step"] = step
         if not gradients:
             return loss
         device = gradients[0].device
-        clipping = _clipping(gradients, self.param_groups[0]["max_grad_norm"])
+        ranks = _ranks([p for group in self.param_groups for p in group["params"]])
+        clipping = _clipping(gradients, self.param_groups[0]["max_grad_norm"], ranks)
         # float32 counts steps exactly up to 16.7 million.
         step_on_device = torch.full((), float(step), dtype=torch.float32, device=device)
         for group in self.param_groups:
@@ -119,26 +123,34 @@ class Lamb(torch.optim.Optimizer):
             if not parameters:
                 continue
             if group["weight_decay"] == 0:
-                self._adam(parameters, parameters, group, group["lr"], step_on_device, clipping)
+                parts = [_part(parameter) for parameter in parameters]
+                self._adam(parts, parameters, group, group["lr"], step_on_device, clipping)
             else:
-                self._decayed(parameters, group, step_on_device, clipping)
+                self._decayed(parameters, group, step_on_device, clipping, ranks)
         return loss
 
     def _decayed(
-        self, parameters: list[torch.Tensor], group: dict[str, Any], step: torch.Tensor, clipping: torch.Tensor | None
+        self,
+        parameters: list[torch.Tensor],
+        group: dict[str, Any],
+        step: torch.Tensor,
+        clipping: torch.Tensor | None,
+        ranks: Any,
     ) -> None:
         """Update a group with weight decay, as many tensors at a time as the largest one has room for."""
+        # Sizes of whole tensors: ranks whose parts differ in size must cut the list at the same places.
         room = max(_padded(parameter) for parameter in parameters)
-        scratch = torch.empty(room, dtype=parameters[0].dtype, device=parameters[0].device)
+        scratch = torch.empty(room, dtype=parameters[0].dtype, device=_part(parameters[0]).device)
         for some in _buckets(parameters, room):
-            updates = _views(scratch, some)
-            torch._foreach_copy_(updates, some)
+            parts = [_part(parameter) for parameter in some]
+            updates = _views(scratch, parts)
+            torch._foreach_copy_(updates, parts)
             torch._foreach_mul_(updates, group["weight_decay"])
             self._adam(updates, some, group, -1.0, step, clipping)
-            parameter_norms, update_norms = _norms(some), _norms(updates)
+            parameter_norms, update_norms = _norms([*parts, *updates], ranks).chunk(2)
             usable = (parameter_norms > 0) & (update_norms > 0)
             trust = torch.where(usable, parameter_norms / update_norms, torch.ones_like(parameter_norms))
-            torch._foreach_addcmul_(some, updates, list(trust.unbind()), value=-group["lr"])
+            torch._foreach_addcmul_(parts, updates, list(trust.unbind()), value=-group["lr"])
 
     def _adam(
         self,
@@ -154,9 +166,9 @@ class Lamb(torch.optim.Optimizer):
         beta1, beta2 = group["betas"]
         torch._fused_adamw_(
             targets,
-            [parameter.grad.contiguous() for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            [_part(parameter.grad).contiguous() for parameter in parameters if parameter.grad is not None],
+            [_part(state["exp_avg"]) for state in states],
+            [_part(state["exp_avg_sq"]) for state in states],
             [],
             [step] * len(targets),
             lr=learning_rate,
@@ -177,16 +189,35 @@ class Lamb(torch.optim.Optimizer):
         return state
 
 
-def _clipping(gradients: list[torch.Tensor], max_norm: float | None) -> torch.Tensor | None:
+def _part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor: all of a plain one."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _ranks(parameters: list[torch.Tensor]) -> Any:
+    """The process group whose ranks hold the parameters in parts; None where they are whole."""
+    mesh = getattr(parameters[0], "device_mesh", None)
+    return None if mesh is None else mesh.get_group()
+
+
+def _clipping(gradients: list[torch.Tensor], max_norm: float | None, ranks: Any) -> torch.Tensor | None:
     """Return what to divide the gradients by, max(1, ||g|| / max_norm), on the device; None where never."""
     if max_norm is None:
         return None
-    norm: torch.Tensor = torch.linalg.vector_norm(_norms(gradients))
+    norm: torch.Tensor = torch.linalg.vector_norm(_norms(gradients, ranks))
     return (norm / max_norm).clamp(min=1.0).float()
 
 
-def _norms(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """2-norm of each tensor, as one vector on the device."""
+def _norms(tensors: list[torch.Tensor], ranks: Any) -> torch.Tensor:
+    """2-norm of each tensor, as one vector on the device; of whole tensors where `ranks` hold parts of them."""
+    if ranks is None:
+        return _own_norms(tensors)
+    squares = _own_norms(tensors).square()
+    torch.distributed.all_reduce(squares, group=ranks)
+    return squares.sqrt()
+
+
+def _own_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
     if tensors[0].device.type != "cpu":
         return torch.stack(torch._foreach_norm(tensors))
     # On a CPU PyTorch adds the squares of a whole tensor up in one float32, which is 0.1 % off for the word

@@ -1,8 +1,10 @@
-"""BERT: the encoder, and the models that pretraining and question answering train (Devlin et al. 2018).
+"""BERT: the encoder, and the models that pretraining, question answering and classification train (Devlin et al. 2018).
 
-Shapes: B sequences, S tokens, H hidden width.
+Shapes: B sequences, S tokens, T real tokens of all sequences, H hidden width.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -10,33 +12,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert.attention import SelfAttention
+from bert.attention import SelfAttention, Where
 from bert.batch import Batch
 from bert.config import ModelConfig
 from bert.dropout import dropout, dropout_add
 from bert.heads import (
+    ClassificationOutput,
     MaskedWordHead,
     PretrainingOutput,
     SpanHead,
     SpanOutput,
     gather_positions,
+    label_loss,
     mean_cross_entropy,
     span_losses,
 )
 from bert.observer import Observer
+from bert.sequences import Unpadded, unpad
 from common.errors import UsageError
 
 PAD_TOKEN_ID = 0
 
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
 
+# (layer, hidden states [B, S, H] or [T, H], where they lie) -> hidden states.
+RunLayer = Callable[[nn.Module, Tensor, Where], Tensor]
 
-@dataclass(frozen=True, slots=True)
+
+# Without slots: DeepSpeed's ZeRO stage 3 looks at vars() of what modules return.
+@dataclass(frozen=True)
 class EncoderOutput:
     """What the encoder makes of a batch."""
 
     hidden: Tensor
-    """Hidden states of the last layer [B, S, H]."""
+    """Hidden states of the last layer [B, S, H]; what padding has there means nothing."""
     pooled: Tensor | None
     """tanh projection of each first token [B, H]; None without a pooler."""
 
@@ -59,10 +68,24 @@ class Embeddings(nn.Module):
         """Zero the vocabulary's padding rows, which no token uses and no gradient reaches."""
         self.word.weight[self.vocab_size :] = 0.0
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
-        """Return [B, S, H] of ids [B, S]; segment 0 everywhere where `token_type_ids` is None."""
-        summed = self.word(input_ids) + self.position.weight[: input_ids.shape[1]]
-        if self.token_type is not None:
+    def forward(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor | None,
+        further: Tensor | None = None,
+        columns: Tensor | None = None,
+    ) -> Tensor:
+        """Return [B, S, H] of ids [B, S], or [T, H] of ids [T] that stand in `columns` [T].
+
+        Segment 0 is everywhere where `token_type_ids` is None. With `further` [K, H] there is segment 0 and, in place
+        of the others, these: 1 to K.
+        """
+        positions = self.position.weight[: input_ids.shape[-1]] if columns is None else self.position(columns)
+        summed = self.word(input_ids) + positions
+        if further is not None and token_type_ids is not None:
+            first = torch.zeros_like(further[:1]) if self.token_type is None else self.token_type.weight[:1]
+            summed = summed + F.embedding(token_type_ids, torch.cat([first, further]))
+        elif self.token_type is not None:
             if token_type_ids is None:
                 summed = summed + self.token_type.weight[0]
             else:
@@ -84,10 +107,10 @@ class Layer(nn.Module):
         self.output = nn.Linear(config.intermediate_size, config.hidden_size)
         self.output_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        """Return [B, S, H] of [B, S, H]; bool `mask` [B, 1, 1, S] is True for real tokens, None when all are real."""
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return [B, S, H] of [B, S, H], or [T, H] of [T, H], of tokens that lie so (bert.attention.Where)."""
         with _phase(self.observer, "layer", self.index, ".attention"):
-            attended = self.attention(hidden, mask)
+            attended = self.attention(hidden, where)
             attended = dropout_add(attended, hidden, self.dropout, self.training)
             attended = self.attention_norm(attended)
         with _phase(self.observer, "layer", self.index, ".mlp"):
@@ -98,7 +121,10 @@ class Layer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-    """BERT without heads, on padded batches. `observer` sees phases "embeddings", "layer.3", "layer.3.attention"...
+    """BERT without heads. `observer` sees phases "embeddings", "layer.3", "layer.3.attention"...
+
+    Batches come padded, and so does what is made of them; where `unpads` is true, the layers see the real tokens alone.
+    None, as it is made, is true on CPUs.
 
     Args:
         config: shape and dropout.
@@ -112,12 +138,18 @@ class BertEncoder(nn.Module):
         self.observer = observer or Observer()
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config, index, self.observer) for index in range(config.num_layers))
+        self.run_layer: RunLayer = _call
+        self.unpads: bool | None = None
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if pooler else None
         initialize(self, config)
         self.embeddings.reset_padding()
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        further_types: Tensor | None = None,
     ) -> EncoderOutput:
         """Encode ids [B, S].
 
@@ -125,6 +157,7 @@ class BertEncoder(nn.Module):
             input_ids: word pieces [B, S].
             attention_mask: [B, S], nonzero for real tokens; pass None where all are real, which is faster.
             token_type_ids: segments [B, S]; None is segment 0 everywhere.
+            further_types: embeddings [K, H] of the segments from 1 on, in place of the encoder's own.
 
         Raises:
             UsageError: the sequences are longer than the model has positions for.
@@ -134,17 +167,32 @@ class BertEncoder(nn.Module):
                 f"sequences of {input_ids.shape[1]} tokens do not fit max_positions={self.config.max_positions}: "
                 "shorten them or make a model with more positions"
             )
-        mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        unpadded = self.unpadded(attention_mask)
+        where: Where = unpadded
         with _phase(self.observer, "embeddings"):
-            hidden = self.embeddings(input_ids, token_type_ids)
+            if unpadded is None:
+                where = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+                hidden = self.embeddings(input_ids, token_type_ids, further_types)
+            else:
+                types = None if token_type_ids is None else unpadded.take(token_type_ids)
+                hidden = self.embeddings(unpadded.take(input_ids), types, further_types, unpadded.position_ids())
         for index, layer in enumerate(self.layers):
             with _phase(self.observer, "layer", index):
-                hidden = layer(hidden, mask)
+                hidden = self.run_layer(layer, hidden, where)
+        if unpadded is not None:
+            hidden = unpadded.put_back(hidden)
         pooled = None
         if self.pooler is not None:
             with _phase(self.observer, "pooler"):
                 pooled = torch.tanh(self.pooler(hidden[:, 0]))
         return EncoderOutput(hidden, pooled)
+
+    def unpadded(self, attention_mask: Tensor | None) -> Unpadded | None:
+        """Return where the real tokens of a mask [B, S] lie, if the layers are to see them alone; else None."""
+        if attention_mask is None or torch.compiler.is_compiling():
+            return None
+        wanted = attention_mask.device.type == "cpu" if self.unpads is None else self.unpads
+        return unpad(attention_mask) if wanted else None
 
 
 class BertForPretraining(nn.Module):
@@ -199,6 +247,110 @@ class BertForQuestionAnswering(nn.Module):
             start_loss, end_loss = span_losses(logits, targets, None if mask is None else mask.sum(1)).unbind()
             start_logits, end_logits = logits.unbind(1)
         return SpanOutput((start_loss + end_loss) / 2, start_loss, end_loss, start_logits, end_logits)
+
+
+class BertForLabels(nn.Module, ABC):
+    """Encoder with any head that gives each sequence K logits; a head is a subclass with `logits`.
+
+    Args:
+        config: shape and dropout.
+        labels: K, classes that there are; 1 for a regression.
+        observer: sees the encoder's phases, and those of the head.
+        regression: whether labels are values, and the loss their mean squared error.
+        pooler: whether the encoder has one.
+
+    Raises:
+        UsageError: a number of labels that cannot be.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        labels: int,
+        observer: Observer | None = None,
+        *,
+        regression: bool = False,
+        pooler: bool = True,
+    ) -> None:
+        super().__init__()
+        if labels < 1 or (regression and labels != 1):
+            raise UsageError(
+                f"labels={labels}: {'a regression has exactly 1' if regression else 'at least 1 is needed'}"
+            )
+        self.config = config
+        self.labels = labels
+        self.regression = regression
+        self.observer = observer or Observer()
+        self.encoder = BertEncoder(config, self.observer, pooler=pooler)
+
+    @abstractmethod
+    def logits(self, batch: Batch) -> Tensor:
+        """Return logits [B, K] of a batch of rows."""
+
+    def encode(self, batch: Batch, types: tuple[Tensor, Tensor] | None = None) -> EncoderOutput:
+        """Return what the encoder makes of a batch; `types` [B, S], embedded from 1 on by [T, H], replace segments."""
+        tensors = batch.tensors
+        segments, further = (tensors["token_type_ids"], None) if types is None else types
+        output: EncoderOutput = self.encoder(tensors["input_ids"], _mask(batch), segments, further)
+        return output
+
+    def forward(self, batch: Batch) -> ClassificationOutput:
+        """Return the loss and the logits of a batch of rows (bert.batch.Batch names its tensors)."""
+        logits = self.logits(batch).float()
+        labels = batch.tensors.get("labels")
+        return ClassificationOutput(None if labels is None else label_loss(logits, labels, self.regression), logits)
+
+
+class BertForSequenceClassification(BertForLabels):
+    """Pooled first token, dropout and one linear layer (Devlin et al. 2018, section 4.1).
+
+    DistilBERT's shape has BERT's pooler here too, with tanh; Hugging Face's has a layer with ReLU in its place.
+    """
+
+    def __init__(
+        self, config: ModelConfig, labels: int, observer: Observer | None = None, *, regression: bool = False
+    ) -> None:
+        super().__init__(config, labels, observer, regression=regression)
+        self.classifier = nn.Linear(config.hidden_size, labels)
+        initialize(self.classifier, config)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return logits [B, K] of a batch of rows."""
+        pooled = self.encode(batch).pooled
+        assert pooled is not None
+        with _phase(self.observer, "classifier"):
+            result: Tensor = self.classifier(dropout(pooled, self.config.hidden_dropout, self.training))
+        return result
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """Have the layers of every encoder in `model` keep their input alone, and make the rest again in backward.
+
+    Losses and gradients stay the same, dropout included; a step computes one more forward pass of the layers
+    (Chen et al. 2016, arXiv 1604.06174).
+
+    Raises:
+        UsageError: there is no encoder in it.
+    """
+    encoders = [part for part in model.modules() if isinstance(part, BertEncoder)]
+    if not encoders:
+        raise UsageError(f"{type(model).__name__} has no encoder of bert.model whose activations could be recomputed")
+    for encoder in encoders:
+        encoder.run_layer = _recomputed
+
+
+def _call(layer: nn.Module, hidden: Tensor, where: Where) -> Tensor:
+    result: Tensor = layer(hidden, where)
+    return result
+
+
+def _recomputed(layer: nn.Module, hidden: Tensor, where: Where) -> Tensor:
+    if not torch.is_grad_enabled():
+        return _call(layer, hidden, where)
+    from torch.utils.checkpoint import checkpoint
+
+    result: Tensor = checkpoint(layer, hidden, where, use_reentrant=False)
+    return result
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 
 from common.errors import InputError, UsageError
 
-_AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
@@ -26,7 +26,7 @@ class Precision:
     ) -> None:
         if name == "tf32" and device_type != "cuda":
             raise UsageError(f"precision tf32 needs a CUDA device, this trial runs on {device_type}: use fp32 or bf16")
-        if name not in ("fp32", "tf32", *_AUTOCAST_DTYPE):
+        if name not in ("fp32", "tf32", *AUTOCAST_DTYPE):
             raise UsageError(f"unknown precision {name!r}: choose one of fp32, tf32, bf16, fp16")
         if not 0 < initial_scale < math.inf or growth_interval < 1:
             raise UsageError(
@@ -34,7 +34,7 @@ class Precision:
             )
         self.name = name
         self.device_type = device_type
-        self.autocast_dtype = _AUTOCAST_DTYPE.get(name)
+        self.autocast_dtype = AUTOCAST_DTYPE.get(name)
         self.scaler: torch.amp.GradScaler | None = None
         if name == "fp16":
             self.scaler = torch.amp.GradScaler(device_type, init_scale=initial_scale, growth_interval=growth_interval)

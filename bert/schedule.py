@@ -1,4 +1,4 @@
-"""Learning rates: a warm-up, then a decay, as functions of the number of applied steps.
+"""Learning rates: a warm-up, then a decay, or cycles, as functions of the number of applied steps.
 
 Every schedule is a factor of the base learning rate, a pure function of progress x = t / T and warm-up w, both
 fractions of the T steps in all. As in NVIDIA's run_pretraining.py, whose scheduler steps before the optimizer and
@@ -39,7 +39,20 @@ def constant(progress: float, warmup: float) -> float:
     return progress / warmup if progress < warmup else 1.0
 
 
-SCHEDULES: dict[str, Factor] = {"poly": poly, "linear": linear, "constant": constant}
+def cyclic(progress: float, warmup: float) -> float:
+    """From a quarter to 1 in w, back in another w, and so on: the triangular policy of cyclical learning rates.
+
+    Smith 2017 (arXiv 1506.01186), sections 3.1 and 3.3, which puts the lower bound at a third or a quarter of the upper
+    one. It is torch.optim.lr_scheduler.CyclicLR with base_lr a quarter of max_lr and step_size_up = w T. A run has
+    1 / (2 w) cycles.
+    """
+    place = progress / warmup % 2.0
+    return CYCLIC_FLOOR + (1.0 - CYCLIC_FLOOR) * (1.0 - abs(1.0 - place))
+
+
+CYCLIC_FLOOR = 0.25
+"""Where the schedule cyclic is lowest."""
+SCHEDULES: dict[str, Factor] = {"poly": poly, "linear": linear, "constant": constant, "cyclic": cyclic}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +66,7 @@ class Schedule:
     total_steps: int
     """T, updates in the whole run."""
     warmup: float = 0.0
-    """w, fraction of the run spent on the warm-up, from 0 to below 1."""
+    """w, fraction of the run spent on the warm-up, from 0 to below 1; of the schedule cyclic half a cycle."""
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -64,6 +77,11 @@ class Schedule:
             raise UsageError(f"total_steps={self.total_steps} must be at least 1")
         if not 0 <= self.warmup < 1:
             raise UsageError(f"warmup={self.warmup} is a fraction of the run: give at least 0 and less than 1")
+        if self.name == "cyclic" and self.warmup * self.total_steps < 1:
+            raise UsageError(
+                f"the schedule cyclic rises over warmup={self.warmup} of {self.total_steps} steps, which is less than "
+                f"one: give a warmup of {1 / self.total_steps:.2g} or more, half of a cycle"
+            )
 
     def __call__(self, applied_steps: int) -> float:
         """Learning rate of the update that follows `applied_steps` others. After T updates it stays where it ended."""

@@ -220,10 +220,9 @@ def run_step(training: Training, observer: Observer, step: int) -> StepResult:
     return result
 
 
-def parameters_are_finite(model: torch.nn.Module) -> bool:
-    """Whether every parameter is a finite number; reading the answer waits for a GPU.
+def parameters_are_finite(held: list[torch.Tensor]) -> bool:
+    """Whether every number in these parameters (Strategy.held) is finite; reading the answer waits for a GPU.
 
     Gradients that are not finite show in the loss one step later only: ask this before a checkpoint is saved.
     """
-    parameters = [parameter.detach() for parameter in model.parameters()]
-    return bool(torch.isfinite(torch.stack(torch._foreach_norm(parameters, math.inf))).all())
+    return not held or bool(torch.isfinite(torch.stack(torch._foreach_norm(held, math.inf))).all())

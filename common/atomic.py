@@ -11,6 +11,8 @@ from typing import Any
 
 from common.errors import StorageError
 
+_TRIED_BYTES = 4096
+
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
@@ -57,6 +59,24 @@ def atomic_path(path: Path) -> Iterator[Path]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that nothing can be written to, before what is to be written is made; leave nothing there.
+
+    Raises:
+        StorageError: it cannot be made or written, or the disk is full.
+    """
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    with storage_errors(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(_TRIED_BYTES))
+        finally:
+            for place in made:
+                with contextlib.suppress(OSError):  # not made, or something else lies in it by now
+                    place.rmdir()
 
 
 def _umask() -> int:

@@ -4,6 +4,9 @@
 # The base is a Debian made by debootstrap; build_image.sh and start_container.sh run as they are, on a stand-in for podman
 # that calls buildah (podman_by_buildah.sh). Needs root, buildah and debootstrap, about 10 GB and ten minutes.
 #
+#   bash docker/image_test.sh [base]
+#
+# With `base` it makes the base alone, for a later call with the same IMAGE_TEST_DIR: downloads that need no processor.
 # By environment:
 #   IMAGE_TEST_DIR    where images and results go                  (a temporary folder, removed at the end)
 #   TORCH_INDEX       wheel index for torch                        (PyTorch's CPU index; this machine's own wheels where
@@ -195,6 +198,7 @@ choose_storage
 choose_engine
 choose_packages
 step base make_base
+if [[ ${1:-} == base ]]; then exit; fi
 step build bash "$root/build_image.sh" --cpu
 size=$(size_mb)
 step user check_user

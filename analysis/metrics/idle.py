@@ -142,7 +142,7 @@ def _gaps(timeline: Timeline, sets: WorkSets, begin: int, end: int) -> tuple[Int
     call_starts, call_ends = (timeline.api[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
     work_starts, work_ends = (timeline.kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
     lasting = work_ends > work_starts
-    next_call = _next_call(work_starts[lasting], calls[lasting], call_starts, stops[:-1])
+    next_call = _next_call(work_starts[lasting], calls[lasting], (call_starts, call_ends), stops[:-1])
     known = next_call >= 0
     late = known & (call_starts[next_call] > starts[:-1])
     reached = np.minimum(call_ends[next_call], stops[:-1])
@@ -153,15 +153,18 @@ def _gaps(timeline: Timeline, sets: WorkSets, begin: int, end: int) -> tuple[Int
     return host, merged(starts[:-1][late], reached[late]), reason
 
 
-def _next_call(starts: Numbers, calls: Numbers, call_starts: Numbers, moments: Numbers) -> Numbers:
-    """The call of the work that starts at each moment; of several that start together, the first launched."""
+def _next_call(starts: Numbers, calls: Numbers, spans: tuple[Numbers, Numbers], moments: Numbers) -> Numbers:
+    """The call of the work that starts at each moment; of several that start together, the first launched.
+
+    Of calls that begin together, in traces of coarse clocks, the first to end: the order of the rows decides nothing.
+    """
     if (starts[1:] < starts[:-1]).any():
         order = np.argsort(starts, kind="stable")
         starts, calls = starts[order], calls[order]
     first = np.searchsorted(starts, moments)
     if (starts[(first + 1).clip(max=len(starts) - 1)] == moments)[first + 1 < len(starts)].any():
-        called = np.where(calls >= 0, call_starts[calls], np.iinfo(np.int64).max)
-        calls = calls[np.lexsort((called, starts))]
+        called, ended = (np.where(calls >= 0, times[calls], np.iinfo(np.int64).max) for times in spans)
+        calls = calls[np.lexsort((ended, called, starts))]
     return np.asarray(calls[first])
 
 

@@ -67,7 +67,7 @@ def synthetic_gaps(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
 
 
 def _fields(trial: LoadedTrial) -> dict[str, Any]:
-    return {name: getattr(trial.trial, name) for name in (*CONFIGURATION, *CIRCUMSTANCES)}
+    return {name: trial.row[name] for name in (*CONFIGURATION, *CIRCUMSTANCES)}
 
 
 def _without_kind(trial: LoadedTrial) -> Key:

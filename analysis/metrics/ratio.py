@@ -60,7 +60,7 @@ def ratio_interval(
     if not a or not b:
         raise UsageError("a ratio needs measured steps on both sides")
     random = np.random.default_rng(seed)
-    ratios = _side(b, resamples, random) / _side(a, resamples, random)
+    ratios = drawn_levels(b, resamples, random) / drawn_levels(a, resamples, random)
     value = _level(b) / _level(a)
     return _interval(value, ratios, _logs(a), _logs(b), confidence)
 
@@ -102,8 +102,8 @@ def _welch_margin(sides: Sequence[np.ndarray], confidence: float) -> float:
     return student_quantile(confidence, freedom) * float(np.sqrt(variance))
 
 
-def _side(processes: Sequence[np.ndarray], resamples: int, random: np.random.Generator) -> np.ndarray:
-    """[resamples] medians over drawn processes."""
+def drawn_levels(processes: Sequence[np.ndarray], resamples: int, random: np.random.Generator) -> np.ndarray:
+    """Return [resamples] medians over drawn processes, each the median of drawn blocks of its times."""
     medians = np.stack([block_medians(times, resamples, random) for times in processes])
     count = len(processes)
     drawn = random.integers(0, count, (count, resamples))
@@ -173,5 +173,5 @@ def typical_time(
     processes = [times for times in processes if len(times)]
     if not processes:
         raise UsageError("a typical time needs a measured step")
-    drawn = _side(processes, resamples, np.random.default_rng(seed))
+    drawn = drawn_levels(processes, resamples, np.random.default_rng(seed))
     return _interval(_level(processes), drawn, None, _logs(processes), confidence)

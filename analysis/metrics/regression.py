@@ -65,16 +65,16 @@ def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict
             every[(*circumstances(trial.row), *trial.key(("implementation",)))].append(trial)
     rows = []
     for key, members in every.items():
-        names = sorted({member.trial.implementation for member in members})
+        names = sorted({member.row["implementation"] for member in members})
         if reference not in names:
             continue
         for name in names:
             if name == reference:
                 continue
-            mine = [member for member in good.get(key, []) if member.trial.implementation == name]
-            other = [member for member in good.get(key, []) if member.trial.implementation == reference]
-            example = next(member for member in members if member.trial.implementation == name)
-            row = {field_name: getattr(example.trial, field_name) for field_name in (*CONFIGURATION, *CIRCUMSTANCES)}
+            mine = [member for member in good.get(key, []) if member.row["implementation"] == name]
+            other = [member for member in good.get(key, []) if member.row["implementation"] == reference]
+            example = next(member for member in members if member.row["implementation"] == name)
+            row = {field_name: example.row[field_name] for field_name in (*CONFIGURATION, *CIRCUMSTANCES)}
             row |= {"reference": reference, "rounds": len(mine), "reference_rounds": len(other)}
             row |= _ratio_row(mine, other, members, name, reference, spread)
             rows.append(row)
@@ -92,7 +92,7 @@ def _ratio_row(
     empty = dict.fromkeys(("throughput_ratio", "throughput_ratio_low", "throughput_ratio_high", "time_saved"))
     for side, label in ((mine, name), (other, reference)):
         if not side:
-            status = next(member.row["status"] for member in members if member.trial.implementation == label)
+            status = next(member.row["status"] for member in members if member.row["implementation"] == label)
             return {**empty, "decided": "cannot decide", "reason": f"{label} has no measurement: {status}"}
     time = ratio_interval([x.window_times() for x in mine], [x.window_times() for x in other])
     work = _samples(mine) / _samples(other)

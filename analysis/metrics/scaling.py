@@ -5,14 +5,24 @@ from collections.abc import Hashable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from analysis.load import circumstances
+import numpy as np
+
+from analysis.load import LoadedTrial, circumstances
+from analysis.metrics.ratio import ratio_interval
+from analysis.strategy_labels import is_single
 
 Row = Mapping[str, Any]
 
-_SAME = ("task", "implementation", "preset", "precision", "seq_len", "device")
+_SAME = ("task", "implementation", "preset", "precision", "seq_len", "device", "activation_checkpointing")
 
 
-def efficiency(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def measured_efficiency(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
+    """Return `efficiency` of a run's trials, with its intervals."""
+    times = {trial.trial.trial_id: trial.window_times() for trial in trials if trial.ok}
+    return efficiency([trial.row for trial in trials], times)
+
+
+def efficiency(rows: Sequence[Row], times: Mapping[str, np.ndarray] | None = None) -> list[dict[str, Any]]:
     """Return one row per configuration, kind of scaling and world size, where at least two world sizes were measured.
 
     Weak scaling keeps the batch of a rank (micro_batch_size, grad_accum_steps), strong scaling keeps the global batch.
@@ -28,12 +38,16 @@ def efficiency(rows: Sequence[Row]) -> list[dict[str, Any]]:
     Args:
         rows: result rows; those without samples_per_second, of another status than ok or another kind than
             throughput are left out.
+        times: step times of the window by trial_id; with them efficiency has a 95 % interval, that of
+            ratio.ratio_interval: it draws processes (rounds), then blocks of steps. One round on a side shows the noise
+            within a run only.
 
     Returns:
         Rows with scaling (weak | strong), implementation, strategy, preset, precision, seq_len, device,
-        micro_batch_size, grad_accum_steps, global_batch_size, world_size, base_world_size, samples_per_second, speedup,
-        ideal_speedup, efficiency, basis (per device | same total cores | equal shares of the cores |
-        same cores per rank).
+        micro_batch_size, grad_accum_steps, global_batch_size, world_size, nodes, base_world_size, samples_per_second,
+        speedup, ideal_speedup, efficiency, efficiency_low, efficiency_high (None without times, and of the base),
+        rounds (processes on the side that has fewer), basis (per device | same total cores | equal shares of the
+        cores | same cores per rank).
     """
     usable = [row for row in rows if row.get("status", "ok") == "ok" and row.get("samples_per_second")]
     usable = [row for row in usable if row.get("kind", "throughput") == "throughput"]
@@ -45,7 +59,7 @@ def efficiency(rows: Sequence[Row]) -> list[dict[str, Any]]:
         for group in groups.values():
             for strategy in _strategies(group):
                 members = [row for row in group if row["strategy"] == strategy or _is_single(row, strategy)]
-                result.extend(_curve(members, kind, strategy))
+                result.extend(_curve(members, kind, strategy, times or {}))
     return result
 
 
@@ -61,29 +75,31 @@ def _group(row: Row, kind: str) -> Hashable:
 def _strategies(group: Sequence[Row]) -> list[str]:
     """One device needs no parallelism: 'single' serves as the base of every strategy."""
     names = sorted({str(row["strategy"]) for row in group})
-    return [name for name in names if name != "single"] or names
+    return [name for name in names if not is_single(name)] or names
 
 
 def _is_single(row: Row, strategy: str) -> bool:
-    return strategy != "single" and row["strategy"] == "single" and int(row["world_size"]) == 1
+    return not is_single(strategy) and is_single(str(row["strategy"])) and int(row["world_size"]) == 1
 
 
-def _curve(members: Sequence[Row], kind: str, strategy: str) -> list[dict[str, Any]]:
-    by_size: dict[int, list[Row]] = defaultdict(list)
+def _curve(
+    members: Sequence[Row], kind: str, strategy: str, times: Mapping[str, np.ndarray]
+) -> list[dict[str, Any]]:  # fmt: skip
+    by_size: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for row in members:
-        by_size[int(row["world_size"])].append(row)
+        by_size[int(row["world_size"]), int(row.get("nodes") or 1)].append(row)
     if len(by_size) < 2:
         return []
-    sizes = sorted(by_size)
-    rates = {size: _rate(by_size[size], strategy) for size in sizes}
-    base = sizes[0]
+    places = {place: _rounds(rows, strategy) for place, rows in sorted(by_size.items())}
+    base = next(iter(places))
     cpu_shared = members[0].get("device") == "cpu" and members[0].get("threads_per_rank") is None
     basis = _basis(members, cpu_shared)
     curve = []
-    for size in sizes:
-        row = by_size[size][0]
-        ideal = 1.0 if cpu_shared else size / base
-        speedup = rates[size] / rates[base]
+    for place, rounds in places.items():
+        row = rounds[0]
+        ideal = 1.0 if cpu_shared else place[0] / base[0]
+        speedup = _rate(rounds) / _rate(places[base])
+        low, high = _interval(places[base], rounds, times) if place != base else (None, None)
         curve.append(
             {
                 "scaling": kind,
@@ -92,16 +108,33 @@ def _curve(members: Sequence[Row], kind: str, strategy: str) -> list[dict[str, A
                 "micro_batch_size": row["micro_batch_size"],
                 "grad_accum_steps": row["grad_accum_steps"],
                 "global_batch_size": _global_batch(row),
-                "world_size": size,
-                "base_world_size": base,
-                "samples_per_second": rates[size],
+                "world_size": place[0],
+                "nodes": place[1],
+                "base_world_size": base[0],
+                "samples_per_second": _rate(rounds),
                 "speedup": speedup,
                 "ideal_speedup": ideal,
                 "efficiency": speedup / ideal,
+                "efficiency_low": None if low is None else low * speedup / ideal,
+                "efficiency_high": None if high is None else high * speedup / ideal,
+                "rounds": min(len(rounds), len(places[base])),
                 "basis": basis,
             }
         )
     return curve
+
+
+def _interval(
+    base: Sequence[Row], rounds: Sequence[Row], times: Mapping[str, np.ndarray]
+) -> tuple[float | None, float | None]:
+    """Ends of the interval of the speed-up, relative to it: samples per step are known, step times vary."""
+    many, few = (
+        [times[str(row["trial_id"])] for row in side if row.get("trial_id") in times] for side in (rounds, base)
+    )
+    if not (any(map(len, many)) and any(map(len, few))):
+        return None, None
+    ratio = ratio_interval(many, few)
+    return ratio.low / ratio.value, ratio.high / ratio.value
 
 
 def _basis(members: Sequence[Row], cpu_shared: bool) -> str:
@@ -114,7 +147,11 @@ def _basis(members: Sequence[Row], cpu_shared: bool) -> str:
     return "same total cores" if len(threads) == 1 and None not in threads else "equal shares of the cores"
 
 
-def _rate(rows: Sequence[Row], strategy: str) -> float:
-    """Median over rounds; where both 'single' and `strategy` ran on one device, the strategy's own counts."""
-    own = [row for row in rows if row["strategy"] == strategy] or rows
-    return float(median(float(row["samples_per_second"]) for row in own))
+def _rounds(rows: Sequence[Row], strategy: str) -> list[Row]:
+    """Repetitions on one number of devices; where both 'single' and `strategy` ran on one, the strategy's own count."""
+    return [row for row in rows if row["strategy"] == strategy] or list(rows)
+
+
+def _rate(rounds: Sequence[Row]) -> float:
+    """Median over rounds."""
+    return float(median(float(row["samples_per_second"]) for row in rounds))

@@ -93,7 +93,8 @@ def summarize(
     """
     if price_per_hour is not None and not (math.isfinite(price_per_hour) and price_per_hour > 0):
         raise UsageError(f"price_per_hour={price_per_hour} must be above 0: give the price of the machine for one hour")
-    window = find_window(trial, steps)
+    absent = sorted(set(range(trial.world_size)) - set(steps)) if trial.nodes > 1 else []
+    window = find_window(trial, {} if absent else steps)
     unknown: dict[str, str] = {}
     result: dict[str, Any] = dict.fromkeys(MEASURED_COLUMNS)
     result |= {"window_start": window.start, "window_stop": window.stop, "warmup_source": window.source}
@@ -107,7 +108,7 @@ def summarize(
         result |= _energy(trial, window, environment, telemetry, result, unknown)
         result["rank_skew"] = max((r["skew"] for r in result["per_rank"] if r["skew"] is not None), default=None)
     else:
-        reason = _why_empty(trial, steps)
+        reason = _why_empty(trial, steps, absent)
         unknown.update({name: reason for name in MEASURED_COLUMNS if result[name] is None and name not in unknown})
         result["per_rank"] = []
     unknown |= _not_measured(ranks, result)
@@ -158,7 +159,13 @@ def _read_rate(ranks: Mapping[int, Mapping[str, Any]]) -> float | None:
     return min(rates, default=None)
 
 
-def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> str:
+def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: Sequence[int]) -> str:
+    if absent:
+        ranks = f"{len(absent)} rank{'s'[: len(absent) != 1]}"
+        return (
+            f"the records of {ranks} lie on other nodes: `bertbench collect` makes one run directory of those of all "
+            f"{trial.nodes}"
+        )
     made = len(combine(steps))
     if trial.start_iteration is not None and made:
         return f"only {made} steps were finished, none in [{trial.start_iteration}, {trial.stop_iteration})"
@@ -229,14 +236,15 @@ def _memory(ranks: Mapping[int, Mapping[str, Any]], unknown: dict[str, str]) -> 
 def _utilisation(
     trial: Trial, ranks: Mapping[int, Mapping[str, Any]], result: Mapping[str, Any], unknown: dict[str, str]
 ) -> dict[str, Any]:
-    """MFU against the measured peak: per rank the better of before and after the trial, summed over all ranks."""
+    """MFU against the measured peak: per rank the better of before and after the trial, summed over all devices."""
     peaks = {rank: _peak_of(record.get("measured_peak") or {}) for rank, record in ranks.items()}
-    missing = [rank for rank in range(trial.world_size) if not peaks.get(rank)]
+    missing = [rank for rank in range(trial.ranks) if not peaks.get(rank)]
     if missing:
         reason = f"rank {missing[0]} measured no peak" + (f" (nor {len(missing) - 1} others)" if missing[1:] else "")
         unknown["mfu"] = unknown["measured_peak_flops"] = reason
         return {"measured_peak": None}
-    total = sum(max(values) for values in peaks.values())
+    # A rank that drives several devices measures its first one.
+    total = sum(max(values) for values in peaks.values()) * trial.devices_per_rank
     first = ranks[min(peaks)]["measured_peak"]
     drift = max(max(values) / min(values) - 1 for values in peaks.values())
     rate = result["model_flops_per_second"]

@@ -9,19 +9,16 @@ its slowest rank does.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.communication import communication_by_kind, communication_by_rank
 from analysis.metrics.ranks import combine
-from analysis.records import TrialDirectory
+from analysis.records import Trial, TrialDirectory
+from analysis.strategy_labels import strategy_label
 from analysis.train_records import TrainRun, read_events
 from analysis.train_scores import scores_in
-
-if TYPE_CHECKING:
-    from analysis.timeline import Timeline
 
 Array = npt.NDArray[np.float64]
 Row = Mapping[str, Any]
@@ -33,10 +30,15 @@ NOT_BEGUN = "not begun"
 
 # What a row holds besides the scores of the last evaluation, in order. Unknown is None.
 COLUMNS = (
+    "implementation",
     "strategy",
+    "backend",  # what the processes talk through: gloo, nccl; None for one that talks to nobody
+    "precision",
     "devices",
     "status",
     "device",
+    "optimisation",  # what it is trained with, in words
+    "parameters",
     "threads_per_rank",
     "global_batch_size",
     "micro_batch_size",
@@ -49,19 +51,26 @@ COLUMNS = (
     "loop_seconds",  # evaluations and checkpoints included
     "step_time_ms",  # median
     "samples_per_second",  # samples / step_seconds
-    "speedup",  # samples_per_second over that of the first variant
+    "epoch_seconds",  # of the steps alone, at that rate
+    "speedup",  # throughput ratio: samples_per_second over that of the first variant
     "seconds_saved",  # of the steps alone, against the first variant, where both saw as many samples
     "time_saved",  # the same as a fraction of the first variant's time
-    "last_loss",
+    "last_loss",  # mean over the ranks
+    "loss_per_rank",  # each rank's own, of the last step; None where one rank trains
     "greatest_loss_difference",  # from the first variant, over the steps that both made
     "greatest_loss_difference_step",
     "compared_steps",
     "evaluation_samples",
     "peak_memory_bytes",  # of the rank that needs most
+    "peak_memory_kind",  # device allocator, or resident set of the process
+    "communication_share",  # of all collectives, as all-reduce below
+    "communication_exposed_share",
+    "communication_exposed_ms",  # per profiled step
     "all_reduce_share",
     "all_reduce_exposed_share",
     "all_reduce_hidden_share",
     "all_reduce_ms",
+    "profiled_step_ms",  # mean, with the profiler: what the shares of communication are shares of
     "profiled_steps",
     "profile_problem",
     "attempts",
@@ -80,8 +89,10 @@ class VariantRun:
     """Devices, one process each."""
     run: TrainRun
     """Its run directory."""
+    implementation: str = "bertbench"
+    """Whose code trains: a name in bench.implementations."""
     profile: Mapping[str, Any] = field(default_factory=dict)
-    """What `all_reduce` found in a profile of it, or `profile_problem`; empty where none was wanted."""
+    """What profiled_communication.all_reduce found, or `profile_problem`; empty where no profile was wanted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,48 +161,18 @@ def compare_trainings(variants: Sequence[VariantRun], samples_per_epoch: int | N
     return TrainingComparison(rows=tuple(found.row for found in read), curves=tuple(curves), epochs=epochs)
 
 
-def all_reduce(timelines: Sequence["Timeline"]) -> dict[str, Any]:
-    """Return what all-reduces are of the profiled steps, as means over the ranks.
-
-    all_reduce_share is the time in which at least one runs over the time of the steps, of which
-    all_reduce_exposed_share is spent without computation beside it, waiting for other ranks included, and
-    all_reduce_hidden_share under computation. all_reduce_ms is per step. None where no rank has marked steps.
-
-    Args:
-        timelines: what readers returned, one per rank.
-    """
-    ranks = communication_by_rank(timelines)
-    ranks = ranks[ranks["steps"] > 0]
-    if not len(ranks):
-        return {"profile_problem": "the profile marks no steps"}
-    kinds = communication_by_kind(timelines)
-    kinds = kinds[kinds["collective"] == "all_reduce"]
-    shares, exposed, times = [], [], []
-    for rank, window_ms, steps in zip(ranks["rank"], ranks["window_ms"], ranks["steps"], strict=True):
-        own = kinds[kinds["rank"] == rank]
-        shares.append(float(own["total_ms"].sum()) / window_ms)
-        exposed.append(float(own["exposed_ms"].sum()) / window_ms)
-        times.append(float(own["total_ms"].sum()) / steps)
-    share, bare = float(np.mean(shares)), float(np.mean(exposed))
-    return {
-        "all_reduce_share": share,
-        "all_reduce_exposed_share": bare,
-        "all_reduce_hidden_share": share - bare,
-        "all_reduce_ms": float(np.mean(times)),
-        "profiled_steps": int(ranks["steps"].max()),
-    }
-
-
 def _read(variant: VariantRun, samples_per_epoch: int | None) -> _Read:
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row |= {"strategy": variant.strategy, "devices": variant.devices, "status": NOT_BEGUN, "reason": ""}
+    row["implementation"] = variant.implementation
     row |= {"scores": {}, "cautions": []}
     row |= {name: value for name, value in variant.profile.items() if name in row}
     attempts, state = variant.run.attempts(), variant.run.read_state() or {}
     if not attempts:
         return _Read(row, [], {})
     trial = attempts[-1].read_trial()
-    row |= {name: getattr(trial, name) for name in ("device", "global_batch_size", "micro_batch_size")}
+    row |= {name: getattr(trial, name) for name in ("device", "precision", "global_batch_size", "micro_batch_size")}
+    row["optimisation"] = _optimisation(trial)
     row |= {"grad_accum_steps": trial.grad_accum_steps, "attempts": len(attempts), "log": str(attempts[-1].log)}
     row["total_steps"] = dict(trial.training).get("steps") or trial.max_steps
     row["status"], row["reason"] = _status(state)
@@ -213,6 +194,8 @@ def _read(variant: VariantRun, samples_per_epoch: int | None) -> _Read:
         row["loop_seconds"] = max(seconds for seconds, _ in times.values()) + _seconds_behind(attempts[-1], last)
         timed = [entry for entry in _with_counts(curve) if entry[0] in times]
         row["samples_per_second"] = sum(count for _, count in timed) / row["step_seconds"]
+        row["epoch_seconds"] = samples_per_epoch / row["samples_per_second"] if samples_per_epoch else None
+        row["loss_per_rank"] = _losses_of_ranks(attempts[-1], last["step"])
     return _Read(row, curve, times)
 
 
@@ -229,11 +212,37 @@ def _of_ranks(attempts: Sequence[TrialDirectory]) -> dict[str, Any]:
         records = directory.read_ranks().values()
         if records:
             found = {}
-            for name, key in (("threads_per_rank", "threads"), ("peak_memory_bytes", "peak_memory_bytes")):
+            for name, key in _OF_RANKS:
                 values = [record[key] for record in records if record.get(key) is not None]
                 found[name] = max(values, default=None)
             return found
     return {}
+
+
+# Of a row -> of the ranks' records.
+_OF_RANKS = (
+    ("threads_per_rank", "threads"),
+    ("peak_memory_bytes", "peak_memory_bytes"),
+    ("peak_memory_kind", "peak_memory_kind"),
+    ("parameters", "parameters"),
+    ("backend", "backend"),
+)
+
+
+def _optimisation(trial: Trial) -> str:
+    """What a training is made with, in words."""
+    label = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
+    words = [trial.implementation, label, trial.precision]
+    return ", ".join(words)
+
+
+def _losses_of_ranks(directory: TrialDirectory, step: int) -> list[float | None] | None:
+    """Each rank's own loss of a step; None where there is one rank."""
+    ranks = directory.ranks()
+    if len(ranks) < 2:
+        return None
+    losses = ({row["step"]: row["loss"] for row in directory.read_steps(rank)} for rank in ranks)
+    return [_finite(found.get(step)) for found in losses]
 
 
 def _times(attempts: Sequence[TrialDirectory]) -> dict[int, tuple[float, float]]:

@@ -10,6 +10,7 @@ import numpy as np
 from analysis.load import CONFIGURATION, Key, LoadedTrial, circumstances, measurement
 from analysis.metrics.ratio import Ratio, by_key, typical_time
 from analysis.report import tables
+from analysis.report.light_text import floor_sentence
 
 Row = Mapping[str, Any]
 
@@ -103,6 +104,14 @@ def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
         return Answer(
             f"The input alone was measured, up to {tables.number(most)} samples/s: nothing was trained.", (), ()
         )
+    if trials and all(trial.trial.kind == "comm" for trial in trials):
+        measured = [trial for trial in trials if trial.row["status"] == "ok"]
+        return Answer(
+            f"Collectives alone were measured ({len(measured)} of {len(trials)}): nothing was trained.", (), ()
+        )
+    parts = [trial for trial in trials if trial.trial.kind == "components" and trial.row["status"] == "ok"]
+    if parts:
+        return Answer(f"A step was taken apart: {floor_sentence(parts[0].row)}", (), ())
     profiled = [trial for trial in trials if trial.trial.kind == "profile" and trial.row["status"] == "ok"]
     if profiled:
         return Answer("This run holds profiles only: throughput was not measured.", (), ())
@@ -115,8 +124,9 @@ def _answer(group: Sequence[Point], ratios: Sequence[Row]) -> Answer:
     others = len({point.row["implementation"] for point in group}) > 1
     headline = (
         f"{row['implementation']} trains BERT-{row['preset']} {'fastest' if others else ''}".rstrip()
-        + f": {tables.number(best.samples_per_second)} samples/s with micro batch {tables.batch(row)} on {_where(row)} "
-        f"({row['precision']}, sequences of {row['seq_len']})."
+        + f": {tables.number(best.samples_per_second)} samples/s with micro batch {tables.batch(row)} on {_where(row)}"
+        f"{tables.by(row)} "
+        f"({row['precision']}, sequences of {tables.lengths(row)})."
     )
     sentences = [*_step_sentence(best), *_versus(best, ratios), *_smaller(best, group), *_close(best, group)]
     return Answer(headline, tuple(_figures(best, ratios)), tuple(sentences))
@@ -224,6 +234,6 @@ def _close(best: Point, group: Sequence[Point]) -> list[str]:
     close = [p for p in group if p is not best and p.rate_interval[1] >= low]
     if not close:
         return []
-    names = [f"{p.row['implementation']} batch {tables.batch(p.row)} on {tables.devices(p.row)}" for p in close[:3]]
+    names = [f"{p.row['implementation']} {tables.place(p.row)}" for p in close[:3]]
     more = f" and {len(close) - 3} more" if len(close) > 3 else ""
     return [f"Its interval overlaps with {', '.join(names)}{more}: which of them is best is open."]

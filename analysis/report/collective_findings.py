@@ -1,44 +1,16 @@
 """What a benchmark of collectives says: how fast the links are, from which size on, and what a small one costs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from analysis.findings import Finding
+from analysis.metrics.links import alpha_beta
 from analysis.summary import Summary
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True, slots=True)
-class AlphaBeta:
-    """time = alpha + bytes / beta (Hockney's model), fitted to relative errors: small sizes count as large ones do."""
-
-    alpha_us: float
-    """Latency of a message without length, us."""
-    beta_gb_s: float
-    """Bandwidth of an endless one, 1e9 bytes/s, as algbw counts."""
-    median_error: float
-    """Median of |fitted - measured| / measured."""
-
-
-def alpha_beta(size_bytes: "pd.Series[int]", time_us: "pd.Series[float]") -> AlphaBeta | None:
-    """Fit the model; None with fewer than three sizes above 0, or where the fit has no positive alpha and beta."""
-    sizes, times = np.asarray(size_bytes, dtype=np.float64), np.asarray(time_us, dtype=np.float64)
-    kept = (sizes > 0) & (times > 0) & np.isfinite(times)
-    sizes, times = sizes[kept], times[kept]
-    if len(np.unique(sizes)) < 3:
-        return None
-    scale = sizes.max()
-    terms = np.column_stack([1 / times, sizes / scale / times])
-    (alpha, slope), *_ = np.linalg.lstsq(terms, np.ones_like(times), rcond=None)
-    if not (np.isfinite(alpha) and np.isfinite(slope)) or alpha <= 0 or slope <= 0:
-        return None
-    error = np.median(np.abs(terms @ np.array([alpha, slope]) - 1))
-    return AlphaBeta(float(alpha), float(scale / slope / 1e3), float(error))
 
 
 def collective_findings(summary: Summary) -> Iterator[Finding]:
@@ -63,7 +35,7 @@ def collective_findings(summary: Summary) -> Iterator[Finding]:
 def _row(summary: Summary, placement: str, part: "pd.DataFrame") -> dict[str, object]:
     best = part.iloc[int(part["busbw_gb_s"].to_numpy().argmax())]
     half = part.loc[part["busbw_gb_s"] >= best["busbw_gb_s"] / 2, "size_bytes"].min() if best["busbw_gb_s"] else None
-    fit = alpha_beta(part["size_bytes"], part["time_us"])
+    fit = alpha_beta(part["size_bytes"].to_numpy(np.float64), part["time_us"].to_numpy(np.float64))
     return {
         "collective": best["collective"],
         "placement": placement,
@@ -73,9 +45,9 @@ def _row(summary: Summary, placement: str, part: "pd.DataFrame") -> dict[str, ob
         "peak_at_bytes": int(best["size_bytes"]),
         "half_peak_from_bytes": None if half is None else int(half),
         "shortest_us": part["time_us"].min(),
-        "latency_us": None if fit is None else fit.alpha_us,
-        "fitted_algbw_gb_s": None if fit is None else fit.beta_gb_s,
-        "fit_median_error": None if fit is None else fit.median_error,
+        "latency_us": None if fit is None else fit[0],
+        "fitted_algbw_gb_s": None if fit is None else fit[1],
+        "fit_median_error": None if fit is None else fit[2],
         "wrong_rows": int((part["wrong"] > 0).sum()),
     }
 

@@ -24,6 +24,7 @@ from analysis.report.drawing import (
     VERMILION,
     Picture,
     canvas,
+    interval_bars,
     save,
     short_label,
 )
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 # An implementation has the same colour in every picture.
-_NAMED = {"bertbench": BLUE, "hf": VERMILION, "hf-compiled": ORANGE, "hf-trainer": PINK}
-_OTHERS = (GREEN, SKY, PURPLE, GREY, BROWN)
+_NAMED = {"bertbench": BLUE, "hf": VERMILION, "hf-compiled": ORANGE, "hf-trainer": PINK, "torch-encoder": GREEN}
+_OTHERS = (SKY, PURPLE, GREY, BROWN)
 _PHASE_COLOURS = {
     "data_wait_ms": ("data wait", PALE),
     "forward_ms": ("forward", SKY),
@@ -46,6 +47,8 @@ _PHASE_COLOURS = {
 }
 _DASHES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "s", "^", "D")
+_HIGHEST_BAR = 1.6
+_BARS = "Bars: 95 % interval, an arrow where it reaches further."
 _MOST_PANELS = 6
 _MOST_TRIALS = 12
 
@@ -60,7 +63,7 @@ def draw_all(
 
     pictures = []
     with matplotlib.rc_context(STYLE):
-        colours = colours_of([str(trial.trial.implementation) for trial in trials])
+        colours = colours_of([str(trial.row["implementation"]) for trial in trials])
         pictures.append(_throughput(folder, points, colours))
         pictures.append(_latency(folder, points, colours))
         if scaling:
@@ -124,30 +127,33 @@ def _batch_panel(
     colours: Mapping[str, str],
     value: Callable[[Point], tuple[float, float, float]],
 ) -> None:
-    lines: dict[tuple[str, int, str], list[Point]] = {}
+    lines: dict[tuple[str, int, str, str], list[Point]] = {}
+    several = len({tables.data(point.row) for point in members}) > 1
+    competing = tables.strategies_compete([point.row for point in members])
+    top = _HIGHEST_BAR * max(value(point)[0] for point in members)
     for point in members:
         row = point.row
-        strategy = str(row["strategy"]) if _strategy_matters(members) else ""
-        lines.setdefault((str(row["implementation"]), int(row["world_size"]), strategy), []).append(point)
-    worlds = sorted({world for _, world, _ in lines})
-    for (name, world, strategy), line in sorted(lines.items()):
+        strategy = str(row["strategy"]) if competing else ""
+        data = tables.data(row) if several else ""
+        lines.setdefault((str(row["implementation"]), int(row["world_size"]), strategy, data), []).append(point)
+    styles = sorted({(world, strategy, data) for _, world, strategy, data in lines})
+    for (name, world, strategy, data), line in sorted(lines.items()):
         line = sorted(line, key=lambda point: int(point.row["micro_batch_size"]))
         batches = [int(point.row["micro_batch_size"]) for point in line]
         middle, low, high = zip(*(value(point) for point in line), strict=True)
-        errors = [[m - a for m, a in zip(middle, low, strict=True)], [b - m for m, b in zip(middle, high, strict=True)]]
-        style = worlds.index(world)
-        axis.errorbar(
+        style = styles.index((world, strategy, data))
+        added = f", {data}" if data else ""
+        interval_bars(axis, batches, middle, list(zip(low, high, strict=True)), top, colours[name])
+        axis.plot(
             batches,
             middle,
-            yerr=[[max(0.0, error) for error in side] for side in errors],
             color=colours[name],
             linestyle=_DASHES[style % len(_DASHES)],
             marker=_MARKERS[style % len(_MARKERS)],
             markersize=5,
             markerfacecolor=colours[name] if style == 0 else "white",
             linewidth=1.8,
-            capsize=3,
-            label=short_label(f"{name}{f' {strategy}' if strategy else ''}, {world} {line[0].row['device']}"),
+            label=short_label(f"{name}{f' {strategy}' if strategy else ''}, {world} {line[0].row['device']}{added}"),
         )
     ticks = sorted({int(point.row["micro_batch_size"]) for point in members})
     axis.set_xscale("log", base=2)
@@ -157,17 +163,12 @@ def _batch_panel(
     axis.grid(axis="x", visible=False)
 
 
-def _strategy_matters(points: Sequence[Point]) -> bool:
-    """Whether strategies compete; one device is always 'single' and needs no name."""
-    return len({point.row["strategy"] for point in points} - {"single"}) > 1
-
-
 def _throughput(folder: Path, points: Sequence[Point], colours: Mapping[str, str]) -> Picture:
     path = folder / "throughput.png"
     half = _against_batch(
         path, points, colours, "samples per second", lambda p: (p.samples_per_second, *p.rate_interval)
     )
-    caption = "Sequences trained per second over all devices of a trial. Bars: 95 % interval. Higher is better."
+    caption = f"Sequences trained per second over all devices of a trial. {_BARS} Higher is better."
     return Picture(path, "Throughput against batch size", caption, half)
 
 
@@ -176,7 +177,7 @@ def _latency(folder: Path, points: Sequence[Point], colours: Mapping[str, str]) 
     half = _against_batch(
         path, points, colours, "step time (ms)", lambda p: (p.step_ms.value, p.step_ms.low, p.step_ms.high)
     )
-    caption = "Median time of one optimizer step of the slowest rank. Bars: 95 % interval. Lower is better."
+    caption = f"Median time of one optimizer step of the slowest rank. {_BARS} Lower is better."
     return Picture(path, "Step time against batch size", caption, half)
 
 
@@ -203,12 +204,14 @@ def _scaling(folder: Path, scaling: Sequence[Row], colours: Mapping[str, str]) -
                 alpha=1.0 if strong else 0.35,
                 label=short_label(f"{key[0]}, batch {key[-1]}") if strong else None,
             )
+            if strong:
+                _efficiency_bars(axis, line, 100 * max(map(_highest, scaling)), colours[str(key[0])])
         sizes = sorted({row["world_size"] for row in scaling if row["scaling"] == kind})
         axis.set_xscale("log", base=2)
         axis.set_xticks(sizes, [str(value) for value in sizes])
         axis.minorticks_off()
         axis.axhline(100, color="#9AA5B1", linewidth=1)
-        axis.set_ylim(0, max(110.0, 105 * max(row["efficiency"] for row in scaling)))
+        axis.set_ylim(0, max(110.0, 105 * max(map(_highest, scaling))))
         held = "batch per device kept" if kind == "weak" else "global batch kept"
         axis.set_title(f"{kind} scaling ({held})")
         axis.set_xlabel("devices")
@@ -218,8 +221,22 @@ def _scaling(folder: Path, scaling: Sequence[Row], colours: Mapping[str, str]) -
     save(figure, path)
     shared = any(row["basis"] == "same total cores" for row in scaling)
     basis = "CPU ranks share the same cores, so 100 % means no loss from splitting them. " if shared else ""
-    caption = f"Throughput relative to the smallest device count. {basis}Full lines: the largest batch; faint: smaller."
+    marks = f"{_BARS} Full lines: the largest batch; faint: smaller."
+    caption = f"Throughput relative to the smallest device count. {basis}{marks}"
     return Picture(path, "Scaling efficiency", caption)
+
+
+def _highest(row: Row) -> float:
+    """Upper end of an efficiency to show; a wild interval must not press the others flat."""
+    value = float(row["efficiency"])
+    return max(value, min(float(row["efficiency_high"] or 0.0), _HIGHEST_BAR * value))
+
+
+def _efficiency_bars(axis: "Axes", line: Sequence[Row], top: float, colour: str) -> None:
+    known = [row for row in line if row["efficiency_low"] is not None]
+    middle = [100 * row["efficiency"] for row in known]
+    ends = [(100 * row["efficiency_low"], 100 * row["efficiency_high"]) for row in known]
+    interval_bars(axis, [row["world_size"] for row in known], middle, ends, top, colour)
 
 
 def _phases(folder: Path, points: Sequence[Point]) -> Picture:
@@ -275,8 +292,10 @@ def _name(point: Point, among: Sequence[Point]) -> str:
     parts = [str(row["implementation"])]
     if len({tables.model(p.row) for p in among}) > 1:
         parts.append(tables.model(row))
-    if _strategy_matters(among):
+    if tables.strategies_compete([p.row for p in among]):
         parts.append(str(row["strategy"]))
+    if len({tables.data(p.row) for p in among}) > 1:
+        parts.append(tables.data(row))
     parts += [f"batch {tables.batch(row)}", tables.devices(row)]
     return ", ".join(parts)
 

@@ -8,7 +8,7 @@ from analysis.load import LoadedRun, LoadedTrial, load_run
 from analysis.metrics import cautions as cautions_of
 from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
 from analysis.metrics.regression import ratios_of
-from analysis.metrics.scaling import efficiency
+from analysis.metrics.scaling import measured_efficiency
 from analysis.profiles import open_profile
 from analysis.records import RESULT_COLUMNS, RunDirectory
 from analysis.report import figures, sections, tables
@@ -16,16 +16,25 @@ from analysis.report.answer import answers, nothing_measured, points
 from analysis.report.glossary import GLOSSARY
 from analysis.report.input_tables import input_tables
 from analysis.report.largest import largest_tables, read_largest
+from analysis.report.light_sections import light_parts
+from analysis.report.link_sections import link_part
 from analysis.report.page import render_page
 from analysis.report.panels import Panel, panels
 from analysis.report.training import training_part
 from analysis.train_records import TrainRun
+from analysis.trial_summary import TAKEN_APART
 from common.atomic import write_text
 
 Row = Mapping[str, Any]
 
 
-def write_report(run: RunDirectory, price_per_hour: float | None = None, out: Path | None = None) -> Path:
+def write_report(
+    run: RunDirectory,
+    price_per_hour: float | None = None,
+    out: Path | None = None,
+    project_to: Sequence[int] = (),
+    same_links: bool = False,
+) -> Path:
     """Write report.html, its pictures and its CSV tables into the run's report folder; return the page.
 
     Everything is computed afresh from the raw records. The page holds its pictures, style and script.
@@ -34,21 +43,27 @@ def write_report(run: RunDirectory, price_per_hour: float | None = None, out: Pa
         run: the run directory.
         price_per_hour: price of the machine, for the cost columns.
         out: folder to write into instead.
+        project_to: numbers of devices to project to, as metrics.projection does.
+        same_links: as metrics.projection.project takes it.
 
     Raises:
         InputError: no run directory, or one without trials.
         SchemaError: the run was written by a newer bertbench.
-        UsageError: price_per_hour is not above 0.
+        UsageError: price_per_hour is not above 0, or a projection is asked for that is none.
         StorageError: the report folder cannot be written.
     """
     folder = out or run.report
-    trials = load_run(run, price_per_hour)
+    everything = load_run(run, price_per_hour)
+    # Collectives train nothing, and steps taken apart are compared with nothing: they have parts of their own.
+    whole = tuple(trial for trial in everything if trial.trial.kind not in TAKEN_APART)
+    trials = LoadedRun(whole, everything.problems)
     rows = sorted((trial.row for trial in trials), key=tables.order)
     shown = sections.shown_rows(rows)
     reference = _reference(trials)
     ratios = ratios_of(trials, reference)
     inputs, gaps = input_ratios(trials), synthetic_gaps(trials)
-    scaling = efficiency(rows)
+    scaling = measured_efficiency(trials)
+    links = link_part(everything, scaling, folder, project_to, same_links)
     found = points(trials)
     profiles, profile_errors = _profiles(trials, folder)
     largest, largest_errors = read_largest(run)
@@ -56,7 +71,7 @@ def write_report(run: RunDirectory, price_per_hour: float | None = None, out: Pa
     training = training_part(TrainRun(run.path), trials, folder)
     said = answers(found, ratios)
     said = said if training is None else [training.answer, *said]
-    extra = {"ratios": ratios, "scaling": scaling, "input": inputs, "real_against_synthetic": gaps}
+    extra = {"ratios": ratios, "scaling": scaling, "input": inputs, "real_against_synthetic": gaps, **links.rows}
     _write_csvs(folder, rows, extra, trials)
     shown_tables = [
         sections.results(shown, ratios),
@@ -69,18 +84,20 @@ def write_report(run: RunDirectory, price_per_hour: float | None = None, out: Pa
         "page.html",
         {
             "title": run.path.resolve().name,
-            "answers": said or [nothing_measured(trials)],
+            "answers": said or [nothing_measured(everything)],
+            "links": links,
+            "taken_apart": light_parts(everything, folder),
             "training": training,
-            "facts": sections.facts(trials),
-            "failures": sections.failures(trials),
+            "facts": sections.facts(trials or everything),
+            "failures": sections.failures(everything),
             "decides": sections.what_it_decides(trials, ratios),
-            "cautions": sections.grouped_cautions(trials, _run_cautions(trials, ratios)),
+            "cautions": sections.grouped_cautions(everything, _run_cautions(trials, ratios)),
             "largest_errors": largest_errors,
             "tables": {table.name: table for table in shown_tables},
             "pictures": pictures,
             "profiles": profiles,
             "profile_errors": profile_errors,
-            "environment": sections.environment(trials),
+            "environment": sections.environment(trials or everything),
             "glossary": GLOSSARY,
         },
     )
@@ -91,7 +108,7 @@ def write_report(run: RunDirectory, price_per_hour: float | None = None, out: Pa
 
 def _reference(trials: Sequence[LoadedTrial]) -> str:
     """hf where it was measured, else another implementation that ours can be held against."""
-    names = sorted({trial.trial.implementation for trial in trials if trial.trial.kind == "throughput"})
+    names = sorted({str(trial.row["implementation"]) for trial in trials if trial.trial.kind == "throughput"})
     others = [name for name in names if name != "bertbench"]
     return "hf" if "hf" in names or not others else others[0]
 
@@ -111,7 +128,7 @@ def _profiles(trials: Sequence[LoadedTrial], folder: Path) -> tuple[list[tuple[s
     for trial in trials:
         if trial.trial.kind != "profile":
             continue
-        name = f"{trial.trial.implementation}, batch {tables.batch(trial.row)}, {tables.devices(trial.row)}"
+        name = f"{trial.row['implementation']}, {tables.place(trial.row)}"
         name = f"{name}, {trial.trial.profiler}"
         if not trial.directory.profile.is_dir():
             why = f"{trial.row['status']}: {trial.row.get('reason') or 'nothing was written'}"

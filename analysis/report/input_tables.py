@@ -75,6 +75,7 @@ def _who() -> list[tables.Column]:
         tables.plain("implementation", "implementation"),
         tables.Column("model", tables.model, tables.model, False),
         tables.Column("data", tables.data, tables.data, False),
+        tables.plain("strategy", "strategy"),
         tables.Column("devices", lambda row: row["world_size"], tables.devices),
         tables.Column("batch", lambda row: row["micro_batch_size"], tables.batch),
     ]
@@ -86,4 +87,4 @@ def _interval(name: str, form: Any) -> tables.Column:
 
 
 def _place(row: Row) -> str:
-    return f"{row['implementation']} {tables.model(row)} batch {tables.batch(row)} on {tables.devices(row)}"
+    return f"{row['implementation']} {tables.model(row)} {tables.place(row)}"

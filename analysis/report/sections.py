@@ -9,12 +9,13 @@ from typing import Any
 from analysis.load import LoadedTrial
 from analysis.metrics.cautions import Caution
 from analysis.report import tables
+from analysis.strategy_labels import task_label
 
 Row = Mapping[str, Any]
 
 _MOST_NAMED = 3
 _MOST_RANK_TRIALS = 8
-_NOT_MEASURED = ("profile", "probe")
+_NOT_MEASURED = ("profile", "probe", "comm", "components")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +54,25 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
         return ", ".join(str(value) for value in sorted({getattr(value, name) for value in values}))
 
     data = sorted({tables.data(dataclasses.asdict(value)) for value in values})
+    tasks = sorted({task_label(value.task, value.task_options) for value in values})
+    lengths = ", ".join(sorted({tables.lengths(dataclasses.asdict(value)) for value in values}))
+    strategies = ", ".join(sorted({str(trial.row["strategy"]) for trial in shown}))
     others = _without_probes(trials)
     count = len(trials) - len(others)
     probes = f", and {count} probe{'s' if count > 1 else ''} of the largest batch" if count else ""
     statuses = [str(trial.row["status"]) for trial in others]
     tally = ", ".join(f"{statuses.count(name)} {name}" for name in dict.fromkeys(statuses))
     first = next((trial.environment for trial in trials if trial.environment), {})
+    if all(value.kind == "comm" for value in values):
+        names = ", ".join(sorted({str(dict(value.collective).get("name")) for value in values}))
+        measured = [("collectives", f"{names}, {listed('precision')}"), ("ranks", listed("world_size"))]
+        return [("machine", _machine(first)), *measured, ("trials", tally), ("software", _software(first))]
     rounds = len({value.round for value in values if value.kind != "train"}) or 1
     return [
         ("machine", _machine(first)),
-        ("model", f"BERT {listed('preset')}, sequences of {listed('seq_len')}, {listed('precision')}"),
-        ("task", f"{listed('task')}, data: {', '.join(data)}"),
-        ("implementations", f"{listed('implementation')} (strategy {listed('strategy')})"),
+        ("model", f"BERT {listed('preset')}, sequences of {lengths}, {listed('precision')}"),
+        ("task", f"{', '.join(tasks)}, data: {', '.join(data)}"),
+        ("implementations", f"{listed('implementation')} (strategy {strategies})"),
         ("swept", f"micro batch {listed('micro_batch_size')}; devices {listed('world_size')}"),
         ("trials", _count(len(others), tally, rounds) + probes),
         ("software", _software(first)),
@@ -160,8 +168,10 @@ def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
 
 def _short(trial: LoadedTrial) -> str:
     row = trial.row
-    profile = "profile of " if row["kind"] == "profile" else ""
-    return f"{profile}{tables.implementation(row)} batch {tables.batch(row)} on {tables.devices(row)}"
+    if row["kind"] == "comm":
+        return f"{row['collective'].get('name')} {row['precision']} on {tables.devices(row)}"
+    profile = {"profile": "profile of ", "components": "parts of "}.get(row["kind"], "")
+    return f"{profile}{tables.implementation(row)} {tables.place(row)}"
 
 
 def results(rows: Sequence[Row], ratios: Sequence[Row]) -> tables.Table:
@@ -220,6 +230,7 @@ def scaling_tables(scaling: Sequence[Row]) -> list[tables.Table]:
     columns = [
         tables.plain("scaling", "scaling"),
         tables.plain("implementation", "implementation"),
+        tables.plain("strategy", "strategy"),
         tables.Column("model", tables.model, tables.model, False),
         tables.Column(
             "devices", lambda row: row["world_size"], lambda r: f"{r['base_world_size']} → {r['world_size']}"
@@ -229,8 +240,17 @@ def scaling_tables(scaling: Sequence[Row]) -> list[tables.Table]:
         tables.measured("samples/s", "samples_per_second"),
         tables.measured("speed-up", "speedup", tables.ratio),
         tables.measured("efficiency", "efficiency", tables.percent),
+        tables.Column(
+            "95 % interval",
+            lambda row: row["efficiency_low"],
+            lambda row: tables.interval(row["efficiency_low"], row["efficiency_high"], tables.percent),
+            title=lambda row: f"over {row['rounds']} process{'es'[: 2 * (row['rounds'] != 1)]} per side",
+        ),
+        tables.measured("rounds", "rounds", tables.count),
         tables.plain("measured against", "basis"),
     ]
+    if any(row["nodes"] > 1 for row in scaling):
+        columns.insert(5, tables.measured("nodes", "nodes", tables.count))
     return [tables.build("scaling", tables.without_constant_model(columns, rows), rows)]
 
 

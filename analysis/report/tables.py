@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.load import measurement
+from analysis.strategy_labels import is_single
 from common.atomic import atomic_path
 
 if TYPE_CHECKING:
@@ -82,8 +83,9 @@ def _known(value: Any) -> bool:
 
 
 def devices(row: Row) -> str:
-    """Return "2 cpu"."""
-    return f"{row['world_size']} {row['device']}"
+    """Return "2 cpu", or "16 cuda on 2 nodes"."""
+    nodes = int(row.get("nodes") or 1)
+    return f"{row['world_size']} {row['device']}" + (f" on {nodes} nodes" if nodes > 1 else "")
 
 
 def batch(row: Row) -> str:
@@ -95,6 +97,29 @@ def batch(row: Row) -> str:
 def model(row: Row) -> str:
     """Return preset, precision and sequence length."""
     return f"{row['preset']} {row['precision']} seq {row['seq_len']}"
+
+
+def strategies_compete(rows: Sequence[Row]) -> bool:
+    """Whether rows differ in more than that one device needs no strategy."""
+    names = {str(row.get("strategy") or "") for row in rows}
+    recomputing = {name.endswith(" recomputing") for name in names}
+    return len(recomputing) > 1 or len([name for name in names if not is_single(name)]) > 1
+
+
+def names_strategies(rows: Sequence[Row]) -> bool:
+    """Whether a table of the rows has to name strategies: some compete, or one has options."""
+    return strategies_compete(rows) or any(" " in str(row.get("strategy") or "") for row in rows)
+
+
+def by(row: Row) -> str:
+    """Return " by fsdp" where the strategy is another than devices have by themselves, or has options; else ""."""
+    name = str(row.get("strategy") or "")
+    return "" if name in ("", "single", "ddp") else f" by {name}"
+
+
+def place(row: Row) -> str:
+    """Return "batch 8 on 2 cuda", and by which strategy where that does not go without saying."""
+    return f"batch {batch(row)} on {devices(row)}{by(row)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +182,11 @@ def data(row: Row) -> str:
     return f"{text}, all padded to {row.get('seq_len')}" if row.get("padding") == "fixed" else text
 
 
+def lengths(row: Row) -> str:
+    """Return how long a trial's sequences are: all alike, or up to a length where batches have their longest's."""
+    return f"{'at most ' if row.get('padding') == 'longest' else ''}{row['seq_len']}"
+
+
 def plain(heading: str, name: str) -> Column:
     """A column of text."""
     return Column(heading, lambda row: str(row.get(name) or ""), lambda row: str(row.get(name) or UNKNOWN), False)
@@ -214,6 +244,7 @@ def result_columns(ratios: Sequence[Row]) -> list[Column]:
         Column("implementation", implementation, implementation, False),
         Column("model", lambda row: model(row), model, False),
         Column("data", data, data, False),
+        plain("strategy", "strategy"),
         Column("devices", lambda row: row["world_size"], devices),
         Column("batch", lambda row: row["micro_batch_size"], batch),
         measured("samples/s", "samples_per_second"),
@@ -233,8 +264,10 @@ def result_columns(ratios: Sequence[Row]) -> list[Column]:
 
 
 def without_constant_model(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
-    """Leave the columns of model and data out where all rows have the same."""
+    """Leave columns of model and data out where all rows have the same, that of strategies where it says nothing."""
     same = {name for name, of in (("model", model), ("data", data)) if len({of(row) for row in rows}) == 1}
+    if any(column.heading == "strategy" for column in columns) and not names_strategies(rows):
+        same.add("strategy")
     return [column for column in columns if column.heading not in same]
 
 
@@ -253,6 +286,7 @@ def order(row: Row) -> tuple[Any, ...]:
         int(row["world_size"]),
         int(row["micro_batch_size"]),
         int(row["grad_accum_steps"]),
+        str(row.get("strategy") or ""),
         str(row["implementation"]),
         str(row.get("kind") or ""),
         str(row.get("data") or ""),

@@ -4,13 +4,17 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.load import LoadedTrial
 from analysis.metrics.regression import Comparison
 from analysis.report import tables
 from analysis.report.input_tables import input_lines
-from analysis.report.sections import shown_rows
+from analysis.report.sections import grouped_cautions, shown_rows
 from analysis.report.terminal import DEFAULT_WIDTH, printable, render
 
 Row = Mapping[str, Any]
+
+# Codes of cautions.
+_OF_MFU = ("peak_changed", "mfu_above_one")
 
 
 def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = DEFAULT_WIDTH) -> str:
@@ -36,6 +40,16 @@ def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = 
     return "\n".join([text, *lines])
 
 
+def peak_cautions(trials: Sequence[LoadedTrial], width: int = DEFAULT_WIDTH) -> str:
+    """Return the cautions about the measured peak: with it MFU may move against the speed; empty without any."""
+    groups = [group for group in grouped_cautions(trials, ()) if group.code in _OF_MFU]
+    lines = []
+    for group in groups:
+        where = f" ({group.where})" if group.where else ""
+        lines += _wrap(f"caution: MFU: {'; '.join(group.messages)}{where}; {group.remedy}", width)
+    return "\n".join(lines)
+
+
 def _failures(rows: Sequence[Row]) -> list[str]:
     """One line per trial without a result and its reason; equal ones once."""
     failed = [row for row in rows if row["status"] != "ok"]
@@ -48,7 +62,7 @@ def _failures(rows: Sequence[Row]) -> list[str]:
 
 
 def _place(row: Row, model: str = "") -> str:
-    return f"{tables.implementation(row)}{model} batch {tables.batch(row)} on {tables.devices(row)}"
+    return f"{tables.implementation(row)}{model} {tables.place(row)}"
 
 
 def _round(row: Row) -> int:
@@ -69,7 +83,7 @@ def _decisions(ratios: Sequence[Row]) -> list[str]:
             continue
         verdict = {"yes": "decided", "no": "decided: no difference"}.get(row["decided"], "not decided")
         lines.append(
-            f"{row['implementation']} batch {tables.batch(row)} on {tables.devices(row)}: "
+            f"{row['implementation']} {tables.place(row)}: "
             f"{row['throughput_ratio']:.2f} x {row['reference']} "
             f"({row['throughput_ratio_low']:.2f} to {row['throughput_ratio_high']:.2f}), {verdict}"
         )
@@ -85,10 +99,12 @@ def input_text(inputs: Sequence[Row], gaps: Sequence[Row], width: int = DEFAULT_
 def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
     """Return the table of a comparison of two runs, with the differences between them and the verdict."""
     several = len({tables.data(row) for row in comparison.rows}) > 1
+    competing = tables.names_strategies(comparison.rows)
     columns = [
         tables.Column("implementation", tables.implementation, tables.implementation, False),
         tables.Column("model", tables.model, tables.model, False),
         *([tables.Column("data", tables.data, tables.data, False)] if several else []),
+        *([tables.plain("strategy", "strategy")] if competing else []),
         tables.Column("devices", tables.devices, tables.devices, False),
         tables.Column("batch", lambda row: row["micro_batch_size"], tables.batch),
         tables.measured("old ms", "step_time_ms_a"),

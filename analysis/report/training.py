@@ -1,7 +1,7 @@
 """The part of a report about a training run: loss and learning rate over all attempts, evaluations, throughput."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from analysis.report import tables
 from analysis.report.answer import Answer, Figure
 from analysis.report.drawing import BLUE, GREEN, GREY, INK, ORANGE, PALE, STYLE, VERMILION, Picture, canvas, save
 from analysis.train_records import TrainRun, read_events
-from analysis.train_scores import Score, score, scores_in
+from analysis.train_scores import Score, in_words, loss_unit, score, scores_in
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ Array = npt.NDArray[np.float64]
 _SMOOTHED_SHARE = 0.02
 # The training loss in figures is the median of so many steps, because that of one is mostly chance.
 _LAST_STEPS = 10
+_BEST = ("checkpoint", "applied_steps", "score", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,12 @@ class _Told:
     resumes: list[int]
     attempts: list[dict[str, Any]]
     problems: list[str]
+    best: dict[str, Any]
+    """Best checkpoint of the run: applied_steps, score, value, checkpoint; empty where there is none."""
+    loss: str
+    """What the training loss is made of; empty where that is not known."""
+    pauses: list[list[int]] = field(default_factory=list)
+    """Of each attempt: when evaluations and checkpoints were done, Unix time in ns."""
 
 
 def training_part(run: TrainRun, trials: Sequence[LoadedTrial], folder: Path) -> TrainingPart | None:
@@ -72,7 +79,7 @@ def training_part(run: TrainRun, trials: Sequence[LoadedTrial], folder: Path) ->
 
 
 def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Told:
-    told = _Told([], [], [], [], [])
+    told = _Told([], [], [], [], [], {}, run.loss_label(attempts[-1].trial.task))
     try:
         told.curve.extend(run.read_curve())
     except InputError as error:
@@ -90,6 +97,12 @@ def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Told:
         evaluations = {step: row for step, row in evaluations.items() if not resumed or step <= resumed[0]}
         evaluations |= {event["applied_steps"]: event for event in events if event["event"] == "evaluated"}
         saved = [event for event in events if event["event"] == "saved"]
+        done = [event.get("time_ns") for event in events if event["event"] in ("evaluated", "saved")]
+        told.pauses.append([when for when in done if isinstance(when, int)])
+        if saved:
+            told.best.clear()
+            if saved[-1].get("best_checkpoint") is not None:
+                told.best.update({name: saved[-1].get(f"best_{name}") for name in _BEST})
         told.attempts.append(
             {
                 "attempt": attempt.trial.round + 1,
@@ -104,7 +117,9 @@ def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Told:
                 "reason": attempt.row.get("reason") or "",
             }
         )
-    told.evaluations.extend(_evaluation(row) for _, row in sorted(evaluations.items()))
+    for step, row in sorted(evaluations.items()):
+        is_best = step == told.best.get("applied_steps")
+        told.evaluations.append({**_evaluation(row), "checkpoint": told.best["checkpoint"] if is_best else ""})
     return told
 
 
@@ -134,6 +149,8 @@ def _evaluations_table(rows: Sequence[Row]) -> tables.Table:
         *(tables.measured(_heading(known), name, _form(known)) for name, known in _scores(rows).items()),
         tables.measured("samples", "samples", tables.count),
     ]
+    if any(row["checkpoint"] for row in rows):
+        columns.append(tables.plain("best checkpoint", "checkpoint"))
     return tables.build("evaluations", columns, rows)
 
 
@@ -161,7 +178,7 @@ def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
     headline = f"BERT-{last.preset} was trained for {made:,} of {total:,} steps of {batch} samples."
     figures: list[Figure] = []
     if told.curve:
-        figures.append(_training_loss(_column(told.curve, "loss"), _sum_of(last.task)))
+        figures.append(_training_loss(_column(told.curve, "loss"), told.loss))
     if told.evaluations:
         found = told.evaluations[-1]
         after = f"after step {found['applied_steps']:,}"
@@ -177,6 +194,12 @@ def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
     count = len(attempts)
     again = len(told.resumes) or "none"
     sentences = [f"It took {count} attempts, {again} of which resumed from a checkpoint."] if count > 1 else []
+    if told.best and told.best["value"] is not None:
+        best = told.best
+        reached = in_words(str(best["score"]), float(best["value"]))
+        sentences.append(
+            f"The best checkpoint is {best['checkpoint']}: {reached} after step {best['applied_steps']:,}."
+        )
     ended = told.attempts[-1]
     if ended["status"] != "ok":
         sentences.insert(0, f"The last attempt ended as {ended['status']}: {ended['reason'] or 'it left no reason'}.")
@@ -190,7 +213,7 @@ def _training_loss(losses: Array, sum_of: str) -> Figure:
     return Figure(
         "training loss",
         tables.fine(np.nanmedian(last)),
-        f"nats, {sum_of}{', ' * bool(sum_of)}median of the last {len(last)} steps",
+        ", ".join(filter(None, [loss_unit(sum_of), sum_of, f"median of the last {len(last)} steps"])),
     )
 
 
@@ -200,12 +223,12 @@ def _draw(folder: Path, attempts: Sequence[LoadedTrial], told: _Told) -> tuple[P
     drawn = []
     with matplotlib.rc_context(STYLE):
         if told.curve:
-            drawn.append(_loss(folder / "loss.png", told, _sum_of(attempts[-1].trial.task)))
+            drawn.append(_loss(folder / "loss.png", told, told.loss))
             drawn.append(_learning_rate(folder / "learning_rate.png", told))
         if len(told.evaluations) > 1 and _shares(told.evaluations):
             drawn.append(_accuracy(folder / "evaluation.png", told))
         if any(attempt.steps for attempt in attempts):
-            drawn.append(_throughput(folder / "training_throughput.png", attempts))
+            drawn.append(_throughput(folder / "training_throughput.png", attempts, told))
     return tuple(drawn)
 
 
@@ -229,9 +252,12 @@ def _mark_resumes(axis: "Axes", told: _Told) -> None:
         axis.axvline(step, color=GREY, linewidth=0.9, linestyle=":", label="resumed" if number == 0 else None)
 
 
-def _sum_of(task: str) -> str:
-    """What the training loss is made of."""
-    return {"pretrain": "MLM + NSP", "squad": "mean of start and end"}.get(task, "")
+def _count_steps(axis: "Axes") -> None:
+    """There is nothing between two steps."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_xlabel("step")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _in_brackets(words: str) -> str:
@@ -242,7 +268,7 @@ def _held_out_losses(evaluations: Sequence[Row], sum_of: str) -> dict[str, Array
     """The curves of the held-out losses by label: what the training loss is compared with first, then parts of it."""
     losses = {name: known for name, known in _scores(evaluations).items() if known.unit == "nats"}
     found = {}
-    if sum_of and len(losses) > 1:
+    if "+" in sum_of and len(losses) > 1:
         found[f"held-out loss{_in_brackets(sum_of)}"] = sum(
             (_column(evaluations, name) for name in losses), start=np.zeros(len(evaluations))
         )
@@ -260,8 +286,8 @@ def _loss(path: Path, told: _Told, sum_of: str) -> Picture:
         after = _column(told.evaluations, "applied_steps")
         axis.plot(after, held_out, color=colour, marker="o", markersize=4, linewidth=1, label=label)
     _mark_resumes(axis, told)
-    axis.set_xlabel("step")
-    axis.set_ylabel("loss (nats)")
+    _count_steps(axis)
+    axis.set_ylabel(f"loss{_in_brackets(loss_unit(told.loss))}")
     axis.legend(loc="best", fontsize=8.5)
     save(figure, path)
     caption = "One curve over all attempts: steps made again after a resume replace the earlier ones."
@@ -272,7 +298,7 @@ def _learning_rate(path: Path, told: _Told) -> Picture:
     figure, (axis,) = canvas(5.2, 3.2)
     axis.plot(_column(told.curve, "applied_steps"), _column(told.curve, "learning_rate"), color=GREEN, linewidth=1.8)
     _mark_resumes(axis, told)
-    axis.set_xlabel("step")
+    _count_steps(axis)
     axis.set_ylabel("learning rate")
     axis.set_ylim(bottom=0)
     save(figure, path)
@@ -289,9 +315,13 @@ def _accuracy(path: Path, told: _Told) -> Picture:
         axis.plot(steps, values, color=colour, marker="o", markersize=4, label=known.label)
     if "nsp_accuracy" in shares:
         axis.axhline(50, color=INK, linewidth=0.8, linestyle=":", label="NSP by chance")
-    axis.set_xlabel("step")
+    if told.best:
+        axis.axvline(
+            float(told.best["applied_steps"]), color=INK, linewidth=0.9, linestyle="--", label="best checkpoint"
+        )
+    _count_steps(axis)
     axis.set_ylabel("held-out scores (%)")
-    axis.set_ylim(0, 100)
+    axis.set_ylim(min(0.0, axis.get_ylim()[0]), 100)
     axis.legend(loc="best", fontsize=8.5)
     save(figure, path)
     return Picture(path, "Held-out scores", "What the evaluations found, on data that is not trained on.", half=True)
@@ -303,21 +333,25 @@ def _shares(evaluations: Sequence[Row]) -> dict[str, Score]:
     return {name: known for name, known in found.items() if known.unit in ("fraction", "percent") and known.headline}
 
 
-def _throughput(path: Path, attempts: Sequence[LoadedTrial]) -> Picture:
+def _throughput(path: Path, attempts: Sequence[LoadedTrial], told: _Told) -> Picture:
     figure, (axis,) = canvas(10.6, 3.2)
     curves: list[tuple[Array, Array]] = []
+    breaks: list[npt.NDArray[np.int64]] = []
     before = 0.0
-    for attempt in attempts:
+    for attempt, pauses in zip(attempts, told.pauses, strict=True):
         rows = [row for row in attempt.steps if row["end_ns"] is not None and row["samples"] is not None]
         if rows:
             own = np.array([(row["end_ns"] - rows[0]["start_ns"]) / 1e9 for row in rows], dtype=np.float64)
             rates = np.array([1000 * row["samples"] / row["step_time_ms"] for row in rows], dtype=np.float64)
             curves.append((before + own, rates))
+            # What came before a step was told of before it began.
+            breaks.append(np.unique(np.searchsorted([row["start_ns"] for row in rows], pauses)))
             before += own[-1]
     unit, seconds = ("h", 3600.0) if before > 7200 else ("min", 60.0) if before > 120 else ("s", 1.0)
+    dot = _dot_size(sum(len(rates) for _, rates in curves))
     for number, (times, rates) in enumerate(curves):
-        axis.plot(times / seconds, rates, linestyle="none", marker=".", markersize=2, color=PALE)
-        axis.plot(times / seconds, running_median(rates), color=BLUE, linewidth=1.5)
+        axis.plot(times / seconds, rates, linestyle="none", marker=".", markersize=dot, color=GREY, alpha=0.6)
+        axis.plot(*_broken(times / seconds, running_median(rates), breaks[number]), color=BLUE, linewidth=1.5)
         if number:
             axis.axvline(curves[number - 1][0][-1] / seconds, color=GREY, linewidth=0.9, linestyle=":")
     axis.set_xlabel(f"time in the loop, attempt after attempt ({unit})")
@@ -326,3 +360,14 @@ def _throughput(path: Path, attempts: Sequence[LoadedTrial]) -> Picture:
     save(figure, path)
     caption = "Every step, and the running median; gaps are evaluations and checkpoints, dotted lines new attempts."
     return Picture(path, "Throughput over time", caption)
+
+
+def _dot_size(count: int) -> float:
+    """The size of a dot of one step, in points: each is seen where they are few, and they make no blot where many."""
+    return float(np.clip(60 / np.sqrt(max(1, count)), 1.5, 6))
+
+
+def _broken(times: Array, values: Array, breaks: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+    """Return a curve with a gap before each of these places, which a line does not cross."""
+    inner = breaks[(breaks > 0) & (breaks < len(times))]
+    return np.insert(times, inner, np.nan), np.insert(values, inner, np.nan)

@@ -34,6 +34,8 @@ _DASHES = ("-", (0, (4, 2.5)), (0, (1.2, 1.6)), (0, (6, 2, 1.2, 2)))
 _WIDTHS = (3.6, 1.7)
 _FEWEST_SMOOTHED = 100
 _MOST_SCORES = 2
+# More curves have shorter labels, and their times there.
+_MOST_IN_WORDS = 4
 
 
 def draw_comparison(path: Path, comparison: TrainingComparison, title: str = "", note: str = "") -> Path | None:
@@ -59,7 +61,9 @@ def draw_comparison(path: Path, comparison: TrainingComparison, title: str = "",
         progress.set_title(short_label(title) or "Progress against time")
         losses.set_title("Loss and learning rate: the same curve?")
         handles, names = losses.get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside upper left", ncols=1 if len(names) < 4 else 2, fontsize=8.5)
+        figure.legend(
+            handles, names, loc="outside upper left", ncols=1 if len(names) <= _MOST_IN_WORDS else 2, fontsize=8.5
+        )
         if note:
             figure.supxlabel(note, fontsize=8, color=NOTE, x=0.01, ha="left")
         save(figure, path)
@@ -67,7 +71,7 @@ def draw_comparison(path: Path, comparison: TrainingComparison, title: str = "",
 
 
 def variant_label(strategy: str, devices: int, device: str | None) -> str:
-    """Return a variant in words: "ddp on 2 GPUs", "single on 1 CPU process"."""
+    """Return a strategy on its devices in words: "ddp on 2 GPUs", "single on 1 CPU process"."""
     kind = {"cuda": "GPU"}.get(device or "", "CPU process")
     return f"{strategy} on {devices} {kind}{('es' if kind.endswith('s') else 's') if devices > 1 else ''}"
 
@@ -83,18 +87,33 @@ def scores_text(curve: VariantCurve) -> str:
     return ", ".join(in_words(name, curve.scores[name]) for name in names[:_MOST_SCORES])
 
 
-def _label(curve: VariantCurve) -> str:
+def _label(curve: VariantCurve, comparison: TrainingComparison) -> str:
     row = curve.row
+    rows = [other.row for other in comparison.curves]
+    differ = {name: len({other[name] for other in rows}) > 1 for name in ("implementation", "precision")}
     words = variant_label(row["strategy"], row["devices"], row["device"])
+    words = ", ".join([*([row["implementation"]] if differ["implementation"] else []), words])
+    words += f", {row['precision']}" if differ["precision"] else ""
     scores = scores_text(curve)
     speed = "" if row["samples_per_second"] is None else f", {tables.number(row['samples_per_second'])} samples/s"
+    if len(comparison.curves) > _MOST_IN_WORDS:  # the table has the scores
+        return f"{words}{speed}{_end(curve)}"
     return f"{words}: {scores}{speed}" if scores else f"{words}{speed}"
 
 
-def _styles(number: int) -> dict[str, Any]:
+def _end(curve: VariantCurve) -> str:
+    """When the last step ended, where that is known."""
+    if not np.isfinite(curve.seconds).any():
+        return ""
+    return f", {tables.number(float(np.nanmax(curve.seconds)))} s"
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """How a line is drawn; no two of the first 32 look alike: each round of the colours moves the dashes on by one."""
+    again, colour = divmod(number, len(_COLOURS))
     return {
-        "color": _COLOURS[number % len(_COLOURS)],
-        "linestyle": _DASHES[number % len(_DASHES)],
+        "color": _COLOURS[colour],
+        "linestyle": _DASHES[(colour + again) % len(_DASHES)],
         "linewidth": _WIDTHS[min(number, 1)],
     }
 
@@ -116,9 +135,11 @@ def _progress(axis: "Axes", comparison: TrainingComparison) -> None:
             continue
         known = np.isfinite(curve.seconds)
         times, percents = curve.seconds[known] / seconds, curve.percent[known]
-        style = {**_styles(number), "linewidth": 2.0}
+        style = {**line_style(number), "linewidth": 2.0}
         axis.plot([0, *times], [0, *percents], **style)
         axis.plot(times[-1], percents[-1], marker="o", color=style["color"], markersize=5, clip_on=False)
+        if len(comparison.curves) > _MOST_IN_WORDS:
+            continue
         end, place = f"{tables.number(times[-1])} {unit}", (7, 3 if number % 2 == 0 else -11)
         axis.annotate(end, (times[-1], percents[-1]), place, textcoords="offset points", fontsize=8.5)
     axis.set_ylim(0, 108)
@@ -135,12 +156,12 @@ def _losses(axis: "Axes", comparison: TrainingComparison) -> None:
     rates = axis.twinx()
     smoothed = max(len(curve.loss) for curve in comparison.curves) >= _FEWEST_SMOOTHED
     for number, curve in enumerate(comparison.curves):
-        style = _styles(number)
+        style = line_style(number)
         loss = running_median(curve.loss) if smoothed else curve.loss
         if smoothed:
             axis.plot(curve.percent, curve.loss, color=style["color"], linewidth=0.6, alpha=0.25)
         style["alpha"] = 0.45 if number == 0 and len(comparison.curves) > 1 else 1.0
-        axis.plot(curve.percent, loss, **style, label=_label(curve))
+        axis.plot(curve.percent, loss, **style, label=_label(curve, comparison))
         rates.plot(curve.percent, curve.learning_rate, **{**style, "linewidth": 0.6 * style["linewidth"]})
     axis.set_xlim(0, 100)
     axis.set_xlabel(_percent_of(comparison))

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from analysis.metrics.training_comparison import COLUMNS, FINISHED, TrainingComparison
@@ -13,17 +13,24 @@ from analysis.train_scores import score
 Row = Mapping[str, Any]
 
 _GAP = "   "
+_MOST_BESIDE = 4
 
 
 def comparison_text(comparison: TrainingComparison) -> str:
-    """Return the comparison as lines of text: a column per variant, a line per figure that any of them has."""
+    """Return the comparison as lines of text: a column per variant, a line per figure that any of them has.
+
+    More variants than fit beside each other have a line each, with the figures that decide.
+    """
     rows = comparison.rows
-    lines = [("", [f"{row['strategy']} x {row['devices']}" for row in rows])]
+    if len(rows) > _MOST_BESIDE:
+        return _rows_text(comparison)
+    lines = [("", row_names(rows))]
     for label, value in _FIGURES:
         cells = [value(row) for row in rows]
         if any(cells):
             lines.append((label, [cell or tables.UNKNOWN for cell in cells]))
-    place = next((at for at, (label, _) in enumerate(lines) if label.startswith("all-reduce")), len(lines))
+    behind = ("communication", "all-reduce")
+    place = next((at for at, (label, _) in enumerate(lines) if label.startswith(behind)), len(lines))
     lines[place:place] = _scores(comparison)
     widths = [max(len(cells[number]) for _, cells in lines) for number in range(len(rows))]
     widest = max(len(label) for label, _ in lines)
@@ -42,8 +49,47 @@ def comparison_csv(comparison: TrainingComparison) -> str:
     table.writerow([*COLUMNS, *(f"score_{name}" for name in names)])
     for row in comparison.rows:
         values = [*(row[name] for name in COLUMNS), *(row["scores"].get(name) for name in names)]
-        table.writerow(["" if value is None else value for value in values])
+        table.writerow([_cell(value) for value in values])
     return text.getvalue()
+
+
+def row_names(rows: Sequence[Row]) -> list[str]:
+    """Return a name for each variant, such as "ddp x 2": implementation and precision where they are not all alike."""
+    names = []
+    for row in rows:
+        words = [f"{row['strategy']} x {row['devices']}"]
+        words[:0] = [row["implementation"]] if len({other["implementation"] for other in rows}) > 1 else []
+        if len({other["precision"] for other in rows if other["precision"]}) > 1:
+            words.append(row["precision"] or tables.UNKNOWN)
+        names.append(" ".join(words))
+    return names
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return " ".join("" if item is None else str(item) for item in value)
+    return "" if value is None else value
+
+
+def _rows_text(comparison: TrainingComparison) -> str:
+    """A line per variant, a column per figure that any of them has."""
+    rows = comparison.rows
+    columns = [("", row_names(rows))]
+    for heading, form in _COLUMN_FIGURES:
+        cells = [form(row) for row in rows]
+        if any(cells):
+            columns.append((heading, [cell or tables.UNKNOWN for cell in cells]))
+    columns += _scores(comparison)
+    widths = [max(len(heading), *(len(cell) for cell in cells)) for heading, cells in columns]
+    lines = [[heading for heading, _ in columns], *zip(*(cells for _, cells in columns), strict=True)]
+    text = []
+    for line in lines:
+        first, *others = (
+            f"{cell:<{width}}" if place == 0 else f"{cell:>{width}}"
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        text.append(printable("  ".join([first, *others])).rstrip())
+    return "\n".join(text)
 
 
 def _scores(comparison: TrainingComparison) -> list[tuple[str, list[str]]]:
@@ -97,8 +143,33 @@ def _hidden(row: Row) -> str:
     return f"{exposed} + {hidden}"
 
 
+def _ranks_losses(row: Row) -> str:
+    losses = row["loss_per_rank"]
+    return "" if losses is None else " ".join(tables.UNKNOWN if loss is None else f"{loss:.4f}" for loss in losses)
+
+
+def _memory(row: Row) -> str:
+    if row["peak_memory_bytes"] is None:
+        return ""
+    kind = {"resident set": "RSS", "device allocator": "GPU"}.get(row["peak_memory_kind"] or "", "")
+    return f"{tables.size(row['peak_memory_bytes'])} {kind}".rstrip()
+
+
+def _exposed(row: Row) -> str:
+    if row["communication_exposed_share"] is None:
+        return ""
+    base = "" if row["profiled_step_ms"] is None else f" of {tables.fine(row['profiled_step_ms'])}"
+    share = tables.percent(row["communication_exposed_share"])
+    return f"{tables.fine(row['communication_exposed_ms'])}{base} ms ({share})"
+
+
+_LAST_LOSS = _known("last_loss", lambda value: f"{value:.4f}")
+
 _FIGURES: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("training", lambda row: str(row["status"])),
+    ("parameters", _known("parameters", lambda value: f"{value:,}")),
+    ("precision", _known("precision", str)),
+    ("the processes talk through", _known("backend", str)),
     ("threads per process", _known("threads_per_rank", tables.count)),
     ("global batch = micro batch x accumulation x devices", _batch),
     ("steps", _steps),
@@ -106,11 +177,31 @@ _FIGURES: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("time with evaluations and checkpoints, s", _known("loop_seconds", tables.fine)),
     ("median step, ms", _known("step_time_ms", tables.fine)),
     ("samples/s", _known("samples_per_second", tables.fine)),
-    ("times the first", _known("speedup", tables.fine)),
-    ("time saved", _saved),
-    ("peak memory of a process", _known("peak_memory_bytes", tables.size)),
-    ("last loss", _known("last_loss", lambda value: f"{value:.4f}")),
+    ("time of an epoch at that rate, s", _known("epoch_seconds", tables.fine)),
+    ("throughput ratio, to the first", _known("speedup", tables.fine)),
+    ("time saved, against the first", _saved),
+    ("peak memory of a process", _memory),
+    ("last loss, mean of the processes", _LAST_LOSS),
+    ("  each process's own", _ranks_losses),
     ("greatest difference of the loss from the first", _difference),
-    ("all-reduce, share of a step", _known("all_reduce_share", tables.percent)),
+    ("communication exposed, of a profiled step", _exposed),
+    ("all-reduce alone, share of a profiled step", _known("all_reduce_share", tables.percent)),
     ("  of it exposed + hidden by computation", _hidden),
+)
+
+_COLUMN_FIGURES: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("training", lambda row: str(row["status"])),
+    ("backend", _known("backend", str)),
+    ("parameters", _known("parameters", lambda value: f"{value:,}")),
+    ("batch", _batch),
+    ("steps", _steps),
+    ("time, s", _known("step_seconds", tables.fine)),
+    ("epoch, s", _known("epoch_seconds", tables.fine)),
+    ("samples/s", _known("samples_per_second", tables.fine)),
+    ("throughput ratio", _known("speedup", tables.fine)),
+    ("time saved", _saved),
+    ("exposed of a profiled step", _exposed),
+    ("peak memory", _memory),
+    ("last loss", _LAST_LOSS),
+    ("of each process", _ranks_losses),
 )

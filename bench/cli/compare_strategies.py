@@ -1,6 +1,5 @@
 """`bertbench compare-strategies TASK`: the same training on one device and on several, as one table and one picture."""
 
-import dataclasses
 import json
 import signal
 import sys
@@ -11,14 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bench.cli.options import parse, request_of, run_folder
+from analysis.records import PRECISIONS
+from bench.cli.options import parse, parse_known, request_of, run_folder
 from bench.cli.progress import note, show_progress
-from bench.cli.train import TrainOptions
+from bench.cli.train_options import TrainOptions
 from bench.cli.train_progress import TrainProgress
 from bench.comparison import (
     PlannedVariant,
     Variant,
     check_comparable,
+    combinations,
     plan_variant,
     profile_variants,
     remarks,
@@ -26,11 +27,11 @@ from bench.comparison import (
     variants,
 )
 from bench.devices import Devices, find_devices
+from bench.implementations import OURS, TRAININGS
 from bench.plan import AUTO
 from bench.stop import StopRequest
 from bert.strategies import STRATEGIES
 from bert.tasks import TASKS
-from bert.training.settings import TrainSettings
 from common import locks
 from common.atomic import write_text
 from common.errors import UsageError
@@ -39,24 +40,30 @@ from common.registry import lookup
 if TYPE_CHECKING:
     from analysis.metrics.training_comparison import TrainingComparison
 
+# Of the caption: more lines would leave no room for the picture.
+_MOST_SHARES = 2
 _OUT_HELP = "Folder of the comparison; a call with the same folder continues it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareStrategiesOptions:
-    """Train the same thing with every strategy on every number of devices, with the same global batch, seed and data;
-    then say what changed: time, samples/s, losses step by step, scores, the share of all-reduce.
+    """Train the same thing by every strategy, on every number of devices, in every precision, by every implementation,
+    with the same global batch, seed and data; then say what changed: time, samples/s, losses, scores, communication.
 
     It takes the options of `bertbench train TASK` too, for all variants alike. Give --global-batch-size to be sure of
     it, and --dropout 0 to see that the losses are the same: each process draws its own.
     """
 
-    task: tyro.conf.Positional[str]
+    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")]
     """What is trained, as in `bertbench train`; its other options are taken too."""
     devices: tuple[int, ...] = (1, 2)
     """Numbers of devices, one process each; on a CPU the processes share the cores."""
     strategies: tuple[str, ...] = (AUTO,)
-    """single ddp; auto: single on one device, ddp on several."""
+    """single ddp fsdp deepspeed horovod dp; auto: single on one device, ddp on several."""
+    precisions: tuple[str, ...] = (AUTO,)
+    """fp32 tf32 bf16 fp16; auto: what --precision says, else bf16 where in hardware, else fp32."""
+    implementations: tuple[str, ...] = (OURS,)
+    """Whose model and loop train: bertbench hf-trainer."""
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/strategies")
     profile_steps: int = 3
     """Steps of each variant with several devices under the PyTorch profiler, after all training; 0: no profile."""
@@ -67,6 +74,10 @@ class CompareStrategiesOptions:
         """Refuse names that do not exist and numbers that mean nothing."""
         for name in self.strategies:
             lookup({AUTO: "", **STRATEGIES}, name, "strategy")
+        for name in self.precisions:
+            lookup(dict.fromkeys((AUTO, *PRECISIONS)), name, "precision")
+        for name in self.implementations:
+            lookup(TRAININGS, name, "implementation of training runs")
         if any(count < 1 for count in self.devices):
             raise UsageError(f"--devices {' '.join(map(str, self.devices))}: each number must be at least 1")
         if self.profile_steps < 0:
@@ -81,27 +92,36 @@ def main(argv: list[str]) -> int:
     with StopRequest() as stop:
         options, rest = _options(argv)
         out = run_folder(options.out)
-        chosen = variants(options.strategies, options.devices)
+        axes = options.strategies, options.devices, options.precisions, options.implementations
+        chosen = variants(*axes)
+        for absent in combinations(*axes):
+            if absent.impossible:
+                note(f"{absent.name} is left out: {absent.impossible}")
         trainings = {variant: _train_options(options, variant, rest, out) for variant in chosen}
         first = trainings[chosen[0]]
         stop.limit(first.max_seconds)
         devices = find_devices(first.device)
         planned = [
-            plan_variant(variant, out, own.phase, _given(own), _request(own), own.threads, devices)
+            plan_variant(variant, out, own.phase, own.given(), _request(own), own.threads, devices)
             for variant, own in trainings.items()
         ]
         check_comparable(planned, devices)
         with locks.locked(out, "another call", "wait for it, or choose another --out"):
-            if not _train(planned, devices, stop):
+            if not train_all(planned, devices, stop):
                 print(
                     f"stopped by {stop.why() or 'a signal to the ranks'}; the same command continues", file=sys.stderr
                 )
                 return 130 if stop.signal == signal.SIGINT else 0
     with locks.locked(out, "another call", "wait for it, or choose another --out"):
-        profiles = _profile(options, out, planned, devices)
-        comparison = _compare(planned, profiles)
-        document = _document(options, planned, devices, comparison)
-        _write(out, document, comparison)
+        document, comparison = _written(options, out, planned, devices, {})
+        if options.profile_steps:
+            try:
+                profiles = _profile(options, out, planned, devices)
+            except KeyboardInterrupt:
+                print(_text(out, document, comparison), file=sys.stderr if options.json else sys.stdout)
+                note("interrupted while profiling: the table is without communication; the same command adds it")
+                raise
+            document, comparison = _written(options, out, planned, devices, profiles)
     print(json.dumps(document, indent=2, allow_nan=False) if options.json else _text(out, document, comparison))
     _complain(comparison)
     return 3 if comparison.failed or any(row["profile_problem"] for row in comparison.rows) else 0
@@ -110,40 +130,34 @@ def main(argv: list[str]) -> int:
 def _options(argv: list[str]) -> tuple[CompareStrategiesOptions, list[str]]:
     """Return the options of the comparison, and the words that are options of the training."""
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
-        raise UsageError(f"compare-strategies needs a task: bertbench compare-strategies {' | '.join(TASKS)} [options]")
+        raise UsageError(f"a task is needed: bertbench compare-strategies {' | '.join(TASKS)} [options]")
     if not argv[0].startswith("-"):
         lookup(TASKS, argv[0], "task")
-    words = ["--strategies" if word == "--strategy" else word for word in argv]
-    options, rest = tyro.cli(
-        CompareStrategiesOptions,
-        args=words,
-        prog="bertbench compare-strategies",
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-        return_unknown_args=True,
-    )
-    return options, list(rest)
+    words = [_LISTS.get(word, word) for word in argv]
+    options, rest = parse_known(CompareStrategiesOptions, words, "bertbench compare-strategies")
+    return options, rest
+
+
+# The singular of a list means the same; --precision is the training's own, of all variants alike.
+_LISTS = {"--strategy": "--strategies", "--implementation": "--implementations"}
 
 
 def _train_options(options: CompareStrategiesOptions, variant: Variant, rest: Sequence[str], out: Path) -> TrainOptions:
     """Return what `bertbench train` would be told for a variant."""
     own = ["--strategy", variant.strategy, "--devices", str(variant.devices), "--out", str(out / variant.name)]
+    own += ["--precision", variant.precision] if variant.precision != AUTO else []
+    own += ["--implementation", variant.implementation]
     return parse(TrainOptions, [options.task, *rest, *own], "bertbench train")
-
-
-def _given(training: TrainOptions) -> dict[str, Any]:
-    """The options of a training that are fields of its settings."""
-    names = {field.name for field in dataclasses.fields(TrainSettings)} | {"epochs"}
-    return {field.name: getattr(training, field.name) for field in dataclasses.fields(training) if field.name in names}
 
 
 def _request(training: TrainOptions) -> dict[str, Any]:
     return {"command": "train", **request_of(training)}
 
 
-def _train(planned: Sequence[PlannedVariant], devices: Devices, stop: StopRequest) -> bool:
+def train_all(planned: Sequence[PlannedVariant], devices: Devices, stop: StopRequest) -> bool:
     """Train what is not done yet; return False when a stop was asked for before all were."""
     for number, item in enumerate(planned, start=1):
-        head = f"[{number}/{len(planned)}] {item.variant.name}"
+        head = f"[{number}/{len(planned)}] {item.run.path.name}"
         if stop.wanted():
             return False
         progress = TrainProgress(stop)
@@ -164,11 +178,23 @@ def _profile(
 ) -> dict[Variant, dict[str, Any]]:
     """Profile the variants whose training came to its end."""
     trained = [item for item in planned if (item.run.read_state() or {}).get("finished")]
-    if not options.profile_steps:
-        return {}
     request = {"command": "compare-strategies", **request_of(options)}
     progress = show_progress(options.json)
     return profile_variants(out, trained, options.profile_steps, request, devices, progress, note)
+
+
+def _written(
+    options: CompareStrategiesOptions,
+    out: Path,
+    planned: Sequence[PlannedVariant],
+    devices: Devices,
+    profiles: Mapping[Variant, Mapping[str, Any]],
+) -> tuple[dict[str, Any], "TrainingComparison"]:
+    """Compare what is there and write it; profiling, which takes minutes, may be cut short after."""
+    comparison = _compare(planned, profiles)
+    document = _document(options, planned, devices, comparison)
+    _write(out, document, comparison)
+    return document, comparison
 
 
 def _compare(planned: Sequence[PlannedVariant], profiles: Mapping[Variant, Mapping[str, Any]]) -> "TrainingComparison":
@@ -178,6 +204,7 @@ def _compare(planned: Sequence[PlannedVariant], profiles: Mapping[Variant, Mappi
         VariantRun(
             strategy=item.variant.strategy,
             devices=item.variant.devices,
+            implementation=item.variant.implementation,
             run=item.run,
             profile=profiles.get(item.variant, {}),
         )
@@ -219,29 +246,31 @@ def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparis
     settings = document["settings"]
     write_record(out / "comparison.json", document)
     write_text(out / "comparison.csv", comparison_csv(comparison))
-    words = (settings["task"], settings["preset"], settings["precision"], f"batch {settings['global_batch_size']:,}")
+    precisions = dict.fromkeys(row["precision"] for row in comparison.rows if row["precision"])
+    words = (settings["task"], settings["preset"], " and ".join(precisions), f"batch {settings['global_batch_size']:,}")
     draw_comparison(out / "comparison.png", comparison, ", ".join(words), _caption(document, comparison))
 
 
 def _caption(document: Mapping[str, Any], comparison: "TrainingComparison") -> str:
-    """The machine, what processes share, and all-reduce, in lines below the picture."""
+    """The machine, what processes share, and all collectives, in lines below the picture."""
+    from analysis.report.training_comparison_text import row_names
+
     shares = [
-        f"{row['strategy']} x {row['devices']}: all-reduce takes {100 * row['all_reduce_share']:.1f} % of a step, "
-        f"{100 * row['all_reduce_exposed_share']:.1f} % exposed"
-        for row in comparison.rows
-        if row["all_reduce_share"] is not None
-    ]
+        f"{name}: communication takes {100 * row['communication_share']:.1f} % of a profiled step, "
+        f"{100 * row['communication_exposed_share']:.1f} % exposed"
+        for name, row in zip(row_names(comparison.rows), comparison.rows, strict=True)
+        if row["communication_share"] is not None
+    ][:_MOST_SHARES]
     about = [document["device_name"] or "", *document["notes"][:1]]
     return "\n".join(filter(None, ["; ".join(filter(None, about)), "; ".join(shares)]))
 
 
 def _text(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> str:
-    from analysis.report.training_comparison_text import comparison_text
+    from analysis.report.training_comparison_text import comparison_text, row_names
 
     lines = [comparison_text(comparison), ""]
     lines += [f"note:    {remark}" for remark in document["notes"]]
-    for row in comparison.rows:
-        name = f"{row['strategy']} x {row['devices']}"
+    for name, row in zip(row_names(comparison.rows), comparison.rows, strict=True):
         lines += [f"caution: {name}: {found['message']}; {found['remedy']}" for found in row["cautions"]]
     written = ["comparison.json", "comparison.csv", *(["comparison.png"] if comparison.curves else [])]
     lines.append(f"written: {out}: {', '.join(written)}")
@@ -251,8 +280,9 @@ def _text(out: Path, document: Mapping[str, Any], comparison: "TrainingCompariso
 
 
 def _complain(comparison: "TrainingComparison") -> None:
-    for row in comparison.rows:
-        name = f"{row['strategy']} on {row['devices']}"
+    from analysis.report.training_comparison_text import row_names
+
+    for name, row in zip(row_names(comparison.rows), comparison.rows, strict=True):
         if row in comparison.failed:
             where = f"\n  its log: {row['log']}" if row["log"] else ""
             print(f"bertbench: {name} {row['status']}: {row['reason']}{where}", file=sys.stderr)

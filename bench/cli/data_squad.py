@@ -1,7 +1,5 @@
 """`bertbench data squad`: SQuAD's JSON to files of features."""
 
-import json
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +7,7 @@ import tyro
 
 from analysis.report.terminal import printable
 from bench.cli.options import parse
+from bench.cli.preparing import plain_words, show_features, with_casing_note
 from bench.cli.progress import show_stages
 from bert.data.squad.config import SquadConfig
 
@@ -40,19 +39,8 @@ def run(argv: list[str]) -> int:
     from bert.data.squad.prepare import prepare
 
     summaries = prepare(options.prepare, show_stages())
-    if options.json:
-        print(json.dumps([summary.to_json() for summary in summaries], indent=2))
-        return 0
-    for number, summary in enumerate(summaries):
-        print("\n" * (number > 0) + "\n".join(_lines(summary)))
-        for note in summary.notes:
-            print(f"note: {printable(note)}", file=sys.stderr)
+    show_features(with_casing_note(summaries, options.prepare), _lines, options.json)
     return 0
-
-
-def plain_words(argv: list[str]) -> list[str]:
-    """Return the words without --lower-case: the parser knows only the form that changes the default."""
-    return [word for word in argv if word != "--lower-case"]
 
 
 def _lines(summary: "SquadSummary") -> list[str]:

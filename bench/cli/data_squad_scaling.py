@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bench.cli.data_squad import plain_words
 from bench.cli.options import parse, run_folder
+from bench.cli.preparing import plain_words
 from bert.data.squad.config import SquadConfig, cpu_count
 from common.atomic import write_json, write_text
 
@@ -95,10 +95,10 @@ def _draw(options: SquadScalingOptions, found: "Scaling", path: Path) -> None:
     from analysis.report.squad_scaling_figures import ScalingPoint, draw_scaling
 
     points = [ScalingPoint(row.mode, row.workers, row.seconds, row.rounds, row.shares) for row in found.rows]
-    title = f"{options.input.name}, {found.questions:,} questions"
+    title = f"{found.questions:,} questions of {options.input.name}"
     note = (
-        f"{cpu_count()} CPUs. Work of several processes counts divided by their number; transfer: what is left, "
-        "which is handing over and waiting."
+        f"{cpu_count()} CPUs. The start of the processes is part of the time. Work of several counts divided by their "
+        "number; transfer: what is left, which is handing over and waiting."
     )
     draw_scaling(path, points, title, note)
 

@@ -4,7 +4,11 @@ from typing import Any
 
 from bench.cli.dispatch import dispatch, options_of
 
-_TASKS = {"squad": ("bench.cli.eval_squad", "official scores of SQuAD 1.1 and 2.0 predictions")}
+_TASKS = {
+    "squad": ("bench.cli.eval_squad", "official scores of SQuAD 1.1 and 2.0 predictions"),
+    "gap": ("bench.cli.eval_gap", "official scores of GAP, log loss, accuracy, by gender, distance and length"),
+    "glue": ("bench.cli.eval_glue", "the benchmark's scores of answers to a task of GLUE"),
+}
 
 
 def main(argv: list[str]) -> int:

@@ -4,7 +4,7 @@ import json
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,9 +58,11 @@ def run(argv: list[str]) -> int:
     from bert.squad.scores import score
 
     golds = read_golds(options.dataset)
-    predictions = read_predictions(options.predictions)
-    null_odds = None if options.na_prob is None else read_null_odds(options.na_prob)
+    notes: list[str] = []
+    predictions = read_predictions(options.predictions, notes)
+    null_odds = None if options.na_prob is None else read_null_odds(options.na_prob, notes)
     found = score(golds, predictions, null_odds, options.threshold)
+    found = replace(found, notes=(*found.notes, *notes))
     about = {"dataset": str(options.dataset), "predictions": str(options.predictions)}
     if not options.json:  # before anything is written: a full disk must not hide them
         print("\n".join(_lines(found, terminal_width())))
@@ -78,7 +80,12 @@ def _write(found: "Scores", about: dict[str, str], out: Path) -> list[Path]:
     from common.atomic import write_json
 
     write_json(out / SCORES_FILE, {**about, **found.to_json()})
-    pictures = [] if found.analysis is None else _draw(found, found.analysis, Path(about["predictions"]).name, out)
+    drawable = found.analysis is not None and found.analysis.null_odds
+    pictures = (
+        []
+        if found.analysis is None or not drawable
+        else _draw(found, found.analysis, Path(about["predictions"]).name, out)
+    )
     return [out / SCORES_FILE, *pictures]
 
 
@@ -130,10 +137,10 @@ def _notes(found: "Scores") -> list[str]:
         )
     if found.extra:
         notes.append(f"extra: {len(found.extra):,} prediction(s) for ids that no question has: {_ids(found.extra)}")
-    if found.analysis is not None and _answers_nothing(found):
+    if found.analysis is not None and (measures := _answer_nothing(found)):
         notes.append(
-            "No threshold does better than to answer no question at all: the official script then says threshold 0, "
-            "which is none to use; take one below every no-answer score."
+            f"No threshold gives a better {measures} than to answer no question at all: the official script then says "
+            "threshold 0, which is none to use; take one below every no-answer score."
         )
     if found.version == "2.0" and found.analysis is None:
         notes.append(
@@ -143,11 +150,16 @@ def _notes(found: "Scores") -> list[str]:
     return notes
 
 
-def _answers_nothing(found: "Scores") -> bool:
-    """Whether the best threshold is the one that the search for it begins with."""
+def _answer_nothing(found: "Scores") -> str:
+    """The measures, in words, whose best threshold is the one that the search for it begins with."""
     values = found.values
     unanswered = 100.0 * values.get("NoAns_total", 0) / values["total"]
-    return any(values[f"best_{name}_thresh"] == 0 and values[f"best_{name}"] == unanswered for name in ("exact", "f1"))
+    measures = {"exact": "exact match", "f1": "F1"}
+    return " or ".join(
+        said
+        for name, said in measures.items()
+        if values[f"best_{name}_thresh"] == 0 and values[f"best_{name}"] == unanswered
+    )
 
 
 def _ids(names: Sequence[str]) -> str:

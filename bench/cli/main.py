@@ -18,16 +18,23 @@ from common.redact import redact_text
 # name -> (module, one line of help); a module is imported when its command is called.
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("bench.cli.doctor", "what this machine is, which tools can run, the remedy for each lack"),
-    "data": ("bench.cli.data", "prepare inputs: `data pretrain` turns text into HDF5 shards"),
+    "data": ("bench.cli.data", "prepare and check inputs: `data pretrain` turns text into HDF5 shards"),
     "convert": ("bench.cli.convert", "turn a TensorFlow, Hugging Face or NVIDIA checkpoint into a folder of weights"),
-    "train": ("bench.cli.train", "train, resume and evaluate: `train pretrain` is BERT's two phases"),
-    "predict": ("bench.cli.predict", "answers of a trained model: `predict squad` writes predictions.json"),
-    "eval": ("bench.cli.eval", "official scores: `eval squad` scores predictions of SQuAD 1.1 and 2.0"),
+    "train": ("bench.cli.train", "train, resume, evaluate: pretraining, SQuAD, GAP, GLUE, CSV files of texts"),
+    "predict": ("bench.cli.predict", "what a trained model answers: `predict squad` writes predictions.json"),
+    "eval": ("bench.cli.eval", "official scores of predictions: SQuAD 1.1 and 2.0, GAP, GLUE"),
+    "results": ("bench.cli.results", "what a text classification has come to, from any of the files it left"),
     "compare-strategies": (
         "bench.cli.compare_strategies",
-        "one training on one device and on several: time, losses, scores, all-reduce",
+        "one training by strategies, precisions, implementations: time, losses, scores",
     ),
+    "compare-heads": ("bench.cli.compare_heads", "GAP with each head: validation loss and accuracy by epoch, time"),
+    "launch": ("bench.cli.launch", "run any program with torchrun on one node or several, with unequal GPU counts"),
+    "tune": ("bench.cli.tune", "search hyper-parameters: each trial is a training, laggards are pruned"),
+    "autotune": ("bench.cli.autotune", "find the fastest batch, strategy and memory trade by measuring a few of them"),
     "throughput": ("bench.cli.throughput", "sweep batch sizes, devices, precisions, implementations; measure each"),
+    "speed-of-light": ("bench.cli.speed_of_light", "the floor of a step, and what the measured step loses to what"),
+    "comm": ("bench.cli.comm", "measure all-reduce and its sisters alone, by size, as nccl-tests prints them"),
     "profile": ("bench.cli.profile", "run trials under a profiler for iterations [start, stop)"),
     "analyze": ("bench.cli.analyze", "say what a profile, a trace, a table of counters or a log shows"),
     "core-util": ("bench.cli.core_util", "use of FMA, FP16, Tensor and SFU cores from Nsight Compute's tables"),
@@ -36,9 +43,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "communication: overlapped, exposed, waiting, and what if it were free",
     ),
     "perfetto": ("bench.cli.perfetto", "write traces for ui.perfetto.dev, with steps, phases, exposed communication"),
+    "submit": ("bench.cli.submit", "render a job for Slurm, Kubernetes or AzureML, and hand it over"),
+    "collect": ("bench.cli.collect", "gather the run directories of several nodes into one"),
     "report": ("bench.cli.report", "make the HTML report of a run directory or of a profile"),
     "compare": ("bench.cli.compare", "hold two runs or two traces against each other; exit code 1 on a regression"),
 }
+
+_BEGIN_AGAIN = (
+    "doctor", "data csv", "convert", "predict", "eval", "results", "analyze", "core-util", "allreduce", "perfetto",
+    "submit", "collect", "report", "compare",
+)  # fmt: skip
+"""Commands that keep nothing of a call that did not end."""
 
 _USAGE = """usage: bertbench COMMAND [options]
 
@@ -81,7 +96,7 @@ def run(argv: list[str]) -> int:
         print(f"bertbench: {redact_text(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("bertbench: interrupted; what was finished is kept, the same command continues", file=sys.stderr)
+        print(f"bertbench: interrupted; {_after_interrupt(argv)}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
@@ -104,6 +119,13 @@ def _command(name: str) -> str:
     from common.registry import lookup
 
     return lookup(COMMANDS, name, "command")[0]
+
+
+def _after_interrupt(argv: list[str]) -> str:
+    """Say what is left of a command that was interrupted."""
+    if argv[0] in _BEGIN_AGAIN or " ".join(argv[:2]) in _BEGIN_AGAIN:
+        return "nothing unfinished is kept, the same command begins again"
+    return "what was finished is kept, the same command continues"
 
 
 def _interrupt(number: int, frame: types.FrameType | None) -> None:

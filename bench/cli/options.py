@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import types
+import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,21 +25,68 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
     Raises:
         UsageError: a value that the dataclass refuses.
     """
-    return tyro.cli(
-        options,
-        args=argv,
-        prog=program,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
+    with _optional_values():
+        return tyro.cli(
+            options,
+            args=argv,
+            prog=program,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        )
 
 
-def parse_task(options: type[T], argv: list[str], program: str) -> T:
-    """Like `parse`, for commands whose first word names a task and whose other options are those of a sweep."""
+def parse_known(options: type[T], argv: list[str], program: str) -> tuple[T, list[str]]:
+    """Like `parse`; return the words besides that are no options of it."""
+    with _optional_values():
+        found, rest = tyro.cli(
+            options,
+            args=argv,
+            prog=program,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+            return_unknown_args=True,
+        )
+    return found, list(rest)
+
+
+def _optional_values() -> tyro.constructors.ConstructorRegistry:
+    """Let an option that may be left out be shown, and given, as its value alone: INT, not {None}|INT."""
+    registry = tyro.constructors.ConstructorRegistry()
+    metavars = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
+
+    @registry.primitive_rule
+    def rule(
+        info: tyro.constructors.PrimitiveTypeInfo,
+    ) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+        kinds = [kind for kind in typing.get_args(info.type) if kind is not type(None)]
+        optional = info.type_origin in (typing.Union, types.UnionType) and len(kinds) < len(typing.get_args(info.type))
+        if not optional or len(kinds) != 1 or kinds[0] not in metavars:
+            return None
+        kind = kinds[0]
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar=metavars[kind],
+            instance_from_str=lambda words: kind(words[0]),
+            is_instance=lambda value: (
+                value is None or isinstance(value, kind) or (kind is float and type(value) is int)
+            ),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    return registry
+
+
+def given_names(argv: Sequence[str]) -> frozenset[str]:
+    """Return the names of the options that are on a command line, with underscores, without -- and no-."""
+    words = (word.partition("=")[0] for word in argv if word.startswith("--"))
+    return frozenset(word.removeprefix("--").replace("-", "_").removeprefix("no_") for word in words)
+
+
+def parse_task(options: type[T], argv: list[str], program: str, sweep: bool = True) -> T:
+    """Like `parse`, for commands whose first word names a task; with `sweep` the other options are those of a sweep."""
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
-        raise UsageError(f"{program} needs a task: {program} {' | '.join(TASKS)} [options]; see {program} --help")
+        raise UsageError(f"a task is needed: {program} {' | '.join(TASKS)} [options]; see {program} --help")
     if not argv[0].startswith("-"):
         lookup(TASKS, argv[0], "task")
-    return parse(options, [_alias(word) for word in argv], program)
+    return parse(options, [_alias(word) for word in argv] if sweep else argv, program)
 
 
 # The singular of a list option means the same.
@@ -67,7 +117,9 @@ def _plain(value: Any) -> Any:
 
 
 def run_folder(out: Path) -> Path:
-    """Return --out as an absolute path. Raises UsageError where it names the current folder."""
+    """Return --out as an absolute path. Raises UsageError where it names the current folder, or a file."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {str(out)!r} is a file: give a folder")
     if out.resolve() == Path.cwd():
         raise UsageError(f"--out {str(out)!r} is the current folder: give a folder of its own, such as runs/mine")
     return out.resolve()

@@ -4,7 +4,12 @@ from typing import Any
 
 from bench.cli.dispatch import dispatch, options_of
 
-_TASKS = {"squad": ("bench.cli.predict_squad", "answers to the questions of a features file")}
+_TASKS = {
+    "squad": ("bench.cli.predict_squad", "answers to the questions of a features file"),
+    "gap": ("bench.cli.predict_gap", "which of two names a pronoun means, and Kaggle's CSV"),
+    "classify": ("bench.cli.predict_classify", "labels of the texts of a CSV"),
+    "glue": ("bench.cli.predict_glue", "answers to a task of GLUE, in the files that its server takes"),
+}
 
 
 def main(argv: list[str]) -> int:

@@ -3,17 +3,17 @@
 import json
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from analysis.report.terminal import printable
-from analysis.train_records import TrainRun, is_train_run
 from bench.cli.options import parse, run_folder
+from bench.cli.predicting import Computing, best_of_run, identity_of, make_ready
 from bench.cli.progress import note, show_stages
-from bench.devices import find_devices
-from bench.plan import AUTO, resolve_precision
-from common.errors import UsageError
+from common.atomic import check_writable
 
 if TYPE_CHECKING:
     from bert.data.squad.features import SquadFeatures
@@ -42,19 +42,9 @@ class PredictSquadOptions:
     """Word pieces of an answer at most."""
     null_threshold: float = 0.0
     """SQuAD 2.0: the answer is "" where no answer scores higher than the best one by more than this."""
-    device: str = "auto"
-    """cpu cuda auto."""
-    precision: str = AUTO
-    """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
-    batch_size: int = 32
-    """Windows at a time."""
+    computing: Annotated[Computing, tyro.conf.arg(name="")] = field(default_factory=Computing)
     json: bool = False
     """Print the result as JSON, progress on stderr."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing; those of decoding are checked there."""
-        if self.batch_size < 1:
-            raise UsageError(f"--batch-size {self.batch_size} must be at least 1")
 
 
 OPTIONS = {"predict squad": PredictSquadOptions}
@@ -64,6 +54,7 @@ def run(argv: list[str]) -> int:
     """Run the command; 0 when the files are written."""
     options = parse(PredictSquadOptions, argv, "bertbench predict squad")
     out = run_folder(options.out)
+    from bert.data.feature_files import made_of
     from bert.data.squad.store import open_features, vocabulary_of
     from bert.squad.predictions import NBestOptions, decode
 
@@ -75,14 +66,17 @@ def run(argv: list[str]) -> int:
     features = open_features(options.features, "evaluation")
     vocabulary = vocabulary_of(options.features, features.settings, options.vocab)
     opened = _open_model(options, features)
+    check_writable(out)
     began = time.monotonic()
     logits = _logits(options, opened, features)
     seconds = time.monotonic() - began
     answers = decode(features, logits, vocabulary, wanted)
     written = answers.write(out)
+    dataset = made_of(options.features, "squad-evaluation", "input")
     found = {
         "checkpoint": str(opened.source),
         "features": str(options.features),
+        "dataset": None if dataset is None else str(dataset),
         "questions": len(answers.predictions),
         "windows": len(features),
         "seconds": seconds,
@@ -98,45 +92,23 @@ def run(argv: list[str]) -> int:
 
 def _open_model(options: PredictSquadOptions, features: "SquadFeatures") -> "Opened":
     from bert.predict import open_model
-    from bert.tasks.base import DataIdentity
     from bert.tasks.squad import SquadTask
 
-    settings = features.settings
-    data = DataIdentity(
-        source=str(options.features),
-        fingerprint=features.fingerprint,
-        vocab_size=settings.vocab_size,
-        vocabulary=settings.vocabulary,
-    )
-    return open_model(_best_of_run(options.checkpoint), SquadTask(), data, note)
-
-
-def _best_of_run(path: Path) -> Path:
-    """The best checkpoint of a run that knows one; else the path as it is."""
-    if not is_train_run(path):
-        return path
-    run = TrainRun(path)
-    best = ((run.read_state() or {}).get("best") or {}).get("checkpoint")
-    return run.checkpoints / best if best and (run.checkpoints / best).is_dir() else run.checkpoints
+    data = identity_of(options.features, features.fingerprint, features.settings)
+    return open_model(best_of_run(options.checkpoint), SquadTask(), data, note)
 
 
 def _logits(options: PredictSquadOptions, opened: "Opened", features: "SquadFeatures") -> "WindowLogits":
-    from bert.precision import Precision
     from bert.squad.logits import WindowLogits
-    from bert.strategies.single import SingleStrategy
     from bert.tasks.squad_evaluation import window_logits
 
-    devices = find_devices(options.device)
-    strategy = SingleStrategy()
-    strategy.setup(devices.kind)
-    precision = Precision(resolve_precision(options.precision, devices), devices.kind)
-    model = opened.model.to(strategy.device)
+    ready = make_ready(opened, options.computing)
     progress = show_stages()
 
     def told(done: int) -> None:
         progress("windows", done, len(features))
 
-    start, end = window_logits(model, features, strategy.device, precision, options.batch_size, told=told)
+    start, end = window_logits(ready.model, features, ready.device, ready.precision, ready.batch_size, told=told)
     offsets = features.input_ids.offsets
     return WindowLogits(start, end, offsets - offsets[0])
 
@@ -154,6 +126,8 @@ def _lines(found: dict[str, Any], answers: "Answers", features: "SquadFeatures")
         rows.append(("no span", f"{len(answers.without_spans):,} questions without any span that can be an answer"))
     rows += [("wrote", path) for path in found["written"]]
     lines = [f"{name:<11} {printable(str(text))}" for name, text in rows]
-    words = ["bertbench", "eval", "squad", "--dataset", "DEV.json", "--predictions", found["written"][-1]]
+    if found["dataset"] is None:
+        return lines
+    words = ["bertbench", "eval", "squad", "--dataset", found["dataset"], "--predictions", found["written"][-1]]
     odds = [path for path in found["written"] if path.endswith("null_odds.json")]
     return [*lines, f"next: {shlex.join([*words, *(['--na-prob', odds[0]] if odds else [])])}"]

@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     for trial in trials:
         profiler.check(trial)
     if any(trial.implementation != "bertbench" for trial in trials):
-        note("hf and hf-compiled make no ranges inside the model: steps and phases are marked, layers are not")
+        note("only bertbench makes ranges inside the model: of others steps and phases are marked, layers are not")
     run = RunDirectory(run_folder(options.out))
     request = {"command": "profile", **request_of(options)}
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)

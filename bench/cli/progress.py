@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from analysis.records import Trial
+from analysis.strategy_labels import strategy_label
 from bench.cli.download_progress import show_download
+from bench.plan import AUTO, resolve_strategy
 from bench.sweep import Progress
 
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ def note(text: str) -> None:
 
 def describe(trial: Trial) -> str:
     """Return a trial in a few words."""
+    place = f"on {trial.world_size} {'GPU' if trial.device == 'cuda' else 'CPU rank'}{'s'[: trial.world_size > 1]}"
+    if trial.kind == "comm":
+        again = [f"round {trial.round + 1}"] if trial.round else []
+        return " ".join([str(dict(trial.collective)["name"]), trial.precision, place, *again])
     words = [
         trial.implementation,
         *(["input only"] if trial.kind == "input" else []),
@@ -44,9 +50,10 @@ def describe(trial: Trial) -> str:
     ]
     if trial.grad_accum_steps > 1:
         words.append(f"x {trial.grad_accum_steps}")
-    words.append(
-        f"on {trial.world_size} {'GPU' if trial.device == 'cuda' else 'CPU rank'}{'s'[: trial.world_size > 1]}"
-    )
+    words.append(place)
+    name = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
+    if name != resolve_strategy(AUTO, trial.world_size):
+        words.append(f"by {name}")
     if trial.data.startswith("synthetic:") and trial.data_fingerprint:
         words.append("with made-up data")
     if trial.round:
@@ -57,6 +64,9 @@ def describe(trial: Trial) -> str:
 def _outcome(result: Mapping[str, Any]) -> str:
     if result["status"] != "ok":
         return f"{result['status']}: {result.get('reason', '')}"
+    if "peak_busbw_gb_s" in result:
+        wrong = f", {result['wrong']} elements WRONG" if result["wrong"] else ""
+        return f"{result['sizes']} sizes, busbw up to {result['peak_busbw_gb_s'] or 0:.3g} GB/s{wrong}"
     rate = result.get("samples_per_second")
     return "no step measured" if rate is None else f"{rate:.1f} samples/s"
 

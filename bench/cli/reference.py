@@ -79,14 +79,14 @@ def _fields(options: type) -> Iterator[tuple[str, str, str]]:
             assert isinstance(inner, type)
             yield from _fields(inner)
             continue
-        positional = any(
-            "positional" in str(marker).lower() for marker in getattr(hints[field.name], "__metadata__", ())
-        )
+        markers = getattr(hints[field.name], "__metadata__", ())
+        positional = any("positional" in str(marker).lower() for marker in markers)
         off = "no-" * (field.default is True)
-        name = field.name.upper() if positional else f"--{off}{field.name.replace('_', '-')}"
+        given = next((marker.name for marker in markers if getattr(marker, "name", None)), field.name)
+        name = field.name.upper() if positional else f"--{off}{given.replace('_', '-')}"
         yield (
             name,
-            "required" if positional and field.default != () else _default(field),
+            "required" if positional and field.default not in ((), None) else _default(field),
             meanings.get(field.name) or _help_text(hints[field.name]),
         )
 

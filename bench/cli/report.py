@@ -3,11 +3,13 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 from analysis.records import RunDirectory
 from bench.cli.options import parse
+from common.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,8 +24,17 @@ class ReportOptions:
     """Folder to write into. Of a run directory: its own report folder; of a profile: report-NAME in the current one."""
     price_per_hour: float | None = None
     """Price of the machine for one hour, for the cost columns of a run."""
+    project: tuple[int, ...] = ()
+    """Project a run with throughput and comm trials to so many devices."""
+    same_links: bool = False
+    """Project as if links between nodes were like those measured inside one."""
     json: bool = False
     """Print the path and the rows as JSON."""
+
+    def __post_init__(self) -> None:
+        """Refuse an assumption that nothing is based on."""
+        if self.same_links and not self.project:
+            raise UsageError("--same-links is about a projection: give --project and numbers of devices too")
 
 
 OPTIONS = {"report PATH": ReportOptions}
@@ -34,24 +45,40 @@ def main(argv: list[str]) -> int:
     options = parse(ReportOptions, argv, "bertbench report")
     from analysis.sources import is_run
 
-    return _of_run(options) if is_run(options.path) else _of_profile(options)
+    if is_run(options.path):
+        return _of_run(options)
+    if options.project:
+        raise UsageError(f"--project needs a run directory with throughput and comm trials, {options.path} is none")
+    return _of_profile(options)
 
 
 def _of_run(options: ReportOptions) -> int:
     from analysis.report.html import write_report
 
     run = RunDirectory(options.path)
-    path = write_report(run, options.price_per_hour, options.out)
-    if not options.json:
+    path = write_report(run, options.price_per_hour, options.out, options.project, options.same_links)
+    if not options.json and not options.project:
         print(path)
         return 0
     from analysis.load import load_run
+    from analysis.metrics.projection import project
     from analysis.metrics.regression import ratios_of
 
     trials = load_run(run, options.price_per_hour)
+    projected = project(trials, options.project, options.same_links) if options.project else []
+    if not options.json:
+        from analysis.report.comm_text import projection_text
+
+        print(f"{projection_text(projected)}\n{path}")
+        return 0
     rows = [dict(trial.row) for trial in trials]
-    print(json.dumps({"report": str(path), "rows": rows, "ratios": ratios_of(trials)}, indent=2, allow_nan=False))
+    shown = {"report": str(path), "rows": rows, "ratios": ratios_of(trials), **_projection(projected)}
+    print(json.dumps(shown, indent=2, allow_nan=False))
     return 0
+
+
+def _projection(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"projection": rows} if rows else {}
 
 
 def _of_profile(options: ReportOptions) -> int:

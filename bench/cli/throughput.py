@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +13,12 @@ import tyro
 from analysis.records import RunDirectory, write_record
 from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
 from bench.cli.progress import note, show_progress
-from bench.devices import Devices, find_devices
+from bench.devices import Devices, find_devices, free_memory_share
+from bench.inside import end_process, run_trial_inside
 from bench.launch import LaunchOptions
 from bench.plan import Sweep, expand
 from bench.sweep import locked, run_trials
+from bench.world import World, joined_world
 from common.errors import UsageError
 
 
@@ -25,6 +28,8 @@ class ThroughputOptions:
 
     sweep: Annotated[Sweep, tyro.conf.arg(name="")] = field(default_factory=Sweep)
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/throughput")
+    nodes: tuple[int, ...] = ()
+    """Nodes that its ranks must be on where `launch`, torchrun or a scheduler started it; by itself it is on one."""
     device: str = "auto"
     """cpu cuda auto."""
     timeout_seconds: float = 900.0
@@ -46,6 +51,8 @@ class ThroughputOptions:
 
     def __post_init__(self) -> None:
         """Refuse options that exclude each other."""
+        if any(number < 1 for number in self.nodes):
+            raise UsageError(f"--nodes {' '.join(map(str, self.nodes))}: every number must be at least 1")
         if self.input_only and (self.against_synthetic or self.max_batch_search):
             other = "--against-synthetic" if self.against_synthetic else "--max-batch-search"
             raise UsageError(
@@ -64,6 +71,12 @@ def main(argv: list[str]) -> int:
     """Run the command; 0 when every trial is ok, 3 when some are not."""
     options = parse_task(ThroughputOptions, argv, "bertbench throughput")
     devices = find_devices(options.device)
+    world = joined_world()
+    if world is None and max(options.nodes, default=1) > 1:
+        raise UsageError(_how_to_launch(argv, options.nodes))
+    if world is not None:
+        world.check_nodes(options.nodes)
+        end_process(_inside(options, devices, world))
     if devices.note and options.device == "auto" and not options.json:
         print(f"measuring on the CPU: {devices.note}", file=sys.stderr)
     run = RunDirectory(run_folder(options.out))
@@ -81,6 +94,54 @@ def main(argv: list[str]) -> int:
     return 0 if all(result["status"] == "ok" for result in results) else 3
 
 
+def _how_to_launch(argv: list[str], nodes: tuple[int, ...]) -> str:
+    """Say how several nodes are measured: the ranks of all of them are started first, one call per number of nodes."""
+    words = list(argv)
+    for option in ("--nodes", "--devices"):
+        if option in words:
+            begin = end = words.index(option)
+            end += 1
+            while end < len(words) and words[end].isdigit():
+                end += 1
+            del words[begin:end]
+    calls = "\n".join(
+        f"  bertbench launch --here-gpus G --other-gpus {'G ' * (count - 1)}--node-rank R --master-addr HOST -- "
+        f"bertbench throughput {shlex.join(words)} --nodes {count}"
+        for count in sorted(set(nodes))
+        if count > 1
+    )
+    alone = "; --nodes 1 is measured without a launcher" if 1 in nodes else ""
+    return (
+        f"--nodes {' '.join(map(str, nodes))}: this command starts ranks on its own node alone. Start it on every "
+        f"node, once for each number of nodes and with the same --out{alone}. R is the node's rank, G are GPUs, "
+        f"HOST is node 0:\n{calls}"
+    )
+
+
+def _inside(options: ThroughputOptions, devices: Devices, world: World) -> int:
+    """Measure in the world of ranks that this process was started in: one trial, since its ranks are here once."""
+    if options.max_batch_search or options.input_only or options.against_synthetic:
+        raise UsageError(
+            "--max-batch-search, --input-only and --against-synthetic start their ranks themselves: leave the launcher "
+            "out"
+        )
+    trials = expand(options.sweep, devices, world=world)
+    if len(trials) != 1:
+        raise UsageError(
+            f"{len(trials)} trials inside a world of {world.world_size} ranks, which measures one: give one value per "
+            "option and --rounds 1, and call the launcher once for each trial; the same --out collects them"
+        )
+    run = RunDirectory(run_folder(options.out))
+    launch = LaunchOptions(price_per_hour=options.price_per_hour)
+    request = {"command": "throughput", **request_of(options)}
+    result = run_trial_inside(run, trials[0], request, devices, world, launch)
+    if result is not None:
+        _show(run, [trials[0].trial_id], options.json)
+        if result["samples_per_second"] is None:
+            note(f"no throughput: {result['unknown']['samples_per_second']}")
+    return 0
+
+
 def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
     from analysis.load import load_run
     from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
@@ -88,16 +149,18 @@ def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
     from bench.sweep import result_rows
 
     wanted = set(trial_ids)
-    rows = [row for row in result_rows(run) if row["trial_id"] in wanted]
     trials = load_run(run)
     ratios, inputs, gaps = ratios_of(trials), input_ratios(trials), synthetic_gaps(trials)
     if as_json:
+        rows = [row for row in result_rows(run) if row["trial_id"] in wanted]
         found = {"rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps}
         print(json.dumps({"run": str(run.path), **found}, indent=2, default=str))
         return
-    from analysis.report.text import input_text, results_table
+    from analysis.report.text import input_text, peak_cautions, results_table
 
-    print("\n".join(filter(None, [results_table(rows, ratios), input_text(inputs, gaps)])))
+    shown = [trial.row for trial in trials if trial.trial.trial_id in wanted and trial.row.get("status") is not None]
+    doubts = peak_cautions([trial for trial in trials if trial.trial.trial_id in wanted])
+    print("\n".join(filter(None, [results_table(shown, ratios), input_text(inputs, gaps), doubts])))
     print(f"\nresults: {run.results_csv}\nreport:  bertbench report {run.path}")
 
 
@@ -107,7 +170,8 @@ def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, lau
     # One search per combination of everything but the batch size.
     sweep = dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1)
     if devices.kind == "cpu" and sweep.memory_limit_gib is None:
-        sweep = dataclasses.replace(sweep, memory_limit_gib=_share_of_free_memory(sweep, devices))
+        share = free_memory_share(max(sweep.devices or devices.default_world_sizes()))
+        sweep = dataclasses.replace(sweep, memory_limit_gib=round(share / 2**30, 1))
         print(f"a rank may use {sweep.memory_limit_gib:.1f} GiB here (--memory-limit-gib sets it)", file=sys.stderr)
     starts = expand(sweep, devices)
     request = {"command": "throughput", **request_of(options)}
@@ -139,11 +203,3 @@ def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, lau
             doubt = "" if row["proved"] else ", not proved"
             print(f"{what}: largest micro batch {row['micro_batch_size']}{doubt} ({above}: {row['failure']})")
     return 0 if all(row["proved"] for row in found) else 3
-
-
-def _share_of_free_memory(sweep: Sweep, devices: Devices) -> float:
-    """GiB per rank: four fifths of what is free, shared by the most ranks the sweep asks for."""
-    import psutil
-
-    ranks = max(sweep.devices or devices.default_world_sizes())
-    return round(0.8 * psutil.virtual_memory().available / ranks / 2**30, 1)

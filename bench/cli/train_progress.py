@@ -3,6 +3,8 @@
 import json
 import sys
 import time
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from analysis.records import TrialDirectory
@@ -10,6 +12,7 @@ from analysis.train_records import events_jsonl
 from analysis.train_scores import evaluation_text
 from bench.cli.progress import note
 from bench.stop import StopRequest
+from common.atomic import storage_errors
 
 _LOOK_SECONDS = 0.2
 _MOST_NAMES = 4
@@ -18,8 +21,10 @@ _MOST_NAMES = 4
 class TrainProgress:
     """Shows what an attempt writes into its events.jsonl, on stderr; the watcher of its launch."""
 
-    def __init__(self, stop: StopRequest) -> None:
+    def __init__(self, stop: StopRequest, log: Path | None = None) -> None:
+        """Show on stderr, and append the same with its time to the file `log`."""
         self._stop = stop
+        self._log = log
         self._directory: TrialDirectory | None = None
         self._next_look = 0.0
         self._position = 0
@@ -63,6 +68,7 @@ class TrainProgress:
         progress: dict[str, Any] | None = None
         for line in whole.splitlines():
             event = json.loads(line)
+            append_log(self._log, progress_text(event) if event["event"] == "progress" else event_text(event))
             if event["event"] != "progress":
                 self._event(event)
             elif sys.stderr.isatty():
@@ -84,6 +90,17 @@ class TrainProgress:
         clear = "\r\033[K" if self._open_line else ""
         self._open_line = False
         print(f"{clear}{text}", end=end, file=sys.stderr, flush=True)
+
+
+def append_log(log: Path | None, text: str) -> None:
+    """Append lines with the time of day to a log, where there is one. Raises StorageError."""
+    if log is None:
+        return
+    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    with storage_errors(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8", errors="replace") as file:
+            file.writelines(f"{now} {line}\n" for line in text.splitlines() if line)
 
 
 def progress_text(event: dict[str, Any]) -> str:
@@ -108,6 +125,8 @@ def event_text(event: dict[str, Any]) -> str:
     if event["event"] == "evaluated":
         best = ", the best so far" if event.get("best") else ""
         return f"evaluation after {event['applied_steps']:,} steps: {evaluation_text(event)}{best}"
+    if event["event"] == "warned":
+        return f"note: {event['message']}"
     if event["event"] == "saved":
         return f"saved {event['path']} ({event['size_bytes'] / 2**20:.1f} MiB in {event['seconds']:.1f} s)"
     what = "begins from" if event["new_phase"] else f"resumes after step {event['applied_steps']:,} from"

@@ -1,7 +1,17 @@
 """Whose code trains, by name. An entry is "module:class"; `common.registry.load` imports it when it is asked for."""
 
+OURS = "bertbench"
+
 IMPLEMENTATIONS = {
-    "bertbench": "bench.implementations.ours:BertbenchImplementation",
+    OURS: "bench.implementations.ours:BertbenchImplementation",
     "hf": "bench.implementations.hugging_face:HuggingFaceImplementation",
+    "hf-trainer": "bench.implementations.hf_trainer:TrainerImplementation",
     "hf-compiled": "bench.implementations.hugging_face:CompiledHuggingFaceImplementation",
+    "torch-encoder": "bench.implementations.torch_encoder:TorchEncoderImplementation",
+}
+
+# Those that make training runs, to their last update, with evaluations; each as bert.training.run.run_training.
+TRAININGS = {
+    OURS: "bert.training.run:run_training",
+    "hf-trainer": "bench.implementations.hf_trainer_run:run_training",
 }

@@ -11,7 +11,10 @@ from bert.batch import Batch
 from bert.config import ModelConfig
 from bert.observer import Observer
 from bert.tasks.base import Task
-from bert.train import ComputeLoss
+from bert.train import ComputeLoss, Training
+
+# (training, observer, keep_going) -> number of the step that was not made, as bert.train.train.
+Loop = Callable[[Training, Observer, Callable[[int], bool]], int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +27,8 @@ class Built:
     """Called with the wrapped model on its device."""
     compute_loss: ComputeLoss
     """(wrapped model, batch) -> scalar."""
+    loop: Loop | None = None
+    """Wraps the model and trains by itself, with the arguments of bert.train.train; None: the strategy and our loop."""
 
 
 class Implementation(Protocol):

@@ -1,7 +1,8 @@
 """Hugging Face's models, as their users run them: SDPA, autocast, fused AdamW, labels of -100 elsewhere."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,15 +15,22 @@ from bert.config import ModelConfig
 from bert.observer import Observer
 from bert.optim import adamw
 from bert.tasks.base import Task
+from bert.tasks.classification import ClassificationTask
 from common.errors import MissingToolError, UsageError
 
 IGNORED_LABEL = -100
-# What is taken from a batch for each task: theirs -> ours. All three inputs, then what the loss is held against.
-_INPUTS = {name: name for name in ("input_ids", "attention_mask", "token_type_ids")}
-_ARGUMENTS = {
-    "pretrain": {**_INPUTS, "labels": "labels", "next_sentence_label": "next_sentence_labels"},
-    "squad": {**_INPUTS, "start_positions": "start_positions", "end_positions": "end_positions"},
-}
+# What is taken from every batch.
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskModel:
+    """What Hugging Face has for a task."""
+
+    make: Callable[[ModelConfig, Task], Any]
+    """Its model with a shape, for a task with its options."""
+    targets: Mapping[str, str]
+    """What the loss is held against: argument of the model -> tensor of a batch."""
 
 
 class HuggingFaceImplementation:
@@ -34,9 +42,9 @@ class HuggingFaceImplementation:
             raise MissingToolError(
                 f"implementation {trial.implementation!r} needs the package transformers: pip install 'bertbench[hf]'"
             )
-        if trial.task not in _ARGUMENTS:
+        if trial.task not in MODELS:
             raise UsageError(
-                f"implementation {trial.implementation!r} runs tasks {' and '.join(_ARGUMENTS)}, not {trial.task!r}"
+                f"implementation {trial.implementation!r} runs tasks {', '.join(MODELS)}, not {trial.task!r}"
             )
         if trial.preset == "distilbert" and trial.task == "pretrain":
             raise UsageError(
@@ -49,11 +57,11 @@ class HuggingFaceImplementation:
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Make the task's model with the shape and dropout of `config` and its own, unpadded vocabulary."""
-        make = {"pretrain": _pretraining_model, "squad": _question_model}[trial.task]
+        model = task_model(task, config, trial.activation_checkpointing)
         return Built(
-            model=self._finish(make(config)),
+            model=self._finish(model),
             make_optimizer=lambda wrapped: adamw(wrapped, learning_rate=LEARNING_RATE),
-            compute_loss=model_loss(trial.task, segments=config.type_vocab_size > 0),
+            compute_loss=model_loss(task.name, segments=config.type_vocab_size > 0),
         )
 
     def _finish(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -68,6 +76,19 @@ class CompiledHuggingFaceImplementation(HuggingFaceImplementation):
         return model
 
 
+def task_model(task: Task, config: ModelConfig, recompute: bool = False) -> Any:
+    """Return Hugging Face's model of a task, with shape and dropout of `config`; its vocabulary is not padded.
+
+    With `recompute` its layers make their activations again in the backward pass.
+    """
+    model = MODELS[task.name].make(config, task)
+    if recompute:
+        old = "gradient_checkpointing_enable"  # its name in earlier releases
+        enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
+        enable({"use_reentrant": False})
+    return model
+
+
 def with_labels(batch: Batch) -> Batch:
     """Replace masked_positions and masked_labels [M] by labels [B, S], -100 where nothing is predicted."""
     tensors = dict(batch.tensors)
@@ -78,7 +99,7 @@ def with_labels(batch: Batch) -> Batch:
 
 def model_loss(task: str, *, segments: bool = True) -> Callable[[torch.nn.Module, Batch], torch.Tensor]:
     """Return how a model of Hugging Face's is called with a batch of a task; it returns the loss, a scalar."""
-    names = {theirs: ours for theirs, ours in _ARGUMENTS[task].items() if segments or ours != "token_type_ids"}
+    names = {name: name for name in _INPUTS if segments or name != "token_type_ids"} | dict(MODELS[task].targets)
 
     def compute(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         loss: torch.Tensor = model(**{theirs: batch.tensors[ours] for theirs, ours in names.items()}).loss
@@ -87,33 +108,19 @@ def model_loss(task: str, *, segments: bool = True) -> Callable[[torch.nn.Module
     return compute
 
 
-def _pretraining_model(config: ModelConfig) -> torch.nn.Module:
+def _pretraining_model(config: ModelConfig, task: Task) -> Any:
     from transformers.models.bert.modeling_bert import BertForPreTraining
 
     model: torch.nn.Module = BertForPreTraining(_bert_config(config))
     return model
 
 
-def _question_model(config: ModelConfig) -> torch.nn.Module:
+def _question_model(config: ModelConfig, task: Task) -> Any:
     model: torch.nn.Module
     if config.type_vocab_size == 0:
-        from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
         from transformers.models.distilbert.modeling_distilbert import DistilBertForQuestionAnswering
 
-        model = DistilBertForQuestionAnswering(
-            DistilBertConfig(
-                vocab_size=config.vocab_size,
-                dim=config.hidden_size,
-                n_layers=config.num_layers,
-                n_heads=config.num_heads,
-                hidden_dim=config.intermediate_size,
-                dropout=config.hidden_dropout,
-                attention_dropout=config.attention_dropout,
-                qa_dropout=0.0,
-                max_position_embeddings=config.max_positions,
-                attn_implementation="sdpa",
-            )
-        )
+        model = DistilBertForQuestionAnswering(_distilbert_config(config, qa_dropout=0.0))
     else:
         from transformers.models.bert.modeling_bert import BertForQuestionAnswering
 
@@ -121,10 +128,48 @@ def _question_model(config: ModelConfig) -> torch.nn.Module:
     return model
 
 
-def _bert_config(config: ModelConfig) -> Any:
+def _classification_model(config: ModelConfig, task: Task) -> Any:
+    """BertForSequenceClassification; DistilBERT's has a layer with ReLU where ours has a pooler with tanh."""
+    assert isinstance(task, ClassificationTask)
+    classes = {
+        "num_labels": task.labels,
+        "problem_type": "regression" if task.regression else "single_label_classification",
+    }
+    model: torch.nn.Module
+    if config.type_vocab_size == 0:
+        from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
+
+        dropout = {"seq_classif_dropout": config.hidden_dropout}
+        model = DistilBertForSequenceClassification(_distilbert_config(config, **dropout, **classes))
+    else:
+        from transformers.models.bert.modeling_bert import BertForSequenceClassification
+
+        model = BertForSequenceClassification(_bert_config(config, **classes))
+    return model
+
+
+def _distilbert_config(config: ModelConfig, **further: Any) -> Any:
+    from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
+
+    return DistilBertConfig(
+        **further,
+        vocab_size=config.vocab_size,
+        dim=config.hidden_size,
+        n_layers=config.num_layers,
+        n_heads=config.num_heads,
+        hidden_dim=config.intermediate_size,
+        dropout=config.hidden_dropout,
+        attention_dropout=config.attention_dropout,
+        max_position_embeddings=config.max_positions,
+        attn_implementation="sdpa",
+    )
+
+
+def _bert_config(config: ModelConfig, **further: Any) -> Any:
     from transformers.models.bert.configuration_bert import BertConfig
 
     return BertConfig(
+        **further,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_hidden_layers=config.num_layers,
@@ -132,6 +177,19 @@ def _bert_config(config: ModelConfig) -> Any:
         intermediate_size=config.intermediate_size,
         hidden_dropout_prob=config.hidden_dropout,
         attention_probs_dropout_prob=config.attention_dropout,
+        type_vocab_size=config.type_vocab_size,
         max_position_embeddings=config.max_positions,
         attn_implementation="sdpa",
     )
+
+
+CLASSIFICATION = TaskModel(_classification_model, {"labels": "labels"})
+"""Of every task whose model is BertForSequenceClassification."""
+
+MODELS = {
+    "pretrain": TaskModel(_pretraining_model, {"labels": "labels", "next_sentence_label": "next_sentence_labels"}),
+    "squad": TaskModel(_question_model, {"start_positions": "start_positions", "end_positions": "end_positions"}),
+    "glue": CLASSIFICATION,
+    "classify": CLASSIFICATION,
+}
+"""By the names in bert.tasks."""

@@ -6,6 +6,8 @@ from analysis.records import Trial
 from bench.implementations.base import Built
 from bert.batch import Batch
 from bert.config import ModelConfig
+from bert.levers import AUTO, resolve_levers, use_levers
+from bert.model import recompute_activations
 from bert.observer import Observer
 from bert.optim import adamw
 from bert.tasks.base import Task
@@ -29,8 +31,12 @@ class BertbenchImplementation:
         def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
             return adamw(model, learning_rate=LEARNING_RATE)
 
+        model = task.build_model(config, observer)
+        use_levers(model, resolve_levers(trial.levers or AUTO, trial.device))
+        if trial.activation_checkpointing:
+            recompute_activations(model)
         return Built(
-            model=task.build_model(config, observer),
+            model=model,
             make_optimizer=make_optimizer,
             compute_loss=task.loss,
         )

@@ -4,9 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from analysis.records import Trial
 from bench.profilers.base import Profiler, Scope, written
+from bench.profilers.cycle import Cycle
 from bert.observer import Observer
-from common.errors import InputError
+from common.errors import InputError, UsageError
+
+# Options of a schedule and their defaults; all cycles that fit where `repeat` is not given.
+_SCHEDULE = {"wait": 1, "warmup": 1, "active": 3, "repeat": 0}
 
 
 class TorchProfiler(Profiler):
@@ -17,21 +22,52 @@ class TorchProfiler(Profiler):
         "stacks": "record Python's call stacks (slow)",
         "memory": "record allocations",
         "tensorboard": "also put the traces into profile/tensorboard, for TensorBoard's PyTorch plugin",
+        "wait": "steps of each cycle in [start, stop) without the profiler (1 where another of these four is given)",
+        "warmup": "steps after those with the profiler on and its records dropped (1)",
+        "active": "steps after those that are recorded (3); each cycle's trace goes into profile/tensorboard/cycles",
+        "repeat": "cycles (as many as fit); the first one's trace is the one that is analysed",
     }
+
+    def check(self, trial: Trial) -> None:
+        """Raises UsageError for a schedule that is none, or that the window does not hold."""
+        _cycles(self.options, trial.start_iteration or 0, trial.stop_iteration)
 
     def observer(self, scope: Scope, rank: int) -> Observer:
         """Return what starts and stops the recording on one rank."""
         from bench.profilers.kineto_trace import TraceObserver
 
-        return TraceObserver(_trace(scope.directory, rank), rank, scope.start, scope.stop, frozenset(self.options))
+        cycles = _cycles(self.options, scope.start, scope.stop)
+        return TraceObserver(_trace(scope.directory, rank), rank, cycles, frozenset(self.options))
 
     def collect(self, scope: Scope) -> list[Path]:
         """List the traces, one per rank. Raises InputError where one is missing or empty."""
-        traces = [_trace(scope.directory, rank) for rank in range(scope.trial.world_size)]
+        traces = [_trace(scope.directory, rank) for rank in range(scope.trial.ranks)]
         missing = [str(rank) for rank, trace in enumerate(traces) if not trace.exists()]
         if missing and len(missing) < len(traces):
             raise InputError(f"{scope.directory} lacks the trace of rank {', '.join(missing)}; see log.txt beside it")
         return written([trace for trace in traces if trace.exists()], "trace", scope.directory)
+
+
+def _cycles(options: Mapping[str, str], start: int, stop: int | None) -> list[Cycle]:
+    """The parts of the window [start, stop) that are recorded: one, or those of a schedule. Raises UsageError."""
+    given = {name: options[name] for name in _SCHEDULE if name in options}
+    if not given or stop is None:
+        return [Cycle(start, start, start if stop is None else stop)]
+    for name, text in given.items():
+        if not text.isdigit() or (name == "active" and int(text) < 1):
+            least = "1 or more" if name == "active" else "0 or more"
+            raise UsageError(f"--with {name}={text}: give a whole number of steps, {least}")
+    wait, warmup, active, repeat = ({**_SCHEDULE, **{name: int(text) for name, text in given.items()}}).values()
+    length = wait + warmup + active
+    fitting = (stop - start) // length
+    if fitting < max(1, repeat):
+        cycles = f"{repeat} cycles" if repeat > 1 else "a cycle"
+        raise UsageError(
+            f"{cycles} of {wait} + {warmup} + {active} steps (wait, warmup, active) do not fit into the {stop - start} "
+            f"of --start {start} --stop {stop}: give --stop {start + length * max(1, repeat)} or more"
+        )
+    begins = (start + number * length + wait for number in range(repeat or fitting))
+    return [Cycle(begin, begin + warmup, begin + warmup + active) for begin in begins]
 
 
 def _trace(directory: Path, rank: int) -> Path:

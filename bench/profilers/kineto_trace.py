@@ -1,17 +1,19 @@
-"""What records a Kineto trace on one rank: the steps [start, stop) and nothing else."""
+"""What records Kineto traces on one rank: the steps of one cycle or several and nothing else."""
 
 import gzip
 import os
 import shutil
 import socket
 import sys
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from bench.profilers.cycle import Cycle
 from bert.observer import Observer, StepResult
 from common.atomic import atomic_path
 from common.errors import StorageError
@@ -20,37 +22,47 @@ PHASE_PREFIX = "bertbench:"
 
 
 class TraceObserver(Observer):
-    """Records steps [start, stop); each step is a range ProfilerStep#<n>, each phase a range bertbench:<phase>."""
+    """Records cycles; each step in them is a range ProfilerStep#<n>, each phase a range bertbench:<phase>."""
 
     model_phases = True
 
-    def __init__(self, path: Path, rank: int, start: int, stop: int, options: Collection[str] = ()) -> None:
-        """Write to `path`; `options` are those of TorchProfiler."""
+    def __init__(self, path: Path, rank: int, cycles: Sequence[Cycle], options: Collection[str] = ()) -> None:
+        """Write the first cycle to `path`, the others for TensorBoard only; `options` are those of TorchProfiler."""
         self._path = path
         self._rank = rank
-        self._start = start
-        self._stop = stop
+        self._cycles = list(cycles)
         self._options = options
+        self._several = bool({"wait", "warmup", "active", "repeat"} & set(options))
+        self._written = 0
+        self._warming: profile | None = None
         self._profile: profile | None = None
         self._step: AbstractContextManager[object] | None = None
 
     def step_begin(self, step: int) -> None:
-        """Start the profiler before the first step of the window, and mark every recorded step."""
-        if step == self._start:
-            activities = [ProfilerActivity.CPU]
-            if torch.cuda.is_available():
-                activities.append(ProfilerActivity.CUDA)
-            self._profile = profile(
-                activities=activities,
-                record_shapes="shapes" in self._options or _needs_sizes(),
-                with_stack="stacks" in self._options,
-                profile_memory="memory" in self._options,
-            )
-            self._profile.add_metadata_json("bertbench", f'{{"rank": {self._rank}, "host": "{socket.gethostname()}"}}')
-            self._profile.start()
+        """Start the profiler where a cycle begins, and mark every recorded step."""
+        cycle = self._cycles[0] if self._cycles else None
+        if cycle is not None and cycle.warm_up <= step < cycle.stop and self._warming is None and self._profile is None:
+            self._warming = self._prepared()
+        if cycle is not None and step == cycle.start and self._warming is not None:
+            self._profile, self._warming = self._warming, None
+            self._profile.start_trace()
         if self._profile is not None:
             self._step = record_function(f"ProfilerStep#{step}")
             self._step.__enter__()
+
+    def _prepared(self) -> profile:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        prepared = profile(
+            activities=activities,
+            record_shapes="shapes" in self._options or _needs_sizes(),
+            with_stack="stacks" in self._options,
+            profile_memory="memory" in self._options,
+        )
+        prepared.prepare_trace()
+        prepared.add_metadata_json("bertbench", f'{{"rank": {self._rank}, "host": "{socket.gethostname()}"}}')
+        return prepared
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Mark a part of a recorded step."""
@@ -59,17 +71,23 @@ class TraceObserver(Observer):
         return record_function(PHASE_PREFIX + name)
 
     def step_end(self, step: int, result: StepResult) -> None:
-        """End the step's mark; write the trace after the last step of the window."""
+        """End the step's mark; write the trace after the last step of a cycle."""
         if self._step is not None:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # the step's range ends when its kernels do
             self._step.__exit__(None, None, None)
             self._step = None
-        if step == self._stop - 1:
+        if self._cycles and step == self._cycles[0].stop - 1:
+            del self._cycles[0]
             self._finish()
 
     def run_end(self) -> None:
         """Write what there is where the run ended early."""
+        if self._warming is not None:
+            self._profile, self._warming = self._warming, None
+            self._profile.start_trace()
+            self._profile.stop_trace()
+            self._profile = None  # nothing was recorded: there is nothing to write
         self._finish()
 
     def _finish(self) -> None:
@@ -78,26 +96,39 @@ class TraceObserver(Observer):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         recorded, self._profile = self._profile, None
-        recorded.stop()
+        recorded.stop_trace()
         try:
             self._write(recorded)
         except StorageError as error:  # the run goes on and keeps what it measured; the missing trace is told later
             sys.stderr.write(f"{error}\n")
 
     def _write(self, recorded: profile) -> None:
-        with atomic_path(self._path) as temporary:
-            plain = temporary.with_suffix(".json")
-            try:
-                recorded.export_chrome_trace(str(plain))
-                with plain.open("rb") as source, gzip.open(temporary, "wb", compresslevel=3) as target:
-                    shutil.copyfileobj(source, target)
-            finally:
-                plain.unlink(missing_ok=True)
-        if "tensorboard" in self._options:
-            folder = self._path.parent / "tensorboard"
-            folder.mkdir(exist_ok=True)
+        """Write a trace: the first one where it is analysed, all of them for TensorBoard where it was asked for."""
+        first, self._written = self._written == 0, self._written + 1
+        folder = self._path.parent / "tensorboard"
+        if first:
+            _export(recorded, self._path)
+        if "tensorboard" in self._options or self._several:
+            # One level deeper than traces are looked for: a second cycle is no second rank.
+            folder = folder / "cycles" if self._several else folder
+            folder.mkdir(parents=True, exist_ok=True)
             # The plugin's own pattern: <worker>.<time>.pt.trace.json.gz.
-            os.link(self._path, folder / f"rank{self._rank}.{self._path.stat().st_mtime_ns}.pt.trace.json.gz")
+            place = folder / f"rank{self._rank}.{time.time_ns()}.pt.trace.json.gz"
+            if first:
+                os.link(self._path, place)
+            else:
+                _export(recorded, place)
+
+
+def _export(recorded: profile, path: Path) -> None:
+    with atomic_path(path) as temporary:
+        plain = temporary.with_suffix(".json")
+        try:
+            recorded.export_chrome_trace(str(plain))
+            with plain.open("rb") as source, gzip.open(temporary, "wb", compresslevel=3) as target:
+                shutil.copyfileobj(source, target)
+        finally:
+            plain.unlink(missing_ok=True)
 
 
 def _needs_sizes() -> bool:

@@ -121,9 +121,9 @@ class NsightCompute(Profiler):
             raise UsageError(f"--with skip={self.options['skip']}: give a whole number, 0 or more")
         if "metrics" in self.options and not all(name.strip() for name in self.options["metrics"].split(",")):
             raise UsageError("--with metrics: name at least one metric; `ncu --query-metrics` lists them")
-        if self._replay == "range" and trial.world_size > 1:
+        if self._replay == "range" and trial.ranks > 1:
             raise UsageError(
-                f"--with replay=range replays the all-reduce of {trial.world_size} ranks on one alone, which waits for "
+                f"--with replay=range replays the all-reduce of {trial.ranks} ranks on one alone, which waits for "
                 "ever: use --devices 1, or leave the option out"
             )
 
@@ -135,7 +135,7 @@ class NsightCompute(Profiler):
         """
         report = _report(scope)
         report.parent.mkdir(exist_ok=True)
-        several = scope.trial.world_size > 1
+        several = scope.trial.ranks > 1
         wanted: list[tuple[str, str | None]] = [
             ("--target-processes", "all"),
             # Range replay refuses it: there the NVTX range alone says when.

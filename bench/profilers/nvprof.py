@@ -98,7 +98,7 @@ class Nvprof(Profiler):
                 )
         found = {file: _activities(file) for file in sorted(scope.directory.glob("nvprof-*.nvvp"))}
         good = [file for file, activities in found.items() if isinstance(activities, int) and activities > 0]
-        if len(good) < scope.trial.world_size:
+        if len(good) < scope.trial.ranks:
             raise InputError(_too_few(scope, len(good), found, texts))
         return [*good, *(log for log, text in texts.items() if log.suffix == ".csv" and "Metric result" in text)]
 
@@ -135,9 +135,9 @@ def _dotted(capability: tuple[int, int]) -> str:
 def _check_metrics(metrics: str, trial: Trial) -> None:
     if not all(name.strip() for name in metrics.split(",")):
         raise UsageError(f"--with metrics={metrics}: name at least one metric; `nvprof --query-metrics` lists them")
-    if trial.world_size > 1:
+    if trial.ranks > 1:
         raise UsageError(
-            f"--with metrics replays every kernel alone, and an all-reduce of {trial.world_size} ranks replayed alone "
+            f"--with metrics replays every kernel alone, and an all-reduce of {trial.ranks} ranks replayed alone "
             "waits for ever: use --devices 1, or leave metrics out"
         )
 
@@ -169,6 +169,6 @@ def _too_few(scope: Scope, good: int, found: Mapping[Path, int | str], texts: Ma
     else:
         why = "nvprof wrote no file: the run ended before the window was over"
     said = f"; nvprof said: {' | '.join(complaints[:3])}" if complaints else ""
-    ranks = f"{scope.trial.world_size} rank{'' if scope.trial.world_size == 1 else 's'}"
+    ranks = f"{scope.trial.ranks} rank{'' if scope.trial.ranks == 1 else 's'}"
     log = scope.directory.parent / "log.txt"
     return f"{scope.directory} holds {good} usable .nvvp for {ranks}; {why}{said}; see {log}"

@@ -10,7 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bert.checkpoints.architectures import Architecture, architecture_of, our_model, part_of_ours
+from bert.checkpoints.architectures import (
+    CLASSIFIER,
+    Architecture,
+    architecture_of,
+    labels_of,
+    our_model,
+    part_of_ours,
+)
 from bert.checkpoints.folder import check_new_folder, new_folder
 from bert.checkpoints.model_config import read_config, to_hugging_face_json
 from bert.checkpoints.ours import load_model, write_model
@@ -31,8 +38,9 @@ _ENCODER = "encoder."
 # Copies of other tensors, which transformers leaves out and ties by itself.
 _TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "vocab_projector.weight")
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
-# What pretraining has and DistilBERT has not, by anybody's names.
-_NOT_IN_DISTILBERT = re.compile(r"(?:^|[./])(?:pooler|next_sentence|seq_relationship)[./]")
+# What ours have and DistilBERT has not, by anybody's names: its classifier follows a layer with ReLU, ours one with
+# tanh.
+_NOT_IN_DISTILBERT = re.compile(r"(?:^|[./])(?:pooler|next_sentence|seq_relationship|classifier)[./]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +193,17 @@ def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_miss
 
 
 def _for_distilbert(model: _Model) -> _Model:
-    """Leave out pooler and next-sentence head, for which Hugging Face's DistilBERT has no place."""
+    """Leave out pooler and what follows it, for which Hugging Face's DistilBERT has no place."""
     values = {name: value for name, value in model.values.items() if not _NOT_IN_DISTILBERT.search(name)}
     if len(values) == len(model.values):
         return model
     used = tuple(name for name in model.report.used if not _NOT_IN_DISTILBERT.search(name))
     left_out = set(model.report.used) - set(used)
     unexpected = tuple(sorted({*model.report.unexpected, *left_out}))
-    note = f"DistilBERT has no pooler and no next-sentence head: {len(left_out)} weights of them were left out"
+    heads = "no pooler and no next-sentence head"
+    if any(part_of_ours(name) == CLASSIFIER for name in model.values):
+        heads = "no pooler with tanh, and its classifier follows a layer with ReLU"
+    note = f"DistilBERT has {heads}: {len(left_out)} weights of them were left out"
     report = replace(model.report, used=used, unexpected=unexpected)
     return replace(model, values=values, report=report, notes=(*model.notes, note))
 
@@ -207,7 +218,8 @@ def _write(destination: Path, model: _Model, target: Target, vocab: Path | None)
         else:
             written = _hugging_face(model)
             write_safetensors(folder / "model.safetensors", written)
-            write_json(folder / "config.json", to_hugging_face_json(model.config, model.architecture.name))
+            labels = labels_of({name: value.shape for name, value in written.items()}, part_of)
+            write_json(folder / "config.json", to_hugging_face_json(model.config, model.architecture.name, labels))
         if vocab is not None:
             copy_vocabulary(vocab, folder / "vocab.txt")
             if target == "hugging-face":
@@ -219,7 +231,8 @@ def _write(destination: Path, model: _Model, target: Target, vocab: Path | None)
 def _from_weights(found: Found, config: ModelConfig, allow_missing: bool) -> _Model:
     weights = read_weights(found)
     _check_layers(config, weights.tensors, found, allow_missing)
-    model = our_model(config, {part_of(name) for name in weights.tensors} - {""})
+    labels = labels_of({name: value.shape for name, value in weights.tensors.items()}, part_of)
+    model = our_model(config, {part_of(name) for name in weights.tensors} - {""}, labels or 1)
     values, report = _matched(model, weights.tensors, found, allow_missing)
     names = weights.originals
     report = replace(
@@ -239,7 +252,8 @@ def _from_ours(found: Found, allow_missing: bool) -> _Model:
     _check_layers(config, state, found, allow_missing)
     bare = not any(name.startswith(_ENCODER) for name in state)
     names = {(_ENCODER if bare else "") + name: name for name in state}
-    model = our_model(config, {part_of_ours(name) for name in names} - {""})
+    labels = labels_of({name: state[original].shape for name, original in names.items()}, part_of_ours)
+    model = our_model(config, {part_of_ours(name) for name in names} - {""}, labels or 1)
     parameters = dict(model.named_parameters())
     values = {name: state[original] for name, original in names.items() if name in parameters}
     for name, value in values.items():

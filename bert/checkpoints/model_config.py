@@ -92,11 +92,24 @@ def to_our_json(config: ModelConfig) -> dict[str, Any]:
     return {"format": OUR_FORMAT, "schema_version": SCHEMA_VERSION, **dataclasses.asdict(config)}
 
 
-def to_hugging_face_json(config: ModelConfig, architecture: str) -> dict[str, Any]:
-    """Return Hugging Face's configuration of a model without padded vocabulary; no segments make a DistilBERT."""
+def to_hugging_face_json(config: ModelConfig, architecture: str, labels: int | None = None) -> dict[str, Any]:
+    """Return Hugging Face's configuration of a model without padded vocabulary; no segments make a DistilBERT.
+
+    Args:
+        config: shape of the model.
+        architecture: its class in transformers.
+        labels: of a classifier; one is a regression there, as here.
+    """
     distilled = config.type_vocab_size == 0
     names = _DISTILBERT if distilled else _BERT
+    numbers = range(labels or 0)
+    classes = {
+        "id2label": {str(number): f"LABEL_{number}" for number in numbers},
+        "label2id": {f"LABEL_{number}": number for number in numbers},
+        "problem_type": "regression" if labels == 1 else "single_label_classification",
+    }
     return {
+        **({} if labels is None else classes),
         "architectures": [architecture],
         "model_type": "distilbert" if distilled else "bert",
         "activation" if distilled else "hidden_act": "gelu",

@@ -26,7 +26,7 @@ def save_model(folder: Path, model: nn.Module) -> None:
         UsageError: the model has no ModelConfig.
         StorageError: a file cannot be written or the disk is full.
     """
-    config = _config_of(model)
+    config = config_of(model)
     state = {name: value.detach().to("cpu").contiguous() for name, value in model.state_dict().items()}
     write_model(folder, config, state)
 
@@ -64,7 +64,7 @@ def load_into(model: nn.Module, folder: Path) -> None:
         UsageError: the model has no ModelConfig.
         InputError: as `load_model`, or the names or shapes are those of another model.
     """
-    _config_of(model)
+    config_of(model)
     _, state = load_model(folder)
     expected = model.state_dict()
     absent, foreign = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
@@ -92,7 +92,8 @@ def is_model_folder(folder: Path) -> bool:
         return False
 
 
-def _config_of(model: nn.Module) -> ModelConfig:
+def config_of(model: nn.Module) -> ModelConfig:
+    """Return a model's own ModelConfig or its encoder's. Raises UsageError where it has none."""
     for owner in (model, getattr(model, "encoder", None)):
         config: Any = getattr(owner, "config", None)
         if isinstance(config, ModelConfig):

@@ -9,6 +9,8 @@ _NO_WEIGHT = re.compile(
 )
 # Heads that Hugging Face has under another name (run_squad.py's).
 _HEADS = {"cls/squad/": "qa_outputs/"}
+# Those of run_classifier.py, which are in no scope.
+_CLASSIFIER = {"output_weights": "classifier.weight", "output_bias": "classifier.bias"}
 _WHOLE_PARTS = {
     "kernel": "weight",
     "gamma": "weight",
@@ -29,6 +31,8 @@ def hugging_face_name(name: str) -> tuple[str, bool]:
     bert/encoder/layer_0/attention/self/query/kernel -> bert.encoder.layer.0.attention.self.query.weight, transposed.
     """
     name = name.removeprefix("module/")
+    if name in _CLASSIFIER:
+        return _CLASSIFIER[name], False
     for theirs, published in _HEADS.items():
         if name.startswith(theirs):
             name = published + name.removeprefix(theirs)

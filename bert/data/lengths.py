@@ -12,8 +12,8 @@ from common.registry import lookup
 Lengths = npt.NDArray[np.int64]
 
 SYNTHETIC = "synthetic"
-DEFAULTS = {"pretrain": "phase1", "squad": "squad"}
-"""Which distribution `synthetic` stands for in each task."""
+DEFAULTS = {"pretrain": "phase1", "squad": "squad", "glue": "glue"}
+"""Which distribution `synthetic` stands for in each task; in those that are not here it is squad's."""
 SHORTEST = 5
 """[CLS] a [SEP] b [SEP]."""
 PADDINGS = ("longest", "fixed")
@@ -33,6 +33,11 @@ _QUESTION_PIECES = (
     (100, 38),
 )  # fmt: skip
 _CONTEXTS, _QUESTIONS = 500, 20
+# Tokens of the 5,749 pairs that STS-B trains on, in BERT's uncased vocabulary, special tokens included.
+_PAIR_TOKENS = (
+    (0, 10), (2, 14), (5, 15), (10, 16), (20, 18), (30, 19), (40, 21), (50, 23), (60, 25), (70, 28), (75, 31),
+    (80, 35), (85, 42), (90, 51), (95, 60), (98, 70), (99, 74), (99.5, 80), (100, 125),
+)  # fmt: skip
 _DOC_STRIDE, _MAX_QUERY = 128, 64
 
 
@@ -79,6 +84,16 @@ def squad(rng: np.random.Generator, count: int, seq_len: int) -> Lengths:
     return lengths
 
 
+def glue(rng: np.random.Generator, count: int, seq_len: int) -> Lengths:
+    """Pairs of sentences: uniform draws through the quantiles of STS-B's training pairs (the table above), cut at L.
+
+    Mean 28.0 (root mean square 31.6) at L = 128; the pairs themselves have 27.8 (31.3).
+    """
+    percents, tokens = zip(*_PAIR_TOKENS, strict=True)
+    found: Lengths = np.rint(np.interp(rng.random(count) * 100, percents, tokens)).astype(np.int64)
+    return np.minimum(found, seq_len)
+
+
 def squad_windows(seq_len: int) -> Lengths:
     """Return how many windows of n tokens each the distribution `squad` has [seq_len + 1]."""
     questions = np.minimum(_at_quantiles(_QUESTION_PIECES, _QUESTIONS), min(_MAX_QUERY, seq_len - 4))
@@ -104,6 +119,7 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int, int], Lengths]] = {
     "uniform": uniform,
     "mean254": mean254,
     "squad": squad,
+    "glue": glue,
 }
 
 
@@ -129,7 +145,7 @@ def check_distribution(source: str, seq_len: int | None = None, task: str = "pre
     Raises:
         UsageError: no such name, or (when `seq_len` is given) the distribution is none for that length.
     """
-    name = source.partition(":")[2] or DEFAULTS[task]
+    name = source.partition(":")[2] or DEFAULTS.get(task, "squad")
     lookup(DISTRIBUTIONS, name, "length distribution")
     if seq_len is not None and seq_len < SHORTEST:
         raise UsageError(f"seq_len={seq_len} is too short for {task}: use {SHORTEST} or more")

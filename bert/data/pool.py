@@ -65,7 +65,8 @@ class Workers:
         """Yield function(unit) for each unit, in order; a few units ahead are at work.
 
         `function` and the units go to other processes: a function of a module, and picklable values. `work` is drawn
-        from lazily, on the caller's thread.
+        from lazily, on the caller's thread. What was handed out is worked on even where no more results are taken: the
+        executor's own thread may be about to write an error into a future, which one that was cancelled refuses.
 
         Raises:
             UsageError: a worker died, most likely for lack of memory.
@@ -87,9 +88,6 @@ class Workers:
                 "a worker process ended unexpectedly, most likely for lack of memory: use fewer than "
                 f"--workers {self.count}, or more --shards; finished files are kept"
             ) from error
-        finally:
-            for future in waiting:
-                future.cancel()
 
     def _submit(self, function: Callable[[Work], Result], unit: Work) -> "Future[Result]":
         if self._executor is None:

@@ -1,12 +1,14 @@
 """Made-up batches whose sequence lengths follow a named distribution; for speed only, nothing is learned from them."""
 
+import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bert.batch import Batch, BatchCounts
@@ -22,12 +24,14 @@ from bert.data.lengths import (
 from bert.data.loading.folder import folder_info
 from bert.data.loading.sample_lengths import SampleLengths, folder_lengths
 from bert.data.loading.squad_batches import SquadBatches
+from bert.data.synthetic_rows import Rows, rows_in_all
 from bert.tasks.base import DataSpec
 from common.errors import InputError
 
 POOL_TOKENS = 2**21
 """Fewer batches are made when they are large: about 50 MB of tensors, and never under two batches."""
 
+Array = npt.NDArray[Any]
 Slots = list[tuple[Lengths, int]]
 """For each batch of a pool this rank's lengths [B], and the tokens that a sequence has at most."""
 
@@ -49,6 +53,9 @@ class Content:
 class SyntheticBatches:
     """Endless batches from a pool made once; the same spec gives the same batches, ranks get different ones.
 
+    Of a distribution the samples are one sequence, which depends on the seed and the shape of a sample alone: any
+    number of ranks and any micro batch size that make up the same global batch see the same samples in a step.
+
     Lengths follow `spec.source`: 'synthetic' = the task's own distribution, 'synthetic:<name>' of bert.data.lengths, or
     'synthetic:<path>'. Of a folder of shards all batches of the pool and all ranks together have the distribution of
     its samples' lengths, bins included, as nearly as so many sequences can, and in each batch all ranks have the same
@@ -68,25 +75,29 @@ class SyntheticBatches:
         self._content = content or PRETRAINING
         tokens = max(1, spec.micro_batch_size * spec.seq_len)
         self.pool_size = min(self._content.largest_pool, max(2, POOL_TOKENS // tokens))
-        self._slots = self._fixed_slots()
-        self.pool_size = len(self._slots) or self.pool_size
+        self._slots = self._like_real()
+        if self._slots:
+            self.pool_size = len(self._slots)
+        else:
+            # After so many batches the first sample of the next one is that of the first.
+            count = rows_in_all(spec.seq_len)
+            self.pool_size = count // math.gcd(count, spec.world_size * spec.micro_batch_size)
+        self._rows: Rows | None = None
         self._pool: dict[int, Batch] = {}
         self._step = 0
 
-    def _fixed_slots(self) -> Slots:
-        """Lengths that are chosen for the pool as a whole; empty where each batch draws its own."""
+    def _like_real(self) -> Slots:
+        """Lengths of each batch as those of real samples; empty where they have a distribution."""
         spec = self.spec
         path = lengths_folder(spec.source)
-        if path is not None:
-            return self._content.like_real(path, spec, self.pool_size)
-        if check_distribution(spec.source, spec.seq_len, self._content.task) == "squad":
-            lengths = SampleLengths((spec.seq_len,), (1,), squad_windows(spec.seq_len)[None])
-            return like_samples(lengths, spec, self.pool_size)
-        return []
+        if path is None:
+            check_distribution(spec.source, spec.seq_len, self._content.task)
+            return []
+        return self._content.like_real(path, spec, self.pool_size)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield micro-batches on the CPU for ever."""
-        for slot in range(self.pool_size):
+        for slot in range(min(self.pool_size, self._most_kept(), 256)):
             self._batch(slot)
         while True:
             batch = self._batch(self._step % self.pool_size)
@@ -105,18 +116,39 @@ class SyntheticBatches:
             )
         self._step = state["step"]
 
+    def _most_kept(self) -> int:
+        """How many batches are made once and kept."""
+        return max(2, POOL_TOKENS // max(1, self.spec.micro_batch_size * self.spec.seq_len))
+
     def _batch(self, slot: int) -> Batch:
-        if slot not in self._pool:
-            spec = self.spec
+        found = self._pool.get(slot)
+        if found is None:
+            found = self._made(slot)
+            if self._slots or len(self._pool) < self._most_kept():
+                self._pool[slot] = found
+        return found
+
+    def _made(self, slot: int) -> Batch:
+        spec = self.spec
+        if self._slots:
+            lengths, columns = self._slots[slot]
             rng = np.random.default_rng([abs(spec.seed), spec.rank, slot])
-            if self._slots:
-                lengths, columns = self._slots[slot]
-                spec = replace(spec, seq_len=columns)
-            else:
-                name = check_distribution(spec.source, spec.seq_len, self._content.task)
-                lengths = DISTRIBUTIONS[name](rng, spec.micro_batch_size, spec.seq_len)
-            self._pool[slot] = self._content.make_batch(rng, lengths, spec)
-        return self._pool[slot]
+            return self._content.make_batch(rng, lengths, replace(spec, seq_len=columns))
+        if self._rows is None:
+            self._rows = self._made_rows()
+        return self._rows.batch((slot * spec.world_size + spec.rank) * spec.micro_batch_size, spec.micro_batch_size)
+
+    def _made_rows(self) -> Rows:
+        spec = self.spec
+        count = rows_in_all(spec.seq_len)
+        rng = np.random.default_rng([abs(spec.seed), count])
+        name = check_distribution(spec.source, spec.seq_len, self._content.task)
+        if name == "squad":  # as near to the distribution as so many windows can be
+            samples = SampleLengths((spec.seq_len,), (1,), squad_windows(spec.seq_len)[None])
+            lengths = samples.draw(rng, 0, count).clip(SHORTEST, spec.seq_len)
+        else:
+            lengths = DISTRIBUTIONS[name](rng, count, spec.seq_len)
+        return Rows(self._content.make_batch(rng, lengths, replace(spec, padding="fixed")), lengths, spec.padding)
 
 
 def _like_shards(folder: Path, spec: DataSpec, pool_size: int) -> Slots:
@@ -205,6 +237,37 @@ def question_batch(rng: np.random.Generator, lengths: Lengths, spec: DataSpec) -
     return _batch(arrays, lengths, 0)
 
 
+def row_batch(
+    rng: np.random.Generator,
+    lengths: Lengths,
+    spec: DataSpec,
+    *,
+    labels: int,
+    regression: bool = False,
+    columns: Callable[[np.random.Generator, Lengths], dict[str, Array]] | None = None,
+) -> Batch:
+    """Return rows of random ids with these lengths, [B] of 5 to seq_len each, padded as `spec.padding` says.
+
+    Two texts meet anywhere; classes, of which there are `labels`, are all equally likely, values of a regression are
+    uniform on 0 .. 1. `columns` draws what the batches of a task have besides, each [B, ...].
+    """
+    tokens = padded_length(int(lengths.max()), spec.seq_len, spec.padding)
+    column = np.arange(tokens)
+    real = column < lengths[:, None]
+    ids = rng.integers(min(_first_special(spec) + 4, spec.vocab_size - 1), spec.vocab_size, (len(lengths), tokens))
+    middle = rng.integers(2, lengths - 2)
+    _set_special(ids, middle, lengths, spec)
+    drawn = rng.random(len(lengths), dtype=np.float32) if regression else rng.integers(0, labels, len(lengths))
+    arrays = {
+        "input_ids": ids,
+        "attention_mask": real.astype(np.int64),
+        "token_type_ids": ((column > middle[:, None]) & real).astype(np.int64),
+        "labels": drawn,
+        **({} if columns is None else columns(rng, lengths)),
+    }
+    return _batch(arrays, lengths, 0)
+
+
 def _first_special(spec: DataSpec) -> int:
     """Id before [CLS], [SEP] and [MASK], as in bert-base-uncased where the vocabulary has room for it."""
     return 100 if spec.vocab_size > 200 else 0
@@ -219,7 +282,7 @@ def _set_special(ids: Lengths, middle: Lengths, lengths: Lengths, spec: DataSpec
     ids[np.arange(ids.shape[1]) >= lengths[:, None]] = 0
 
 
-def _batch(arrays: dict[str, Lengths], lengths: Lengths, predicted_positions: int) -> Batch:
+def _batch(arrays: Mapping[str, Array], lengths: Lengths, predicted_positions: int) -> Batch:
     rows, columns = arrays["input_ids"].shape
     return Batch(
         {name: torch.from_numpy(array) for name, array in arrays.items()},

@@ -19,6 +19,8 @@ MOST_CHARACTERS = 1000
 MOST_BYTES = 64 * 2**20
 """Size of a file beyond which it is taken for something else (BERT's vocabularies have 0.2 MB)."""
 _REMEDY = "give a BERT vocab.txt, one piece per line"
+MOST_CASED = 0.05
+"""Share of pieces with capitals from which on a vocabulary is taken for a cased one; BERT's have 0 and 40 %."""
 SMALLEST_VOCABULARY = 64
 """Fewest pieces that can be asked for."""
 
@@ -125,6 +127,22 @@ def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
             f"the vocabulary {path} lacks {' '.join(missing)}: BERT needs all of {' '.join(SPECIAL_PIECES)}; {_REMEDY}"
         )
     return Vocabulary(tuple(pieces), lower_case)
+
+
+def casing_note(vocabulary: Vocabulary) -> str | None:
+    """Say where the pieces and the casing of the text do not seem to belong together; None where they do."""
+    cased = sum(map(_is_cased, vocabulary.pieces))
+    if vocabulary.lower_case and cased > MOST_CASED * len(vocabulary.pieces):
+        return f"{cased:,} pieces of the vocabulary have capitals, which lower-cased text never meets: --no-lower-case?"
+    if not vocabulary.lower_case and not cased:
+        return (
+            "no piece of the vocabulary has a capital, so every word with one becomes [UNK]: without --no-lower-case?"
+        )
+    return None
+
+
+def _is_cased(piece: str) -> bool:
+    return piece not in SPECIAL_PIECES and not piece.startswith("[unused") and piece != piece.lower()
 
 
 def sample_lines(paths: Sequence[Path], most_bytes: int) -> list[str]:

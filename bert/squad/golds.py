@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bert.data.squad.reading import declares_2_0
 from bert.squad.json_file import is_dataset, kind_of, read_json
 from common.errors import InputError
 
@@ -36,12 +37,12 @@ class Golds:
 def read_golds(path: Path) -> Golds:
     """Read the gold answers of a SQuAD file (JSON, also .gz).
 
-    The rules of 2.0 hold where the file says so ("version": "v2.0"), where a question has an `is_impossible`, or where
-    one has no answer: the rules of 1.1 cannot score it.
+    The rules of 2.0 hold where the file says so ("version": "v2.0") or a question has an `is_impossible`, as for
+    `bertbench data squad`.
 
     Raises:
         InputError: the file cannot be read, is no SQuAD dataset, has no question, or a question lacks its id or its
-            answers; the message names article, paragraph and question.
+            answers, which for 2.0 may be none; the message names article, paragraph and question.
     """
     content = read_json(path, "SQuAD dataset")
     if not is_dataset(content):
@@ -58,10 +59,14 @@ def read_golds(path: Path) -> Golds:
         flags.append(question.get("is_impossible"))
     if not ids:
         raise InputError(f"{path} has no questions: nothing can be scored with it")
-    declared = str(content.get("version", "")).lower().removeprefix("v").startswith("2")
-    by_flag = any(flag is not None for flag in flags)
-    by_empty = not all(answers)
-    version = "2.0" if declared or by_flag or by_empty else "1.1"
+    declared = declares_2_0(content.get("version", ""))
+    version = "2.0" if declared or any(flag is not None for flag in flags) else "1.1"
+    if version == "1.1" and (without := [name for name, found in zip(ids, answers, strict=True) if not found]):
+        raise InputError(
+            f"{path}: {len(without):,} of {len(ids):,} questions have no gold answer, the first is "
+            f"{without[0][:60]!r}: "
+            'the rules of 1.1 cannot score them; where this is a file of 2.0, give it "version": "v2.0"'
+        )
     return _with_notes(Golds(version, tuple(ids), tuple(answers)), flags, declared)
 
 
@@ -80,9 +85,7 @@ def golds_of(features: "SquadFeatures") -> Golds:
 def _with_notes(golds: Golds, flags: list[Any], declared: bool) -> Golds:
     notes = []
     if golds.version == "2.0" and not declared:
-        notes.append(
-            'the rules of 2.0 are used: some questions have no answer or an "is_impossible", the file has no "v2.0"'
-        )
+        notes.append('the rules of 2.0 are used: some questions have an "is_impossible", the file has no "v2.0"')
     against = sum(flag is not None and bool(flag) == bool(a) for flag, a in zip(flags, golds.answers, strict=False))
     if against:
         notes.append(f'{against:,} question(s) whose "is_impossible" contradicts the answers: the answers count')

@@ -1,8 +1,10 @@
 """JSON files as the official scripts read them: the standard library's parser, plain or compressed with gzip."""
 
+import functools
 import gzip
 import json
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,19 +16,22 @@ MOST_BYTES = 2**30
 _GZIP = b"\x1f\x8b"
 
 
-def read_json(path: Path, what: str) -> Any:
+def read_json(path: Path, what: str, repeated: list[str] | None = None) -> Any:
     """Return the content of a JSON file; whatever Python's own parser reads is read, gzip is recognised by its bytes.
 
     Args:
         path: the file.
         what: what it has to be, for the messages ("SQuAD dataset").
+        repeated: takes the keys that an object has more than once; the last value counts.
 
     Raises:
         InputError: the file cannot be read, is damaged, too large or no JSON.
     """
     try:
         raw = _bytes(path)
-        return json.loads(raw)
+        if repeated is None:
+            return json.loads(raw)
+        return json.loads(raw, object_pairs_hook=functools.partial(_object, repeated=repeated))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"the {what} {path} is a damaged gzip file ({error}): get or pack it again") from error
     except OSError as error:
@@ -53,6 +58,13 @@ def _bytes(path: Path) -> bytes:
     if len(raw) > MOST_BYTES:
         raise InputError(f"{path} has more than {MOST_BYTES // 2**20} MiB: too long for questions or their answers")
     return raw
+
+
+def _object(pairs: list[tuple[str, Any]], repeated: list[str]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        repeated.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    return found
 
 
 def is_dataset(content: Any) -> bool:

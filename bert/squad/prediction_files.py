@@ -10,13 +10,13 @@ from common.errors import InputError
 _REMEDY = "one answer text per question id is needed: give predictions.json"
 
 
-def read_predictions(path: Path) -> dict[str, str]:
-    """Read {"question id": "answer", ...}; "" means: no answer.
+def read_predictions(path: Path, notes: list[str] | None = None) -> dict[str, str]:
+    """Read {"question id": "answer", ...}; "" means: no answer. `notes` takes what is odd about the file.
 
     Raises:
         InputError: the file cannot be read, or is something else; the message names the id.
     """
-    found = _object(path, "predictions")
+    found = _object(path, "predictions", notes)
     for name, value in found.items():
         if isinstance(value, str):
             continue
@@ -31,13 +31,14 @@ def read_predictions(path: Path) -> dict[str, str]:
     return found
 
 
-def read_null_odds(path: Path) -> dict[str, float]:
-    """Read {"question id": number, ...}: the higher, the likelier it is that the question has no answer.
+def read_null_odds(path: Path, notes: list[str] | None = None) -> dict[str, float]:
+    """Read {"question id": number, ...}: the higher, the likelier it is that the question has no answer. `notes` takes
+    what is odd about the file.
 
     Raises:
         InputError: the file cannot be read, is something else, or a number is not finite; the message names the id.
     """
-    found = _object(path, "no-answer scores")
+    found = _object(path, "no-answer scores", notes)
     for name, value in found.items():
         if type(value) not in (int, float):
             raise InputError(
@@ -49,12 +50,18 @@ def read_null_odds(path: Path) -> dict[str, float]:
     return found
 
 
-def _object(path: Path, what: str) -> dict[str, Any]:
-    content = read_json(path, f"file of {what}")
+def _object(path: Path, what: str, notes: list[str] | None) -> dict[str, Any]:
+    repeated: list[str] = []
+    content = read_json(path, f"file of {what}", repeated)
     if is_dataset(content):
         raise InputError(f"{path} is a SQuAD dataset, not a file of {what}: give it as --dataset")
     if not isinstance(content, dict):
         raise InputError(f'{path} holds {kind_of(content)}, needed is {{"question id": ...}}: give a file of {what}')
+    if repeated and notes is not None:
+        notes.append(
+            f"{len(repeated):,} question id(s) stand several times among the {what} of {path}, {repeated[0][:60]!r} "
+            "first: the last one counts, as in the official script"
+        )
     return content
 
 

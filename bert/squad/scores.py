@@ -1,7 +1,7 @@
 """The official scores of SQuAD 1.1 and 2.0, with the official scripts' order of sums, so that every digit agrees.
 
 Rules: Rajpurkar et al. 2016, section 6.1 (exact match, F1); Rajpurkar et al. 2018, section 5 (questions without
-answer). Missing predictions, with which the script of 2.0 fails, count as 0 here.
+answer). Missing predictions count as 0, all of them too; the script of 1.1 does so, that of 2.0 fails with them.
 """
 
 import re
@@ -73,7 +73,7 @@ def score(
         threshold: a no-answer score above it counts as the answer ""; None = 1.0.
 
     Raises:
-        InputError: no prediction belongs to the dataset, or a predicted question has no no-answer score.
+        InputError: there are predictions, and none belongs to the dataset; a predicted question has no no-answer score.
         UsageError: `null_odds` with a dataset of version 1.1, or `threshold` without `null_odds`.
     """
     if null_odds is None and threshold is not None:
@@ -83,7 +83,7 @@ def score(
     known = dict.fromkeys(golds.ids)
     missing = tuple(name for name in known if name not in predictions)
     extra = tuple(name for name in predictions if name not in known)
-    if len(missing) == len(known):
+    if predictions and len(missing) == len(known):
         raise InputError(
             f"none of the {len(predictions):,} predictions belongs to the dataset's {len(known):,} questions: "
             "give the dataset they were made for"

@@ -6,4 +6,16 @@ JOIN_TIMEOUT_VARIABLE = "BERTBENCH_JOIN_TIMEOUT_SECONDS"
 STRATEGIES = {
     "single": "bert.strategies.single:SingleStrategy",
     "ddp": "bert.strategies.ddp:DdpStrategy",
+    "dp": "bert.strategies.dp:DpStrategy",
+    "fsdp": "bert.strategies.fsdp:FsdpStrategy",
+    "deepspeed": "bert.strategies.deepspeed:DeepSpeedStrategy",
+    "horovod": "bert.strategies.horovod:HorovodStrategy",
 }
+
+# Those whose one process drives all devices of the node; of the others each device has a process of its own.
+ONE_PROCESS = frozenset({"dp"})
+
+
+def devices_per_rank(strategy: str, world_size: int) -> int:
+    """Devices that each process of a strategy drives where there are `world_size` devices in all."""
+    return world_size if strategy in ONE_PROCESS else 1

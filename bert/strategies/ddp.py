@@ -1,8 +1,6 @@
 """Data parallelism: PyTorch's DistributedDataParallel over NCCL (GPUs) or gloo (CPUs)."""
 
-import os
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -11,38 +9,31 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from bert.observer import Observer
-from bert.strategies import JOIN_TIMEOUT_VARIABLE
-from bert.strategies.single import SingleStrategy
-
-DEFAULT_JOIN_TIMEOUT_SECONDS = 300
+from bert.strategies.base import NO_OPTIONS, NO_PLAN, Options, StepPlan
+from bert.strategies.process_group import ProcessGroupStrategy
 
 
-class DdpStrategy(SingleStrategy):
+class DdpStrategy(ProcessGroupStrategy):
     """One process per device; gradients are averaged in buckets while the backward pass goes on."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, options: Options = NO_OPTIONS) -> None:
+        super().__init__(options)
         self._wrapped: DistributedDataParallel | None = None
-        self._cpu_group: Any = None
+        # None is PyTorch's own size, 25 MiB behind a small first bucket.
+        self._bucket_mib: int | None = options.get("bucket_mib")
 
-    def setup(self, device_type: str) -> None:
-        """Join the process group that torchrun's environment describes."""
-        super().setup(device_type)
-        seconds = int(os.environ.get(JOIN_TIMEOUT_VARIABLE, DEFAULT_JOIN_TIMEOUT_SECONDS))
-        if device_type == "cuda":
-            dist.init_process_group("nccl", timeout=timedelta(seconds=seconds), device_id=self.device)
-            # Small host-side values (step times) travel over gloo, so that agreeing on them never touches the GPU.
-            self._cpu_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
-        else:
-            dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
-
-    def wrap(self, model: torch.nn.Module, observer: Observer) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
         """Wrap the model; `observer.mark("gradients_ready")` tells when the last bucket's gradients are complete.
 
         Gradients lie in the same buckets in every step, the first one of this process included.
         """
         device_ids = [self.device] if self.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model.to(self.device), device_ids=device_ids, gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(
+            model.to(self.device),
+            device_ids=device_ids,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=self._bucket_mib,
+        )
         _assign_buckets(wrapped)
 
         def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -60,30 +51,6 @@ class DdpStrategy(SingleStrategy):
             return nullcontext()
         context: AbstractContextManager[None] = self._wrapped.no_sync()
         return context
-
-    def barrier(self) -> None:
-        """Wait for every rank."""
-        if self.device.type == "cuda":
-            dist.barrier(device_ids=[self.local_rank])
-        else:
-            dist.barrier()
-
-    def maximum(self, values: torch.Tensor) -> torch.Tensor:
-        """Element-wise maximum over ranks of a CPU float64 vector."""
-        result = values.clone()
-        dist.all_reduce(result, op=dist.ReduceOp.MAX, group=self._cpu_group)
-        return result
-
-    def total(self, values: torch.Tensor) -> torch.Tensor:
-        """Element-wise sum over ranks of a CPU float64 vector."""
-        result = values.clone()
-        dist.all_reduce(result, op=dist.ReduceOp.SUM, group=self._cpu_group)
-        return result
-
-    def teardown(self) -> None:
-        """Leave the process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 class _SumOfParameters(torch.nn.Module):

@@ -1,22 +1,26 @@
 """One process, one device."""
 
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from bert.observer import Observer
 from bert.precision import Precision
+from bert.strategies.base import NO_OPTIONS, NO_PLAN, Moments, Options, StepPlan
 from common.errors import UsageError
 
 
 class SingleStrategy:
     """Trains in this process alone; the base of the strategies that add communication to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Options = NO_OPTIONS) -> None:
+        self.options = options
         self.rank = 0
         self.local_rank = 0
         self.world_size = 1
+        self.devices_per_rank = 1
         self.device = torch.device("cpu")
 
     def setup(self, device_type: str) -> None:
@@ -26,6 +30,19 @@ class SingleStrategy:
             raise UsageError(f"strategy single runs on one device, {self.world_size} were asked for: use strategy ddp")
         if device_type == "cuda":
             self._pick_gpu()
+
+    @classmethod
+    def alone(cls, device_type: str) -> "SingleStrategy":
+        """Return one that computes by itself on this process's device, whatever world the process is a rank of.
+
+        Raises:
+            UsageError: the device is absent.
+        """
+        strategy = cls()
+        strategy.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        if device_type == "cuda":
+            strategy._pick_gpu()
+        return strategy
 
     def _read_environment(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -42,9 +59,12 @@ class SingleStrategy:
         self.device = torch.device("cuda", self.local_rank)
         torch.cuda.set_device(self.device)
 
-    def wrap(self, model: torch.nn.Module, observer: Observer) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
         """Move the model to the device."""
         return model.to(self.device)
+
+    def prepare(self, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
+        """Nothing to take over."""
 
     def accumulate(self, last: bool) -> AbstractContextManager[None]:
         """Nothing to hold back: there is no communication."""
@@ -69,6 +89,47 @@ class SingleStrategy:
         applied = precision.step(optimizer, wait)
         optimizer.zero_grad(set_to_none=True)
         return applied
+
+    def held(self, model: torch.nn.Module) -> list[torch.Tensor]:
+        """All parameters."""
+        return [parameter.detach() for parameter in model.parameters()]
+
+    def weights(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        """The model's state dict."""
+        yield from model.state_dict().items()
+
+    def moments(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The optimizer's state."""
+        for name, parameter in model.named_parameters():
+            for key, value in optimizer.state.get(parameter, {}).items():
+                yield name, key, value.detach()
+
+    def load_moments(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, moments: Moments, steps: int | None
+    ) -> None:
+        """Give the optimizer its state; what is on the CPU goes where its parameter is."""
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        packed = optimizer.state_dict()
+        ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        state = {
+            index: {key: self.placed(value, parameter) for key, value in moments[names[parameter]].items()}
+            for index, parameter in enumerate(ordered)
+        }
+        groups = packed["param_groups"]
+        if steps is not None:
+            groups = [{**group, "step": steps} for group in groups]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def placed(self, whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the part of a whole tensor of a parameter's state that belongs to this rank, in memory of its own."""
+        # A copy: what was read may be a mapping of the file, which the optimizer must not write into.
+        return whole.clone() if whole.ndim == 0 else whole.to(parameter.device, copy=True)
+
+    def whole(self, model: torch.nn.Module) -> AbstractContextManager[torch.nn.Module]:
+        """The model itself."""
+        return nullcontext(model)
 
     def barrier(self) -> None:
         """One rank waits for nobody."""

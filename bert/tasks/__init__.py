@@ -1,12 +1,73 @@
 """The tasks, by name. An entry is "module:class"; `common.registry.load` imports it when it is asked for."""
 
+from typing import TYPE_CHECKING, Any
+
+from bert.tasks.options import check_options, options_text, read_options, with_defaults
+from common.registry import load, lookup
+
+if TYPE_CHECKING:
+    from bert.tasks.base import TrainableTask
+    from bert.tasks.data import DataSource, TaskData
+
 TASKS = {
     "pretrain": "bert.tasks.pretrain:PretrainTask",
     "squad": "bert.tasks.squad:SquadTask",
+    "gap": "bert.tasks.gap:GapTask",
+    "classify": "bert.tasks.classify:ClassifyTask",
+    "glue": "bert.tasks.glue:GlueTask",
 }
 
 # What a plan asks of each task's data; these modules import no torch.
 DATA = {
     "pretrain": "bert.tasks.pretrain_data:PretrainData",
     "squad": "bert.tasks.squad_data:SquadData",
+    "gap": "bert.tasks.gap_data:GapData",
+    "classify": "bert.tasks.classify_data:ClassifyData",
+    "glue": "bert.tasks.glue_data:GlueData",
 }
+
+
+def make_task(name: str, task_options: str = "") -> "TrainableTask":
+    """Return a task; `task_options` is what `resolve_options` gave.
+
+    Raises:
+        UsageError: no such task, or an option it does not have.
+        InputError: `task_options` is damaged.
+    """
+    options = check_task_options(name, task_options)
+    task: TrainableTask = load(TASKS, name, "task")(**options)
+    return task
+
+
+def task_data(name: str) -> "TaskData":
+    """Return what a task knows of its data, without torch. Raises UsageError for an unknown task."""
+    lookup(TASKS, name, "task")
+    found: TaskData = load(DATA, name, "task")()
+    return found
+
+
+def check_task_options(name: str, task_options: str) -> dict[str, Any]:
+    """Return the options in a text that `resolve_options` gave; raises as `make_task` does."""
+    return check_options(name, task_data(name).options, read_options(task_options))
+
+
+def given_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options that a user gave, None being not given, with the task's defaults. Raises UsageError."""
+    known = task_data(name).options
+    return with_defaults(known, check_options(name, known, options))
+
+
+def resolve_options(name: str, given: dict[str, Any], source: "DataSource") -> str:
+    """Return the options of a task on some data as one canonical text, "" where it has none.
+
+    Args:
+        name: of the task.
+        given: what `given_options` returned.
+        source: what the task's data class said of the data when it inspected them with these options.
+
+    Raises:
+        UsageError: options that the data cannot be used with.
+        InputError: the data cannot be read.
+    """
+    data = task_data(name)
+    return options_text(check_options(name, data.options, data.resolve(given, source)))

@@ -1,7 +1,15 @@
 """What a plan asks of a task's data before anything runs. Imports no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from bert.config import ModelConfig
+from bert.tasks.options import TaskOption
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +28,34 @@ class DataSource:
     """Word pieces."""
     samples: int | None = None
     """Samples of an epoch; None for made-up data, which have no end."""
+    vocabulary: str | None = None
+    """Hash of the vocabulary they were made with; None where only the ranks look at it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A training that has come to its end."""
+
+    checkpoint: Path
+    """The best one, else the latest."""
+    run: Path
+    """The run directory, beside which something new may lie."""
+    data: str
+    """What it was trained on, a path or made-up data."""
+    eval_data: str | None
+    """What it was evaluated on, where that was named."""
+    options: Mapping[str, Any]
+    """Of the task, resolved."""
+
+    def prediction(self, task: str, *words: str) -> list[str]:
+        """Return the words of `bertbench predict` with the checkpoint, into a folder beside the run."""
+        out = self.run.with_name(f"{self.run.name}-predictions")
+        return ["bertbench", "predict", task, "--checkpoint", str(self.checkpoint), *words, "--out", str(out)]
+
+    def folder(self) -> Path:
+        """Return the folder that the data lie in."""
+        path = Path(self.data)
+        return path if path.is_dir() else path.parent
 
 
 class TaskData(Protocol):
@@ -29,13 +65,48 @@ class TaskData(Protocol):
     """Tokens per sequence where no other length is asked for."""
     paddings: tuple[str, ...]
     """Ways to pad a batch, the default first; empty where batches come padded."""
+    options: tuple[TaskOption, ...]
+    """Which options the task has; its class in bert.tasks.TASKS takes them by name."""
+    defaults: Mapping[str, Any]
+    """What training uses where nothing is given, by field of TrainSettings. Besides: `epochs`, which the number of
+    updates follows from, and `evaluates`, whether it is evaluated after each epoch without being asked. Empty where the
+    phases of pretraining say it."""
 
-    def inspect(self, data: str, seq_len: int | None = None) -> DataSource:
+    def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
         """Look at data, real or made up.
+
+        Args:
+            data: as given.
+            seq_len: tokens per sequence that are wanted; None is what the data have.
+            options: of the task, with its defaults.
 
         Raises:
             InputError: there is none, or it is damaged (the message names the file).
             UsageError: no such synthetic data.
+        """
+
+    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
+        """Return the options with those that follow from the data, such as the number of labels.
+
+        Raises:
+            UsageError: options that the data cannot be used with.
+            InputError: the data cannot be read.
+        """
+
+    def check_evaluation(
+        self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
+    ) -> None:
+        """Look at what a run is to be evaluated on, before it begins.
+
+        Args:
+            source: the data it trains on, as `inspect` returned them.
+            seq_len: tokens per sequence of the run.
+            wanted: other data to evaluate on; None is what lies beside the training data.
+            options: of the task, resolved.
+
+        Raises:
+            UsageError: no such data can be wanted, or they have to be named.
+            InputError: there are none, they are damaged or do not fit those that are trained on.
         """
 
     def max_predictions(self, seq_len: int) -> int:
@@ -43,3 +114,12 @@ class TaskData(Protocol):
 
     def prepare_command(self, seq_len: int) -> str:
         """The command that prepares data of this length."""
+
+    def next_command(self, trained: Trained) -> list[str] | None:
+        """Return the words of the command that comes after a training, to run as it is; None where there is none."""
+
+    def loss_label(self, options: Mapping[str, Any] = NO_OPTIONS) -> str:
+        """What the training loss is made of, such as "MLM + NSP"; a sum is one of losses of an evaluation, too."""
+
+    def head_parameters(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> int:
+        """Return the parameters of the model beside embeddings and layers, the vocabulary's padding included."""

@@ -16,8 +16,9 @@ from bert.flops import model_flops
 from bert.model import BertForPretraining
 from bert.observer import Observer
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, EvaluationSpec
+from bert.tasks.pretrain_data import PretrainData
 from bert.tasks.pretrain_evaluation import TestShards
-from common.errors import InputError, UsageError
+from common.errors import InputError
 
 
 class PretrainTask:
@@ -74,11 +75,7 @@ class PretrainTask:
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> TestShards:
         """Open the test shards beside the training shards. Raises InputError, UsageError where others are wanted."""
-        if wanted.source is not None:
-            raise UsageError(
-                f"eval_data={wanted.source!r}: pretraining is evaluated on the test shards in its data folder, "
-                "leave eval_data out"
-            )
+        PretrainData().check_evaluation(spec.source, spec.seq_len, wanted.source)
         return TestShards(spec, wanted.samples)
 
     def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:

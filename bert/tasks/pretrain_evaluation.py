@@ -11,12 +11,14 @@ import torch.nn.functional as F
 
 from bert.batch import Batch
 from bert.data.loading.batches import to_batch
-from bert.data.loading.folder import ShardFolder, folder_info
+from bert.data.loading.folder import ShardFolder
+from bert.data.loading.order import spread
 from bert.data.loading.pieces import Pieces
 from bert.heads import gather_positions
 from bert.model import BertForPretraining
 from bert.precision import Precision
 from bert.tasks.base import DataSpec, Evaluation
+from bert.tasks.pretrain_data import open_test_shards
 from common.errors import InputError, UsageError
 
 
@@ -42,20 +44,16 @@ class TestShards:
     __test__ = False  # no test of pytest's
 
     def __init__(self, spec: DataSpec, samples: int = 0) -> None:
-        try:
-            self.info: ShardFolder = folder_info(Path(spec.source), "test", spec.seq_len)
-        except InputError as error:
-            raise InputError(f"{error}; or train without evaluation (eval_every 0)") from error
+        self.info: ShardFolder = open_test_shards(Path(spec.source), spec.seq_len)
         if self.info.seq_len != spec.seq_len:
             raise InputError(
                 f"the test shards in {self.info.path} have {self.info.seq_len} tokens per sample, not {spec.seq_len}: "
                 "prepare both splits alike, or train without evaluation (eval_every 0)"
             )
         self._spec = spec
-        count = self.info.samples
-        wanted = min(samples, count) if samples > 0 else count
-        self.fingerprint = f"{self.info.fingerprint}/{wanted}"
-        self._chunks = list(self._cut(np.arange(wanted, dtype=np.int64) * count // wanted))
+        chosen = spread(self.info.samples, samples)
+        self.fingerprint = f"{self.info.fingerprint}/{len(chosen)}"
+        self._chunks = list(self._cut(chosen))
 
     def _cut(self, chosen: npt.NDArray[np.int64]) -> Iterator[Chunk]:
         first = 0

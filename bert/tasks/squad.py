@@ -13,8 +13,8 @@ from bert.flops import span_flops
 from bert.model import BertForQuestionAnswering
 from bert.observer import Observer
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, EvaluationSpec
+from bert.tasks.squad_data import SquadData
 from bert.tasks.squad_evaluation import Questions
-from common.errors import InputError, UsageError
 
 
 class SquadTask:
@@ -70,15 +70,8 @@ class SquadTask:
             UsageError: none are named.
             InputError: they are missing or damaged, longer than those that are trained on, or of another vocabulary.
         """
-        if wanted.source is None:
-            raise UsageError("no data to evaluate on: give eval_data, the features of a dev file, or eval_every 0")
-        questions = Questions(spec, Path(wanted.source), wanted.samples)
-        if questions.features.settings.vocabulary != self.identify(spec).vocabulary:
-            raise InputError(
-                f"the features in {wanted.source} were made with another vocabulary than those in {spec.source}: their "
-                "ids mean other words, make both with the same vocab.txt and casing"
-            )
-        return questions
+        SquadData().check_evaluation(spec.source, spec.seq_len, wanted.source)
+        return Questions(spec, Path(str(wanted.source)), wanted.samples)
 
     def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:
         """Model FLOPs of forward and backward for these counts."""

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bert.data.loading.order import spread
 from bert.data.loading.squad_batches import evaluation_batches, put_values
 from bert.data.squad.features import Int64, SquadFeatures
-from bert.data.squad.store import open_features, vocabulary_of
 from bert.model import BertForQuestionAnswering
 from bert.precision import Precision
 from bert.squad.golds import Golds, golds_of
@@ -18,7 +18,9 @@ from bert.squad.logits import WindowLogits
 from bert.squad.predictions import decode
 from bert.squad.scores import score
 from bert.tasks.base import DataSpec, Evaluation
-from common.errors import InputError, UsageError
+from bert.tasks.evaluation import outputs
+from bert.tasks.squad_data import open_evaluation
+from common.errors import UsageError
 
 # Of SQuAD 1.1's scores: the name that 2.0 has for the same.
 _SAME = {"exact_match": "exact"}
@@ -33,22 +35,11 @@ class Questions:
     """
 
     def __init__(self, spec: DataSpec, source: Path, samples: int = 0) -> None:
-        self.features = open_features(source, "evaluation")
-        settings = self.features.settings
-        if settings.max_seq_length > spec.seq_len:
-            raise InputError(
-                f"the windows in {source} have up to {settings.max_seq_length} tokens, those that are trained on "
-                f"{spec.seq_len}: make both with the same --max-seq-length"
-            )
-        if not len(self.features):
-            raise InputError(f"the features in {source} hold no window: make them from questions with contexts")
-        self._vocabulary = vocabulary_of(source, settings)
+        self.features, self._vocabulary = open_evaluation(source, spec.seq_len)
         self._spec = spec
-        count = len(self.features.question_ids)
-        wanted = min(samples, count) if samples > 0 else count
-        self._questions: Int64 = np.arange(wanted, dtype=np.int64) * count // wanted
+        self._questions = spread(len(self.features.question_ids), samples)
         self._golds = _some_of(golds_of(self.features), self._questions)
-        self.fingerprint = f"{self.features.fingerprint}/{wanted}"
+        self.fingerprint = f"{self.features.fingerprint}/{len(self._questions)}"
 
     def measure(self, model: torch.nn.Module, device: torch.device, precision: Precision) -> torch.Tensor:
         """Return start and end logits [2 x sum of lengths] of this rank's windows, 0 for the others.
@@ -107,17 +98,11 @@ def window_logits(
     """
     if not isinstance(model, BertForQuestionAnswering):
         raise UsageError(f"{type(model).__name__} has no head that finds answers: give a model trained on squad")
-    done = 0
     flat = np.zeros((2, int(features.lengths.sum())), dtype=np.float32)
-    with torch.inference_mode():
-        for numbers, batch in evaluation_batches(features, micro_batch_size, rank, world_size, chosen=chosen):
-            with precision.autocast():
-                output = model(batch.to(device))
-            for row, logits in enumerate((output.start_logits, output.end_logits)):
-                put_values(features, numbers, logits.float().cpu().numpy(), flat[row])
-            done += len(numbers)
-            if told is not None:
-                told(done)
+    batches = evaluation_batches(features, micro_batch_size, rank, world_size, chosen=chosen)
+    for numbers, output in outputs(model, batches, device, precision, told):
+        for row, logits in enumerate((output.start_logits, output.end_logits)):
+            put_values(features, numbers, logits.float().cpu().numpy(), flat[row])
     return flat
 
 

@@ -15,9 +15,10 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,12 +26,12 @@ import torch
 from torch import nn
 
 from bert.checkpoints.model_config import read_json
-from bert.checkpoints.ours import save_model
+from bert.checkpoints.ours import config_of, write_model
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.strategies.base import Strategy
 from bert.training.agreement import known_to_first, together
 from bert.training.state import TrainState
-from bert.training.tensors import OPTIMIZER_FILE, rng_file, save_optimizer, save_rng
+from bert.training.tensors import OPTIMIZER_FILE, collected, rng_file, save_moments, save_rng
 from common.atomic import storage_errors, write_json, write_text
 from common.errors import InputError, SchemaError, StorageError
 
@@ -80,7 +81,7 @@ def save(
 
     Args:
         folder: where the checkpoints of the run lie.
-        model: without what a strategy wraps around it.
+        model: the one that the strategy has wrapped, without what is around it.
         optimizer: over its parameters.
         state: where the run stands, the same on every rank.
         strategy: the ranks.
@@ -104,16 +105,21 @@ def save(
         if not temporary.is_dir():
             raise StorageError(f"rank {strategy.rank} does not see {temporary}: use a folder that all nodes share")
         save_rng(temporary / rng_file(strategy.rank), strategy.device)
+
+    def write_weights(weights: Mapping[str, torch.Tensor]) -> None:
         if strategy.rank == 0:
-            save_model(temporary, model)
-            save_optimizer(temporary / OPTIMIZER_FILE, model, optimizer)
+            write_model(temporary, config_of(model), weights)
+
+    def write_moments(moments: Mapping[str, torch.Tensor]) -> None:
+        if strategy.rank == 0:
+            save_moments(temporary / OPTIMIZER_FILE, moments)
             if vocabulary is not None:
                 write_text(temporary / VOCABULARY_FILE, vocabulary)
 
     def finish() -> int:
         if strategy.rank != 0:
             return 0
-        size = _seal(temporary, state)
+        size = _seal(temporary, state, strategy.world_size)
         _replace(temporary, final)
         best = None if state.best is None else state.best.applied_steps
         _prune(folder, state.applied_steps, state.settings.keep, best)
@@ -122,6 +128,15 @@ def save(
     try:
         for action in (begin, write):
             together(strategy, _storing(final, action))
+        # Ranks that hold parts put them together here, outside of what may fail on one of them alone.
+        keep = strategy.rank == 0
+        parts = collected(strategy.weights(model), keep)
+        together(strategy, _storing(final, partial(write_weights, parts)))
+        del parts
+        named = ((f"{name}.{key}", value) for name, key, value in strategy.moments(model, optimizer))
+        parts = collected(named, keep)
+        together(strategy, _storing(final, partial(write_moments, parts)))
+        del parts
         return final, together(strategy, _storing(final, finish))
     except BaseException:
         if strategy.rank == 0:
@@ -140,9 +155,9 @@ def _storing(path: Path, action: Callable[[], T]) -> Callable[[], T]:
     return attempt
 
 
-def _seal(temporary: Path, state: TrainState) -> int:
+def _seal(temporary: Path, state: TrainState, ranks: int) -> int:
     """Write state.json, which makes a checkpoint of the files; return their size in bytes."""
-    wanted = [rng_file(rank) for rank in range(state.settings.world_size)]
+    wanted = [rng_file(rank) for rank in range(ranks)]
     absent = [name for name in wanted if not (temporary / name).is_file()]
     if absent:
         raise StorageError(f"{temporary} lacks {', '.join(absent)}: use a folder that all nodes share")

@@ -14,7 +14,7 @@ def evaluate(model: torch.nn.Module, evaluator: Evaluator, strategy: Strategy, p
     Nothing is drawn from random number generators; the model is left in the mode it was in.
 
     Args:
-        model: on the strategy's device, without what the strategy wraps around it.
+        model: the one that the strategy has wrapped, without what is around it.
         evaluator: of its task.
         strategy: the ranks.
         precision: what training runs in.
@@ -23,12 +23,13 @@ def evaluate(model: torch.nn.Module, evaluator: Evaluator, strategy: Strategy, p
         UsageError: the model has not the heads of the task.
         InputError: the data are damaged.
     """
-    before = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            own = together(strategy, lambda: evaluator.measure(model, strategy.device, precision))
-    finally:
-        model.train(before)
+    with strategy.whole(model) as whole:
+        before = whole.training
+        whole.eval()
+        try:
+            with torch.inference_mode():
+                own = together(strategy, lambda: evaluator.measure(whole, strategy.device, precision))
+        finally:
+            whole.train(before)
     total = strategy.total(own)
     return together(strategy, lambda: evaluator.score(total))

@@ -1,20 +1,23 @@
 """The weights that a new run begins from: a checkpoint of ours, or anything that `bertbench convert` reads.
 
-The encoder has to be complete and of the run's shape. Heads that are absent keep their fresh values; what was not taken
-on either side is said.
+The encoder has to be complete and of the run's shape. Heads that are absent keep their fresh values, and so does a
+classifier where that of the checkpoint has another number of labels or follows no pooler; what was not taken on either
+side is said.
 """
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from bert.checkpoints.architectures import CLASSIFIER, labels_of, part_of_ours
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import load_model
 from bert.checkpoints.read import OURS, Found, find_checkpoint, read_weights
 from bert.config import ModelConfig
-from bert.convert import match_hugging_face_state
+from bert.convert import match_hugging_face_state, part_of
 from bert.heads import MaskedWordHead
 from bert.training.resume import Initial
 from bert.training.tensors import check_same_shape, fit_vocabulary, load_weights
@@ -68,6 +71,8 @@ def _ours(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str
     bare = not any(name.startswith(_ENCODER) for name in state)
     names = {(_ENCODER if bare else "") + name: name for name in state}
     wanted = model.state_dict()
+    other = _other_classifier({name: state[original] for name, original in names.items()}, wanted, part_of_ours)
+    names = {name: original for name, original in names.items() if name not in other}
     missing = sorted(wanted.keys() - names.keys())
     lacking = [name for name in missing if name.startswith(_ENCODER) and not name.startswith(_POOLER)]
     if lacking:
@@ -79,7 +84,7 @@ def _ours(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str
         for name, original in names.items()
         if name in wanted
     }
-    return values, Taken(tuple(missing), tuple(sorted(names[name] for name in names.keys() - wanted.keys())))
+    return values, Taken(tuple(missing), tuple(sorted([names[name] for name in names.keys() - wanted.keys()] + other)))
 
 
 def _foreign(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str, Tensor], Taken]:
@@ -87,10 +92,12 @@ def _foreign(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[
         check_same_shape(unpadded(read_config(found.config), config), config, found.path)
     weights = read_weights(found)
     try:
-        values, report = match_hugging_face_state(model, weights.tensors)
+        other = _other_classifier(weights.tensors, model.state_dict(), part_of)
+        fitting = {name: value for name, value in weights.tensors.items() if name not in other}
+        values, report = match_hugging_face_state(model, fitting)
     except InputError as error:
         raise InputError(f"{found.path}: {error}") from error
-    unused = report.unexpected + report.incomplete
+    unused = (*report.unexpected, *report.incomplete, *other)
     unused = tuple(sorted(weights.originals.get(name, name) for name in unused))
     body = [name for name in unused if _BODY.search(name)]
     if body:
@@ -99,6 +106,17 @@ def _foreign(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[
             "with the shape these weights were made with"
         )
     return values, Taken(report.missing, unused)
+
+
+def _other_classifier(
+    given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], part: Callable[[str], str]
+) -> list[str]:
+    """Names of the weights of a classifier that is none of this run's: of other labels, or without the pooler."""
+    labels = labels_of({name: value.shape for name, value in wanted.items()}, part_of_ours)
+    found = labels_of({name: value.shape for name, value in given.items()}, part)
+    pooled = any(part(name) == "pooler" for name in given)
+    same = labels is None or found is None or (labels == found and pooled)
+    return [] if same else [name for name in given if part(name) == CLASSIFIER]
 
 
 def unpadded(saved: ModelConfig, wanted: ModelConfig) -> ModelConfig:

@@ -2,20 +2,21 @@
 
 Going on in the same folder, `check_resumable`:
 
-- the same: shape of the model, vocabulary, training data (by content, its folder may have moved), sequence length,
-  optimizer and seed. Where one of them is to change, that is a new run or phase: another folder, `init`.
+- the same: shape of the model, options of the task, vocabulary, training data (by content, its folder may have moved),
+  sequence length, optimizer and seed. Where one of them is to change, that is a new run or phase: another folder,
+  `init`.
 - free, and said in a warning because the run is no longer the one that was begun: learning rate, schedule, warm-up,
   number of updates (not below those made), weight decay, clipping, dropout, precision, what made-up data predicts.
 - free, and said in a warning: global batch size. The data position counts samples: the first sample that was not
   trained on comes next, none is left out or repeated. Schedule, number of updates and the intervals of saving and
   evaluating count updates, of whatever size, as the settings say; the learning rate is not rescaled.
-- free, and said in a warning: micro-batch, accumulation, devices, strategy, padding. The samples and their order stay
-  the same (in shards binned by length the order in which bins take turns does not; made-up batches are counted, in
-  whole ones); losses then agree up to rounding, and dropout draws other numbers. A rank that was not there before seeds
-  its generators from (seed, rank, updates made).
+- free, and said in a warning: micro-batch, accumulation, devices, strategy and its options, padding, levers. The
+  samples and their order stay the same (in shards binned by length the order in which bins take turns does not; made-up
+  batches are counted, in whole ones); losses then agree up to rounding, and dropout draws other numbers. A rank that
+  was not there before seeds its generators from (seed, rank, updates made).
 - free, and said in a warning: versions of Python, PyTorch and NumPy; losses then agree up to rounding.
-- free and silent: how often is logged, evaluated and saved and on what, how many checkpoints stay, `init`. On other
-  evaluation data the best checkpoint is looked for anew, which is said.
+- free and silent: whether activations are recomputed, how often is logged, evaluated and saved and on what, how many
+  checkpoints stay, `init`. On other evaluation data the best checkpoint is looked for anew, which is said.
 
 Beginning a new run or phase from `init`, `find_initial`: weights are taken, and the optimizer's moments with the
 number of steps their bias correction has seen where the optimizer is the same; updates, schedule, data position, loss
@@ -28,24 +29,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert.checkpoints.ours import is_model_folder
 from bert.checkpoints.read import Found, find_checkpoint
 from bert.data.lengths import is_synthetic
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.base import DataIdentity
-from bert.training.checkpoint import STATE_FILE, Checkpoint, latest, read, saved_steps
+from bert.training.checkpoint import STATE_FILE, Checkpoint, checkpoint_path, latest, read, saved_steps
 from bert.training.settings import TrainSettings
 from bert.training.state import versions
+from bert.training.tensors import OPTIMIZER_FILE
 from common.errors import InputError, UsageError
 
 CHECKPOINTS_FOLDER = "checkpoints"
 """Name of the folder of checkpoints in a run's folder; `init` finds them there."""
 
-_FIXED = ("task", "optimizer", "seed", "seq_len")
+_FIXED = ("task", "task_options", "optimizer", "seed", "seq_len")
 _CHANGES_THE_RUN = (
     "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "dropout", "precision",
     "max_predictions",
 )  # fmt: skip
-_CHANGES_THE_SPLIT = ("micro_batch_size", "grad_accum_steps", "world_size", "strategy", "padding")
+_CHANGES_THE_SPLIT = (
+    "micro_batch_size", "grad_accum_steps", "world_size", "strategy", "strategy_options", "padding", "levers",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +171,8 @@ def _check_vocabulary(data: DataIdentity, checkpoint: Checkpoint) -> None:
         return
     raise InputError(
         f"{checkpoint.path} was trained with the vocabulary of {saved.source} ({saved.vocab_size} word pieces), the "
-        f"shards in {data.source} were made with another one ({data.vocab_size} word pieces): its ids mean other "
-        "words, prepare the shards with the same vocabulary"
+        f"data in {data.source} were made with another one ({data.vocab_size} word pieces): its ids mean other "
+        "words, prepare the data with the same vocabulary"
     )
 
 
@@ -200,6 +205,7 @@ def find_weights(
         needed: what the message says where there is nothing of that kind.
         whole: check all bytes of a checkpoint, not only the sizes of its files.
     """
+    path = _weights_alone(path) or path
     checkpoint = _own_checkpoint(path, warn, whole)
     if checkpoint is not None:
         _check_vocabulary(data, checkpoint)
@@ -207,9 +213,11 @@ def find_weights(
     try:
         found = find_checkpoint(path)
     except InputError as error:
+        # That it is not there is not said twice.
+        why = "" if str(error).startswith(f"{path} is not there: ") else f"; {error}"
         raise InputError(
             f"{_what_is(path)}, {needed}: a folder step-..., the folder of a run, or anything that `bertbench convert` "
-            f"reads; {error}"
+            f"reads{why}"
         ) from error
     if found.vocab is not None and data.vocabulary is not None:
         hashes = [load_vocabulary(found.vocab, lower_case).fingerprint for lower_case in (True, False)]
@@ -219,6 +227,16 @@ def find_weights(
                 "other words, prepare the data with the vocabulary beside the weights"
             )
     return Initial(found.path, None, found)
+
+
+def _weights_alone(path: Path) -> Path | None:
+    """Return the newest folder of a run whose weights are all that it saves; None where there is no such."""
+    for folder in (path, path / CHECKPOINTS_FOLDER):
+        if steps := saved_steps(folder):
+            newest = checkpoint_path(folder, steps[-1])
+            whole = any((newest / name).exists() for name in (STATE_FILE, OPTIMIZER_FILE))
+            return newest if not whole and is_model_folder(newest) else None
+    return None
 
 
 def _own_checkpoint(path: Path, warn: Callable[[str], None], whole: bool) -> Checkpoint | None:

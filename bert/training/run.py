@@ -6,7 +6,6 @@ threads and library versions; on GPUs some kernels add up in an order that chang
 bert.training.resume.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,38 +15,30 @@ import torch
 
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
+from bert.levers import resolve_levers, use_levers
+from bert.model import recompute_activations
 from bert.observer import Observer, Observers
-from bert.optim import OPTIMIZERS, SELF_CLIPPING
 from bert.precision import Precision
 from bert.strategies.base import Strategy
-from bert.tasks import TASKS
-from bert.tasks.base import DataIdentity, DataSpec, Evaluation, EvaluationSpec, Evaluator, TrainableTask
-from bert.train import DivergenceError, DivergenceWatch, Training, parameters_are_finite, train
+from bert.tasks import make_task
+from bert.tasks.base import DataIdentity, TrainableTask
+from bert.train import DivergenceError, parameters_are_finite, train
 from bert.train import Progress as UpdateCounts
 from bert.training.agreement import any_rank, together
-from bert.training.checkpoint import Checkpoint, checkpoint_path, latest_on_all, remove_left_overs, save
-from bert.training.evaluate import evaluate
-from bert.training.events import (
-    LAST_GOOD_CHECKPOINT,
-    Best,
-    Evaluated,
-    Event,
-    Report,
-    Resumed,
-    RunOutcome,
-    Saved,
-    Warned,
-)
+from bert.training.best import Evaluations
+from bert.training.checkpoint import Checkpoint, latest_on_all, remove_left_overs, save
+from bert.training.events import LAST_GOOD_CHECKPOINT, Event, Report, Resumed, RunOutcome, Saved, Warned
 from bert.training.feed import Feed
 from bert.training.initial import Taken, load_initial
 from bert.training.losses import LossLog
+from bert.training.parts import data_spec, make_optimizer, make_training, step_plan
 from bert.training.resume import Initial, changed_settings, check_resumable, find_initial
 from bert.training.settings import TrainSettings
 from bert.training.state import TrainState, versions, vocabulary_text
 from bert.training.tensors import (
     OPTIMIZER_FILE,
     check_same_shape,
-    load_optimizer,
+    load_moments,
     load_rng,
     load_weights,
     rng_file,
@@ -56,7 +47,6 @@ from bert.training.tensors import (
 )
 from common.errors import UsageError
 from common.locks import locked
-from common.registry import load
 
 
 def run_training(
@@ -84,8 +74,9 @@ def run_training(
         StorageError: a checkpoint cannot be written; earlier ones are as they were.
         DivergenceError: the loss is not a number; step, learning rate and last good checkpoint are named.
     """
-    if settings.world_size != strategy.world_size:
-        raise UsageError(f"settings for world_size={settings.world_size} were given to {strategy.world_size} ranks")
+    given = strategy.world_size * strategy.devices_per_rank
+    if settings.world_size != given:
+        raise UsageError(f"settings for world_size={settings.world_size} were given to {given} devices")
     with _locked_by_first(folder, strategy):
         run = _Run(settings, folder, strategy, observer, should_stop, report)
         try:
@@ -125,44 +116,39 @@ class _Run:
         self.strategy = strategy
         self.should_stop = should_stop
         self._report = report
-        self.task: TrainableTask = load(TASKS, settings.task, "task")()
+        self.task: TrainableTask = make_task(settings.task, settings.task_options)
         self.config = settings.model_config()
         self.precision = Precision(settings.precision, strategy.device.type)
         self.counts = UpdateCounts()
-        self.spec = _data_spec(settings, strategy)
+        self.spec = data_spec(settings, strategy)
         self.data: DataIdentity = together(strategy, lambda: self.task.identify(self.spec))
         self.vocabulary = together(strategy, lambda: vocabulary_text(self.data))
-        self.evaluator = self._open_evaluator()
-        self.evaluation: Evaluation | None = None
-        self.best: Best | None = None
+        self.evaluations = Evaluations(settings, self.task, strategy, self._warn)
+        self.evaluations.open(self.spec, self.data)
         self.resumed_from, initial = self._origin()
         torch.manual_seed(settings.seed)
         self.model = self.task.build_model(self.config, observer)
         taken = None if initial is None else together(strategy, lambda: self._load_model(initial))
-        wrapped = strategy.wrap(self.model, observer)
-        self.optimizer = self._make_optimizer(wrapped)
+        self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        use_levers(self.model, resolve_levers(settings.levers, strategy.device.type))
+        if settings.activation_checkpointing:
+            recompute_activations(self.model)
+        wrapped = strategy.wrap(self.model, observer, step_plan(settings))
+        self.optimizer = make_optimizer(settings, wrapped)
+        strategy.prepare(self.optimizer, self.precision)
         if initial is not None and taken is not None:
             self._load_optimizer(initial, taken)
         self.feed = together(strategy, self._open_feed)
         samples_seen = 0 if self.resumed_from is None else self.resumed_from.state.samples_seen
         self.log = LossLog(self.task, self.counts, settings.global_batch_size, settings.grad_accum_steps, samples_seen)
         self.observer = Observers([self.log, observer])
-        self.training = self._make_training(wrapped)
+        self.training = make_training(
+            settings, wrapped, self.optimizer, self.log.compute_loss, self.feed, strategy, self.precision, self.counts
+        )
         self.checkpoint = None if self.resumed_from is None else self.resumed_from.path
-        self._saved = self._evaluated = self.counts.applied_steps
-        if self.resumed_from is not None and self.evaluation is None:
-            self._evaluated = -1  # evaluations were asked for since: one that is due now is made
+        self._saved = self.counts.applied_steps
+        self.evaluations.begin(self.counts.applied_steps)
         self._begin_random_numbers()
-
-    def _open_evaluator(self) -> Evaluator | None:
-        settings = self.settings
-        if settings.eval_every == 0:
-            return None
-        if self.data.fingerprint is None:
-            self.report(Warned(message="made-up data has no test shards and no answers: the run is not evaluated"))
-            return None
-        wanted = EvaluationSpec(source=settings.eval_data, samples=settings.eval_samples)
-        return together(self.strategy, lambda: self.task.evaluator(self.spec, wanted))
 
     def _origin(self) -> tuple[Checkpoint | None, Initial | None]:
         """Find what to go on from, or else to begin from; take over the counts of what to go on from."""
@@ -174,38 +160,18 @@ class _Run:
                 self._warn(message)
             together(self.strategy, lambda: self.counts.load_state_dict(found.state.progress))
             together(self.strategy, lambda: self.precision.load_state_dict(found.state.scaler))
-            self.evaluation = found.state.evaluation
-            self.best = self._still_best(found.state.best)
+            self.evaluations.take_over(found.state, self.folder)
             return found, Initial(found.path, found)
         if self.settings.init is None:
             return None, None
         whole = self.strategy.rank == 0
         return None, together(self.strategy, lambda: find_initial(self.settings, self.data, self._warn, whole))
 
-    def _still_best(self, best: Best | None) -> Best | None:
-        """Return the best evaluation so far where those to come can be held against it."""
-        if best is None or self.evaluator is None:
-            return best
-        name = checkpoint_path(self.folder, best.applied_steps).name
-        if any_rank(self.strategy, not (self.folder / name).is_dir()):
-            self._warn(f"{name}, the best checkpoint so far, is gone: the next evaluation counts as the best")
-        elif (best.score, best.data) != (self.task.deciding_score, self.evaluator.fingerprint):
-            self._warn(f"{name} was the best checkpoint on other samples: the next evaluation counts as the best")
-        else:
-            return best
-        return None
-
     def _load_model(self, initial: Initial) -> Taken:
         if self.resumed_from is None:
             return load_initial(initial, self.model, self.config, whole=not self.task.begins_from_encoder)
         load_weights(initial.weights, self.model, self.config)
         return Taken()
-
-    def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        settings = self.settings
-        clipping = {"max_grad_norm": settings.max_grad_norm} if settings.optimizer in SELF_CLIPPING else {}
-        make = OPTIMIZERS[settings.optimizer]
-        return make(model, settings.learning_rate, weight_decay=settings.weight_decay, **clipping)
 
     def _load_optimizer(self, initial: Initial, taken: Taken) -> None:
         """Take the moments, unless they are another optimizer's or model's; say what the run begins from."""
@@ -215,7 +181,9 @@ class _Run:
         same = checkpoint is not None and checkpoint.state.settings.optimizer == settings.optimizer
         if checkpoint is not None and same:
             path, steps = checkpoint.path / OPTIMIZER_FILE, checkpoint.state.optimizer_steps
-            together(self.strategy, lambda: load_optimizer(path, self.model, self.optimizer, steps, self.config))
+            moments = together(self.strategy, lambda: load_moments(path, self._shapes, self.config))
+            take = self.strategy.load_moments
+            together(self.strategy, lambda: take(self.model, self.optimizer, moments, steps))
         elif checkpoint is not None:
             self._warn(
                 f"{checkpoint.path} was trained with {checkpoint.state.settings.optimizer}, this run uses "
@@ -250,22 +218,6 @@ class _Run:
             stream.load_state_dict(position)
         return Feed(stream, pinned=self.strategy.device.type == "cuda")
 
-    def _make_training(self, wrapped: torch.nn.Module) -> Training:
-        settings = self.settings
-        return Training(
-            model=wrapped,
-            optimizer=self.optimizer,
-            compute_loss=self.log.compute_loss,
-            batches=self.feed,
-            strategy=self.strategy,
-            precision=self.precision,
-            grad_accum_steps=settings.grad_accum_steps,
-            max_grad_norm=None if settings.optimizer in SELF_CLIPPING else settings.max_grad_norm,
-            learning_rate=settings.learning_rates(),
-            progress=self.counts,
-            divergence=DivergenceWatch(settings.log_every),
-        )
-
     def _begin_random_numbers(self) -> None:
         """Go on with saved generators, or seed them: the last thing before the first step."""
         rank, found = self.strategy.rank, self.resumed_from
@@ -292,8 +244,8 @@ class _Run:
             samples_seen=self.log.samples_seen,
             resumed_from=None if self.resumed_from is None else self.resumed_from.path,
             checkpoint=self.checkpoint,
-            evaluation=self.evaluation,
-            best=self.best,
+            evaluation=self.evaluations.latest,
+            best=self.evaluations.best,
         )
 
     def close(self) -> None:
@@ -317,12 +269,15 @@ class _Run:
         if len(self.log) >= settings.log_every:
             self._read_losses()
         stop = not done and any_rank(self.strategy, self.should_stop())
-        evaluation_due = self.evaluator is not None and (done or applied % settings.eval_every == 0)
-        saving_due = done or stop or applied % settings.save_every == 0
-        evaluating, saving = evaluation_due and applied != self._evaluated, saving_due and applied != self._saved
+        evaluating = self.evaluations.due(applied, done)
+        saving = (done or stop or applied % settings.save_every == 0) and applied != self._saved
         if done or stop or evaluating or saving:
             self._read_losses()
-        if (evaluating and self._evaluate()) or saving:
+        if evaluating:
+            told = self.evaluations.make(self.model, self.precision, applied)
+            self.report(told)
+            saving = saving or told.best
+        if saving:
             self._save(step)
         return not (done or stop)
 
@@ -330,30 +285,12 @@ class _Run:
         for event in self.log.read(self.strategy, self.precision):
             self.report(event)
 
-    def _evaluate(self) -> bool:
-        """Evaluate the model; return whether it is the best so far."""
-        assert self.evaluator is not None
-        began = time.perf_counter()
-        self.evaluation = evaluate(self.model, self.evaluator, self.strategy, self.precision)
-        self._evaluated = self.counts.applied_steps
-        name = self.task.deciding_score
-        value = float(self.evaluation.values[name])
-        gain = math.inf if self.best is None else value - self.best.value
-        best = math.isfinite(value) and (gain if self.task.higher_is_better or self.best is None else -gain) > 0
-        if best:
-            data = self.evaluator.fingerprint
-            self.best = Best(applied_steps=self._evaluated, score=name, value=value, data=data)
-        seconds = time.perf_counter() - began
-        told = Evaluated(applied_steps=self._evaluated, evaluation=self.evaluation, seconds=seconds, best=best)
-        self.report(told)
-        return best
-
     def _save(self, step: int) -> None:
         """Save a checkpoint, but no parameters that are not numbers."""
         began = time.perf_counter()
         assert self.training.divergence is not None
         self.training.divergence.check(self.strategy)
-        if any_rank(self.strategy, not parameters_are_finite(self.model)):
+        if any_rank(self.strategy, not parameters_are_finite(self.strategy.held(self.model))):
             rate = float(self.optimizer.param_groups[0]["lr"])
             raise DivergenceError(
                 f"the parameters after step {step} are not finite numbers (learning rate {rate:.6g}): lower the "
@@ -369,26 +306,12 @@ class _Run:
             samples_seen=self.log.samples_seen,
             scaler=self.precision.state_dict(),
             optimizer_steps=shared_steps(self.optimizer),
-            evaluation=self.evaluation,
-            best=self.best,
+            evaluation=self.evaluations.latest,
+            best=self.evaluations.best,
             versions=versions(),
         )
         self.checkpoint, size = save(self.folder, self.model, self.optimizer, state, self.strategy, self.vocabulary)
         self._saved = self.counts.applied_steps
         seconds = time.perf_counter() - began
-        told = Saved(applied_steps=self._saved, path=self.checkpoint, seconds=seconds, size_bytes=size, best=self.best)
-        self.report(told)
-
-
-def _data_spec(settings: TrainSettings, strategy: Strategy) -> DataSpec:
-    return DataSpec(
-        source=settings.data,
-        seq_len=settings.seq_len,
-        micro_batch_size=settings.micro_batch_size,
-        max_predictions=settings.max_predictions,
-        vocab_size=settings.vocab_size,
-        seed=settings.seed,
-        rank=strategy.rank,
-        world_size=strategy.world_size,
-        padding=settings.padding,
-    )
+        best = self.evaluations.best
+        self.report(Saved(applied_steps=self._saved, path=self.checkpoint, seconds=seconds, size_bytes=size, best=best))

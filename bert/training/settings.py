@@ -8,35 +8,18 @@ from typing import Any
 
 from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig, preset, shape_from_words
 from bert.data.lengths import PADDINGS, check_distribution, default_max_predictions, is_synthetic, lengths_folder
+from bert.levers import AUTO, resolve_levers
 from bert.optim import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.schedule import PHASES, SCHEDULES, Schedule
 from bert.strategies import STRATEGIES
-from bert.tasks import TASKS
+from bert.strategies.options import options_text, read_options
+from bert.tasks import check_task_options, task_data
 from common.errors import InputError, UsageError
 from common.registry import lookup
 
 DEFAULT_SEED = 42
 DEFAULT_MICRO_BATCH_SIZE = {1: 32, 2: 8}
 """Sequences per device and micro-step in each phase, where none are given."""
-
-FINE_TUNING: dict[str, dict[str, Any]] = {
-    "squad": {
-        "preset": "base",
-        "optimizer": "adamw",
-        "learning_rate": 3e-5,
-        "schedule": "linear",
-        "warmup": 0.1,
-        "weight_decay": 0.01,
-        "seq_len": 384,
-        "global_batch_size": 32,
-        "micro_batch_size": 8,
-        "max_grad_norm": 1.0,
-        "epochs": 2.0,
-        "seed": DEFAULT_SEED,
-    },
-}
-"""What each task that is no pretraining is trained with where nothing is given, by field of TrainSettings; and the
-`epochs` that its number of updates follows from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +32,8 @@ class TrainSettings:
 
     task: str = "pretrain"
     """What is trained, one of bert.tasks.TASKS."""
+    task_options: str = ""
+    """Options of the task, as bert.tasks.resolve_options makes them; empty where it has none."""
     preset: str = "large"
     """Shape of the model, one of bert.config.PRESETS; any name where `shape` is given."""
     shape: str | None = None
@@ -91,6 +76,12 @@ class TrainSettings:
     """fp32, tf32, bf16 or fp16 (bert.precision)."""
     strategy: str = "single"
     """Parallelism, one of bert.strategies.STRATEGIES."""
+    strategy_options: str = ""
+    """Options of the strategy, as bert.strategies.options.options_text makes them; empty where none are given."""
+    activation_checkpointing: bool = False
+    """Whether layers keep their input alone and make the rest again in the backward pass; losses stay the same."""
+    levers: str = AUTO
+    """How a step is computed, as bert.levers.resolve_levers takes it; losses differ by rounding and draws alone."""
     seed: int = DEFAULT_SEED
     """Seed of the initial weights, the order of the data and dropout."""
     log_every: int = 10
@@ -110,11 +101,13 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
-        lookup(TASKS, self.task, "task")
+        check_task_options(self.task, self.task_options)
         lookup(dict.fromkeys(PADDINGS), self.padding, "padding")
         lookup(OPTIMIZERS, self.optimizer, "optimizer")
         lookup(SCHEDULES, self.schedule, "schedule")
         lookup(STRATEGIES, self.strategy, "strategy")
+        resolve_levers(self.levers, "cpu")
+        options_text(self.strategy, read_options(self.strategy_options))
         if is_synthetic(self.data) and lengths_folder(self.data) is None:
             check_distribution(self.data, self.seq_len, self.task)
         self._check_ranges()
@@ -210,17 +203,18 @@ def phase_defaults(phase: int) -> dict[str, Any]:
 
 
 def task_defaults(task: str, phase: int | None = None) -> dict[str, Any]:
-    """Return what a task is trained with where nothing is given, by field of TrainSettings, `epochs` besides.
+    """Return what a task is trained with where nothing is given, by field of TrainSettings, `epochs` and `evaluates`
+    besides.
 
     Raises:
         UsageError: no such task or phase, or a phase of a task that has none.
     """
-    lookup({**TASKS, **FINE_TUNING}, task, "task")
-    if task not in FINE_TUNING:
+    defaults = task_data(task).defaults
+    if not defaults:
         return phase_defaults(1 if phase is None else phase)
     if phase is not None:
         raise UsageError(f"phase={phase}: only pretraining has phases, leave it out for {task}")
-    return dict(FINE_TUNING[task])
+    return dict(defaults)
 
 
 def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int | None = None) -> TrainSettings:
@@ -258,11 +252,13 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
             values["micro_batch_size"] = _largest_divisor(total // world_size, values["micro_batch_size"])
         values["grad_accum_steps"] = max(1, total // max(1, values["micro_batch_size"] * world_size))
     epochs = values.pop("epochs", None)
+    evaluates = values.pop("evaluates", False) and samples is not None
+    evaluates = (evaluates or "eval_data" in own) and "eval_every" not in own
     if "steps" not in own and epochs is not None:
         values["steps"] = _steps_of(epochs, samples, values["global_batch_size"])
-        if "eval_data" in own and "eval_every" not in own:
+        if evaluates:
             values["eval_every"] = _steps_of(min(1.0, epochs), samples, values["global_batch_size"])
-    elif "eval_data" in own and "eval_every" not in own:
+    elif evaluates:
         values["eval_every"] = values["steps"]
     return TrainSettings(**values)
 

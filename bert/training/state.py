@@ -123,8 +123,11 @@ def vocabulary_text(data: DataIdentity) -> str | None:
     from bert.data.pretraining.naming import VOCABULARY_FILE
     from bert.data.vocabulary import load_vocabulary
 
-    path = Path(data.source).joinpath(*data.shards[:1]).with_name(VOCABULARY_FILE)
-    if data.vocabulary is None or not path.is_file():
+    if data.vocabulary is None:
         return None
-    pieces = {load_vocabulary(path, lower_case).fingerprint for lower_case in (True, False)}
-    return path.read_text(encoding="utf-8") if data.vocabulary in pieces else None
+    source = Path(data.source).joinpath(*data.shards[:1])
+    folder = source if source.is_dir() else source.parent
+    for path in (folder / VOCABULARY_FILE, *sorted(folder.glob(f"*.{VOCABULARY_FILE}"))):
+        if path.is_file() and data.vocabulary in {load_vocabulary(path, case).fingerprint for case in (True, False)}:
+            return path.read_text(encoding="utf-8")
+    return None

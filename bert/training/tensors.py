@@ -1,6 +1,6 @@
 """The tensors of a checkpoint: weights, optimizer state by parameter name, random number generators."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -73,63 +73,47 @@ def fit_vocabulary(saved: Tensor, current: Tensor, config: ModelConfig, what: st
     return torch.cat([saved[:rows].to(current), current[rows:]])
 
 
-def save_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write the tensors of the state as `<parameter>.<key>`, in their own types. Raises StorageError."""
-    tensors = {
-        f"{name}.{key}": value.detach().to("cpu").contiguous()
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
+def collected(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Tensor]:
+    """Take all tensors as they come and return them on the CPU by name; with `keep` false they are let go of."""
+    found = {}
+    for name, value in tensors:
+        if keep:
+            found[name] = value.detach().to("cpu").contiguous()
+    return found
+
+
+def save_moments(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write the tensors of an optimizer's state, named `<parameter>.<key>`, in their own types. Raises StorageError."""
     write_safetensors(path, tensors)
 
 
-def load_optimizer(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int | None, config: ModelConfig
-) -> None:
-    """Give an optimizer the state that `save_optimizer` wrote; options such as the weight decay stay its own.
+def load_moments(path: Path, shapes: Mapping[str, torch.Size], config: ModelConfig) -> dict[str, dict[str, Tensor]]:
+    """Return what `save_moments` wrote, by parameter and key, for a model whose vocabulary may be padded otherwise.
 
     Args:
         path: the file.
-        model: the model it was saved for, without what a strategy wraps around it.
-        optimizer: over the parameters of `model`.
-        steps: what it counted for all parameters together, None where each has its own count.
+        shapes: of the parameters of this run's model.
         config: shape of the model.
 
     Raises:
         InputError: the file is missing or damaged, or another optimizer's or model's.
     """
-    names = {parameter: name for name, parameter in model.named_parameters()}
     saved: dict[str, dict[str, Tensor]] = {}
     for full_name, value in read_tensors(path).items():
         name, _, key = full_name.rpartition(".")
         saved.setdefault(name, {})[key] = value
-    differ = sorted(saved.keys() ^ set(names.values()))
+    differ = sorted(saved.keys() ^ shapes.keys())
     if differ:
         raise InputError(
             f"{path} and the model of this run differ in {len(differ)} parameters, {differ[0]} first: use the "
             "optimizer and preset it was saved with"
         )
-    packed = optimizer.state_dict()
-    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = {
-        index: dict(_states(saved[names[parameter]], parameter, config, f"{names[parameter]} of {path}"))
-        for index, parameter in enumerate(ordered)
-    }
-    groups = packed["param_groups"]
-    if steps is not None:
-        groups = [{**group, "step": steps} for group in groups]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
+    def fitted(name: str, value: Tensor) -> Tensor:
+        return value if value.ndim == 0 else fit_vocabulary(value, zeros[name], config, f"{name} of {path}")
 
-def _states(
-    saved: Mapping[str, Tensor], parameter: Tensor, config: ModelConfig, what: str
-) -> Iterator[tuple[str, Tensor]]:
-    for key, value in saved.items():
-        # A copy: what was read may be a mapping of the file, which the optimizer must not write into.
-        if value.ndim == 0:
-            yield key, value.clone()
-        else:
-            yield key, fit_vocabulary(value, torch.zeros_like(parameter), config, what).to(parameter.device, copy=True)
+    zeros = {name: torch.zeros((), dtype=torch.float32).expand(shape) for name, shape in shapes.items()}
+    return {name: {key: fitted(name, value) for key, value in states.items()} for name, states in saved.items()}
 
 
 def shared_steps(optimizer: torch.optim.Optimizer) -> int | None:

@@ -77,7 +77,7 @@ def test_a_trial_survives_its_json_and_keeps_its_id(trial: Trial) -> None:
 
 def test_every_field_decides_the_id() -> None:
     base = Trial()
-    others = {int: 7, float: 0.5, str: "fp32", tuple[str, Any]: (("steps", 7),)}
+    others = {bool: True, int: 7, float: 0.5, str: "fp32", tuple[str, Any]: (("steps", 7),)}
     hints = typing.get_type_hints(Trial)
     for field in dataclasses.fields(Trial):
         if field.name in ("start_iteration", "stop_iteration"):

@@ -28,7 +28,19 @@ def steps(run: Path) -> list[Step]:
     profile = [*cli, "profile", "pretrain", *trial, "--timeout-seconds", "90", "--json"]
     base = ["--preset", "base", "--precisions", "bf16", "--batch-sizes", "32"]
     mini = ["--preset", "mini", "--precisions", "bf16", "--batch-sizes", "16"]
-    sweep = [*cli, "throughput", "pretrain", *trial, *base, "--implementations", "bertbench", "hf", "hf-compiled"]
+    implementations = ["bertbench", "hf", "hf-compiled", "torch-encoder"]
+    sweep = [
+        *cli,
+        "throughput",
+        "pretrain",
+        *trial,
+        *base,
+        "--implementations",
+        *implementations,
+        "--levers",
+        "auto",
+        "unpad",
+    ]
     return [
         ("doctor", [*cli, "doctor", "--json"], 60),
         ("throughput", [*sweep, "--max-seconds", "8", "--out", str(run), "--json"], 180),

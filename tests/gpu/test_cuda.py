@@ -36,12 +36,11 @@ def test_real_out_of_memory_is_a_row_and_the_next_trial_runs(cli: Cli) -> None:
     assert {row["micro_batch_size"]: row["status"] for row in rows} == {20000: "oom", 2: "ok"}
 
 
-def test_two_more_implementations_stand_beside_ours(cli: Cli) -> None:
+def test_three_more_implementations_stand_beside_ours(cli: Cli) -> None:
     pytest.importorskip("transformers")
-    rows = sweep(cli, "--preset", "base", "--batch-sizes", "32", "--implementations", "bertbench", "hf", "hf-compiled")
-    assert {row["implementation"]: row["status"] for row in rows} == dict.fromkeys(
-        ("bertbench", "hf", "hf-compiled"), "ok"
-    )
+    names = ("bertbench", "hf", "hf-compiled", "torch-encoder")
+    rows = sweep(cli, "--preset", "base", "--batch-sizes", "32", "--implementations", *names)
+    assert {row["implementation"]: row["status"] for row in rows} == dict.fromkeys(names, "ok")
 
 
 def test_lamb_equals_its_plain_formulas_on_the_device() -> None:
@@ -75,3 +74,71 @@ def test_training_stops_and_resumes_on_the_device(cli: Cli, optimizer: str) -> N
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == 0, done.stderr
     assert (cli.out / "checkpoints/step-0000008").is_dir()
+
+
+def test_gradients_are_ready_one_after_another_within_the_measured_backward_pass(cli: Cli) -> None:
+    (row,) = sweep(cli, "--preset", "base", "--batch-sizes", "32")
+    assert row["status"] == "ok", row["reason"]
+    (record,) = [json.loads(path.read_text())["backward"] for path in cli.out.glob("trials/*/rank-0.json")]
+    assert 0 < record["ready_ms"][2] < record["ready_ms"][-1] <= record["backward_ms"] and record["passes"] == 5
+    assert record["backward_ms"] == pytest.approx(float(row["backward_ms"]), rel=0.25)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="a collective over NCCL needs two GPUs")
+def test_collectives_over_nccl_are_right_in_every_type(cli: Cli) -> None:
+    every = [
+        "--collectives",
+        "all_reduce",
+        "reduce_scatter",
+        "all_gather",
+        "broadcast",
+        "--dtypes",
+        "fp32",
+        "fp16",
+        "bf16",
+    ]
+    argv = cli.argv("comm", "--device", "cuda", "--devices", "2", "--max-bytes", "64M", "--factor", "8", *every)
+    done = subprocess.run(
+        [*argv, "--out", str(cli.out), "--json"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(row["wrong"] == 0 and row["busbw_gb_s"] > 0 for row in json.loads(done.stdout)["rows"])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_step_is_taken_apart_on_the_device(cli: Cli, precision: str) -> None:
+    options = ("--preset", "mini", "--batch-size", "16", "--precision", precision, "--rounds", "3")
+    argv = cli.argv("speed-of-light", "pretrain", "--device", "cuda", *options, "--out", str(cli.out), "--json")
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 0 < found["floor_ms"] < found["step_time_ms"]
+    assert sum(bar["ms"] for bar in found["waterfall"][:-1]) == pytest.approx(found["step_time_ms"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_attention_without_padding_is_each_sequence_alone(dtype: torch.dtype) -> None:
+    from bert.attention import attend
+    from bert.sequences import unpad
+
+    lengths = torch.tensor([64, 1, 17, 33])
+    where = unpad((torch.arange(64) < lengths[:, None]).long().cuda())
+    assert where is not None
+    torch.manual_seed(0)
+    qkv = torch.randn(int(lengths.sum()), 3, 4, 64).cuda().to(dtype).requires_grad_()
+    found = attend(qkv, where, 0.0)
+    found.float().sum().backward()
+    exact = qkv.detach().double()
+    expected = [
+        (torch.softmax(torch.einsum("qnd,knd->nqk", part[:, 0], part[:, 1]) / 8, -1) @ part[:, 2].transpose(0, 1))
+        for part in exact.split(lengths.tolist())
+    ]
+    together = torch.cat([one.transpose(0, 1) for one in expected])
+    torch.testing.assert_close(found.double(), together, rtol=2e-2, atol=2e-2)
+    dropped = attend(qkv, where, 0.5)
+    assert qkv.grad is not None and qkv.grad.isfinite().all() and not torch.equal(dropped, found)
+
+
+def test_training_without_padding_is_measured(cli: Cli) -> None:
+    rows = sweep(cli, "--preset", "mini", "--precisions", "bf16", "--batch-sizes", "16", "--levers", "auto", "unpad")
+    assert sorted((row["levers"], row["status"]) for row in rows) == [("", "ok"), ("unpad", "ok")]

@@ -70,7 +70,10 @@ def test_what_the_profiler_cost_stands_beside_the_profile(cli: Cli) -> None:
     ("options", "words"),
     [
         (["--profiler", "nsight"], "unknown profiler"),
-        (["--profiler", "torch", "--with", "shape"], "no option of TorchProfiler; known: memory, shapes, stacks"),
+        (
+            ["--profiler", "torch", "--with", "shape"],
+            "no option of TorchProfiler; known: active, memory, repeat, shapes, stacks",
+        ),
         (["--profiler", "torch", "--nvtx", "emit"], "makes no NVTX ranges"),
         (["--profiler", "ncu"], "CPU"),
         (["--profiler", "nvprof"], "CPU"),

@@ -32,12 +32,13 @@ def profile(cli: Cli, tool: Path, mode: str, *options: str) -> "subprocess.Compl
     )
 
 
-def daemons() -> list[psutil.Process]:
-    """What the stand-in leaves behind."""
+def daemons(tool: Path) -> list[psutil.Process]:
+    """What this stand-in leaves behind; those of tests that run beside this one are not meant."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.cmdline() == ["sleep", "300"] and process.status() != psutil.STATUS_ZOMBIE:
+            own = process.environ().get("PATH", "").startswith(str(tool.parent))
+            if process.cmdline() == ["sleep", "300"] and own and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue
@@ -60,7 +61,7 @@ def test_what_the_ranks_measured_stands_when_the_tool_fails_after_them(
     (found,) = json.loads(done.stdout)["profiles"]
     assert found["status"] == "ok" and words in found["problem"] and found["files"] == []
     assert found["step_time_ms"] > 0 and found["unprofiled_step_time_ms"] > 0
-    assert daemons() == []
+    assert daemons(tool) == []
 
 
 def test_a_failed_profile_is_made_again_and_a_good_one_is_not(cli: Cli, tool: Path) -> None:
@@ -100,7 +101,7 @@ def test_where_the_ranks_hang_is_in_the_log_under_a_tool_too(cli: Cli, tool: Pat
     assert found["status"] == "timeout" and "log.txt" in found["reason"]
     (log,) = cli.out.glob("trials/profile-*/log.txt")
     assert "most recent call first" in log.read_text(encoding="utf-8"), "every rank's stack"
-    assert daemons() == [] and cli.processes() == []
+    assert daemons(tool) == [] and cli.processes() == []
 
 
 def test_a_tool_that_starts_nothing_is_a_crash_in_its_own_words(cli: Cli, tool: Path) -> None:
@@ -115,14 +116,14 @@ def test_a_tool_that_hangs_after_the_run_is_ended_and_the_run_stands(cli: Cli, t
     done = profile(cli, tool, "hangs", "--timeout-seconds", "25")
     (found,) = json.loads(done.stdout)["profiles"]
     assert done.returncode == 3 and found["status"] == "ok" and "nsys was ended before" in found["problem"]
-    assert daemons() == [] and cli.processes() == []
+    assert daemons(tool) == [] and cli.processes() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_neither_tool_nor_daemon_is_left_when_the_harness_ends(cli: Cli, tool: Path, number: int) -> None:
     argv = cli.argv("profile", "pretrain", *TINY, *WINDOW, "--profiler", "nsys", "--out", str(cli.out))
     process = subprocess.Popen(argv, cwd=ROOT, env=environment(tool, "hangs"), stderr=subprocess.DEVNULL)
-    wait_for(daemons, "the tool to start")
+    wait_for(lambda: daemons(tool), "the tool to start")
     process.send_signal(number)
     process.wait(timeout=30)
-    wait_for(lambda: not cli.processes() and not daemons(), "every process to end", seconds=20)
+    wait_for(lambda: not cli.processes() and not daemons(tool), "every process to end", seconds=20)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from support import training_runs
 from support.killed_runs import STEPS, finish, job, kill_after, losses, survives
-from support.training_runs import read_log, start, wait
+from support.training_runs import read_log, start
+from support.warm_processes import wait
 
 from common.locks import locked
 
@@ -41,7 +42,7 @@ def test_a_stop_asked_of_any_rank_stops_all_at_one_step_and_goes_on_exactly(data
     finish(whole, tmp_path / "a")
     processes = start(parts, tmp_path / "b")
     log, stop = Path(parts["log"]), Path(parts["log"] + ".stop")
-    while len(losses(parts)) < 3 and all(process.poll() is None for process in processes):
+    while len(losses(parts)) < 3 and all(process.is_alive() for process in processes):
         time.sleep(0.002)
     stop.touch()
     assert wait(processes, tmp_path / "b") == [0, 0]

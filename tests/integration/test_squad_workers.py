@@ -81,4 +81,4 @@ def test_what_a_killed_preparation_left_is_removed_by_the_next_one(tmp_path: Pat
     (tmp_path / "out/mine.tmp").write_bytes(b"x")
     made = make(source, vocab, tmp_path / "out")
     names = {path.name for path in (tmp_path / "out").glob("*")} - {".lock"}
-    assert names == {made.features.name, f"{made.features.stem}.json", "mine.tmp"}
+    assert names == {made.features.name, f"{made.features.stem}.json", "vocab.txt", "mine.tmp"}

@@ -148,4 +148,4 @@ def test_a_folder_that_cannot_be_written_is_one_message(cli: Cli, tmp_path: Path
     argv = cli.sweep(*SHORT, "--batch-sizes", "2")
     argv[-1] = str(tmp_path / "file")
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2 and "is a file, not a folder" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "is a file: give a folder" in done.stderr and "Traceback" not in done.stderr

@@ -38,6 +38,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, float
     return out, done.stdout, time.monotonic() - began
 
 
+@pytest.mark.alone
 def test_it_ends_with_the_table_and_the_path_of_the_report_in_under_five_minutes(
     finished: tuple[Path, str, float],
 ) -> None:
@@ -51,6 +52,7 @@ def test_it_ends_with_the_table_and_the_path_of_the_report_in_under_five_minutes
     assert seconds < 300
 
 
+@pytest.mark.alone  # with the run of the test before
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed")
 def test_the_report_opens_in_a_browser_without_a_network_and_its_tables_sort(
     finished: tuple[Path, str, float], tmp_path: Path

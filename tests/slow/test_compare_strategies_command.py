@@ -1,6 +1,7 @@
 """`bertbench compare-strategies` in real processes: one process against two on the same data, and what can fail."""
 
 import csv
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -79,8 +80,36 @@ def test_a_variant_that_fails_is_named_with_its_log_and_the_other_is_shown(
     (command.out / "ddp-2" / "checkpoints").write_text("in the way")
     done = command.run()
     assert done.returncode == 3 and "Traceback" not in done.stderr
-    assert "ddp on 2" in done.stderr and "log.txt" in done.stderr and "single x 1" in done.stdout
+    assert "ddp x 2" in done.stderr and "log.txt" in done.stderr and "single x 1" in done.stdout
     first, second = command.document()["variants"]
     assert first["status"] == "finished" and first["samples_per_second"] > 0
     assert second["status"] != "finished" and second["reason"] and Path(second["log"]).is_file()
     assert not (command.out / "profile").exists(), "what could not be trained is not profiled"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None, reason="needs accelerate: pip install 'bertbench[hf]'"
+)
+def test_the_trainer_and_other_precisions_stand_in_one_table_with_ours(data: Path, tmp_path: Path) -> None:
+    command = Compare(data, tmp_path / "out")
+    axes = ("--implementations", "bertbench", "hf-trainer", "--precisions", "fp32", "bf16", "--optimizer", "adamw")
+    done = command.run(*axes, "--devices", "2", "--profile-steps", "1", seconds=480)
+    assert done.returncode == 0, done.stderr
+    rows = {(row["implementation"], row["precision"]): row for row in command.document()["variants"]}
+    assert len(rows) == 4
+    ours, theirs = (rows[name, "fp32"] for name in ("bertbench", "hf-trainer"))
+    assert theirs["greatest_loss_difference"] < 1e-4 and theirs["compared_steps"] == STEPS
+    assert theirs["scores"] == pytest.approx(ours["scores"], abs=1e-3)
+    assert 0 < theirs["parameters"] <= ours["parameters"] and theirs["peak_memory_kind"] == "resident set"
+    for row in rows.values():
+        assert row["backend"] == "gloo" and row["communication_exposed_ms"] > 0 and row["epoch_seconds"] > 0
+        assert sum(row["loss_per_rank"]) / 2 == pytest.approx(row["last_loss"], abs=1e-5)
+    for words in (
+        "hf-trainer ddp x 2 bf16",
+        "throughput ratio",
+        "time saved",
+        "communication exposed",
+        "each process's",
+    ):
+        assert words in done.stdout
+    assert (command.out / "hf-trainer-ddp-2-bf16").is_dir() and (command.out / "comparison.png").exists()

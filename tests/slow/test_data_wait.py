@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bert.data.pretraining.instances import Instances
 from bert.data.pretraining.shards import write_shard
 
+pytestmark = pytest.mark.alone
 SEQ_LEN, PREDICTIONS, SAMPLES = 128, 20, 20_000
 
 

@@ -31,10 +31,9 @@ def test_a_profile_shows_the_span_head_as_a_phase(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-@pytest.mark.parametrize("padding", ["fixed", "longest"])
-def test_the_compiled_model_of_transformers_trains_on_windows(padding: str, tmp_path: Path) -> None:
+def test_the_compiled_model_of_transformers_trains_on_windows_of_changing_lengths(tmp_path: Path) -> None:
     (row,) = call(
-        "throughput", "--implementations", "hf-compiled", "--padding", padding, "--out", str(tmp_path / "run"),
+        "throughput", "--implementations", "hf-compiled", "--padding", "longest", "--out", str(tmp_path / "run"),
         "--timeout-seconds", "800",
     )["rows"]  # fmt: skip
     assert row["status"] == "ok" and row["steps_measured"] == 3

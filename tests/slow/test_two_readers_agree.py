@@ -22,13 +22,14 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 import torch
+from bench.profilers.cycle import Cycle
 from bench.profilers.kineto_trace import TraceObserver
 from bench.profilers.ranges import RangeObserver
 from bert.observer import Observers
 
 torch.set_num_threads(1)
 # The trace first: starting and writing it lies outside the ranges that nsys records.
-observers = Observers([TraceObserver(Path(sys.argv[1]), 0, 2, 8), RangeObserver(0, 2, 8)])
+observers = Observers([TraceObserver(Path(sys.argv[1]), 0, [Cycle(2, 2, 8)]), RangeObserver(0, 2, 8)])
 matrix = torch.rand(400, 400)
 observers.run_begin()
 for step in range(10):

@@ -27,8 +27,8 @@ class Compare:
         own = ["--devices", "1", "2", "--profile-steps", "2", "--steps", str(steps)]
         return [sys.executable, "-m", "bench.cli.main", *self.words, *own, *more]
 
-    def run(self, *more: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(self.argv(*more), cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    def run(self, *more: str, seconds: float = 240) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(self.argv(*more), cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
 
     def document(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.out / "comparison.json").read_text())

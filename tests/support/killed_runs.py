@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from support.training_runs import kill, read_log, settings, start, wait
+from support.training_runs import read_log, settings, start
+from support.warm_processes import kill, wait
 
 from bert.training.checkpoint import read, saved_steps
 
@@ -36,10 +37,10 @@ def kill_after(wanted: dict[str, Any], place: Path, reports: int, more_seconds: 
     target = len(read_log(log)) + reports
     processes = start(wanted, place)
     try:
-        while len(read_log(log)) < target and any(process.poll() is None for process in processes):
+        while len(read_log(log)) < target and any(process.is_alive() for process in processes):
             time.sleep(0.002)
         time.sleep(more_seconds)
-        return any(process.poll() is None for process in processes)
+        return any(process.is_alive() for process in processes)
     finally:
         kill(processes)
 

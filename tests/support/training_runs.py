@@ -1,18 +1,12 @@
-"""Small training runs on shards written for them; also a program, one rank of a run, that a test can kill.
-
-As a program: `training_runs.py JOB`, a JSON file with `settings`, `folder`, `log` and, for the first rank, what to
-write there: a line of JSON per event.
-"""
+"""Small training runs on shards written for them, in this process or with a process per rank that a test can kill."""
 
 import dataclasses
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from support.warm_processes import start_world
 
 PREDICTIONS, SEQ_LEN = 4, 32
 
@@ -90,43 +84,12 @@ def run(wanted: Any, folder: Path, recorder: Recorder | None = None, strategy: A
     return run_training(wanted, folder, strategy or SingleStrategy(), Observer(), heard.should_stop, heard)
 
 
-def start(job: dict[str, Any], place: Path) -> list[subprocess.Popen[bytes]]:
-    """Start one process per rank of a run described by `job`; its events go to job["log"]."""
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / "job.json"
-    path.write_text(json.dumps(job))
-    ranks = job["settings"]["world_size"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = []
-    for rank in range(ranks):
-        environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RANK": str(rank),
-            "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        }  # fmt: skip
-        with (place / f"errors-{rank}.txt").open("wb") as errors:
-            command = [sys.executable, str(Path(__file__)), str(path)]
-            processes.append(subprocess.Popen(command, env=environment, stdout=errors, stderr=errors))
-    return processes
+def start(job: dict[str, Any], place: Path) -> list[BaseProcess]:
+    """Start one process per rank of a run described by `job`; its events go to job["log"].
 
-
-def wait(processes: list[subprocess.Popen[bytes]], place: Path, seconds: float = 120) -> list[int]:
-    """Wait for all ranks; return their exit codes."""
-    end = time.monotonic() + seconds
-    try:
-        return [process.wait(max(0.1, end - time.monotonic())) for process in processes]
-    except subprocess.TimeoutExpired:
-        kill(processes)
-        raise AssertionError("".join(path.read_text() for path in place.glob("errors-*.txt"))) from None
-
-
-def kill(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End all ranks as kill -9 does."""
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.wait()
+    The job has `settings`, `folder` and `log`, where the first rank writes a line of JSON per event.
+    """
+    return start_world(be_rank, job, ranks=job["settings"]["world_size"], place=place)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -135,21 +98,19 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line]
 
 
-def main(job_path: str) -> int:
-    """Be one rank."""
+def be_rank(job: dict[str, Any]) -> int:
+    """Train as one rank of `job`; return the exit code."""
     import torch
 
     from bert.observer import Observer
-    from bert.strategies import STRATEGIES
+    from bert.strategies.making import make_strategy
     from bert.training.run import run_training
     from bert.training.settings import TrainSettings
     from common.errors import BertbenchError
-    from common.registry import load
 
-    job = json.loads(Path(job_path).read_text())
     torch.set_num_threads(1)
     wanted = TrainSettings.from_json(job["settings"])
-    strategy = load(STRATEGIES, wanted.strategy, "strategy")()
+    strategy = make_strategy(wanted.strategy, wanted.strategy_options)
     strategy.setup("cpu")
     stop_file = Path(job["log"] + ".stop")
     code = 0
@@ -172,13 +133,3 @@ def main(job_path: str) -> int:
 def fields(event: Any) -> dict[str, Any]:
     return {part.name: (dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value)  # type: ignore[arg-type]
             for part in dataclasses.fields(event) for value in [getattr(event, part.name)]}  # fmt: skip
-
-
-if __name__ == "__main__":
-    root = Path(__file__).resolve().parents[2]
-    sys.path[0] = str(root)
-    exit_code = main(sys.argv[1])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # As bench.worker does: gloo's threads can abort a process whose interpreter is taken apart (pytorch #179291).
-    os._exit(exit_code)

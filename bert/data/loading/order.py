@@ -134,3 +134,9 @@ def _keep(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
     kept[key] = value
     while len(kept) > most:
         kept.popitem(last=False)
+
+
+def spread(count: int, samples: int) -> npt.NDArray[np.int64]:
+    """Return the numbers of some of `count` samples, spread evenly and ascending; all of them where `samples` is 0."""
+    wanted = min(samples, count) if samples > 0 else count
+    return np.arange(wanted, dtype=np.int64) * count // max(1, wanted)

@@ -3,7 +3,6 @@
 Torch is imported only where batches are made: plans look at features with this module.
 """
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,28 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.lengths import padded_length
-from bert.data.loading.position import Position
+from bert.data.loading.flat_batches import FlatBatches, evaluation_order, padded_batch
+from bert.data.ragged import Int64
 from bert.data.squad.features import SquadFeatures
 from bert.data.squad.store import command, open_features
-from common.errors import InputError, UsageError
+from common.errors import InputError
 
 if TYPE_CHECKING:
     from bert.batch import Batch
     from bert.tasks.base import DataSpec
 
-Int64 = npt.NDArray[np.int64]
 
-
-class SquadBatches:
-    """Endless batches of the windows of a features file.
-
-    All ranks walk the same endless sequence of global batches: G = W B windows each, for W ranks and B =
-    micro_batch_size, of which rank r takes the r-th run of B. The windows of an epoch come in an order shuffled by
-    (seed, epoch), each once; an incomplete last batch is filled from the next epoch (see SampleOrder, with one shard).
-
-    With padding 'longest' a micro batch is as long as its longest window, rounded up to a multiple of 8: ranks may
-    differ. With 'fixed' it has max_seq_length tokens, as in most published code.
+class SquadBatches(FlatBatches):
+    """Endless batches of the windows of a features file, in FlatBatches' order.
 
     Args:
         spec: `source` is what open_features takes.
@@ -47,58 +37,14 @@ class SquadBatches:
     """
 
     def __init__(self, spec: "DataSpec", split: str = "training", features: SquadFeatures | None = None) -> None:
-        padded_length(spec.seq_len, spec.seq_len, spec.padding)
-        self.spec = spec
         self.features = find_features(Path(spec.source), split, spec.seq_len) if features is None else features
-        known = self.features.settings.vocab_size
-        if known > spec.vocab_size:
-            raise InputError(
-                f"the features in {spec.source} have {known} word pieces, but the model has only {spec.vocab_size}: "
-                "use the vocabulary they were made with"
-            )
         if not len(self.features):
             raise InputError(f"the features in {spec.source} hold no window: make them from questions with contexts")
-        self._position = Position(
-            np.array([[len(self.features)]]),
-            spec.seed,
-            spec.micro_batch_size * spec.world_size,
-            self.features.fingerprint,
-            spec.source,
-        )
+        found = self.features
+        super().__init__(spec, found.lengths, found.settings.vocab_size, found.fingerprint)
 
-    def __iter__(self) -> "Iterator[Batch]":
-        """Yield micro batches on the CPU, epoch after epoch."""
-        position, spec = self._position, self.spec
-        while True:
-            batch = window_batch(self.features, self._numbers(position.batches), spec.padding)
-            position.batches += 1
-            yield batch
-
-    def lengths_of_batches(self, count: int) -> list[Int64]:
-        """Return the real tokens of each window [B] of this rank's next `count` batches."""
-        first = self._position.batches
-        lengths = self.features.lengths
-        return [lengths[self._numbers(number)] for number in range(first, first + count)]
-
-    def _numbers(self, batch: int) -> Int64:
-        """The windows of this rank in a global batch [B]."""
-        order, size = self._position.order, self.spec.micro_batch_size
-        _, first = order.batch(batch)
-        start = first + self.spec.rank * size
-        return np.concatenate([rows for _, rows in order.rows(0, start, start + size)])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position after the last batch that was yielded."""
-        return self._position.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a saved position; the number of ranks and the batch size may differ: see Position.
-
-        Raises:
-            InputError: the state belongs to other features, or is damaged.
-            UsageError: it was saved with another seed, hence another order.
-        """
-        self._position.load_state_dict(state)
+    def _batch(self, numbers: Int64) -> "Batch":
+        return window_batch(self.features, numbers, self.spec.padding)
 
 
 def find_features(path: Path, split: str, seq_len: int) -> SquadFeatures:
@@ -123,13 +69,6 @@ def prepare_command(seq_len: int) -> str:
     return f"{command('training')} --max-seq-length {seq_len}"
 
 
-def lengths_fingerprint(features: SquadFeatures) -> str:
-    """Return a hash of everything that made-up batches like these windows depend on."""
-    digest = hashlib.blake2b(str(features.settings.max_seq_length).encode(), digest_size=16)
-    digest.update(features.lengths.astype("<i8").tobytes())
-    return f"lengths-{digest.hexdigest()}"
-
-
 def evaluation_batches(
     features: SquadFeatures,
     micro_batch_size: int,
@@ -140,53 +79,28 @@ def evaluation_batches(
 ) -> "Iterator[tuple[Int64, Batch]]":
     """Yield every window of a rank once, with the numbers of the windows [B] that each batch consists of.
 
-    Where numbers of windows were `chosen`, only those are yielded.
-
-    Windows of like length come together, the longest first, so that little is padded and a lack of memory shows at
-    once. Batch i of all goes to rank i mod `world_size`; the last batch may be smaller, a rank may have one more than
-    another, or none.
+    Where numbers of windows were `chosen`, only those are yielded. The order is that of evaluation_order.
     """
-    if min(micro_batch_size, world_size) < 1 or not 0 <= rank < world_size:
-        raise UsageError(f"micro_batch_size={micro_batch_size}, rank={rank} of {world_size}: each must be at least 1")
-    order = np.argsort(-features.lengths, kind="stable")
-    if chosen is not None:
-        order = order[np.isin(order, chosen)]
-    for start in range(rank * micro_batch_size, len(order), world_size * micro_batch_size):
-        numbers = order[start : start + micro_batch_size]
+    for numbers in evaluation_order(features.lengths, micro_batch_size, rank, world_size, chosen):
         yield numbers, window_batch(features, numbers, padding)
 
 
 def window_batch(features: SquadFeatures, numbers: Int64, padding: str = "longest") -> "Batch":
     """Return the batch of these windows [B], tensors and counts as bert.batch documents them."""
-    import torch
-
-    from bert.batch import Batch, BatchCounts
-
-    ids = features.input_ids
-    begins = ids.offsets[numbers]
-    lengths = ids.offsets[numbers + 1] - begins
-    columns = padded_length(int(lengths.max()), features.settings.max_seq_length, padding)
-    column = np.arange(columns)
-    real = column < lengths[:, None]
-    # Behind a window's end any place will do, as long as it is one.
-    places = np.minimum(begins[:, None] + column, len(ids.values) - 1)
-    document = lengths - features.window_tokens[numbers] - 1
-    arrays = {
-        "input_ids": np.where(real, ids.values[places], features.pad_id).astype(np.int64),
-        "attention_mask": real.astype(np.int64),
-        "token_type_ids": (real & (column >= document[:, None])).astype(np.int64),
+    targets = {
         "start_positions": features.start_positions[numbers].astype(np.int64),
         "end_positions": features.end_positions[numbers].astype(np.int64),
     }
-    return Batch(
-        {name: torch.from_numpy(array) for name, array in arrays.items()},
-        BatchCounts(
-            samples=len(numbers),
-            real_tokens=int(lengths.sum()),
-            padded_tokens=len(numbers) * columns,
-            predicted_positions=0,
-            squared_lengths=int(lengths @ lengths),
-        ),
+    offsets = features.input_ids.offsets
+    document = offsets[numbers + 1] - offsets[numbers] - features.window_tokens[numbers] - 1
+    return padded_batch(
+        features.input_ids,
+        document,
+        numbers,
+        targets,
+        pad_id=features.pad_id,
+        longest=features.settings.max_seq_length,
+        padding=padding,
     )
 
 

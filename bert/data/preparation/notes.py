@@ -3,12 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from bert.data.preparation.summary import StageSummary
-from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
+from bert.data.vocabulary import Vocabulary, casing_note
 
 MOST_UNKNOWN = 0.01
 """Share of [UNK] above which a vocabulary does not fit the text."""
-MOST_CASED = 0.05
-"""Share of pieces with capitals above which a vocabulary is one for text that is not lower-cased."""
 # What was counted -> the sentence that says so; {count} and {names} are filled in.
 _SENTENCES = {
     "truncated dumps": "{count} dump(s) end too early, their whole pages were used: {names}",
@@ -40,9 +38,9 @@ def notes_of(stages: Sequence[StageSummary], replaced: int, vocabulary: Vocabula
     """
     if replaced:
         yield f"{replaced} file(s) of other settings or other input were replaced"
-    unused = 0 if vocabulary is None or not vocabulary.lower_case else sum(map(_is_cased, vocabulary.pieces))
-    if vocabulary is not None and unused > MOST_CASED * len(vocabulary.pieces):
-        yield f"{unused:,} pieces of the vocabulary have capitals, which lower-cased text never meets: --no-lower-case?"
+    casing = None if vocabulary is None else casing_note(vocabulary)
+    if casing is not None:
+        yield casing
     for stage in stages:
         for name, sentence in _SENTENCES.items():
             count = stage.counts.get(name, 0)
@@ -53,7 +51,3 @@ def notes_of(stages: Sequence[StageSummary], replaced: int, vocabulary: Vocabula
         unknown = stage.counts.get("unknown tokens", 0) / max(1, stage.counts.get("tokens", 0))
         if unknown > MOST_UNKNOWN:
             yield f"{unknown:.1%} of the tokens are [UNK]: is the vocabulary one of this language and casing?"
-
-
-def _is_cased(piece: str) -> bool:
-    return piece not in SPECIAL_PIECES and not piece.startswith("[unused") and piece != piece.lower()

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.feature_files import check_ends, check_types
 from bert.data.squad.features import Ragged
 
 Array = npt.NDArray[Any]
@@ -64,16 +65,14 @@ def offsets(lengths: Sequence[Array]) -> npt.NDArray[np.int64]:
 
 def whole(columns: Mapping[str, Array]) -> dict[str, Any]:
     """Return the columns of a file as the fields of SquadFeatures. Raises ValueError: they do not fit together."""
-    for name, kinds in TYPES.items():
-        if name not in columns or columns[name].dtype not in [np.dtype(kind) for kind in kinds]:
-            raise ValueError(f"the column {name} is missing or of another type")
+    check_types(columns, TYPES)
     ragged = {name: Ragged(columns[f"{name}.values"], columns[f"{name}.offsets"]) for name in RAGGED}
     for name, rows in ragged.items():
-        _check_ends(name, rows.offsets, len(rows.values))
+        check_ends(name, rows.offsets, len(rows.values))
     questions, windows = len(columns["question_context"]), len(columns["window_question"])
     ends = {"question_answers": len(ragged["answers"]), "question_windows": windows}
     for name in COUNTED:
-        _check_ends(name, columns[name], ends[name])
+        check_ends(name, columns[name], ends[name])
     rows_of = (
         (len(ragged["contexts"]), (len(ragged["tokens"]),)),
         (len(columns["tokens.values"]), (len(columns["token_words"]),)),
@@ -98,11 +97,6 @@ def whole(columns: Mapping[str, Array]) -> dict[str, Any]:
     _check_numbers("question_context", columns["question_context"], len(ragged["contexts"]))
     _check_numbers("window_question", columns["window_question"], questions)
     return {**ragged, **{name: columns[name] for name in (*PLAIN, *NUMBERING, *COUNTED)}}
-
-
-def _check_ends(name: str, ends: Array, last: int) -> None:
-    if not len(ends) or ends[0] != 0 or ends[-1] != last or (np.diff(ends) < 0).any():
-        raise ValueError(f"the offsets of {name} do not fit")
 
 
 def _check_numbers(name: str, numbers: Array, count: int) -> None:

@@ -1,50 +1,23 @@
 """What the windows of a SQuAD file are made of, as columns. Imports no torch.
 
-P contexts, Q questions, W windows (one question has one or more, in order, and they lie next to each other). A column
-of rows of different lengths is flat, with an array of offsets: row i is values[offsets[i] : offsets[i + 1]]. Padding is
-stored nowhere.
+P contexts, Q questions, W windows (one question has one or more, in order, and they lie next to each other). Columns of
+rows of different lengths are Ragged: padding is stored nowhere.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.ragged import Int64 as Int64
+from bert.data.ragged import Ragged as Ragged
+
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 FIRST_UNIQUE_ID = 1_000_000_000
 """Window i has the unique id FIRST_UNIQUE_ID + i, as in google-research/bert."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """Rows of different lengths."""
-
-    values: npt.NDArray[Any]
-    """All rows behind one another."""
-    offsets: Int64
-    """Where each row begins, and the end of the last: [rows + 1]."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.offsets) - 1
-
-    def __getitem__(self, row: int) -> npt.NDArray[Any]:
-        """Return one row, a view."""
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
-
-    def text(self, row: int) -> str:
-        """Return a row of UTF-8 bytes as text."""
-        return self[row].tobytes().decode("utf-8")
-
-    @property
-    def lengths(self) -> Int64:
-        """Length of each row [rows]."""
-        return np.diff(self.offsets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,45 @@
 """Units of work, and the parts they become: through memory (merge) or through files (spill). Imports no torch."""
 
+import dataclasses
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
+from bert.data.squad import handover
 from bert.data.squad.config import Mode
+from bert.data.squad.handover import SharedFile
 from bert.data.squad.reading import RawParagraph
-from bert.data.squad.tensor_file import map_columns, write_columns
-from bert.data.squad.unit import Columns, Part, Unit, make_part
+from bert.data.squad.unit import Part, Unit, make_part
+from bert.data.tensor_file import Array, map_columns, write_columns
 from common.atomic import storage_errors
+from common.errors import StorageError
 
 SHARES = ("reading", "starting", "tokenising", "windowing", "transfer", "writing")
 """Where the time of a preparation goes: of several processes' work, the time divided by their number."""
 UNITS_PER_WORKER = 4
 LEAST_UNIT_BYTES, MOST_UNIT_BYTES = 2**17, 2**20
 """Bytes of JSON in a unit of work."""
+MOST_UNITS = 100
+"""Of larger files the units are larger: each keeps a file open until all are written, and 256 may be the limit."""
+Place = Path | Literal["memory"] | None
+"""Where a part's columns go: into files of a folder, into shared memory, or back with the part."""
 
 
 @contextmanager
-def parts_folder(mode: Mode, path: Path) -> Iterator[Path | None]:
-    """Yield a folder beside `path` for part files that exists no longer than needed; None for the mode merge.
+def parts_place(mode: Mode, path: Path, workers: int) -> Iterator[Place]:
+    """Yield where parts go; a folder of part files beside `path` exists no longer than needed.
 
     Raises:
         StorageError: it cannot be made.
     """
     if mode == "merge":
-        yield None
+        yield "memory" if workers > 1 and handover.is_possible() else None
         return
     with storage_errors(path):
         folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=".parts", dir=path.parent))
@@ -38,47 +49,77 @@ def parts_folder(mode: Mode, path: Path) -> Iterator[Path | None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_and_keep(unit: Unit, folder: Path | None) -> Part:
-    """Make a part, and write it into `folder` where there is one."""
+def make_and_keep(unit: Unit, place: Place) -> Part:
+    """Make a part, and put its columns where the parent finds them."""
     part = make_part(unit)
-    if folder is None:
+    if place is None:
         return part
-    assert part.columns is not None
+    assert isinstance(part.columns, dict)
     began = time.monotonic()
-    path = _part_file(folder, unit.number)
+    columns = {name: [values] for name, values in part.columns.items()}
+    if place == "memory":
+        part.columns = _in_memory(columns) or part.columns
+        part.seconds["transfer"] = time.monotonic() - began
+        return part
+    part.columns = path = place / f"{unit.number}.safetensors"
     with storage_errors(path), path.open("wb") as file:
-        write_columns(file, {name: [values] for name, values in part.columns.items()}, {})
-    part.columns = None
+        write_columns(file, columns, {})
     part.seconds["writing"] = time.monotonic() - began
     return part
 
 
-def _part_file(folder: Path, number: int) -> Path:
-    return folder / f"{number}.safetensors"
+def _in_memory(columns: Mapping[str, list[Array]]) -> SharedFile | None:
+    """None where there is no descriptor or no memory left: then the columns go back with the part."""
+    shared = None
+    try:
+        shared, file = handover.new_file()
+        with file:
+            write_columns(file, columns, {})
+    except OSError:
+        if shared is not None:
+            os.close(shared.descriptor)
+        return None
+    return shared
 
 
-def columns_of(part: Part, folder: Path | None) -> Columns:
-    """Return the columns of a part, wherever they are."""
-    if part.columns is not None:
-        return part.columns
-    assert folder is not None
-    return map_columns(_part_file(folder, part.number))[1]
+def received(part: Part) -> Part:
+    """Return a part with its columns, wherever they were put.
+
+    Raises:
+        BrokenProcessPool: the process that holds them has ended.
+        StorageError: this process has no descriptor or no memory left for them.
+    """
+    if isinstance(part.columns, dict):
+        return part
+    path = part.columns.path if isinstance(part.columns, SharedFile) else part.columns
+    try:
+        return dataclasses.replace(part, columns=map_columns(path)[1])
+    except OSError as error:
+        if isinstance(part.columns, Path):
+            raise
+        # Of a process that has ended and is not waited for yet others than root are refused, not told that it is gone.
+        if isinstance(error, FileNotFoundError) or part.columns.is_lost():
+            raise BrokenProcessPool("a worker ended while it held a part") from error
+        raise StorageError(
+            f"cannot take over what a worker made: {error}: use fewer --workers, or raise `ulimit -n`"
+        ) from error
 
 
-def cut(paragraphs: Sequence[RawParagraph], workers: int) -> Iterator[tuple[RawParagraph, ...]]:
+def cut(paragraphs: Sequence[RawParagraph], workers: int) -> Iterator[Sequence[RawParagraph]]:
     """Yield runs of paragraphs of about equal size."""
-    size = sum(len(paragraph.json) for paragraph in paragraphs)
-    most = min(max(size // (workers * UNITS_PER_WORKER), LEAST_UNIT_BYTES), MOST_UNIT_BYTES)
+    sizes = [len(memoryview(paragraph.json)) for paragraph in paragraphs]
+    size = sum(sizes)
+    most = max(min(max(size // (workers * UNITS_PER_WORKER), LEAST_UNIT_BYTES), MOST_UNIT_BYTES), size // MOST_UNITS)
     run: list[RawParagraph] = []
     taken = 0
-    for paragraph in paragraphs:
+    for paragraph, own in zip(paragraphs, sizes, strict=True):
         run.append(paragraph)
-        taken += len(paragraph.json)
+        taken += own
         if taken >= most:
-            yield tuple(run)
+            yield run
             run, taken = [], 0
     if run:
-        yield tuple(run)
+        yield run
 
 
 def shares_of(parts: Sequence[Part], workers: int, began: float, made: float) -> dict[str, float]:

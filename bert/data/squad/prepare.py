@@ -5,26 +5,27 @@ import functools
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert.data.feature_files import SUFFIX, finished, new_folder
 from bert.data.pool import Progress, Workers
 from bert.data.squad.config import Mode, SquadConfig, cpu_count
 from bert.data.squad.features import Settings
-from bert.data.squad.parts import SHARES, columns_of, cut, make_and_keep, parts_folder, shares_of
-from bert.data.squad.reading import Dataset, read_dataset
+from bert.data.squad.parts import SHARES, Place, cut, make_and_keep, parts_place, received, shares_of
+from bert.data.squad.reading import Dataset, RawParagraph, read_dataset, together
 from bert.data.squad.store import (
-    SUFFIX,
     file_name,
     fingerprint_of_features,
     read_metadata,
     write_features,
     write_notes,
 )
+from bert.data.squad.targets import NO_ANSWER
 from bert.data.squad.unit import Part, Unit, warm_up
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
@@ -94,7 +95,8 @@ def prepare(config: SquadConfig, progress: Progress, pool: Workers | None = None
         StorageError: the output cannot be written.
     """
     splits = [config.split_of(path) for path in config.input]
-    return [_prepare(config, path, split, progress, pool) for path, split in zip(config.input, splits, strict=True)]
+    with new_folder(config.output):
+        return [_prepare(config, path, split, progress, pool) for path, split in zip(config.input, splits, strict=True)]
 
 
 def _prepare(config: SquadConfig, source: Path, split: str, progress: Progress, pool: Workers | None) -> SquadSummary:
@@ -112,7 +114,7 @@ def _prepare(config: SquadConfig, source: Path, split: str, progress: Progress, 
         starting = time.monotonic() - began - read
         with locked(config.output, "another preparation", "wait for it, or give another --output", wait=True):
             _remove_left_over(config.output)
-            known = _finished(path, fingerprint_of_features(settings, dataset.fingerprint), notes)
+            known = finished(path, fingerprint_of_features(settings, dataset.fingerprint), _known, notes)
             if known is None:
                 work = _Work(config, dataset, settings, vocabulary, path, progress)
                 counts, shares = work.run(workers)
@@ -177,45 +179,49 @@ class _Work:
     def run(self, workers: Workers) -> tuple[Counts, dict[str, float]]:
         """Make the file; return what was met, and where the time went but for reading the dataset."""
         began = time.monotonic()
-        with parts_folder(self.config.mode, self.path) as folder:
-            parts = list(self._parts(workers, folder))
+        with parts_place(self.config.mode, self.path, workers.count) as place:
+            parts = list(self._parts(workers, place))
             made = time.monotonic()
             counts = Counts({"articles": self.dataset.articles})
             for part in parts:
                 counts.merge(part.counts.to_json())
             if not counts.get("questions"):
                 raise InputError(_nothing(self.dataset.path, counts))
-            columns = [columns_of(part, folder) for part in parts]
+            columns = [part.columns for part in parts if isinstance(part.columns, dict)]
+            assert len(columns) == len(parts), "every part has been received"
             fingerprint = fingerprint_of_features(self.settings, self.dataset.fingerprint)
             write_features(self.path, columns, self.settings, fingerprint, self.vocabulary, counts)
             dataset = self.dataset
             write_notes(self.path, dataset.path, dataset.fingerprint, self.config.vocab, self.settings, counts)
         return counts, shares_of(parts, workers.count, began, made)
 
-    def _parts(self, workers: Workers, folder: Path | None) -> Iterator[Part]:
-        units = [
-            Unit(number, self.dataset.path, paragraphs, self.settings, self.config.vocab)
-            for number, paragraphs in enumerate(cut(self.dataset.paragraphs, workers.count))
-        ]
-        function = functools.partial(make_and_keep, folder=folder)
+    def _parts(self, workers: Workers, place: Place) -> Iterator[Part]:
+        runs = list(cut(self.dataset.paragraphs, workers.count))
+        units = (self._unit(number, run) for number, run in enumerate(runs))
+        function = functools.partial(make_and_keep, place=place)
         seen: set[str] = set()
         title = f"features of {self.dataset.path.name}"
-        self.progress(title, 0, len(units))
+        self.progress(title, 0, len(runs))
         try:
-            for unit, part in zip(units, workers.map(function, units), strict=True):
+            for number, part in enumerate(workers.map(function, units)):
                 known = seen.intersection(part.ids)
                 if known:
-                    part = function(dataclasses.replace(unit, known_ids=frozenset(known)))
+                    unit = dataclasses.replace(self._unit(number, runs[number]), known_ids=frozenset(known))
+                    part = function(unit)
                 seen.update(part.ids)
-                yield part
-                self.progress(title, unit.number + 1, len(units))
-        except UsageError as error:
-            if not isinstance(error.__cause__, BrokenProcessPool):
+                yield received(part)
+                self.progress(title, number + 1, len(runs))
+        except (UsageError, BrokenProcessPool) as error:
+            if isinstance(error, UsageError) and not isinstance(error.__cause__, BrokenProcessPool):
                 raise
             raise UsageError(
                 "a worker process ended unexpectedly, most likely for lack of memory, and nothing was written: run the "
                 f"same command again with fewer than --workers {workers.count}"
             ) from error
+
+    def _unit(self, number: int, run: Sequence[RawParagraph]) -> Unit:
+        places = tuple(paragraph.place for paragraph in run)
+        return Unit(number, self.dataset.path, places, together(run), self.settings, self.config.vocab)
 
 
 def _worker_count(config: SquadConfig, source: Path) -> tuple[int, list[str]]:
@@ -229,23 +235,8 @@ def _worker_count(config: SquadConfig, source: Path) -> tuple[int, list[str]]:
     return config.workers, []
 
 
-def _finished(path: Path, fingerprint: str, notes: list[str]) -> Counts | None:
-    """Return the counts of a finished file, None where it has to be made. Raises InputError: it is someone else's."""
-    if not path.exists():
-        return None
-    try:
-        _, known, counts = read_metadata(path)
-    except InputError as error:
-        if "holds something else" in str(error):
-            raise InputError(
-                f"{path} was not made here and will not be touched: move it, or give another --output"
-            ) from error
-        notes.append(f"{path.name} was cut off or damaged and is made again")
-        return None
-    if known == fingerprint:
-        return counts
-    notes.append(f"{path.name} was made by another version and is made again")
-    return None
+def _known(path: Path) -> tuple[str, Counts]:
+    return read_metadata(path)[1:]
 
 
 def _remove_left_over(folder: Path) -> None:
@@ -274,8 +265,10 @@ def _notes_of(config: SquadConfig, counts: Counts, path: Path) -> list[str]:
         "misaligned answers",
         "answers without a start",
         "impossible questions with answers",
+        "questions without answers",
     ):
-        if counts.get(name):
+        is_told = name == "questions without answers" and counts.get(NO_ANSWER)
+        if counts.get(name) and not is_told:
             said.append(f"{counts.get(name):,} {name}, such as {counts.names[name][0]}")
     unknown = counts.get("unknown context tokens") / max(1, counts.get("context tokens"))
     if unknown > 0.05:

@@ -4,10 +4,11 @@ import gzip
 import hashlib
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,7 +20,9 @@ MOST_BYTES = 2 * 2**30
 """Decompressed size beyond which a file is taken for something else (SQuAD 2.0's training set has 42 MB)."""
 _REMEDY = "give the JSON of SQuAD 1.1 or 2.0, plain or .gz (`bertbench data download squad` gets it)"
 # An unescaped quote ends a JSON string, so this is a name and nothing inside a text.
-_MARK_OF_2_0 = re.compile(rb'"is_impossible"\s*:')
+_NAME_IN_2_0 = b'"is_impossible"'
+_MARK_OF_2_0 = re.compile(_NAME_IN_2_0 + rb"\s*:(?!\s*null)")
+_TWO = re.compile(r"(?<![\d.])2(?![\d])")
 
 
 class Answer(msgspec.Struct, gc=False):
@@ -72,9 +75,8 @@ class _Questions(msgspec.Struct):
     qas: list[msgspec.Raw]
 
 
-@dataclass(frozen=True, slots=True)
-class RawParagraph:
-    """A paragraph as it stands in the file."""
+class Place(NamedTuple):
+    """Where a paragraph stands in its file."""
 
     article: int
     """Number of its article, from 1."""
@@ -82,13 +84,20 @@ class RawParagraph:
     """Of the article."""
     number: int
     """Of the paragraph in its article, from 1."""
-    json: bytes
-    """Its JSON."""
 
-    @property
-    def place(self) -> str:
-        """Say where it stands."""
+    def __str__(self) -> str:
+        """Say where."""
         return f"{_article_name(self.article, self.title)}, paragraph {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class RawParagraph:
+    """A paragraph that has not been looked at."""
+
+    place: Place
+    """Where it stands."""
+    json: msgspec.Raw
+    """Its JSON, not copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +147,7 @@ def fingerprint_of_content(content: bytes) -> str:
 
 
 def read_dataset(path: Path, version: str = "auto") -> Dataset:
-    """Read a file as far as its paragraphs; `parse` reads these.
+    """Read a file as far as its paragraphs; `parse` reads what they hold.
 
     Args:
         path: JSON, or JSON in gzip.
@@ -148,37 +157,71 @@ def read_dataset(path: Path, version: str = "auto") -> Dataset:
         InputError: it cannot be read, is no SQuAD file, lacks a field, or is one of the other version.
     """
     content = content_of(path)
+    with ThreadPoolExecutor(1) as beside:
+        return _read(path, content, version, beside.submit(fingerprint_of_content, content))
+
+
+def _read(path: Path, content: bytes, version: str, fingerprint: Future[str]) -> Dataset:
     try:
         file = msgspec.json.decode(content, type=_File)
     except (msgspec.ValidationError, UnicodeDecodeError) as error:
         raise _explained(path, content, error) from error
     except msgspec.DecodeError as error:
         raise InputError(f"{path} is no JSON, or damaged ({error}): {_REMEDY}") from error
-    found = "2.0" if _MARK_OF_2_0.search(content) or "2." in str(file.version) else "1.1"
+    has_mark = _NAME_IN_2_0 in content and _MARK_OF_2_0.search(content)  # most files of 1.1 are told by the fast search
+    found = "2.0" if has_mark or declares_2_0(file.version) else "1.1"
     _check_version(path, found, version)
     paragraphs = tuple(
-        RawParagraph(article, _title(part.title), number, bytes(raw))
+        RawParagraph(Place(article, _title(part.title), number), raw)
         for article, part in enumerate(file.data, start=1)
         for number, raw in enumerate(part.paragraphs, start=1)
     )
     if not paragraphs:
         raise InputError(f"{path} holds no paragraph: {_REMEDY}")
-    return Dataset(path, fingerprint_of_content(content), found, paragraphs, len(file.data))
+    return Dataset(path, fingerprint.result(), found, paragraphs, len(file.data))
 
 
-def parse(path: Path, raw: RawParagraph) -> Paragraph:
-    """Return a paragraph of `path`. Raises InputError: a field is missing or has another type; it says where."""
+def declares_2_0(version: object) -> bool:
+    """Return whether the `version` of a file is 2: "v2.0", "2", "SQuAD 2.0"."""
+    return _TWO.search(str(version)) is not None
+
+
+def together(paragraphs: Sequence[RawParagraph]) -> bytes:
+    """Return paragraphs as one JSON array, which `parse` reads."""
+    return b"[%s]" % b",".join(paragraph.json for paragraph in paragraphs)
+
+
+def parse(path: Path, places: Sequence[Place], content: bytes) -> list[Paragraph]:
+    """Return paragraphs of a file.
+
+    Args:
+        path: the file.
+        places: where they stand in it.
+        content: a JSON array of them.
+
+    Raises:
+        InputError: a field is missing or has another type; it says where.
+    """
     try:
-        return msgspec.json.decode(raw.json, type=Paragraph)
+        return msgspec.json.decode(content, type=list[Paragraph])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _misfit(path, raw.place, next(_question_errors(raw.json), str(error))) from error
+        for place, raw in zip(places, msgspec.json.decode(content, type=list[msgspec.Raw]), strict=True):
+            _parse_alone(path, place, raw)
+        raise InputError(f"{path}: {error}; {_REMEDY}") from error
+
+
+def _parse_alone(path: Path, place: Place, raw: msgspec.Raw) -> None:
+    try:
+        msgspec.json.decode(raw, type=Paragraph)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _misfit(path, str(place), next(_question_errors(raw), str(error))) from error
 
 
 def _check_version(path: Path, found: str, asked: str) -> None:
     if asked in ("auto", found):
         return
     if found == "2.0":
-        reason = "is a file of SQuAD 2.0 (its questions have `is_impossible`), and 1.1 was asked for"
+        reason = "is a file of SQuAD 2.0 (by its version, or as questions have `is_impossible`), and 1.1 was asked for"
     else:
         reason = "is a file of SQuAD 1.1 (no question has `is_impossible`), and 2.0 was asked for"
     raise InputError(f"{path} {reason}: give --squad-version {found} (or auto), or another --input")
@@ -198,7 +241,7 @@ def _explained(path: Path, content: bytes, error: Exception) -> InputError:
     return InputError(f"{path} is no SQuAD file ({error}): {_REMEDY}")
 
 
-def _question_errors(content: bytes) -> Iterator[str]:
+def _question_errors(content: msgspec.Raw) -> Iterator[str]:
     """Yield what is wrong with a paragraph: its own fields, then those of its questions."""
     try:
         questions = msgspec.json.decode(content, type=_Questions).qas

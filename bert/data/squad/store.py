@@ -7,26 +7,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert.data.feature_files import OWN_VOCABULARY, SUFFIX, FeatureForm, files_in, keep_vocabulary, only_one
+from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.squad import columns
 from bert.data.squad.features import Settings, SquadFeatures
 from bert.data.squad.reading import content_of, fingerprint_of_content
-from bert.data.squad.tensor_file import NotWholeError, map_columns, read_header, write_columns
-from bert.data.stages import Counts, fingerprint_of
+from bert.data.stages import Counts
+from bert.data.tensor_file import NotWholeError, check_content, map_columns, read_header
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from common.atomic import atomic_path, write_json
-from common.errors import InputError, SchemaError
+from common.atomic import write_json
+from common.errors import InputError
 
 FORMAT = "bertbench squad features"
 SCHEMA_VERSION = 1
 """Raised when the columns change or hold other values for the same dataset and settings."""
-SUFFIX = ".safetensors"
-_MOST_NAMES = 5
+_FORM = FeatureForm(FORMAT, SCHEMA_VERSION, Settings, "special_ids")
 _LENGTHS = ("max_seq_length", "doc_stride", "max_query_length")
 
 
 def fingerprint_of_features(settings: Settings, dataset: str) -> str:
     """Return a hash of everything that the content depends on; `dataset` is the hash of the dataset's content."""
-    return fingerprint_of(FORMAT, SCHEMA_VERSION, dataclasses.asdict(settings), dataset)
+    return _FORM.fingerprint(settings, dataset)
 
 
 def file_name(settings: Settings, dataset: str) -> str:
@@ -78,20 +79,19 @@ def write_features(
     counts: Counts,
 ) -> None:
     """Write the file, whole or not at all. Raises StorageError."""
-    metadata = {
-        "format": FORMAT,
-        "schema_version": str(SCHEMA_VERSION),
-        "settings": _json(dataclasses.asdict(settings)),
-        "fingerprint": fingerprint,
-        "special_ids": _json({"pad": vocabulary.pad_id, "cls": vocabulary.cls_id, "sep": vocabulary.sep_id}),
-        "counts": _json(counts.to_json()),
-    }
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        write_columns(file, columns.joined(parts), metadata)
+    special = {"pad": vocabulary.pad_id, "cls": vocabulary.cls_id, "sep": vocabulary.sep_id}
+    further = json.dumps(special, sort_keys=True)
+    _FORM.write(path, columns.joined(parts), settings, fingerprint, counts, further)
 
 
 def write_notes(path: Path, source: Path, dataset: str, vocabulary: Path, settings: Settings, counts: Counts) -> None:
-    """Write the JSON beside the file: what it was made of, with what, and what was met. Raises StorageError."""
+    """Write what belongs beside the file: a JSON of what it was made of, with what, and what was met; the vocabulary.
+
+    Raises:
+        InputError: the vocabulary cannot be read any more.
+        StorageError: they cannot be written.
+    """
+    keep_vocabulary(path, vocabulary)
     state = source.stat()
     write_json(
         path.with_suffix(".json"),
@@ -111,29 +111,33 @@ def write_notes(path: Path, source: Path, dataset: str, vocabulary: Path, settin
 
 
 def read_metadata(path: Path) -> tuple[Settings, str, Counts]:
-    """Return a file's settings, fingerprint and counts, without its columns.
+    """Return a file's settings, fingerprint and counts, without its columns, whose checksum is looked at.
 
     Raises:
-        InputError: it cannot be read, is cut off, or is something else.
+        InputError: it cannot be read, is damaged, or is something else.
         SchemaError: a newer version wrote it.
     """
     try:
-        return _metadata(path, read_header(path)[0])
+        found = _FORM.read(path, read_header(path)[0])
+        check_content(path)
+        return found
     except (NotWholeError, OSError) as error:
         raise _damaged(path, error) from error
 
 
 def read_features(path: Path) -> SquadFeatures:
-    """Read a file of features: map its columns into memory.
+    """Read a file of features: hold it against its checksum and map its columns into memory.
+
+    Files of earlier versions have no checksum: of them the size alone is looked at.
 
     Raises:
-        InputError: it cannot be read, is cut off, is something else, or its dataset has changed since; the message has
+        InputError: it cannot be read, is damaged, is something else, or its dataset has changed since; the message has
             the command that makes it.
         SchemaError: a newer version wrote it.
     """
     try:
         metadata, found = map_columns(path)
-        settings, fingerprint, _ = _metadata(path, metadata)
+        settings, fingerprint, _ = _FORM.read(path, metadata)
         special = json.loads(metadata["special_ids"])
         features = SquadFeatures(
             settings=settings,
@@ -143,6 +147,7 @@ def read_features(path: Path) -> SquadFeatures:
             sep_id=int(special["sep"]),
             **columns.whole(found),
         )
+        check_content(path)
     except (NotWholeError, OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error
     _check_dataset(path, settings)
@@ -193,7 +198,8 @@ def vocabulary_of(path: Path, settings: Settings, given: Path | None = None) -> 
     file = _one_of(path, settings.split) if path.is_dir() else path
     noted = _notes_beside(file).get("vocab")
     places = [Path(noted)] if isinstance(noted, str) else []
-    places = [given] if given is not None else [*places, file.with_name("vocab.txt")]
+    own = [file.with_suffix(OWN_VOCABULARY), file.with_name(VOCABULARY_FILE)]
+    places = [given] if given is not None else [*places, *own]
     for place in places:
         if given is not None or place.is_file():
             found = load_vocabulary(place, settings.lower_case)
@@ -206,34 +212,8 @@ def vocabulary_of(path: Path, settings: Settings, given: Path | None = None) -> 
 
 
 def _one_of(folder: Path, split: str | None) -> Path:
-    pattern = f"squad-{split or '*'}-*{SUFFIX}"
-    found = sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
-    if len(found) == 1:
-        return found[0]
-    kind = f" for {split}" if split else ""
-    if not found:
-        made = command(split, output=folder)
-        raise InputError(f"{folder} holds no SQuAD features{kind}: make them with `{made}`")
-    names = ", ".join(path.name for path in found[:_MOST_NAMES]) + (", ..." if len(found) > _MOST_NAMES else "")
-    raise InputError(f"{folder} holds {len(found)} files of SQuAD features{kind}: give one of them: {names}")
-
-
-def _metadata(path: Path, metadata: Mapping[str, str]) -> tuple[Settings, str, Counts]:
-    if metadata.get("format") != FORMAT:
-        raise NotWholeError("it holds something else")
-    try:
-        version = int(metadata["schema_version"])
-        if version > SCHEMA_VERSION:
-            raise SchemaError(
-                f"{path} has schema version {version}, and this version of bertbench reads {SCHEMA_VERSION}: update "
-                "bertbench, or make the features again"
-            )
-        settings = Settings(**json.loads(metadata["settings"]))
-        counts = Counts()
-        counts.merge(json.loads(metadata["counts"]))
-        return settings, metadata["fingerprint"], counts
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise NotWholeError(f"its metadata are damaged: {error!r}") from error
+    what = f"SQuAD features for {split}" if split else "SQuAD features"
+    return only_one(files_in(folder, f"squad-{split or '*'}"), folder, what, command(split, output=folder))
 
 
 def _notes_beside(path: Path) -> dict[str, Any]:
@@ -278,7 +258,3 @@ def _check_dataset(path: Path, settings: Settings) -> None:
             f"{path} was made of {source}, which has changed since: make it again with `{_remake(path, settings)}`, or "
             "put that file back"
         )
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)

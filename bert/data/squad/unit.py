@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.squad.features import Int64, Settings
-from bert.data.squad.reading import Paragraph, Question, RawParagraph, parse
+from bert.data.squad.handover import SharedFile
+from bert.data.squad.reading import Paragraph, Place, Question, parse
 from bert.data.squad.targets import NO_PIECES, improve, token_spans, unusable, window_targets
 from bert.data.squad.windows import SPECIAL_TOKENS, greatest_context, input_rows, place_windows
 from bert.data.squad.words import Pieces, WordEncoder
@@ -34,8 +35,10 @@ class Unit:
     """Place of the unit in the file."""
     path: Path
     """The file."""
-    paragraphs: tuple[RawParagraph, ...]
-    """In the order of the file."""
+    places: tuple[Place, ...]
+    """Where its paragraphs stand in the file, in order."""
+    paragraphs: bytes
+    """The paragraphs, a JSON array."""
     settings: Settings
     """What to make."""
     vocabulary: Path
@@ -50,8 +53,8 @@ class Part:
 
     number: int
     """Of the unit."""
-    columns: Columns | None
-    """None where they were written to a file."""
+    columns: Columns | SharedFile | Path
+    """Themselves, or the file that they were written to."""
     ids: tuple[str, ...]
     """Of its questions."""
     counts: Counts
@@ -105,8 +108,8 @@ def make_part(unit: Unit) -> Part:
     """
     began = time.monotonic()
     chosen = _Chosen()
-    for raw in unit.paragraphs:
-        _choose(chosen, parse(unit.path, raw), unit, raw)
+    for place, paragraph in zip(unit.places, parse(unit.path, unit.places, unit.paragraphs), strict=True):
+        _choose(chosen, paragraph, unit, place)
     read = time.monotonic()
     vocabulary, encoder = _encoder(unit.vocabulary, unit.settings.lower_case, unit.settings.vocabulary)
     contexts = encoder.encode(chosen.contexts)
@@ -122,13 +125,13 @@ def make_part(unit: Unit) -> Part:
     return Part(unit.number, columns, tuple(chosen.ids), chosen.counts, seconds, os.getpid(), began)
 
 
-def _choose(chosen: _Chosen, paragraph: Paragraph, unit: Unit, raw: RawParagraph) -> None:
+def _choose(chosen: _Chosen, paragraph: Paragraph, unit: Unit, place: Place) -> None:
     """Add a paragraph, with the questions that can be used."""
     number = len(chosen.contexts)
     chosen.contexts.append(paragraph.context)
     training, is_2_0 = unit.settings.split == "training", unit.settings.version == "2.0"
     if not paragraph.context.strip():
-        chosen.counts.add("empty contexts", 1, raw.place)
+        chosen.counts.add("empty contexts", 1, str(place))
     for question in paragraph.qas:
         if question.id in chosen.ids or question.id in unit.known_ids:
             chosen.drop(DUPLICATES, question)
@@ -151,7 +154,7 @@ def _count_question(counts: Counts, context: str, question: Question, impossible
     answers = question.answers or []
     if impossible and answers:
         counts.add("impossible questions with answers", 1, question.id)
-    if not impossible and not answers:
+    if not impossible and not any(answer.text for answer in answers):
         counts.add("questions without answers", 1, question.id)
     if is_2_0 and question.is_impossible is None:
         counts.add("questions without is_impossible", 1, question.id)

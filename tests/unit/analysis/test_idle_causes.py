@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.timelines import timeline
 
@@ -146,9 +146,13 @@ def test_a_trace_in_which_nothing_ran_has_no_causes() -> None:
     assert idle_causes(timeline()) is None and len(idle_frame([])) == 0
 
 
+# Two pieces of work that start together, launched by calls that begin together.
+TOGETHER = [((36, 39), 11, 2), ((36, 39), 11, 1)]
 SPAN = st.tuples(st.integers(0, 120), st.integers(0, 20)).map(lambda item: (item[0], sum(item)))
 
 
+@settings(deadline=None)
+@example(TOGETHER, [(45, 58), (45, 58)], [])
 @given(
     st.lists(st.tuples(SPAN, st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=8),
     st.lists(SPAN, max_size=4),

@@ -87,9 +87,9 @@ def test_a_million_intervals_take_well_under_a_second() -> None:
     random = np.random.default_rng(7)
     starts = np.sort(random.integers(0, 10**12, 10**6))
     first, second = merged(starts, starts + 400_000), merged(starts + 300_000, starts + 900_000)
-    begun = time.perf_counter()
+    begun = time.process_time()
     both, only = intersection(first, second), difference(first, second)
-    assert time.perf_counter() - begun < 3
+    assert time.process_time() - begun < 3
     assert total_ns(both) + total_ns(only) == total_ns(first) > 0
 
 

@@ -259,9 +259,9 @@ def test_deep_nesting_is_right_and_fast() -> None:
     depth = 20_000
     start = np.concatenate([np.arange(depth), np.arange(depth) + 2 * depth])
     end = np.concatenate([5 * depth - np.arange(depth), np.arange(depth) + 2 * depth + 1])
-    begun = time.perf_counter()
+    begun = time.process_time()
     self_ns, outermost = nesting(np.zeros(2 * depth, dtype=np.int64), start, end)
-    assert time.perf_counter() - begun < 5 and outermost.sum() == 1
+    assert time.process_time() - begun < 5 and outermost.sum() == 1
     assert self_ns[depth - 1] == end[depth - 1] - start[depth - 1] - depth
     assert _callers_by_stack(np.zeros(3, dtype=np.int64), np.array([0, 1, 5]), np.array([9, 4, 6])).tolist() == [
         -1,

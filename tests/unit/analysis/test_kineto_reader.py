@@ -106,7 +106,7 @@ def test_invalid_utf8_and_control_characters_in_names_are_survived(tmp_path: Pat
         (b"[1, 2]", "no PyTorch profiler trace"),
         (b'{"schema": "1.0", "nodes": []}', "execution trace"),
         (b'{"traceEvents": {}}', "no PyTorch profiler trace"),
-        (gzip.compress(b'{"traceEvents": []}')[:-9], "damaged or cut short"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "damaged or cut short"),
         (b"\x1f\x8bgarbage", "damaged or cut short"),
         (b"[" * 100_000, "not complete JSON"),
     ],

@@ -141,10 +141,10 @@ def test_damaged_logs_give_a_result_or_an_input_error(tmp_path: Path) -> None:
     path = tmp_path / "damaged.log"
     for data in mutations((NEW + OLD_GATHER).encode(), count_from_environment(), seed=2):
         path.write_bytes(data)
-        began = time.monotonic()
+        began = time.process_time()
         try:
             recognises(read_head(path))
             read(path)
         except InputError:
             pass
-        assert time.monotonic() - began < 2
+        assert time.process_time() - began < 2

@@ -104,14 +104,14 @@ TEXTS: list[tuple[ModuleType, str]] = [
 def survives(module: ModuleType, path: Path, data: bytes) -> bool:
     """Whether something was read; fails the test for anything but a result or an InputError."""
     path.write_bytes(data)
-    begin = time.monotonic()
+    begin = time.process_time()
     try:
         head = read_head(path)
         assert all(isinstance(other.recognises(head), bool) for other in MODULES)
         found = module.read(path)
     except InputError:
         found = None
-    assert time.monotonic() - begin < MOST_SECONDS
+    assert time.process_time() - begin < MOST_SECONDS
     for item in found if isinstance(found, list) else [found] if found is not None else []:
         if hasattr(item, "kernels"):
             for table in (item.kernels, item.api, item.ranges, item.collectives, item.steps):
@@ -174,15 +174,15 @@ def test_values_of_every_type_in_every_column_give_a_result(tmp_path: Path) -> N
     ],
 )
 def test_long_runs_of_blanks_and_digits_take_no_time(tmp_path: Path, module: ModuleType, text: str) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     survives(module, tmp_path / "a.csv", text.encode())
-    assert time.monotonic() - begin < 3
+    assert time.process_time() - begin < 3
 
 
 def test_texts_that_multiply_do_not_fill_the_memory(tmp_path: Path) -> None:
     ranges = [{**exports.DOMAIN, "text": "d" * 1_000_000}]
     ranges += [{**exports.nvtx(n, n + 1, f"range {n}"), "domainId": 1, "jsonTextId": 0} for n in range(1, 3000)]
     path = exports.export(tmp_path / "a.sqlite", StringIds=exports.strings("[" * 1_000_000), NVTX_EVENTS=ranges)
-    begin = time.monotonic()
+    begin = time.process_time()
     (found,) = nsys.read(path)
-    assert time.monotonic() - begin < 5 and found.ranges["name"].str.len().max() < 400
+    assert time.process_time() - begin < 5 and found.ranges["name"].str.len().max() < 400

@@ -168,9 +168,9 @@ def test_views_computed_columns_and_sql_in_names_are_never_run(tmp_path: Path, s
     connection.executescript("CREATE TABLE StringIds (id, value); CREATE TABLE ANALYSIS_DETAILS (duration);" + script)
     connection.close()
     before = path.read_bytes()
-    begin = time.monotonic()
+    begin = time.process_time()
     assert sum(len(found.kernels) for found in read(path)) == 0
-    assert time.monotonic() - begin < 5 and path.read_bytes() == before
+    assert time.process_time() - begin < 5 and path.read_bytes() == before
 
 
 def test_a_tree_whose_branches_share_their_leaves_ends(tmp_path: Path) -> None:
@@ -192,9 +192,9 @@ def test_a_tree_whose_branches_share_their_leaves_ends(tmp_path: Path) -> None:
         at = (root - 1) * 4096 + int.from_bytes(page[12 + 2 * cell : 14 + 2 * cell], "big")
         content[at : at + 4] = child
     path.write_bytes(content)
-    begin = time.monotonic()
+    begin = time.process_time()
     found = read(path)
-    assert time.monotonic() - begin < 20
+    assert time.process_time() - begin < 20
     assert sum(len(timeline.kernels) for timeline in found) <= len(content) // 4
 
 

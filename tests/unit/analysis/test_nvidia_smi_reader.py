@@ -171,10 +171,10 @@ def test_damaged_logs_give_a_result_or_an_input_error(tmp_path: Path, text: str)
     path = tmp_path / "damaged.csv"
     for data in mutations(text.encode(), count_from_environment(), seed=1):
         path.write_bytes(data)
-        began = time.monotonic()
+        began = time.process_time()
         try:
             recognises(read_head(path))
             read(path)
         except InputError:
             pass
-        assert time.monotonic() - began < 2
+        assert time.process_time() - began < 2

@@ -3,9 +3,11 @@ import dataclasses
 import html.parser
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
+from matplotlib.axes import Axes
 from test_kineto_reader import event, write
 
 from analysis.load import load_run
@@ -109,6 +111,30 @@ def test_the_answer_names_the_best_configuration_and_holds_it_against_hf(tmp_pat
     assert values["throughput against hf"].startswith(("2.5", "2.6"))
     text = " ".join(answer.sentences)
     assert "it is not decided: one round per side" in text
+
+
+def test_other_data_and_padding_are_curves_of_their_own_and_padded_lengths_are_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path)
+    base = Trial(task="squad", preset="mini", seq_len=384, data="synthetic")
+    for batch in (8, 16):
+        for padding in ("longest", "fixed"):
+            trial = dataclasses.replace(base, micro_batch_size=batch, padding=padding)
+            write_trial(run, trial, {0: step_rows([50.0] * 12, batch)})
+    curves: dict[str, list[int]] = {}
+    original = Axes.plot
+
+    def noting(self: Axes, x: list[int], *given: Any, **options: Any) -> Any:
+        if "all pad" in options.get("label", "") or x == [8, 16]:
+            curves[options["label"]] = list(x)
+        return original(self, x, *given, **options)
+
+    monkeypatch.setattr(Axes, "plot", noting)
+    text = write_report(run).read_text(encoding="utf-8")
+    assert len(curves) == 2 and all(batches == [8, 16] for batches in curves.values())
+    assert sum("all pad" in label for label in curves) == 1, curves
+    assert "sequences of 384, at most 384" in text
 
 
 def test_the_answer_does_not_favour_our_own_implementation(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 from fake_run import write_sweep, write_trial
 
-from analysis.load import load_run
+from analysis.load import LoadedTrial, load_run
 from analysis.metrics.regression import compare_runs, implementation_ratios
-from analysis.records import Trial
+from analysis.records import Trial, TrialDirectory
 from analysis.report.tables import count, flops, interval, number, percent, size
-from analysis.report.text import comparison_table, results_table
+from analysis.report.text import comparison_table, peak_cautions, results_table
 from bench.cli import compare, report
 
 SMALL = {"batches": (8,), "worlds": (1,), "count": 20}
@@ -114,3 +115,15 @@ def test_report_prints_the_path_or_json(tmp_path: Path, capsys: pytest.CaptureFi
     assert report.main([str(run.path), "--price-per-hour", "2.5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["rows"][0]["cost_per_million_samples"] > 0 and found["ratios"]
+
+
+def test_cautions_about_the_measured_peak_stand_beside_the_table_and_others_do_not() -> None:
+    moved = {"code": "peak_changed", "message": "the measured peak differs by 12 %", "remedy": "look for other load"}
+    other = {"code": "few_steps", "message": "few steps", "remedy": "measure more"}
+    trial = Trial(micro_batch_size=4)
+    row = {**dataclasses.asdict(trial), "status": "ok", "cautions": [moved, other]}
+    loaded = LoadedTrial(trial, TrialDirectory(Path("t")), row, (), {}, {})
+    text = " ".join(peak_cautions([loaded]).split())
+    assert text.startswith("caution: MFU: the measured peak differs by 12 %") and "look for other load" in text
+    assert "few steps" not in text
+    assert peak_cautions([]) == ""

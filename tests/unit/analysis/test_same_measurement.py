@@ -9,9 +9,13 @@ from fake_run import noisy_times, rank_record, step_rows, write_sweep, write_tri
 from analysis.load import load_run
 from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.metrics.scaling import efficiency
+from analysis.profiles import _field
 from analysis.records import RunDirectory, Trial
 from analysis.report.answer import answers, points
+from analysis.report.sections import facts
 from analysis.report.tables import ratio_lookup
+from analysis.report.text import comparison_table, results_table
+from bench.cli.progress import describe
 
 SMALL: dict[str, Any] = {"batches": (8,), "worlds": (1,), "count": 20}
 OTHERS: list[dict[str, Any]] = [
@@ -23,6 +27,8 @@ OTHERS: list[dict[str, Any]] = [
     {"vocab_size": 1000},
     {"max_predictions": 5},
     {"dropout": 0.0},
+    {"activation_checkpointing": True},
+    {"strategy_options": '{"bucket_mib":5}'},
 ]
 
 
@@ -104,3 +110,40 @@ def test_short_trials_are_in_no_number(tmp_path: Path, kind: str) -> None:
         [p.rounds for p in points(after)],
     ] == expected
     assert all(row["rounds_a"] == 3 for row in compare_runs(run, RunDirectory(run.path)).rows)
+
+
+def stages(folder: Path, stage: int, scale: float = 1.0) -> RunDirectory:
+    options = {"strategy": "deepspeed", "strategy_options": f'{{"zero_stage":{stage}}}'}
+    shape = {**SMALL, "worlds": (2,), "implementations": ("bertbench",)}
+    return write_sweep(folder, rounds=2, scale=scale, **shape, **options)
+
+
+def test_two_stages_of_zero_are_told_apart_wherever_a_strategy_is_shown(tmp_path: Path) -> None:
+    names = ["deepspeed zero_stage=1", "deepspeed zero_stage=3"]
+    for run in ("old", "new"):
+        stages(tmp_path / run, 1)
+        stages(tmp_path / run, 3, scale=1.001)
+    run = RunDirectory(tmp_path / "new")
+    trials = load_run(run)
+    rows = [trial.row for trial in trials]
+    shown = {
+        "terminal": results_table(rows),
+        "comparison": comparison_table(compare_runs(RunDirectory(tmp_path / "old"), run)),
+        "facts": str(facts(trials)),
+        "answer": str(answers(points(trials), [])),
+        "profile": " ".join(str(_field(trial.trial, "strategy")) for trial in trials),
+        "progress": " ".join(describe(trial.trial) for trial in trials),
+    }
+    for name, text in shown.items():
+        told = " ".join(text.split())
+        assert all(part in told for part in names), (name, text)
+    plain = results_table([{**row, "strategy": "ddp"} for row in rows])
+    assert "strategy" not in plain, "where all are alike and plain there is nothing to tell"
+
+
+def test_recomputation_is_told_where_the_strategy_goes_without_saying(tmp_path: Path) -> None:
+    trial = Trial(strategy="single", activation_checkpointing=True)
+    assert describe(trial).endswith("by single recomputing") and " by " not in describe(Trial(strategy="single"))
+    run = write_sweep(tmp_path, implementations=("hf",), **SMALL)
+    write_sweep(tmp_path, implementations=("hf",), **SMALL, strategy="single", activation_checkpointing=True)
+    assert "single recomputing" in results_table([trial.row for trial in load_run(run)])

@@ -121,9 +121,9 @@ def test_200_steps_take_a_few_milliseconds() -> None:
     median_interval(times)
     took = []
     for _ in range(10):
-        began = time.perf_counter()
+        began = time.process_time()
         median_interval(times)
-        took.append(time.perf_counter() - began)
+        took.append(time.process_time() - began)
     assert min(took) < 0.01
 
 

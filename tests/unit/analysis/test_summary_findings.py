@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from analysis.findings import Finding
-from analysis.report.collective_findings import alpha_beta
+from analysis.metrics.links import alpha_beta
 from analysis.report.summary_findings import findings
 from analysis.summary import Summary
 
@@ -78,11 +79,11 @@ def test_wrong_results_come_before_any_bandwidth() -> None:
 
 
 def test_no_fit_is_made_of_too_few_sizes_or_of_times_that_fall() -> None:
-    sizes = pd.Series([1, 1000, 1_000_000])
-    assert alpha_beta(sizes[:2], pd.Series([1.0, 2.0])) is None
-    assert alpha_beta(sizes, pd.Series([30.0, 20.0, 10.0])) is None
-    fit = alpha_beta(pd.Series([0, 1000, 10**6, 10**9]), pd.Series([99.0, 5.01, 15.0, 10_005.0]))  # 5 us, 100 GB/s
-    assert fit is not None and (fit.alpha_us, fit.beta_gb_s) == (pytest.approx(5), pytest.approx(100))
+    sizes = np.array([1.0, 1000.0, 1e6])
+    assert alpha_beta(sizes[:2], np.array([1.0, 2.0])) is None
+    assert alpha_beta(sizes, np.array([30.0, 20.0, 10.0])) is None
+    fit = alpha_beta(np.array([0.0, 1e3, 1e6, 1e9]), np.array([99.0, 5.01, 15.0, 10_005.0]))  # 5 us, 100 GB/s
+    assert fit is not None and fit[:2] == (pytest.approx(5), pytest.approx(100))
 
 
 def sensors(**series: list[float]) -> Summary:

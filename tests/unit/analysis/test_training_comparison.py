@@ -11,12 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.metrics import training_comparison
-from analysis.metrics.training_comparison import COLUMNS, VariantRun, all_reduce, compare_trainings
+from analysis.metrics import profiled_communication
+from analysis.metrics.profiled_communication import all_reduce
+from analysis.metrics.training_comparison import COLUMNS, VariantRun, compare_trainings
 from analysis.records import STEP_COLUMNS, Trial, TrialDirectory, write_record
-from analysis.report.training_comparison_figures import draw_comparison, scores_text, variant_label
+from analysis.report.training_comparison_figures import draw_comparison, line_style, scores_text, variant_label
 from analysis.report.training_comparison_text import comparison_csv, comparison_text
 from analysis.train_records import TrainRun, events_jsonl, write_curve
+from bench.cli.compare_strategies import _caption
 
 BATCH = 8
 TOTAL = 4
@@ -171,7 +173,16 @@ def test_the_table_has_a_row_per_variant_with_every_column(pair: list[VariantRun
 
 
 def test_all_reduce_is_the_mean_of_its_shares_over_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = pd.DataFrame({"rank": [0, 1], "steps": [2, 2], "window_ms": [100.0, 200.0]})
+    ranks = pd.DataFrame(
+        {
+            "rank": [0, 1],
+            "steps": [2, 2],
+            "window_ms": [100.0, 200.0],
+            "communication_share": [0.3, 0.5],
+            "exposed_share": [0.1, 0.5],
+            "exposed_ms": [10.0, 100.0],
+        }
+    )
     kinds = pd.DataFrame(
         {
             "rank": [0, 1, 1],
@@ -180,14 +191,18 @@ def test_all_reduce_is_the_mean_of_its_shares_over_the_ranks(monkeypatch: pytest
             "exposed_ms": [10.0, 20.0, 90.0],
         }
     )
-    monkeypatch.setattr(training_comparison, "communication_by_rank", lambda timelines: ranks)
-    monkeypatch.setattr(training_comparison, "communication_by_kind", lambda timelines: kinds)
+    monkeypatch.setattr(profiled_communication, "communication_by_rank", lambda timelines: ranks)
+    monkeypatch.setattr(profiled_communication, "communication_by_kind", lambda timelines: kinds)
     assert all_reduce([]) == pytest.approx(
         {
+            "communication_share": 0.4,
+            "communication_exposed_share": 0.3,
+            "communication_exposed_ms": (5 + 50) / 2,
             "all_reduce_share": (0.3 + 0.1) / 2,
             "all_reduce_exposed_share": (0.1 + 0.1) / 2,
             "all_reduce_hidden_share": 0.1,
             "all_reduce_ms": (15 + 10) / 2,
+            "profiled_step_ms": (50 + 100) / 2,
             "profiled_steps": 2,
         }
     )
@@ -198,6 +213,18 @@ def test_a_profile_shows_in_table_and_text(pair: list[VariantRun]) -> None:
     profiled = VariantRun(strategy="ddp", devices=2, run=pair[1].run, profile=shares)
     text = comparison_text(compare_trainings([pair[0], profiled]))
     assert "25.0 %" in text and "20.0 % + 5.0 %" in text
+
+
+def test_exposed_communication_names_the_step_that_it_is_a_share_of(pair: list[VariantRun]) -> None:
+    shares = {"communication_share": 0.2, "communication_exposed_share": 0.145, "communication_exposed_ms": 106.9}
+    profiled = VariantRun(strategy="ddp", devices=2, run=pair[1].run, profile={**shares, "profiled_step_ms": 738.0})
+    comparison = compare_trainings([pair[0], profiled])
+    text = comparison_text(comparison)
+    assert "communication exposed, of a profiled step" in text and "106.9 of 738.0 ms (14.5 %)" in text, text
+    caption = _caption({"device_name": None, "notes": []}, comparison)
+    assert caption == "ddp x 2: communication takes 20.0 % of a profiled step, 14.5 % exposed", (
+        "the notion of the table"
+    )
 
 
 @pytest.mark.parametrize("steps", [4, 150])
@@ -211,6 +238,11 @@ def test_the_picture_is_drawn_also_of_one_step_and_of_many(tmp_path: Path, steps
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_no_two_of_many_lines_look_the_same() -> None:
+    looks = [(line_style(number)["color"], line_style(number)["linestyle"]) for number in range(32)]
+    assert len(set(looks)) == 32
+
+
 def test_nothing_is_drawn_where_nothing_was_trained(tmp_path: Path) -> None:
     absent = VariantRun(strategy="single", devices=1, run=TrainRun(tmp_path / "gone"))
     assert draw_comparison(tmp_path / "picture.png", compare_trainings([absent])) is None
@@ -221,3 +253,25 @@ def test_variants_are_named_by_what_they_run_on() -> None:
     assert variant_label("ddp", 2, "cuda") == "ddp on 2 GPUs"
     assert variant_label("ddp", 2, "cpu") == "ddp on 2 CPU processes"
     assert variant_label("single", 1, "cpu") == "single on 1 CPU process"
+
+
+def test_each_ranks_own_loss_of_the_last_step_is_recorded(pair: list[VariantRun]) -> None:
+    (directory,) = pair[1].run.attempts()
+    for rank, loss in enumerate((1.75, 2.05)):
+        rows = directory.read_steps(rank)
+        with directory.steps_csv(rank).open("w", newline="") as file:
+            table = csv.DictWriter(file, STEP_COLUMNS)
+            table.writeheader()
+            table.writerows({**{k: "" if v is None else v for k, v in row.items()}, "loss": loss} for row in rows)
+    found = compare_trainings(pair, samples_per_epoch=64)
+    one, two = found.rows
+    assert one["loss_per_rank"] is None and two["loss_per_rank"] == [1.75, 2.05] and two["last_loss"] == 1.9
+    assert two["epoch_seconds"] == pytest.approx(64 / 160)
+    assert "1.7500 2.0500" in comparison_text(found) and "1.75 2.05" in comparison_csv(found)
+
+
+def test_more_variants_than_fit_beside_each_other_have_a_line_each(tmp_path: Path, pair: list[VariantRun]) -> None:
+    more = [VariantRun(strategy="ddp", devices=2, run=pair[1].run, implementation=name) for name in ("a", "b", "c")]
+    lines = comparison_text(compare_trainings([*pair, *more])).splitlines()
+    assert len(lines) == 6 and "throughput ratio" in lines[0] and "time saved" in lines[0] and "F1" in lines[0]
+    assert lines[1].startswith("bertbench single x 1") and lines[5].startswith("c ddp x 2") and "0.2000 s" in lines[5]

@@ -1,8 +1,10 @@
 """The training page: true figures, axes that agree, and records that are damaged named in place of a traceback."""
 
+import csv
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +180,11 @@ HEADING = "step,applied_steps,samples,loss,learning_rate\n"
         (HEADING + f'"{"a" * 200_000}",1,8,9.0,0.1\n', "is not a row of it: field larger"),
     ],
 )
-def test_a_damaged_curve_is_named_and_the_rest_is_shown(attempt: TrialDirectory, content: str, message: str) -> None:
+def test_a_damaged_curve_is_named_and_the_rest_is_shown(
+    attempt: TrialDirectory, content: str, message: str, request: pytest.FixtureRequest
+) -> None:
+    # Reading texts from CSVs raises it, for the whole process.
+    request.addfinalizer(partial(csv.field_size_limit, csv.field_size_limit(131_072)))
     run_of(attempt).curve_csv.write_text(content)
     with pytest.raises(SchemaError, match=message):
         run_of(attempt).read_curve()
@@ -192,3 +198,73 @@ def test_a_record_that_cannot_be_read_is_named(attempt: TrialDirectory, of: Call
     of(attempt).mkdir()
     (problem,) = part(attempt).problems
     assert problem.startswith(f"cannot read {of(attempt)}: Is a directory")
+
+
+def test_the_best_checkpoint_is_marked_in_table_picture_and_words(attempt: TrialDirectory) -> None:
+    best = {"best_checkpoint": "step-0000020", "best_applied_steps": 20, "best_score": "mlm_accuracy",
+            "best_value": 0.25}  # fmt: skip
+    saved = {"event": "saved", "applied_steps": 40, "path": "step-0000040", "seconds": 0.1, "size_bytes": 9}
+    tell(attempt, EVALUATED, EVALUATED | {"applied_steps": 30, "mlm_accuracy": 0.2}, saved | best)
+    found = part(attempt)
+    assert "The best checkpoint is step-0000020: MLM accuracy 25.0 % after step 20." in found.answer.sentences
+    table = next(table for table in found.tables if table.name == "evaluations")
+    assert [cells[-1].text for cells in table.rows] == ["step-0000020", "\u2013"] and found.problems == ()
+    for name, wrong in (("best_applied_steps", "x"), ("best_value", "0.5"), ("best_score", 3)):
+        tell(attempt, saved | best | {name: wrong})
+        with pytest.raises(SchemaError, match=f"a wrong value of {name}"):
+            read_events(attempt)
+    tell(attempt, EVALUATED, saved)
+    assert not any("best" in sentence for sentence in part(attempt).answer.sentences)
+
+
+def steps_at(attempt: TrialDirectory, starts_s: list[float]) -> None:
+    lines = [f"{number},{int(start * 1e9)},1000.0,8" for number, start in enumerate(starts_s)]
+    attempt.steps_csv(0).write_text("\n".join(["step,start_ns,step_time_ms,samples", *lines]) + "\n")
+
+
+def test_the_line_of_throughput_stops_where_it_was_evaluated_or_saved(
+    attempt: TrialDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps_at(attempt, [0, 1, 2, 12, 13, 14])
+    saved = {"event": "saved", "applied_steps": 5, "path": "step-5", "seconds": 0.1, "size_bytes": 9}
+    # The last one follows the last step: no line is left to break.
+    tell(attempt, *(event | {"time_ns": int(at * 1e9)} for event, at in
+                    ((EVALUATED, 11), (saved, 11.5), (saved, 13.9), (EVALUATED, 20))))  # fmt: skip
+    drawn: list[tuple[np.ndarray, float]] = []
+    original = Axes.plot
+
+    def noting(self: Axes, x: Any, y: Any, **options: Any) -> Any:
+        if self.get_figure().axes[0] is self and "label" not in options:
+            drawn.append((np.asarray(x, float), options.get("markersize", 0)))
+        return original(self, x, y, **options)
+
+    monkeypatch.setattr(Axes, "plot", noting)
+    part(attempt)
+    (dots, size), (line, _) = drawn[-2:]
+    assert list(dots) == [1, 2, 3, 13, 14, 15] and size >= 4, "a few steps are seen"
+    assert [bool(np.isnan(at)) for at in line] == [False, False, False, True, False, False, True, False]
+
+
+def test_steps_are_counted_in_whole_numbers(attempt: TrialDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    from analysis.report import training
+
+    write_curve(run_of(attempt).curve_csv, [row(step, step + 1) for step in range(3)])
+    tell(attempt, EVALUATED | {"applied_steps": 2}, EVALUATED | {"applied_steps": 3})
+    figures_drawn: list[Any] = []
+    original = training.save
+    monkeypatch.setattr(training, "save", lambda figure, path: (figures_drawn.append(figure), original(figure, path)))
+    part(attempt)
+    ticks = [tick for figure in figures_drawn for tick in figure.axes[0].get_xticks()]
+    assert len(figures_drawn) == 3 and all(tick == round(tick) for tick in ticks)
+
+
+def test_the_facts_of_a_run_name_the_options_of_its_task(attempt: TrialDirectory) -> None:
+    from analysis.report.sections import facts
+
+    options = '{"head": "mul", "sample_limit": 640, "train_on_all": false}'
+    trial = Trial(kind="train", preset="tiny", round=2, task="gap", task_options=options)
+    directory = run_of(attempt).run.trial(trial.trial_id)
+    directory.path.mkdir(parents=True)
+    write_record(directory.trial_json, trial.to_json())
+    found = dict(facts([one for one in load_run(run_of(attempt).run) if one.trial.task == "gap"]))
+    assert found["task"].startswith("gap head=mul sample_limit=640, data:")

@@ -182,3 +182,20 @@ def test_any_damaged_file_gives_scores_or_one_message(tmp_path: Path) -> None:
                 else:
                     json.dumps(found.to_json(), allow_nan=False)
         path.write_bytes(good[number])
+
+
+def test_an_empty_file_of_predictions_is_scored_and_repeated_ids_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["eval", "squad", "--dataset", dataset(tmp_path), "--na-prob", null_odds(tmp_path)]
+    empty = write(tmp_path / "empty.json", {})
+    assert run([*words, "--predictions", empty, "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "missing: 5 question(s) without a prediction" in shown and "0.000 %" in shown
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["scores.json"]
+    twice = tmp_path / "twice.json"
+    twice.write_text('{"q1": "York", "q1": "Normans"}')
+    assert run(["eval", "squad", "--dataset", dataset(tmp_path, "1.1"), "--predictions", str(twice), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scores"]["exact_match"] == pytest.approx(100 / 3)
+    assert "1 question id(s) stand several times" in found["notes"][0]

@@ -57,3 +57,17 @@ def test_scaling_writes_a_table_and_a_picture_of_both_modes(
         "squad-scaling.png",
     ]
     assert run(["data", "squad-scaling", *given, "--workers", "5000", "--out", str(out)]) == 2
+
+
+@pytest.mark.parametrize("told", ["capitals, which lower-cased text never meets", "no piece of the vocabulary has a"])
+def test_a_vocabulary_of_the_other_casing_is_noted(
+    told: str, given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Path(given[given.index("--vocab") + 1])
+    words = given if "capitals," in told else [*given, "--no-lower-case"]
+    if words is given:
+        place.write_text(place.read_text() + "".join(f"Word{number}\n" for number in range(60)))
+    assert run(["data", "squad", *words]) == 0
+    assert told in capsys.readouterr().err
+    assert run(["data", "squad", *words, "--json"]) == 0
+    assert any(told in note for note in json.loads(capsys.readouterr().out)[0]["notes"])

@@ -10,15 +10,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import squad_runs
 from support.training_runs import settings, shards
 
 from analysis import train_scores
 from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
 from analysis.report.html import write_report
 from analysis.train_records import TrainRun, read_events, write_curve
+from bench.attempt import train_once
 from bench.cli import train as command
 from bench.cli.main import run
 from bench.cli.reference import _field_docstrings
@@ -27,15 +30,15 @@ from bench.devices import Devices
 from bench.processes import hold_stop_signals, listen_for_stop
 from bench.stop import StopRequest
 from bench.train_recorder import TrainRecorder
-from bench.trainer import check_continues, initial_weights, plan_training, train_once
+from bench.trainer import check_continues, check_space, initial_weights, plan_training
 from bert.checkpoints.model_config import to_our_json
 from bert.config import PRESETS, ModelConfig, shape_in_words
-from bert.tasks import TASKS
+from bert.memory import parameter_count
+from bert.tasks import TASKS, given_options, make_task, resolve_options, task_data
 from bert.tasks.base import Evaluation
 from bert.training.events import Evaluated, Progress, Resumed, Saved, Warned
 from bert.training.settings import TrainSettings, phase_defaults, task_defaults
-from common.errors import InputError, SchemaError, UsageError
-from common.registry import load
+from common.errors import InputError, SchemaError, StorageError, UsageError
 
 CPU = Devices("cpu", (), 4)
 GIVEN: dict[str, Any] = {"world_size": 1, "strategy": "auto", "precision": "fp32", "seq_len": None, "init": None}
@@ -57,7 +60,7 @@ def made(step: int, loss: float = 2.0, **changes: Any) -> Progress:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "needs a task"),
+        ([], "a task is needed"),
         (["squat"], "unknown task 'squat'"),
         (["pretrain"], "no data was given: --data FOLDER"),
         (["pretrain", "--data", "nowhere"], "nowhere does not exist"),
@@ -119,7 +122,8 @@ def test_the_shape_is_that_of_the_initial_model_and_a_preset_only_checks_it(data
 
 def test_every_score_and_part_of_a_task_has_a_label_and_others_are_shown_too() -> None:
     for name in TASKS:
-        task = load(TASKS, name, "task")()
+        made_up = task_data(name).inspect("synthetic")
+        task = make_task(name, resolve_options(name, given_options(name, {}), made_up))
         assert {*task.scores, *task.parts} <= train_scores.KNOWN.keys()
         assert task.deciding_score in task.scores
     found = {"event": "evaluated", "time_ns": 1, "applied_steps": 3, "seconds": 0.5, "best": True, "samples": 1200,
@@ -141,18 +145,57 @@ def test_what_was_not_loaded_is_told_by_its_first_names() -> None:
     assert "weights" not in event_text({**event, "missing": [], "unused": []})
 
 
+def test_what_a_fine_tuning_cannot_use_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, other = squad_runs.features(tmp_path), squad_runs.features(tmp_path / "other", lower_case=False)
+    words = ["train", "squad", "--data", str(files["training"]), "--device", "cpu", "--out", str(tmp_path / "run")]
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"")
+    vocabulary = (tmp_path / "vocab.txt").read_text()
+
+    def refused(*more: str) -> str:
+        assert run([*words, *more]) == 2
+        assert not (tmp_path / "run").exists()
+        return capsys.readouterr().err
+
+    def model(**changes: Any) -> None:
+        shape = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "intermediate_size": 16, "vocab_size": 500}
+        (weights / "config.json").write_text(json.dumps(to_our_json(ModelConfig(**{**shape, **changes}))))
+
+    assert "give --eval-data" in refused("--eval-every", "2")
+    assert "bertbench data squad --input DEV.json" in refused("--eval-data", str(tmp_path / "none"))
+    assert "holds features for training" in refused("--eval-data", str(files["training"]))
+    assert "another vocabulary" in refused("--eval-data", str(other["evaluation"]))
+    model(max_positions=16)
+    assert "`bertbench data squad " in refused("--init", str(weights))
+    model(vocab_size=15)
+    assert "is a model of 15 word pieces, the data have ids of" in refused("--init", str(weights))
+    model()
+    (weights / "vocab.txt").write_text(vocabulary + "unknown\n")
+    assert "is another vocabulary than the one" in refused("--init", str(weights))
+
+
 def test_init_takes_a_finished_run_or_any_folder(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.mkdir()
-    assert initial_weights(weights) == weights
+    assert initial_weights(weights, best=False) == weights
     finished = TrainRun(tmp_path / "run")
     write_record(finished.state_json, {"finished": True, "applied_steps": 9, "total_steps": 9})
-    assert initial_weights(finished.path) == finished.checkpoints
+    assert initial_weights(finished.path, best=False) == initial_weights(finished.path, best=True)
+    assert initial_weights(finished.path, best=False) == finished.checkpoints
+    best = {"checkpoint": "step-0000003", "applied_steps": 3, "score": "f1", "value": 80.0}
+    write_record(finished.state_json, {"finished": True, "applied_steps": 9, "total_steps": 9, "best": best})
+    assert initial_weights(finished.path, best=True) == finished.checkpoints, "the best one is gone"
+    (finished.checkpoints / "step-0000003").mkdir(parents=True)
+    assert initial_weights(finished.path, best=True) == finished.checkpoints / "step-0000003"
+    assert initial_weights(finished.path, best=False) == finished.checkpoints, "the next phase of pretraining"
     write_record(finished.state_json, {"finished": False, "applied_steps": 4, "total_steps": 9})
     with pytest.raises(UsageError, match="has reached step 4 of 9"):
-        initial_weights(finished.path)
+        initial_weights(finished.path, best=False)
     with pytest.raises(InputError, match="does not exist"):
-        initial_weights(tmp_path / "nothing")
+        initial_weights(tmp_path / "nothing", best=False)
 
 
 def begun(place: Path, data: Path, **changes: Any) -> TrainRun:
@@ -202,9 +245,9 @@ def test_a_refused_call_leaves_a_finished_run_finished(
         (directory.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         return {"status": status}
 
-    monkeypatch.setattr("bench.trainer.run_trial", attempted)
-    monkeypatch.setattr("bench.trainer.capture", lambda devices: {})
-    monkeypatch.setattr("bench.trainer.write_results", lambda folder: None)
+    monkeypatch.setattr("bench.attempt.run_trial", attempted)
+    monkeypatch.setattr("bench.attempt.capture", lambda devices: {})
+    monkeypatch.setattr("bench.attempt.write_results", lambda folder: None)
 
     def attempt(phase: int, steps: int, status: str, *events: dict[str, Any]) -> dict[str, Any]:
         results.append((status, list(events)))
@@ -218,11 +261,22 @@ def test_a_refused_call_leaves_a_finished_run_finished(
     after = attempt(2, 20, "refused")
     assert after["finished"] and after["status"] == "refused" and len(after["attempts"]) == 3
     assert (after["phase"], after["total_steps"], after["request"]) == (1, 9, {"steps": 9})
-    assert initial_weights(place.path) == place.checkpoints
+    assert initial_weights(place.path, best=False) == place.checkpoints
     assert not attempt(1, 12, "crashed")["finished"]
+    results.append(("refused", []))
+    before = place.read_state(), [attempt.path for attempt in place.attempts()]
+    plan = plan_training(1, {**given, "steps": 30}, CPU)
+    directory, _ = train_once(place, plan, CPU, {}, TrainProgress(StopRequest()), keep_refused=False)
+    assert not directory.path.exists()
+    assert before == (place.read_state(), [attempt.path for attempt in place.attempts()]), "as if it had not been made"
     back = {"event": "resumed", "applied_steps": 6, "path": "x/step-0000006", "new_phase": False, "moments": True}
     after = attempt(1, 9, "crashed", back)
     assert (after["finished"], after["applied_steps"], after["checkpoint"]) == (False, 6, "step-0000006")
+    others = plan_training(1, {**given, "implementation": "hf-trainer"}, CPU)
+    with pytest.raises(UsageError, match="holds a training by implementation bertbench, not hf-trainer"):
+        check_continues(place, others, given)
+    with pytest.raises(UsageError, match="implementation of training runs"):
+        plan_training(1, {**given, "implementation": "hf"}, CPU)
 
 
 def test_the_configuration_of_an_attempt_is_kept_whole_and_names_it(data: Path) -> None:
@@ -368,13 +422,14 @@ def test_times_are_written_for_people() -> None:
     assert shown == ["7 s", "3:05 min", "2:14 h", "3 d 4 h"]
 
 
-def test_the_defaults_that_the_help_names_are_those_of_the_phases() -> None:
+def test_the_defaults_that_the_help_names_are_those_of_the_phases_and_of_every_task() -> None:
     meanings = _field_docstrings(command.TrainOptions)
     fields = {field.name: field for field in dataclasses.fields(TrainSettings)}
     for name, meaning in meanings.items():
         told = [word.rstrip(",;.") for word in meaning.partition("default ")[2].split()]
         numbers = {float(word) for word in told if re.fullmatch(r"[\d.]+(e-\d+)?", word)}
-        for defaults in (phase_defaults(1), phase_defaults(2), task_defaults("squad")) if numbers else ():
+        tasks = [task_defaults(name) for name in TASKS if name != "pretrain"]
+        for defaults in (phase_defaults(1), phase_defaults(2), *tasks) if numbers else ():
             known = {**{field: fields[field].default for field in fields}, **defaults}
             if name != "epochs" or name in known:
                 assert float(known[name]) in numbers, (name, defaults)
@@ -417,3 +472,25 @@ def test_the_report_of_a_training_shows_one_curve_and_names_damage(tmp_path: Pat
     place.curve_csv.write_text("step,loss\nx,1\n")
     page = write_report(place.run).read_text()
     assert "curve.csv line 2" in page
+
+
+def test_a_training_whose_checkpoint_would_not_fit_is_refused_before_it_begins(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_training(1, {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny"}, CPU)
+    parameters = parameter_count(plan.settings.model_config(), "pretrain")
+    run_directory = TrainRun(tmp_path / "new" / "run")
+    for implementation, size in (("bertbench", 12 * parameters), ("hf-trainer", 4 * parameters)):
+        own = replace(plan, implementation=implementation)
+        for free in (size, size - 1):
+            usage = SimpleNamespace(free=free)
+            monkeypatch.setattr("bench.trainer.shutil.disk_usage", lambda place, usage=usage: usage)
+            if free == size:
+                check_space(run_directory, own)
+                continue
+            with pytest.raises(StorageError, match=f"a checkpoint of {parameters:,} parameters takes about"):
+                check_space(run_directory, own)
+    words = ["train", "pretrain", "--data", str(data), "--seq-len", "32", "--preset", "tiny", "--device", "cpu"]
+    assert run([*words, "--devices", "1", "--out", str(tmp_path / "out")]) != 0
+    assert "MiB left on its disk" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

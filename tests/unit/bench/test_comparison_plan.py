@@ -8,7 +8,16 @@ import pytest
 
 from analysis.records import Trial, write_record
 from bench.cli.main import run as command
-from bench.comparison import PlannedVariant, Variant, _profile_trial, check_comparable, plan_variant, remarks, variants
+from bench.comparison import (
+    PlannedVariant,
+    Variant,
+    _profile_trial,
+    check_comparable,
+    combinations,
+    plan_variant,
+    remarks,
+    variants,
+)
 from bench.devices import Devices
 from bert.config import preset, shape_from_words, shape_in_words
 from common.errors import UsageError
@@ -39,6 +48,29 @@ def test_auto_is_single_on_one_device_and_ddp_on_several() -> None:
     assert variants(("auto",), (1, 2)) == [Variant("single", 1), Variant("ddp", 2)]
     assert variants(("auto", "ddp"), (1, 2)) == [Variant("single", 1), Variant("ddp", 2), Variant("ddp", 1)]
     assert Variant("ddp", 2).name == "ddp-2"
+
+
+def test_every_axis_is_combined_and_what_cannot_run_is_left_out() -> None:
+    axes = ("auto",), (1, 2), ("fp32", "bf16"), ("bertbench", "hf-trainer")
+    names = [variant.name for variant in variants(*axes)]
+    assert names[:4] == ["single-1-fp32", "ddp-2-fp32", "single-1-bf16", "ddp-2-bf16"]
+    assert names[4:] == [f"hf-trainer-{name}" for name in names[:4]]
+    found = combinations(("single", "ddp"), (1, 2))
+    assert [variant.name for variant in found if variant.impossible] == ["single-2"]
+    assert "single and ddp" in Variant("fsdp", 2, implementation="hf-trainer").impossible
+
+
+def test_a_folder_of_another_implementation_is_not_gone_on_with(tmp_path: Path) -> None:
+    pair = planned(tmp_path)
+    trained(pair[0], implementation="hf-trainer")
+    with pytest.raises(UsageError, match="implementation hf-trainer, not bertbench"):
+        check_comparable(pair, CPU)
+
+
+def test_what_makes_losses_of_hugging_face_differ_is_said(tmp_path: Path) -> None:
+    chosen = Variant("single", 1), Variant("single", 1, implementation="hf-trainer")
+    said = " ".join(remarks(planned(tmp_path, *chosen, dropout=0.1), CPU))
+    assert "begins again" in said and "LAMB" in said and "draw dropout (0.1)" in said
 
 
 @pytest.mark.parametrize("devices", [(2,), (2, 2), ()])
@@ -116,11 +148,11 @@ def test_the_profile_is_of_the_model_and_batches_of_the_training(tmp_path: Path)
 
 
 def test_a_shape_that_is_no_preset_reaches_the_ranks() -> None:
-    from bench.worker import _model_config
+    from bench.trial_model import model_config
 
     words = shape_in_words(preset("tiny").replace(num_layers=3))
     trial = Trial(preset="3x128", shape=words, seq_len=32)
-    assert _model_config(Trial.from_json(trial.to_json())).num_layers == 3
+    assert model_config(Trial.from_json(trial.to_json())).num_layers == 3
     assert shape_from_words(trial.shape).num_layers == 3
     assert Trial(preset="tiny").trial_id == Trial(preset="tiny", shape="").trial_id != trial.trial_id
 
@@ -128,7 +160,7 @@ def test_a_shape_that_is_no_preset_reaches_the_ranks() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "needs a task"),
+        ((), "a task is needed"),
         (("pretain",), "unknown task"),
         (("pretrain", "--devices", "1", "2"), "no data was given"),
         (("pretrain", "--data", "synthetic", "--devices", "0", "2"), "at least 1"),

@@ -201,6 +201,14 @@ def test_inside_the_image_no_container_engine_is_missed(revision: str, monkeypat
     assert "tool docker" not in [check.name for check in examine(CPU)]
 
 
+def test_the_programs_that_take_jobs_are_looked_for(machine: Path) -> None:
+    tool(machine, "kubectl", "no version is asked for")
+    found = {check.name: check for check in examine(CPU)}
+    kubectl, sbatch, az = (found[f"tool {name}"] for name in ("kubectl", "sbatch", "az"))
+    assert kubectl.state == OK and kubectl.detail == str(machine / "bin" / "kubectl")
+    assert sbatch.state == az.state == MISSING and "--out FILE" in sbatch.remedy
+
+
 def test_looking_at_the_profilers_imports_no_torch() -> None:
     code = (
         "import sys; from bench.devices import find_devices; from bench.doctor import examine\n"

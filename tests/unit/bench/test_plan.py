@@ -1,10 +1,17 @@
 """From a sweep to its trials."""
 
+from pathlib import Path
+
 import pytest
 
+from analysis.records import Trial
+from analysis.strategy_labels import implementation_label, strategy_label
+from bench.allocators import allocator_environment
 from bench.devices import Devices
 from bench.plan import Sweep, expand
-from common.errors import BertbenchError, UsageError
+from bench.trainer import plan_training
+from bert.training.settings import TrainSettings
+from common.errors import BertbenchError, InputError, UsageError
 
 CPU = Devices("cpu", (), 4)
 
@@ -26,6 +33,32 @@ def test_competitors_take_turns_and_none_is_always_first() -> None:
     assert [trial.implementation for trial in trials[0:2]] == ["bertbench", "hf"]
     assert [trial.implementation for trial in trials[4:6]] == ["hf", "bertbench"]
     assert trials[0].micro_batch_size == trials[1].micro_batch_size, "they stand next to each other"
+
+
+def test_each_set_of_levers_is_a_competitor_of_our_own_model_alone() -> None:
+    sweep = Sweep(implementations=("bertbench", "hf"), levers=("auto", "none", "unpad+chunks", "chunks+unpad"))
+    trials = expand(sweep, CPU)
+    assert [(trial.implementation, trial.levers) for trial in trials] == [
+        ("bertbench", ""), ("bertbench", "none"), ("bertbench", "chunks+unpad"), ("hf", ""),
+    ]  # fmt: skip
+    assert expand(Sweep(), CPU)[0].trial_id == trials[0].trial_id
+    labels = [implementation_label(trial.implementation, trial.levers) for trial in trials]
+    assert labels == ["bertbench", "bertbench without levers", "bertbench chunks+unpad", "hf"]
+    with pytest.raises(UsageError, match="there is no 'warp'"):
+        Sweep(levers=("warp",))
+    with pytest.raises(UsageError, match="only bertbench has levers, this sweep runs hf"):
+        Sweep(levers=("none",), implementations=("hf",))
+
+
+def test_each_allocator_is_a_trial_of_every_implementation_and_stands_beside_the_strategy() -> None:
+    trials = expand(Sweep(implementations=("bertbench", "hf"), allocators=("default", "keep")), CPU)
+    assert [(trial.implementation, trial.allocator) for trial in trials] == [
+        ("bertbench", ""), ("hf", ""), ("bertbench", "keep"), ("hf", "keep"),
+    ]  # fmt: skip
+    assert strategy_label("single", "", False, "keep") == "single memory=keep"
+    assert allocator_environment("") == {} and allocator_environment("keep")["MALLOC_MMAP_MAX_"] == "0"
+    with pytest.raises(UsageError, match="unknown allocator 'kept': choose one of default, keep, huge-pages"):
+        Sweep(allocators=("kept",))
 
 
 def test_auto_strategy_is_single_alone_and_ddp_together() -> None:
@@ -69,3 +102,54 @@ def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> N
 def test_what_cannot_run_is_refused_before_anything_does(options: dict[str, object]) -> None:
     with pytest.raises(BertbenchError):
         expand(Sweep(**options), CPU)  # type: ignore[arg-type]
+
+
+def test_each_zero_stage_is_a_trial_of_deepspeed_alone(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": "auto"}}')
+    sweep = Sweep(strategies=("ddp", "deepspeed"), zero_stages=(1, 3), deepspeed_config=file, devices=(2,))
+    trials = expand(sweep, CPU)
+    labels = [strategy_label(trial.strategy, trial.strategy_options) for trial in trials]
+    assert len({trial.trial_id for trial in trials}) == 3
+    assert labels[0] == "ddp" and labels[1].startswith("deepspeed zero_stage=1 config=") and "zero_stage=3" in labels[2]
+    with pytest.raises(UsageError, match=r"--zero-stages .* add --strategies deepspeed"):
+        Sweep(zero_stages=(1,))
+    with pytest.raises(UsageError, match="zero_stage=9"):
+        Sweep(strategies=("deepspeed",), zero_stages=(9,))
+    with pytest.raises(InputError, match="DeepSpeed configuration"):
+        Sweep(strategies=("deepspeed",), deepspeed_config=tmp_path / "absent")
+
+
+def test_one_process_drives_the_devices_of_dp() -> None:
+    (trial,) = expand(Sweep(strategies=("dp",), devices=(2,)), CPU)
+    assert (trial.world_size, trial.devices_per_rank, trial.ranks, trial.global_batch_size) == (2, 2, 1, 16)
+
+
+def test_trials_from_before_there_were_options_keep_their_ids() -> None:
+    old = Trial().to_json()
+    del old["strategy_options"], old["devices_per_rank"]
+    again = Trial.from_json(old)
+    assert again == Trial() and again.trial_id == old["trial_id"] and again.ranks == again.world_size
+
+
+def test_a_training_takes_from_a_deepspeed_file_what_no_option_gives(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_micro_batch_size_per_gpu": 2, "optimizer": {"params": {"lr": 0.001}}}')
+    names = ("task", "preset", "micro_batch_size", "grad_accum_steps", "learning_rate", "seq_len", "init", "eval_data")
+    given = {**dict.fromkeys(names), "data": "synthetic", "steps": 3, "precision": "fp32", "global_batch_size": 8,
+             "strategy": "deepspeed", "world_size": 2, "deepspeed_config": file, "zero_stage": 0}  # fmt: skip
+    settings = plan_training(1, given, CPU).settings
+    assert (settings.micro_batch_size, settings.grad_accum_steps, settings.learning_rate) == (2, 2, 1e-3)
+    without = {**given, "global_batch_size": None}
+    assert plan_training(1, without, CPU).settings.global_batch_size == 65536
+    file.write_text('{"train_micro_batch_size_per_gpu": 532}')
+    settings = plan_training(1, without, CPU).settings
+    assert (settings.micro_batch_size, settings.grad_accum_steps, settings.global_batch_size) == (532, 1, 1064)
+    with pytest.raises(UsageError, match="global_batch_size=8 is not micro_batch_size 532"):
+        plan_training(1, given, CPU)
+    assert '"zero_stage":0' in settings.strategy_options
+    assert TrainSettings.from_json(settings.to_json()) == settings
+    other = plan_training(1, {**given, "learning_rate": 2e-3, "micro_batch_size": 4}, CPU).settings
+    assert (other.micro_batch_size, other.learning_rate) == (4, 2e-3), "the worker refuses it, with both values"
+    with pytest.raises(UsageError, match="ddp has no option"):
+        plan_training(1, {**given, "strategy": "auto"}, CPU)

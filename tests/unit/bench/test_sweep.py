@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.records import RunDirectory, Trial, write_record
-from bench.sweep import _record_request, finished_result, locked, result_rows, write_results
+from bench.sweep import finished_result, locked, record_request, result_rows, write_results
 from common.errors import LockedError
 
 
@@ -66,7 +66,7 @@ def test_a_lock_is_exclusive_and_given_back(tmp_path: Path) -> None:
 def test_the_request_is_kept_with_those_before_it(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     for batch in (4, 4, 8):
-        _record_request(run, [Trial(micro_batch_size=batch)], {"batch": batch})
+        record_request(run, [Trial(micro_batch_size=batch)], {"batch": batch})
     kept = json.loads(run.sweep_json.read_text())
     assert kept["request"] == {"batch": 8} and kept["earlier"] == [{"batch": 4}]
 
@@ -88,3 +88,13 @@ def test_a_trial_that_ran_out_of_time_is_tried_again_with_a_longer_limit(tmp_pat
     write_record(directory.result_json, {"trial_id": trial.trial_id, "status": "timeout", "timeout_seconds": 60.0})
     assert finished_result(directory, timeout_seconds=60.0) is not None
     assert finished_result(directory, timeout_seconds=61.0) is None
+
+
+def test_a_row_of_collectives_invents_no_shape_of_a_training(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    put(run, Trial(kind="comm", world_size=2, device="cpu"), "ok")
+    put(run, Trial(micro_batch_size=4), "ok")
+    rows = {row["kind"]: row for row in result_rows(run)}
+    empty = ("task", "implementation", "strategy", "preset", "seq_len", "micro_batch_size", "grad_accum_steps")
+    assert [rows["comm"][name] for name in empty] == [None] * len(empty)
+    assert rows["comm"]["world_size"] == 2 and rows["throughput"]["micro_batch_size"] == 4

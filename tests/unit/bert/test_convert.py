@@ -7,6 +7,7 @@ from transformers import BertConfig, BertForPreTraining, BertModel, DistilBertCo
 
 from bert.config import ModelConfig
 from bert.convert import load_hugging_face_state, match_hugging_face_state, to_hugging_face_state
+from bert.gap.model import BertForMentions
 from bert.heads import PADDING_BIAS
 from bert.model import BertEncoder, BertForPretraining
 from common.errors import InputError, UsageError
@@ -105,6 +106,12 @@ def test_encoder_weights_leave_the_heads_as_they_were_and_say_so():
         "cls.seq_relationship.weight",
         "cls.seq_relationship.bias",
     }
+
+
+def test_a_head_that_hugging_face_has_no_names_for_is_among_the_missing_ones():
+    ours = BertForMentions(CONFIG, "mul")
+    report = load_hugging_face_state(ours, bert(BertModel).state_dict())
+    assert report.missing == ("mention_head.mul.neither",)
 
 
 def test_weights_without_a_place_are_listed_under_their_own_name():

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from bert.schedule import PHASE_1, PHASE_2, PHASES, SCHEDULES, Schedule
 from common.errors import UsageError
@@ -34,7 +35,31 @@ def test_without_a_warmup_the_decay_starts_at_once(name: str, first: float) -> N
     assert rates(name, 10, 0.0)[0] == pytest.approx(first)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+def test_cyclic_rises_and_falls_between_a_quarter_and_the_base_rate() -> None:
+    # Half a cycle is 0.2 of 10 steps: two up, two down.
+    expected = [0.625, 1.0, 0.625, 0.25, 0.625, 1.0, 0.625, 0.25, 0.625, 1.0]
+    assert rates("cyclic", 10, 0.2) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("half", [1, 3, 7, 40])
+def test_cyclic_is_pytorchs_triangular_cycliclr(half: int) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([weight], lr=1.0)
+    theirs = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.25, 1.0, step_size_up=half, cycle_momentum=False)
+    found = []
+    for _ in range(100):
+        optimizer.step()
+        theirs.step()
+        found.append(optimizer.param_groups[0]["lr"])
+    assert rates("cyclic", 100, half / 100) == pytest.approx(found)
+
+
+def test_cyclic_without_a_half_cycle_of_at_least_one_step_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"0\.1 or more"):
+        Schedule(name="cyclic", learning_rate=1.0, total_steps=10, warmup=0.05)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES.keys() - {"cyclic"}))
 def test_the_first_update_is_step_one_not_zero_as_in_nvidias_code(name: str) -> None:
     schedule = Schedule(name=name, learning_rate=6e-3, total_steps=7038, warmup=0.2843)
     assert schedule(0) == pytest.approx(6e-3 / 7038 / 0.2843)

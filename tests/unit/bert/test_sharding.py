@@ -149,9 +149,9 @@ def test_shards_differ_by_less_than_their_shortest_document() -> None:
 @pytest.mark.timeout(30)
 def test_a_million_documents_take_seconds() -> None:
     sentences = np.random.default_rng(5).integers(1, 60, 1_000_000).astype(np.int32)
-    began = time.perf_counter()
+    began = time.process_time()
     chosen = assign(sentences, plan_of(256, 16, 0.1))
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
     loads = np.bincount(chosen, sentences)
     assert np.ptp(loads[:256]) <= 1 and abs(loads[256:].sum() / loads.sum() - 0.1) < 0.0001
 

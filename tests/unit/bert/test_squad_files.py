@@ -13,7 +13,9 @@ from support.squad_columns import dataset, made, make, paragraph, question, sile
 from bert.data.squad.config import SquadConfig, cpu_count
 from bert.data.squad.prepare import prepare
 from bert.data.squad.reading import read_dataset
-from bert.data.squad.store import open_features, read_features
+from bert.data.squad.store import open_features, read_features, vocabulary_of
+from bert.tasks.base import DataIdentity
+from bert.training.state import vocabulary_text
 from common.errors import InputError, SchemaError, UsageError
 
 
@@ -114,6 +116,19 @@ def test_a_training_set_of_which_nothing_can_be_used_is_refused_with_the_reasons
         InputError, match=r"no question .* can be used \(left out: the answer .*: 1; left out: no answer: 1"
     ):
         make(path, vocab, tmp_path)
+
+
+def test_what_nothing_came_of_leaves_no_folder(tmp_path: Path, vocab: Path) -> None:
+    source = dataset(tmp_path / "train.json", paragraph("a b", question("q", "what?", ("z", 0))))
+    with pytest.raises(InputError):
+        make(source, vocab, tmp_path / "out", split="training")
+    assert not (tmp_path / "out").exists()
+
+
+def test_questions_without_an_answer_to_score_are_told(tmp_path: Path, vocab: Path) -> None:
+    source = dataset(tmp_path / "dev.json", paragraph("a b", question("q", "what?"), question("r", "what?", ("", 0))))
+    told = make(source, vocab, tmp_path / "out", split="evaluation")
+    assert any("2 questions without answers, such as q" in note for note in told.notes), told.notes
 
 
 def test_more_workers_than_cpus_are_not_used_and_that_is_said(source: Path, tmp_path: Path, vocab: Path) -> None:
@@ -270,3 +285,44 @@ def test_several_inputs_make_one_file_each(source: Path, tmp_path: Path, vocab: 
     shutil.copy(source, other)
     config = SquadConfig(input=(source, other), vocab=vocab, output=tmp_path / "out", workers=1)
     assert [summary.settings.split for summary in prepare(config, silent)] == ["training", "evaluation"]
+
+
+def test_any_changed_bit_is_refused_and_a_file_without_a_checksum_is_still_read(
+    source: Path, tmp_path: Path, vocab: Path
+) -> None:
+    path = make(source, vocab, tmp_path).features
+    content = path.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    for place in [*range(0, header, 3), *range(header, len(content), 5), len(content) - 1]:
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        if place < header and changed[place : place + 1].isspace() == content[place : place + 1].isspace() is True:
+            continue  # one kind of white space for another
+        path.write_bytes(changed)
+        with pytest.raises((InputError, SchemaError)):
+            read_features(path)
+    assert any("damaged and is made again" in note for note in make(source, vocab, tmp_path).notes)
+    assert path.read_bytes() == content
+    key = content.index(b'"crc32":"')
+    older = content[: key - 1] + b" " * 19 + content[key + 18 :]
+    assert b"crc32" not in older and len(older) == len(content)
+    path.write_bytes(older)
+    assert read_features(path).question_ids.text(0) == "q0" and make(source, vocab, tmp_path).kept
+
+
+def test_the_vocabulary_lies_beside_the_features_whatever_vocab_txt_is_there(source: Path, tmp_path: Path) -> None:
+    first, second = small_vocabulary(tmp_path / "..", "other").rename(tmp_path / "first.txt"), tmp_path / "second.txt"
+    second.write_text(first.read_text() + "zzz\n")
+    out = tmp_path / "out"
+    features = [make(source, vocabulary, out).features for vocabulary in (first, second)]
+    assert (out / "vocab.txt").read_text() == first.read_text()
+    kept = {vocabulary: vocabulary.read_text() for vocabulary in (first, second)}
+    for path, (vocabulary, text) in zip(features, kept.items(), strict=True):
+        vocabulary.unlink()
+        settings = read_features(path).settings
+        assert vocabulary_of(path, settings).fingerprint == settings.vocabulary
+        data = DataIdentity(source=str(path), fingerprint="x", vocabulary=settings.vocabulary)
+        assert vocabulary_text(data) == text, "what a checkpoint carries"
+    (out / features[1].name).unlink()
+    data = DataIdentity(source=str(out), fingerprint="x", vocabulary=read_features(features[0]).settings.vocabulary)
+    assert vocabulary_text(data) == kept[first], "of a folder, too"

@@ -10,6 +10,7 @@ import pytest
 from support import plain_squad_decoding as plain
 from support.squad_cases import Context, Question, features_of, small_vocabulary
 
+from bert.data.squad.reading import read_dataset
 from bert.squad.golds import Golds, golds_of, read_golds
 from bert.squad.prediction_files import read_null_odds, read_predictions
 from bert.squad.scores import normalize, score
@@ -169,6 +170,26 @@ def test_predictions_of_another_dataset_are_refused() -> None:
         score(Golds("1.1", ("a",), (("x",),)), {"b": "x"})
 
 
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_no_predictions_at_all_are_scored_0_and_all_missing(version: str) -> None:
+    answers = ((), ("x",)) if version == "2.0" else (("y",), ("x",))
+    golds = Golds(version, ("a", "b"), answers)
+    found = score(golds, {}, {"a": 1.0} if version == "2.0" else None)
+    assert found.missing == ("a", "b") and found.questions == 2
+    names = ("exact_match", "f1") if version == "1.1" else ("exact", "f1", "HasAns_f1", "NoAns_f1", "best_f1")
+    assert [found.values[name] for name in names] == [0.0] * len(names)
+
+
+def test_an_id_that_stands_twice_counts_with_its_last_prediction_and_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text('{"a": "x", "b": "y", "a": "z", "a": "w", "b": "y"}')
+    notes: list[str] = []
+    assert read_predictions(path, notes) == {"a": "w", "b": "y"}
+    assert len(notes) == 1 and "2 question id(s) stand several times" in notes[0] and "'a' first" in notes[0]
+    path.write_text('{"a": 1, "a": 2.5}')
+    assert read_null_odds(path, notes) == {"a": 2.5} and "no-answer scores" in notes[1]
+
+
 def test_golds_kept_beside_features_score_like_those_of_the_file() -> None:
     questions = [Question("é1", "who", ["Norman", "the Norman"]), Question("2", "who", [])]
     features = features_of([Context("The Norman", questions)], small_vocabulary(), version="2.0")
@@ -186,7 +207,9 @@ def question(**fields: Any) -> dict[str, Any]:
     [
         ("1.1", {}, "1.1", ""),
         ("v2.0", {}, "2.0", ""),
-        (None, {"answers": []}, "2.0", "the rules of 2.0 are used"),
+        (2, {"answers": []}, "2.0", ""),
+        ("1.2", {}, "1.1", ""),
+        ("1.1", {"is_impossible": None}, "1.1", ""),
         ("1.1", {"is_impossible": False}, "2.0", "the rules of 2.0 are used"),
         ("v2.0", {"is_impossible": True}, "2.0", "contradicts"),
         (1.0, {}, "1.1", ""),
@@ -196,8 +219,9 @@ def test_the_file_says_whose_rules_hold(
     version: Any, extra: dict[str, Any], expected: str, note: str, tmp_path: Path
 ) -> None:
     content = dataset_of([question(**extra)], version)
-    golds = read_golds(write(tmp_path / "d.json", content))
-    assert golds.version == expected
+    path = write(tmp_path / "d.json", content)
+    golds = read_golds(path)
+    assert golds.version == read_dataset(path).version == expected, "scoring and preparing take a file for the same"
     assert [note in text for text in golds.notes] == ([True] if note else [])
 
 
@@ -214,6 +238,7 @@ def test_the_file_says_whose_rules_hold(
         (dataset_of([question(id=5)], "1.1"), "question 1: 'id' is a number, needed is text"),
         (dataset_of([question(answers=None)], "1.1"), "question 1 ('q1'): 'answers' is null, needed is a list"),
         (dataset_of([{"id": "q7", "question": "?"}], "1.1"), "('q7') has no 'answers'"),
+        (dataset_of([question(), question(answers=[])], "1.1"), "1 of 2 questions have no gold answer, the first is"),
         (dataset_of([question(answers=[{"text": "a"}, {}])], "1.1"), "('q1'), answer 2 has no 'text'"),
     ],
 )
@@ -265,9 +290,9 @@ def test_what_is_no_file_of_no_answer_scores_is_named(text: str, message: str, t
         (b"", "no JSON file"),
         (b'{"q1": "x', "no JSON file, or cut short"),
         (b'{"q1": "\xff"}', "not UTF-8"),
-        (gzip.compress(b'{"q1": "x"}' * 100)[:40], "damaged gzip"),
+        (gzip.compress(b'{"q1": "x"}' * 100, mtime=0)[:40], "damaged gzip"),
         (b"\x1f\x8bnothing", "damaged gzip"),
-        (gzip.compress(b'{"q1": "x"}')[:-8] + bytes(8), "damaged gzip"),
+        (gzip.compress(b'{"q1": "x"}', mtime=0)[:-8] + bytes(8), "damaged gzip"),
         (b"[" * 100_000, "no JSON that could be one"),
         (None, "No such file"),
     ],

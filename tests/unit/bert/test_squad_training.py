@@ -159,7 +159,7 @@ def test_a_loss_that_is_no_number_stops_the_fine_tuning(
 
 def test_evaluation_data_that_do_not_fit_are_refused(files: dict[str, dict[str, Path]], tmp_path: Path) -> None:
     task, known = SquadTask(), spec(files["1.1"])
-    with pytest.raises(UsageError, match="give eval_data"):
+    with pytest.raises(UsageError, match="give --eval-data"):
         task.evaluator(known, EvaluationSpec())
     with pytest.raises(InputError, match=r"bertbench data squad --input DEV\.json"):
         task.evaluator(known, EvaluationSpec(source=str(tmp_path / "none")))
@@ -185,6 +185,8 @@ def test_the_vocabulary_is_found_where_it_lay_beside_the_features_or_where_it_is
     settings, vocab = open_features(made).settings, tmp_path / "vocab.txt"
     assert vocabulary_of(made, settings).fingerprint == settings.vocabulary
     vocab.rename(tmp_path / "moved.txt")
+    assert vocabulary_of(made, settings).fingerprint == settings.vocabulary, "its copy beside the features"
+    made.with_name("vocab.txt").unlink()
     with pytest.raises(InputError, match=r"is not .*vocab\.txt or .*features/vocab\.txt"):
         vocabulary_of(made.parent, settings)
     assert vocabulary_of(made, settings, tmp_path / "moved.txt").fingerprint == settings.vocabulary

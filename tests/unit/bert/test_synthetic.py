@@ -7,7 +7,8 @@ import torch
 
 from bert.batch import Batch
 from bert.data.lengths import DISTRIBUTIONS, check_distribution
-from bert.data.synthetic import SyntheticBatches
+from bert.data.synthetic import QUESTIONS, SyntheticBatches
+from bert.data.synthetic_rows import rows_in_all
 from bert.tasks.base import DataSpec
 from common.errors import InputError, UsageError
 
@@ -74,6 +75,42 @@ def test_the_same_spec_gives_the_same_batches_and_ranks_and_seeds_others() -> No
     assert not same(first[0], take(1, rank=1, world_size=2)[0]) and not same(first[0], take(1, seed=1)[0])
 
 
+def rows_of(batch: Batch) -> list[tuple[object, ...]]:
+    """What is in each row, without its padding."""
+    tensors, found = batch.tensors, []
+    columns = tensors["input_ids"].shape[1]
+    for row, length in enumerate(tensors["attention_mask"].sum(dim=1).tolist()):
+        parts = [tensors[name][row, :length].tolist() for name in ("input_ids", "token_type_ids")]
+        if "masked_positions" in tensors:
+            here = tensors["masked_positions"] // columns == row
+            parts += [(tensors["masked_positions"][here] % columns).tolist(), tensors["masked_labels"][here].tolist()]
+        parts += [tensor[row].item() for name, tensor in tensors.items() if tensor.dim() == 1 and "masked" not in name]
+        found.append(tuple(map(str, parts)))
+    return found
+
+
+@pytest.mark.parametrize("content", [None, QUESTIONS], ids=["pretrain", "squad"])
+@pytest.mark.parametrize("source", ["synthetic", "synthetic:uniform"])
+def test_a_step_has_the_same_samples_on_any_number_of_ranks_and_with_accumulation(source: str, content: object) -> None:
+    def steps(ranks: int, micro: int, accumulated: int) -> list[list[tuple[object, ...]]]:
+        streams = [
+            iter(SyntheticBatches(spec(source=source, micro_batch_size=micro, rank=rank, world_size=ranks), content))  # type: ignore[arg-type]
+            for rank in range(ranks)
+        ]
+        return [
+            [row for _ in range(accumulated) for stream in streams for row in rows_of(next(stream))] for _ in range(4)
+        ]
+
+    one = steps(1, 840, 1)  # the third step begins the sequence anew
+    assert one == steps(3, 280, 1) == steps(1, 280, 3) == steps(7, 60, 2)
+
+
+def test_a_batch_may_have_more_samples_than_there_are_different_ones() -> None:
+    (batch,) = take(1, micro_batch_size=4000)
+    rows = rows_of(batch)
+    assert len(rows) == batch.counts.samples == 4000 and rows[:160] == rows[3840:]
+
+
 def test_a_saved_position_continues_exactly() -> None:
     whole = take(25)
     stream = SyntheticBatches(spec())
@@ -94,8 +131,9 @@ def test_the_smallest_shapes_work(changes: dict[str, int]) -> None:
 
 
 def test_a_batch_costs_nothing_once_the_pool_is_made_and_the_pool_stays_small() -> None:
-    stream = SyntheticBatches(spec(micro_batch_size=4096, seq_len=512, max_predictions=80))
-    assert stream.pool_size == 2
+    assert SyntheticBatches(spec(micro_batch_size=4096, seq_len=512, max_predictions=80)).pool_size == 15
+    assert SyntheticBatches(spec(micro_batch_size=7)).pool_size == rows_in_all(128) == 1920
+    assert max(rows_in_all(n) * n for n in range(5, 2**14)) <= 2**20
     stream = SyntheticBatches(spec(micro_batch_size=32))
     iterator = iter(stream)
     next(iterator)
@@ -106,7 +144,7 @@ def test_a_batch_costs_nothing_once_the_pool_is_made_and_the_pool_stays_small() 
 
 
 def test_unknown_names_are_refused_with_the_choices() -> None:
-    with pytest.raises(UsageError, match=r"full, phase1, uniform, mean254, squad; did you mean 'phase1'"):
+    with pytest.raises(UsageError, match=r"full, phase1, uniform, mean254, squad, glue; did you mean 'phase1'"):
         check_distribution("synthetic:phase")
     with pytest.raises(UsageError, match="512"):
         SyntheticBatches(spec(source="synthetic:mean254"))

@@ -329,7 +329,7 @@ def test_damaged_files_raise_nothing_but_input_errors_and_need_little_memory(tmp
         ("cls/squad/output_weights", "qa_outputs.weight", False),
         ("cls/squad/output_bias", "qa_outputs.bias", False),
         ("module/cls/squad/output_bias", "qa_outputs.bias", False),
-        ("output_bias", "bias", False),
+        ("output_bias", "classifier.bias", False),
     ],
 )
 def test_names_follow_the_published_rules(name: str, expected: str, transposed: bool) -> None:

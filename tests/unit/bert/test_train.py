@@ -379,8 +379,8 @@ def test_damaged_progress_is_refused(state: dict[str, int]) -> None:
 
 def test_parameters_that_are_not_finite_are_noticed() -> None:
     model = torch.nn.Linear(4, 1)
-    assert parameters_are_finite(model)
+    assert parameters_are_finite(SingleStrategy().held(model))
     for value in (math.nan, -math.inf):
         with torch.no_grad():
             model.weight[0, 2] = value
-        assert not parameters_are_finite(model)
+        assert not parameters_are_finite(SingleStrategy().held(model))

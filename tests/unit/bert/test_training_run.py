@@ -238,7 +238,7 @@ def test_made_up_data_is_trained_on_but_not_evaluated(tmp_path: Path) -> None:
 
 def test_settings_for_other_ranks_are_refused(tmp_path: Path) -> None:
     wanted = settings("synthetic", world_size=2, strategy="ddp")
-    with pytest.raises(UsageError, match="world_size=2 were given to 1 ranks"):
+    with pytest.raises(UsageError, match="world_size=2 were given to 1 devices"):
         run(wanted, tmp_path, strategy=SingleStrategy())
 
 

@@ -5,6 +5,8 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Generator
+from typing import cast
 
 import pytest
 
@@ -30,6 +32,7 @@ def raise_timeout(unit: int) -> int:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_that_dies_in_the_middle_of_its_result_is_told_and_not_waited_for() -> None:
     began = time.monotonic()
     with pytest.raises(UsageError, match="a worker process ended unexpectedly"), Workers(2) as workers:
@@ -42,3 +45,20 @@ def test_a_worker_that_dies_in_the_middle_of_its_result_is_told_and_not_waited_f
 def test_a_function_that_raises_a_timeout_is_no_lost_worker() -> None:
     with pytest.raises(TimeoutError, match="own, of unit 0"), Workers(2) as workers:
         list(workers.map(raise_timeout, range(2)))
+
+
+def wait_a_little(unit: int) -> int:
+    time.sleep(0.2)
+    return unit
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_results_nobody_takes_do_not_disturb_the_executor_that_ends() -> None:
+    with Workers(2) as workers:
+        results = cast("Generator[int, None, None]", workers.map(wait_a_little, range(9)))
+        assert next(results) == 0
+        executor = workers._executor
+        assert executor is not None
+        pending = [item.future for item in executor._pending_work_items.values()]
+        results.close()
+        assert pending and not any(future.cancelled() for future in pending)

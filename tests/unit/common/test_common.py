@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.atomic import atomic_path, write_json, write_text
+from common.atomic import atomic_path, check_writable, write_json, write_text
 from common.errors import StorageError, UsageError
 from common.locks import LOCK_FILE, locked
 from common.redact import REDACTED, redact_environment, redact_text
@@ -51,6 +51,19 @@ def test_a_full_disk_is_a_storage_error_and_the_old_content_stays(tmp_path: Path
         assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_a_folder_is_tried_before_something_is_made_for_it_and_left_as_it_was(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "folder")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    check_writable(tmp_path / "mine")
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine"] and list((tmp_path / "mine").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="a part of that path is a file"):
+        check_writable(tmp_path / "file" / "folder" / "inner")
+    with pytest.raises(StorageError, match="cannot write /proc/bertbench"):
+        check_writable(Path("/proc/bertbench"))
 
 
 def test_a_lock_on_a_full_disk_is_a_storage_error_that_names_it(tmp_path: Path) -> None:

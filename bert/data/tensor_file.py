@@ -3,21 +3,28 @@
 The format: 8 bytes with the header's size, the header (JSON: name -> dtype, shape, place), then the columns without
 gaps (https://huggingface.co/docs/safetensors). The library itself wants each column in one piece in memory to write it,
 and copies it to read it.
+
+A file may have a checksum: the CRC-32 of its header, without the checksum, and its columns.
 """
 
 import json
 import mmap
+import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-_TYPES = {"U8": "|u1", "U16": "<u2", "I32": "<i4", "I64": "<i8", "BOOL": "|b1"}
+_TYPES = {"U8": "|u1", "U16": "<u2", "I32": "<i4", "I64": "<i8", "F32": "<f4", "BOOL": "|b1"}
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 _MOST_HEADER_BYTES = 2**24
 _ALIGNMENT = 8
+CHECKSUM = "crc32"
+"""Name of the checksum among the metadata."""
+_CHUNK_BYTES = 4 * 2**20
 Array = npt.NDArray[Any]
 
 
@@ -25,13 +32,16 @@ class NotWholeError(Exception):
     """The file is cut off, damaged, or something else; the text says which."""
 
 
-def write_columns(file: BinaryIO, columns: Mapping[str, Sequence[Array]], metadata: Mapping[str, str]) -> None:
+def write_columns(
+    file: BinaryIO, columns: Mapping[str, Sequence[Array]], metadata: Mapping[str, str], checksum: bool = False
+) -> None:
     """Write columns, each of them given as parts that follow one another; the same content gives the same bytes.
 
     Args:
         file: open for writing, empty.
         columns: name -> one or more arrays of one dimension and the same type.
         metadata: texts to keep in the header.
+        checksum: whether to keep one there, too, for `check_content`.
 
     Raises:
         OSError: they cannot be written.
@@ -45,13 +55,34 @@ def write_columns(file: BinaryIO, columns: Mapping[str, Sequence[Array]], metada
         end = place + rows * columns[name][0].itemsize
         header[name] = {"dtype": _NAMES[columns[name][0].dtype], "shape": [rows], "data_offsets": [place, end]}
         place = end
-    content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    parts = [np.ascontiguousarray(part).data for name in names for part in columns[name] if len(part)]
+    if not checksum:
+        file.write(_header(header))
+        file.writelines(parts)
+        return
+    # Of the same length with any checksum, which is computed while the columns are written.
+    file.write(_header(header, 0))
+    with ThreadPoolExecutor(1) as beside:
+        crc = beside.submit(_crc32, header, parts)
+        file.writelines(parts)
+        file.seek(0)
+        file.write(_header(header, crc.result()))
+
+
+def _header(header: Mapping[str, Any], crc: int | None = None) -> bytes:
+    """Return the beginning of a file."""
+    if crc is not None:
+        header = {**header, "__metadata__": {**header.get("__metadata__", {}), CHECKSUM: f"{crc:08x}"}}
+    content = _json(header)
     content += b" " * (-len(content) % _ALIGNMENT)
-    file.write(len(content).to_bytes(8, "little") + content)
-    for name in names:
-        for part in columns[name]:
-            if len(part):
-                file.write(np.ascontiguousarray(part).data)
+    return len(content).to_bytes(8, "little") + content
+
+
+def _crc32(header: Mapping[str, Any], parts: Sequence[memoryview]) -> int:
+    crc = _crc32_of_header(header)
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return crc
 
 
 def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
@@ -82,6 +113,34 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
     if needed != size:
         raise NotWholeError(f"it has {size:,} bytes in place of {needed:,}" + (": it is cut off" * (size < needed)))
     return metadata, columns, 8 + length
+
+
+def check_content(path: Path) -> None:
+    """Read a whole file and hold it against its checksum; one without a checksum passes.
+
+    Raises:
+        NotWholeError: it holds other bytes than were written, is cut off or something else.
+        OSError: it cannot be read.
+    """
+    begin = read_header(path)[2]
+    with path.open("rb") as file:
+        header = json.loads(file.read(begin)[8:])
+        noted = header.get("__metadata__", {}).pop(CHECKSUM, None)
+        if noted is None:
+            return
+        crc = _crc32_of_header(header)
+        while chunk := file.read(_CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+    if f"{crc:08x}" != noted:
+        raise NotWholeError("it holds other bytes than were written: a disk or a copy has changed it")
+
+
+def _crc32_of_header(header: Mapping[str, Any]) -> int:
+    return zlib.crc32(_json({"__metadata__": {}} | dict(header)))
+
+
+def _json(header: Mapping[str, Any]) -> bytes:
+    return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
 def map_columns(path: Path) -> tuple[dict[str, str], dict[str, Array]]:

@@ -1,0 +1,239 @@
+"""The results of a text classification, read from any one of the files that a training leaves beside its CSV.
+
+<root>_train_test_stats.json        everything below, as one document
+<root>_testset_predictions.csv      prediction, true_label
+<root>_trained_model/               weights, config.json, vocab.txt, and the same document as results.json
+<root>.sqlite                       the document of each run, in the table runs
+"""
+
+import csv
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from analysis.metrics.classification import Pairs
+from common.errors import InputError, LockedError, SchemaError, StorageError
+
+FORMAT = "bertbench classification result"
+SCHEMA_VERSION = 1
+STATISTICS_ENDING = "_train_test_stats.json"
+PREDICTIONS_ENDING = "_testset_predictions.csv"
+MODEL_ENDING = "_trained_model"
+RESULTS_FILE = "results.json"
+PREDICTION_COLUMNS = ("prediction", "true_label")
+_SQLITE = b"SQLite format 3\0"
+DATABASE_ID, DATABASE_VERSION = 0x62627463, 2
+"""What tells databases of texts, and the latest version of their tables; bert.data.csv.schema writes them."""
+_OTHERS = "train again, or give another of the files that the training left"
+_NEEDED = "give a file that `bertbench train classify` left: *_train_test_stats.json, *_testset_predictions.csv, "
+_NEEDED += "*_trained_model or *.sqlite"
+_MOST_BYTES = 2**30
+_WAIT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationResult:
+    """What a training left."""
+
+    path: Path
+    """What was read."""
+    pairs: Pairs
+    """(true label, prediction) -> texts of the test split."""
+    labels: tuple[str, ...] = ()
+    """Labels in the order of their codes; empty where the file does not say."""
+    distribution: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Split -> label -> texts."""
+    curve: Sequence[tuple[int, float]] = ()
+    """(updates applied, training loss)."""
+    evaluations: Sequence[Mapping[str, Any]] = ()
+    """Scores on the validation split, with `applied_steps`."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """How it was trained, by name."""
+
+    @property
+    def root(self) -> Path:
+        """What the names of the files begin with."""
+        return root_of(self.path)
+
+
+def root_of(path: Path) -> Path:
+    """Return what the names of a training's files begin with: the CSV without its ending."""
+    path = path.resolve()
+    for ending in (STATISTICS_ENDING, PREDICTIONS_ENDING, MODEL_ENDING):
+        if path.name.endswith(ending) and path.name != ending:
+            return path.with_name(path.name.removesuffix(ending))
+    return path.with_suffix("")
+
+
+def read_result(path: Path) -> ClassificationResult:
+    """Read the results that any one of the files holds.
+
+    Predictions are those of the file where it has some; what a file of predictions lacks is taken from the statistics
+    beside it, where those are of the same predictions.
+
+    Raises:
+        InputError: it is missing, damaged, or none of them.
+        SchemaError: a newer version wrote it.
+    """
+    if path.is_dir():
+        inner = path / RESULTS_FILE
+        if not inner.is_file():
+            raise InputError(f"{path} holds no {RESULTS_FILE}: {_NEEDED}")
+        return replace(_of_document(inner, _read_json(inner)), path=path)
+    if not path.is_file():
+        raise InputError(f"{path} does not exist: {_NEEDED}")
+    with path.open("rb") as file:
+        head = file.read(16)
+    if not head:
+        raise InputError(f"{path} is empty, 0 bytes: {_NEEDED}")
+    if head == _SQLITE:
+        return _of_database(path)
+    if path.suffix == ".json":
+        return _of_document(path, _read_json(path))
+    if path.suffix == ".csv":
+        return _of_predictions(path)
+    raise InputError(f"{path} is no result of a classification: {_NEEDED}")
+
+
+def _of_document(path: Path, document: Any) -> ClassificationResult:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InputError(f"{path} is no result of a classification: {_NEEDED}")
+    version = document.get("schema_version")
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise SchemaError(
+            f"{path} has schema version {version!r}, and this version of bertbench reads {SCHEMA_VERSION}: update "
+            "bertbench"
+        )
+    try:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for true, given, number in document["test"]["confusion"]:
+            pairs[_label(true), _label(given)] += _count(number)
+        if not any(pairs.values()):
+            raise ValueError("no prediction")
+        return ClassificationResult(
+            path=path,
+            pairs=dict(pairs),
+            labels=tuple(dict.fromkeys(map(_label, document["labels"]))),
+            distribution={
+                _label(split): {_label(label): _count(number) for label, number in found.items()}
+                for split, found in document["label_distribution"].items()
+            },
+            curve=[(int(step), float(loss)) for step, loss in document["curve"]],
+            evaluations=[
+                {"applied_steps": int(one["applied_steps"]), **{k: v for k, v in one.items() if isinstance(v, float)}}
+                for one in document["evaluations"]
+            ],
+            run=dict(document["run"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} is damaged ({error!r}): train again, or give another of the files") from error
+
+
+def _label(value: Any) -> str:
+    """A label, that can be written: JSON may hold halves of characters."""
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 2**53:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _of_database(path: Path) -> ClassificationResult:
+    """Read the last result of a training on the samples that a database holds now."""
+    # Who was killed while it wrote leaves a journal, by which the file is put right when it is opened for writing.
+    mode = "rw" if path.with_name(f"{path.name}-journal").exists() else "ro"
+    try:
+        with closing(
+            sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", timeout=_WAIT_SECONDS, uri=True)
+        ) as connection:
+            _check_tables(path, connection)
+            found = connection.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()
+            rows = connection.execute("SELECT fingerprint, result FROM runs ORDER BY number DESC").fetchall()
+    except sqlite3.Error as error:
+        said = str(error)
+        if "locked" in said or "busy" in said:
+            raise LockedError(f"{path} is locked by another program ({said}): close that, or wait for it") from error
+        if "readonly" in said or "unable to open" in said:
+            raise StorageError(f"cannot open {path} ({said}): check the permissions of the file and folder") from error
+        raise InputError(f"{path} is damaged, or no SQLite file ({said}): {_OTHERS}") from error
+    if not rows:
+        raise InputError(f"{path} has no result yet: train with `bertbench train classify {path}`")
+    try:
+        fingerprint = json.loads(found[0])
+        own = [result for of, result in rows if of == fingerprint]
+        if not own:
+            raise InputError(
+                f"{path} was made anew since its {len(rows)} result{'s' * (len(rows) != 1)}, of other samples: train "
+                f"with `bertbench train classify {path}`, or give another of the files that the training left"
+            )
+        return _of_document(path, json.loads(own[0]))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path} is damaged: its last result is no JSON: {_OTHERS}") from error
+
+
+def _check_tables(path: Path, connection: sqlite3.Connection) -> None:
+    """Refuse a file of another program, or of another version of the tables."""
+    program, version = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+    )
+    if program != DATABASE_ID:
+        raise InputError(f"{path} is a SQLite file of another program: {_NEEDED}")
+    if not 1 <= version <= DATABASE_VERSION:
+        raise SchemaError(
+            f"{path} has schema version {version}, and this version of bertbench reads 1 to {DATABASE_VERSION}: update "
+            "bertbench, or give another of the files that the training left"
+        )
+
+
+def _of_predictions(path: Path) -> ClassificationResult:
+    statistics = root_of(path).with_name(f"{root_of(path).name}{STATISTICS_ENDING}")
+    if not path.name.endswith(PREDICTIONS_ENDING) and statistics.is_file():  # the CSV that was trained on
+        return _of_document(statistics, _read_json(statistics))
+    pairs = read_predictions(path)
+    try:
+        beside = _of_document(statistics, _read_json(statistics))
+    except InputError:
+        return ClassificationResult(path, pairs)
+    return replace(beside, path=path) if beside.pairs == pairs else ClassificationResult(path, pairs)
+
+
+def read_predictions(path: Path) -> Pairs:
+    """Read a file of predictions. Raises InputError where it is none; the message has the line."""
+    found: Counter[tuple[str, str]] = Counter()
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file)
+            header = next(rows, [])
+            if not set(PREDICTION_COLUMNS) <= set(header):
+                raise InputError(
+                    f"{path} has no columns {' and '.join(PREDICTION_COLUMNS)}: {_NEEDED}; "
+                    "beside a CSV that was trained on have to lie its statistics"
+                )
+            given, true = (header.index(name) for name in PREDICTION_COLUMNS)
+            for row in rows:
+                if len(row) <= max(given, true):
+                    raise InputError(f"{path} line {rows.line_num} has {len(row)} fields, too few: remove that line")
+                found[row[true], row[given]] += 1
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot read {path}: {error}; give a file of predictions") from error
+    if not found:
+        raise InputError(f"{path} holds no prediction: train again, or give another of the files")
+    return dict(found)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"{path} is too large for a result: {_NEEDED}")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; {_NEEDED}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no JSON ({error}): {_NEEDED}") from error

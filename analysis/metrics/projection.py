@@ -1,0 +1,317 @@
+"""Projection of data-parallel training to more devices than were measured: a simulation, never a measurement.
+
+A step on N devices is the slowest of N devices' own work, then what the backward pass cannot hide of the all-reduces:
+
+    step(N) = work(N) + exposed(N)
+
+work(N) is the median of the largest of N of the measured devices' own works (step time less exposed communication),
+each drawn on its own: their 0.5^(1/N) quantile. exposed(N) is what buckets.exposed_ms makes of the measured moments at
+which gradients are ready, and of all-reduces that take what links.Link gives for N ranks. The interval draws steps and
+rounds of the measurement, lines of the fit and the error the line had; docs/explanation/scaling.md says what is left
+out.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.load import Key, LoadedTrial, circumstances
+from analysis.metrics import links as linked
+from analysis.metrics.buckets import Backward, backward_pass, exposed_ms
+from analysis.metrics.links import FloatArray, Link
+from analysis.strategy_labels import bucket_mib, is_single
+from common.errors import UsageError
+
+LARGEST_MEDIAN_ERROR = 0.15
+"""A line that misses the typical measured time by more says nothing of times that were not measured."""
+LARGEST_CHECK_ERROR = 0.2
+"""Where the simulation of the measured devices themselves is further off, it is not the machine that is simulated."""
+WIDEST_INTERVAL = (1 + LARGEST_CHECK_ERROR) / (1 - LARGEST_CHECK_ERROR)
+"""Upper end / lower end of the interval of a projected step: what is known to the same 20 % spans 1.2 / 0.8 = 1.5."""
+FURTHEST = {1: 4, 2: 8}
+"""How many times as many ranks as were measured, by how many numbers of ranks were; FURTHEST_AT_MOST from three on."""
+FURTHEST_AT_MOST = 16
+# Sizes near those of the buckets: protocols and algorithms change with the size, and a line holds within one of them.
+_AROUND = 4.0
+_UNDISTURBED = "devices do not slow each other down (one alone was measured)"
+_DRAWS_AT_ONCE = 50
+
+_NAMES = (
+    "task", "implementation", "preset", "precision", "seq_len", "micro_batch_size", "grad_accum_steps", "device",
+    "activation_checkpointing",
+)  # fmt: skip
+_VALUES = (
+    "step_time_ms", "step_time_ms_low", "step_time_ms_high", "samples_per_second", "samples_per_second_low",
+    "samples_per_second_high", "efficiency", "efficiency_low", "efficiency_high", "work_ms", "waiting_ms",
+    "all_reduce_ms", "exposed_ms", "buckets",
+)  # fmt: skip
+
+
+def project(
+    trials: Sequence[LoadedTrial], world_sizes: Sequence[int], same_links: bool = False, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Return a row for every configuration that was measured and every number of devices asked for.
+
+    Weak scaling: a device keeps its batch. The base is the largest number of devices that the configuration was
+    measured on. Its own step is simulated too, and `check_error` says how far that is off (None on one device).
+
+    Args:
+        trials: of a run that holds trials of kind comm too.
+        world_sizes: N.
+        same_links: take links between nodes, where none was measured, to be like those inside of one.
+        seed: of the draws.
+
+    Returns:
+        Rows with the configuration, strategy (of the base, with its options), global_batch_size, world_size,
+        base_world_size, rounds, assumption, check_error, reason (why there is no projection, and what to do; else ""),
+        and, None where there is a reason: step_time_ms, samples_per_second and efficiency (step time of the base /
+        projected one) with their 95 % intervals (_low, _high), work_ms (of a typical device), waiting_ms (for the
+        slowest of N), all_reduce_ms (all buckets, hidden or not), exposed_ms, buckets.
+
+    Raises:
+        UsageError: a number of devices below 2.
+        SchemaError: records of a trial are damaged.
+    """
+    for size in world_sizes:
+        if size < 2:
+            raise UsageError(f"--project {size}: a projection is to 2 devices or more")
+    found = linked.fitted_links(trials)
+    rows = []
+    for members in _configurations(trials):
+        for size in sorted(set(world_sizes)):
+            rows.append(_row(members, size, _link_for(found, trials, size, members[0], same_links), seed))
+    return rows
+
+
+def _configurations(trials: Sequence[LoadedTrial]) -> list[list[LoadedTrial]]:
+    """Rounds of each configuration on the most devices, and nodes, it was measured on; one device needs no strategy."""
+    groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
+    for trial in trials:
+        if trial.ok and trial.trial.kind == "throughput" and trial.trial.strategy in ("single", "ddp"):
+            groups[(*circumstances(trial.row), *(trial.row[name] for name in _NAMES))].append(trial)
+    found = []
+    for members in groups.values():
+        labels = list(dict.fromkeys(str(trial.row["strategy"]) for trial in members))
+        for label in [name for name in labels if not is_single(name)] or labels:
+            rounds: dict[tuple[int, int], list[LoadedTrial]] = defaultdict(list)
+            for trial in members:
+                if trial.row["strategy"] == label:
+                    rounds[trial.trial.world_size, trial.trial.nodes].append(trial)
+            found.append(rounds[max(rounds)])
+    return found
+
+
+def _row(members: Sequence[LoadedTrial], size: int, link: tuple[Link | None, str, str], seed: int) -> dict[str, Any]:
+    first = members[0].trial
+    row: dict[str, Any] = {name: getattr(first, name) for name in _NAMES}
+    row["strategy"] = members[0].row["strategy"]
+    row |= {"global_batch_size": first.micro_batch_size * first.grad_accum_steps * size, "world_size": size}
+    assumed = [text for text in (link[2], _UNDISTURBED if first.world_size == 1 else "") if text]
+    row |= {"base_world_size": first.world_size, "rounds": len(members), "check_error": None}
+    row["assumption"] = "; ".join(assumed)
+    row |= dict.fromkeys(_VALUES)
+    reason = link[1] or _refused_base(members, size)
+    if reason or link[0] is None:
+        return {**row, "reason": reason}
+    backward = _backward(members)
+    line = _line_for(link[0], backward)
+    reason = _refused_line(line, backward, size)
+    if reason:
+        return {**row, "reason": reason}
+    base = members[0].trial.world_size
+    if base > 1:
+        own, _ = _simulate(members, backward, line, base, seed)
+        measured = float(np.median(np.concatenate([trial.window_times() for trial in members])))
+        row["check_error"] = own["step_time_ms"] / measured - 1
+        if abs(row["check_error"]) > LARGEST_CHECK_ERROR:
+            reason = (
+                f"the same simulation of the {base} devices that were measured is off by {row['check_error']:+.0%}: "
+                "computation and communication disturb each other in a way it does not know, or the measurements of "
+                "steps and links are of different conditions; measure both on a quiet machine, or more devices"
+            )
+            return {**row, "reason": reason}
+    values, spread = _simulate(members, backward, line, size, seed)
+    low, high = spread["step_time_ms_low"], spread["step_time_ms_high"]
+    if high > WIDEST_INTERVAL * low:
+        reason = (
+            f"a step on {size} devices would take {low:.3g} to {high:.3g} ms: the measurements do not carry so far; "
+            "measure more sizes near the buckets', more ranks, more rounds, or on a quieter machine"
+        )
+        return {**row, "reason": reason}
+    return {**row, **values, **spread, "reason": ""}
+
+
+def _backward(members: Sequence[LoadedTrial]) -> Backward:
+    """The slowest measured pass of the first round that has one, at the speed of the measured steps."""
+    trial = next(trial for trial in members if _records(trial))
+    slowest = max(_records(trial), key=lambda record: float(record.get("backward_ms") or 0))
+    measured = backward_pass(slowest, bucket_mib(trial.trial.strategy_options))
+    # The step clock's backward is of all micro-steps; the last one alone communicates.
+    times = [float(t.row["backward_ms"]) / t.trial.grad_accum_steps for t in members if t.row.get("backward_ms")]
+    return measured.scaled(float(np.median(times))) if times else measured
+
+
+def _records(trial: LoadedTrial) -> list[dict[str, Any]]:
+    return [record["backward"] for record in trial.ranks.values() if record.get("backward")]
+
+
+def _works(trial: LoadedTrial) -> FloatArray:
+    """[steps, ranks]: own work in ms of each rank in each step of the window."""
+    start, stop = trial.row["window_start"], trial.row["window_stop"]
+    columns = []
+    for rank in trial.directory.ranks():
+        rows = [row for row in trial.directory.read_steps(rank) if start <= row["step"] < stop]
+        columns.append([row["step_time_ms"] - (row["communication_ms"] or 0.0) for row in rows])
+    shortest = min(map(len, columns))
+    return np.array([column[:shortest] for column in columns], dtype=np.float64).T
+
+
+def _simulate(
+    members: Sequence[LoadedTrial], backward: Backward, line: Link, size: int, seed: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Point values, and the ends of their intervals."""
+    random = np.random.default_rng(seed)
+    works, steps = [_works(trial) for trial in members], [trial.window_times() for trial in members]
+    place = 0.5 ** (1 / size)
+    pooled = np.concatenate([work.ravel() for work in works])
+    base_ms = float(np.median([np.median(times) for times in steps]))
+    typical = float(np.median(pooled))
+    reduce_ms = np.array([line.time_us(bytes_, size) / 1e3 for bytes_ in backward.bucket_bytes])
+    slowest = float(np.quantile(pooled, place))
+    exposed = float(_exposed(backward, reduce_ms, np.array(slowest / typical)))
+    samples = float(np.median([t.row["samples_per_step"] for t in members])) * size / members[0].trial.world_size
+    point = {
+        **_rates(base_ms, slowest + exposed, samples),
+        "work_ms": typical,
+        "waiting_ms": slowest - typical,
+        "all_reduce_ms": float(reduce_ms.sum()),
+        "exposed_ms": exposed,
+        "buckets": len(backward.bucket_bytes),
+    }
+    drawn = line.drawn_us(backward.bucket_bytes, size, random) / 1e3
+    levels = _draws(works, steps, place, len(drawn), seed + 1)
+    lasts = levels[:, 1] + _exposed(backward, drawn, levels[:, 1] / levels[:, 0])
+    ends: dict[str, Any] = {}
+    for side, percent in (("low", 2.5), ("high", 97.5)):
+        ends[f"step_time_ms_{side}"] = float(np.percentile(lasts, percent))
+        ends[f"samples_per_second_{side}"] = float(np.percentile(1e3 * samples / lasts, percent))
+        ends[f"efficiency_{side}"] = float(np.percentile(levels[:, 2] / lasts, percent))
+    return point, ends
+
+
+def _rates(base_ms: float, step_ms: float, samples: float) -> dict[str, float]:
+    return {"step_time_ms": step_ms, "samples_per_second": 1e3 * samples / step_ms, "efficiency": base_ms / step_ms}
+
+
+def _exposed(backward: Backward, reduce_ms: FloatArray, slower: FloatArray) -> FloatArray:
+    """Exposed time where the slowest device is `slower` times as slow as a typical one, its backward pass too."""
+    return exposed_ms(backward.ready_ms * slower[..., None], reduce_ms, backward.backward_ms * slower)
+
+
+def _draws(works: Sequence[FloatArray], steps: Sequence[FloatArray], place: float, count: int, seed: int) -> FloatArray:
+    """[count, 3]: typical work, work of the slowest, and step of the base, of resampled rounds and steps."""
+    random = np.random.default_rng(seed)
+    stacked = np.concatenate(works)
+    times = np.concatenate([one[np.arange(len(work)) % len(one)] for one, work in zip(steps, works, strict=True)])
+    lengths = np.array([len(work) for work in works])
+    begins = np.cumsum(lengths) - lengths
+    drawn = int(np.median(lengths))
+    found = []
+    for _ in range(0, count, _DRAWS_AT_ONCE):
+        process = random.integers(0, len(works), (_DRAWS_AT_ONCE, len(works), 1))
+        row = begins[process] + (random.random((_DRAWS_AT_ONCE, len(works), drawn)) * lengths[process]).astype(int)
+        pooled = stacked[row].reshape(_DRAWS_AT_ONCE, -1)
+        typical, slowest = np.quantile(pooled, (0.5, place), axis=1)
+        base = np.median(np.median(times[row], axis=2), axis=1)
+        found.append(np.stack([typical, slowest, base], axis=1))
+    return np.concatenate(found)[:count]
+
+
+def _link_for(
+    found: Sequence[Link], trials: Sequence[LoadedTrial], size: int, base: LoadedTrial, same_links: bool
+) -> tuple[Link | None, str, str]:
+    """The line of the all-reduce between so many devices, or why there is none, and what is assumed of it."""
+    device = base.trial.device
+    usable = [link for link in found if link.collective == "all_reduce" and link.dtype == "fp32"]
+    usable = [link for link in usable if link.device == device]
+    if not usable:
+        return None, (
+            f"no all-reduce of fp32 was measured between {device} ranks in this run: "
+            "`bertbench comm --out` with the folder of this run"
+        ), ""  # fmt: skip
+    inside = next((link for link in usable if link.nodes == 1), None)
+    across = max((link for link in usable if link.nodes > 1), key=lambda link: max(link.ranks), default=None)
+    held = _devices_of_a_node(trials, device)
+    if across is not None and (inside is None or held is None or size > held):
+        return across, "", ""
+    if inside is not None and held is not None and size > held and not same_links:
+        return None, (
+            f"{size} devices are more than the {held} of the node whose links were measured, and other links join "
+            "nodes: measure those with `bertbench launch ... -- bertbench comm` on two nodes or more, or assume that "
+            "they are as fast (--same-links)"
+        ), ""  # fmt: skip
+    outside = held is None or size > held
+    return inside, "", "links between nodes as fast as inside" if outside else ""
+
+
+def _devices_of_a_node(trials: Sequence[LoadedTrial], device: str) -> int | None:
+    """Devices of the node that collectives were measured on; None where that was not written down."""
+    for trial in trials:
+        if trial.trial.kind == "comm" and trial.environment:
+            if device == "cuda":
+                return len(trial.environment.get("gpus") or []) or None
+            cores = (trial.environment.get("cpu") or {}).get("physical_cores")
+            return int(cores) if cores else None
+    return None
+
+
+def _refused_base(members: Sequence[LoadedTrial], size: int) -> str:
+    if not any(_records(trial) for trial in members):
+        return (
+            "no trial holds when its gradients are ready: compiled models do not tell, and trials of before this was "
+            "recorded do not; measure again with another --out"
+        )
+    if members[0].trial.world_size == 1 and members[0].trial.device == "cpu":
+        return (
+            "one device alone was measured: ranks on a CPU share its memory bandwidth, and nothing shows how much that "
+            "slows them down; measure 2 devices (`bertbench throughput --devices 2`)"
+        )
+    if size < members[0].trial.world_size:
+        return f"{members[0].trial.world_size} devices were measured, which is more: see the table of scaling"
+    if members[0].row.get("samples_per_step") is None:
+        return "the trial does not say how many samples a step has"
+    return ""
+
+
+def _line_for(link: Link, backward: Backward) -> Link:
+    """The line through the sizes near the buckets', or, where those are too few, through all."""
+    smallest, largest = backward.bucket_bytes.min() / _AROUND, backward.bucket_bytes.max() * _AROUND
+    near = linked.fit(link, smallest, largest)
+    return near if not near.reason else linked.fit(link)
+
+
+def _refused_line(line: Link, backward: Backward, size: int) -> str:
+    if line.reason:
+        return f"no line fits the measured all-reduces: {line.reason}"
+    largest, most = backward.bucket_bytes.max(), max(line.sizes)
+    if largest > 2 * most:
+        return (
+            f"the largest bucket has {largest / 2**20:.0f} MiB, all-reduces were measured up to "
+            f"{most / 2**20:.3g} MiB: `bertbench comm --max-bytes {2 ** int(np.ceil(np.log2(largest / 2**20)))}M`"
+        )
+    error = float(np.median(np.abs(line.errors)))
+    if error > LARGEST_MEDIAN_ERROR:
+        return (
+            f"the line misses the measured all-reduces by {error:.0%} (median): measure them on a quieter machine, "
+            "with more --repetitions or --rounds"
+        )
+    furthest = FURTHEST.get(len(line.ranks), FURTHEST_AT_MOST) * max(line.ranks)
+    if size > furthest:
+        counts = " and ".join(map(str, line.ranks))
+        return (
+            f"all-reduces were measured between {counts} ranks, which carries to {furthest}: measure between more "
+            "ranks, or more numbers of them (`bertbench comm --devices`)"
+        )
+    return ""

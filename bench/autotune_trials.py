@@ -1,0 +1,212 @@
+"""Between the search for the fastest configuration and trials: what may be tried here, how it is run and written."""
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from analysis.records import RunDirectory, Trial, read_record, write_record
+from bench.autotune import Measured, Outcome, Point
+from bench.devices import Devices, free_memory_share
+from bench.launch import LaunchOptions
+from bench.plan import AUTO, resolve_strategy, strategy_fields
+from bench.sweep import record_request, run_trials
+from bench.task_flags import task_words
+from bench.trial_model import model_config
+from bert.memory import Memory, predict_memory
+from bert.strategies import STRATEGIES
+from bert.strategies.options import OPTIONS, options_text, read_options
+from common.errors import SchemaError
+
+STATE_FILE = "autotune.json"
+# The allocator of a GPU leaves some of it unused.
+_USABLE_SHARE = 0.94
+# What `auto` tries on several devices, of those that are registered.
+_SEVERAL = ("ddp", "fsdp", "deepspeed")
+_PACKAGES = {"deepspeed": "deepspeed", "horovod": "horovod"}
+_ZERO_STAGES = (0, 1, 2, 3)
+
+
+def strategies_to_try(names: Sequence[str], devices: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return (strategy, options) to try, and (strategy, why) of those that are not here.
+
+    Strategies with ZeRO's stages come once for each.
+    """
+    found: list[tuple[str, str]] = []
+    absent: list[tuple[str, str]] = []
+    several = [name for name in _SEVERAL if name in STRATEGIES]
+    wanted = [other for name in names for other in (several if (name, devices > 1) == (AUTO, True) else [name])]
+    for name in dict.fromkeys(resolve_strategy(name, devices) for name in wanted):
+        package = _PACKAGES.get(name)
+        if package is not None and importlib.util.find_spec(package) is None:
+            absent.append((name, f"the package {package} is not installed"))
+        elif name == "single" and devices > 1:
+            absent.append((name, f"it runs on one device, not on {devices}"))
+        elif "zero_stage" in OPTIONS.get(name, ()):
+            found += [(name, options_text(name, {"zero_stage": stage})) for stage in _ZERO_STAGES]
+        else:
+            found.append((name, ""))
+    return found, absent
+
+
+def memory_limit(run: RunDirectory, given_gib: float | None, devices: Devices, ranks: int) -> int | None:
+    """Return the memory a rank may use: what was given, else what an earlier call found, else what is free."""
+    if given_gib is not None:
+        return int(given_gib * 2**30)
+    state = run.path / STATE_FILE
+    if state.exists():
+        try:
+            limit = read_record(state)["limit_bytes"]
+        except (SchemaError, KeyError):
+            limit = None
+        if isinstance(limit, int):  # another limit would make other trials of those that are finished
+            return limit
+    if devices.kind == "cpu":
+        return free_memory_share(ranks) >> 20 << 20
+    sizes = [gpu.memory_bytes for gpu in devices.gpus[:ranks]]
+    known = [size for size in sizes if size is not None]
+    return int(_USABLE_SHARE * min(known)) if known else None
+
+
+def trial_of(base: Trial, point: Point) -> Trial:
+    """Return the trial that measures a point."""
+    return dataclasses.replace(
+        base,
+        **strategy_fields(point.strategy, point.options, base.world_size),
+        micro_batch_size=point.micro_batch_size,
+        grad_accum_steps=point.grad_accum_steps,
+        activation_checkpointing=point.recompute,
+        round=point.round,
+    )
+
+
+def memory_of(base: Trial, point: Point) -> Memory:
+    """Return what a rank is predicted to need at its peak."""
+    return predict_memory(
+        model_config(base),
+        base.task,
+        micro_batch_size=point.micro_batch_size,
+        seq_len=base.seq_len,
+        max_predictions=base.max_predictions,
+        precision=base.precision,
+        device=base.device,
+        world_size=base.world_size,
+        zero_stage=zero_stage(point),
+        recompute=point.recompute,
+        task_options=base.task_options,
+    )
+
+
+def zero_stage(point: Point) -> int:
+    """Return the stage of ZeRO that a strategy divides model states as; FSDP divides all of them, as stage 3."""
+    return 3 if point.strategy == "fsdp" else int(read_options(point.options).get("zero_stage", 0))
+
+
+class Runner:
+    """Runs a point as a trial of a run directory, unless it is there already. Used inside bench.sweep.locked(run)."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        base: Trial,
+        request: Mapping[str, Any],
+        devices: Devices,
+        options: LaunchOptions,
+        note: Callable[[str], None],
+        retry_failed: bool = False,
+    ) -> None:
+        self.trials: list[Trial] = []
+        self._run = run
+        self._base = base
+        self._request = request
+        self._devices = devices
+        self._options = options
+        self._note = note
+        self._retry_failed = retry_failed
+
+    def measure(self, point: Point, predicted: int, expected: int) -> Measured:
+        """Return how the trial of a point ended."""
+        trial = trial_of(self._base, point)
+        self.trials.append(trial)
+        note = self._note if len(self.trials) == 1 else _say_nothing
+        (result,) = run_trials(
+            self._run, [trial], self._request, self._devices, self._options, _show_nothing, note, self._retry_failed
+        )
+        return Measured(
+            point=point,
+            status=str(result["status"]),
+            samples_per_second=result.get("samples_per_second"),
+            peak_memory_bytes=result.get("peak_memory_bytes"),
+            predicted_bytes=predicted,
+            expected_bytes=expected,
+            reason=str(result.get("reason") or ""),
+            trial_id=trial.trial_id,
+        )
+
+    def finish(self) -> None:
+        """Have the run directory name all trials of the search; none is run again, refused ones neither."""
+        record_request(self._run, self.trials, self._request)
+
+
+def commands(base: Trial, point: Point) -> dict[str, list[str]]:
+    """Return the calls of `bertbench throughput` and `bertbench train` that run a point."""
+    options = read_options(point.options)
+    own = [f"--{name.replace('_', '-')}" for name in sorted(options)]
+    values = [str(options[name]) for name in sorted(options)]
+    more = ["--activation-checkpointing"] * point.recompute
+    shared = ["--device", base.device, "--dropout", f"{base.dropout:g}", "--data", base.data]
+    shared += ["--padding", base.padding] if base.padding else []
+    shared += task_words(base.task, base.task_options)
+    shared += ["--devices", str(base.world_size)]
+    throughput = ["--presets", base.preset, "--precisions", base.precision, "--seq-lens", str(base.seq_len)]
+    throughput += ["--strategies", point.strategy, "--batch-sizes", str(point.micro_batch_size)]
+    throughput += ["--grad-accum", str(point.grad_accum_steps)]
+    plural = [{"--zero-stage": "--zero-stages"}.get(name, name) for name in own]
+    train = ["--preset", base.preset, "--precision", base.precision, "--seq-len", str(base.seq_len)]
+    train += ["--strategy", point.strategy, "--micro-batch-size", str(point.micro_batch_size)]
+    train += ["--grad-accum-steps", str(point.grad_accum_steps)]
+    return {
+        "throughput": ["bertbench", "throughput", base.task, *throughput, *_pairs(plural, values), *more, *shared],
+        "train": ["bertbench", "train", base.task, *train, *_pairs(own, values), *more, *shared],
+    }
+
+
+def deepspeed_json(base: Trial, point: Point) -> dict[str, Any]:
+    """Return the configuration that has DeepSpeed train a point."""
+    return {
+        "train_batch_size": point.micro_batch_size * point.grad_accum_steps * base.world_size,
+        "train_micro_batch_size_per_gpu": point.micro_batch_size,
+        "gradient_accumulation_steps": point.grad_accum_steps,
+        "zero_optimization": {"stage": zero_stage(point)},
+        "bf16": {"enabled": base.precision == "bf16"},
+        "fp16": {"enabled": base.precision == "fp16"},
+    }
+
+
+def write_state(run: RunDirectory, content: Mapping[str, Any]) -> None:
+    """Write what the search has found so far. Raises StorageError."""
+    write_record(run.path / STATE_FILE, content)
+
+
+def rows(outcome_or_measured: Outcome | Sequence[Measured]) -> list[dict[str, Any]]:
+    """Return one plain row per trial, in the order of running."""
+    found = outcome_or_measured.measured if isinstance(outcome_or_measured, Outcome) else outcome_or_measured
+    return [{**dataclasses.asdict(item.point), **_without_point(item)} for item in found]
+
+
+def _without_point(item: Measured) -> dict[str, Any]:
+    fields = dataclasses.asdict(item)
+    del fields["point"]
+    return fields
+
+
+def _pairs(names: Sequence[str], values: Sequence[str]) -> list[str]:
+    return [word for pair in zip(names, values, strict=True) for word in pair]
+
+
+def _show_nothing(number: int, count: int, trial: Trial, result: Mapping[str, Any] | None, known: bool) -> None:
+    """The search shows its points by itself."""
+
+
+def _say_nothing(text: str) -> None:
+    """It has been said."""

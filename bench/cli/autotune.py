@@ -1,0 +1,268 @@
+"""`bertbench autotune TASK`: the fastest micro batch, strategy, recomputation and buckets on these devices."""
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from analysis.records import RunDirectory, Trial, write_record
+from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
+from bench.autotune_trials import (
+    Runner,
+    commands,
+    deepspeed_json,
+    memory_limit,
+    memory_of,
+    rows,
+    strategies_to_try,
+    write_state,
+)
+from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
+from bench.cli.progress import note
+from bench.devices import Devices, find_devices
+from bench.launch import LaunchOptions
+from bench.plan import AUTO, Sweep, expand
+from bench.sweep import locked
+from bench.task_flags import TaskFlags
+from bert.strategies import STRATEGIES
+from common.atomic import write_json
+from common.errors import UsageError
+from common.registry import lookup
+
+BEST_FILE = "best.json"
+DEEPSPEED_FILE = "deepspeed.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AutotuneOptions:
+    """Find the configuration with the most samples/s by short trials: micro batch x strategy (ZeRO stage) x recomputed
+    activations x buckets, without running all combinations. The same command continues one that was stopped.
+    """
+
+    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"
+    """What is trained: pretrain squad gap classify glue."""
+    task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
+    preset: str = "base"
+    """tiny mini small medium base large distilbert."""
+    devices: int | None = None
+    """Devices; default every GPU, or one process on all CPU cores."""
+    strategies: tuple[str, ...] = (AUTO,)
+    """Names of strategies; auto: single on one device, else those that divide the work and are installed."""
+    global_batch_size: int | None = None
+    """Samples per update; micro batches that do not divide it are left out; default no accumulation."""
+    first_batch: int = 1
+    """Smallest micro batch."""
+    last_batch: int = 4096
+    """Largest micro batch."""
+    no_recompute: bool = False
+    """Never recompute activations."""
+    buckets_mib: tuple[int, ...] = (5, 10, 50, 100)
+    """Sizes of gradient buckets tried besides the strategy's own."""
+    seq_len: int | None = None
+    """Tokens per sequence at most; default 128, squad 384, gap 512."""
+    padding: str = AUTO
+    """Of fine-tuning's batches: longest fixed; auto: longest."""
+    precision: str = AUTO
+    """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
+    data: str = "synthetic"
+    """synthetic, synthetic:<lengths or path>, or a path."""
+    dropout: float = 0.1
+    """Dropout probability everywhere."""
+    seed: int = 42
+    """Seed of weights, data order and dropout."""
+    max_seconds: float = 10.0
+    """Longest measuring of a trial in s."""
+    min_steps: int = 5
+    """Fewest measured steps of a trial, time permitting."""
+    max_steps: int = 200
+    """Most steps of a trial."""
+    rounds: int = 2
+    """How often the fastest two are measured again."""
+    memory_limit_gib: float | None = None
+    """Memory of a rank in GiB; default that of the GPU, or a share of what is free."""
+    threads: int | None = None
+    """CPU threads per rank; default an equal share."""
+    device: str = "auto"
+    """cpu cuda auto."""
+    timeout_seconds: float = 600.0
+    """A trial that takes longer is ended as timeout."""
+    retry_failed: bool = False
+    """Run failed trials again."""
+    deepspeed_json: Path | None = None
+    """Write a configuration for DeepSpeed here, whichever strategy won."""
+    out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/autotune")
+    json: bool = False
+    """Print the result as JSON, progress on stderr."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing; what a sweep checks is checked there."""
+        for name in self.strategies:
+            lookup({AUTO: "", **STRATEGIES}, name, "strategy")
+        if not self.strategies:
+            raise UsageError("--strategies needs at least one value")
+        if not 1 <= self.first_batch <= self.last_batch:
+            raise UsageError(f"--first-batch {self.first_batch} must be at least 1 and at most {self.last_batch}")
+        for name in ("devices", "global_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} {value} must be at least 1")
+        if any(size < 1 for size in self.buckets_mib) or self.rounds < 0:
+            raise UsageError("--buckets-mib takes sizes of at least 1 MiB, --rounds a number of at least 0")
+
+
+OPTIONS = {"autotune TASK": AutotuneOptions}
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 0 when a configuration was found, 3 when nothing ran."""
+    options = parse_task(AutotuneOptions, argv, "bertbench autotune", sweep=False)
+    devices = find_devices(options.device)
+    run = RunDirectory(run_folder(options.out))
+    count = options.devices or devices.default_world_sizes()[-1]
+    strategies, absent = strategies_to_try(options.strategies, count)
+    if not strategies:
+        raise UsageError("no strategy can be tried: " + "; ".join(f"{name}: {why}" for name, why in absent))
+    limit = memory_limit(run, options.memory_limit_gib, devices, count)
+    base = _base(options, devices, count, limit)
+    space = Space(
+        strategies=tuple(strategies),
+        first_batch=options.first_batch,
+        last_batch=options.last_batch,
+        recompute=(False,) if options.no_recompute else (False, True),
+        buckets_mib=options.buckets_mib,
+        limit_bytes=limit,
+        accumulation=divisions(options.global_batch_size, count),
+        rounds=options.rounds,
+    )
+    if not grid_size(space):
+        raise UsageError(
+            f"--global-batch-size {options.global_batch_size} is divided by no micro batch from {options.first_batch} "
+            f"to {options.last_batch} on {count} device{'s' if count > 1 else ''}: give another"
+        )
+    with locked(run):
+        return _search(options, run, base, space, devices, absent)
+
+
+def _base(options: AutotuneOptions, devices: Devices, count: int, limit: int | None) -> Trial:
+    """The trial that all others are made of."""
+    sweep = Sweep(
+        task=options.task,
+        task_flags=options.task_flags,
+        presets=(options.preset,),
+        devices=(count,),
+        batch_sizes=(options.first_batch,),
+        seq_lens=() if options.seq_len is None else (options.seq_len,),
+        padding=options.padding,
+        precisions=(options.precision,),
+        data=options.data,
+        dropout=options.dropout,
+        seed=options.seed,
+        min_steps=options.min_steps,
+        max_steps=options.max_steps,
+        max_seconds=options.max_seconds,
+        memory_limit_gib=None if limit is None else limit / 2**30,
+        threads=options.threads,
+    )
+    (trial,) = expand(sweep, devices)
+    return trial
+
+
+def _search(
+    options: AutotuneOptions,
+    run: RunDirectory,
+    base: Trial,
+    space: Space,
+    devices: Devices,
+    absent: list[tuple[str, str]],
+) -> int:
+    request = {"command": "autotune", **request_of(options)}
+    launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
+    runner = Runner(run, base, request, devices, launch, note, options.retry_failed)
+    measured: list[Measured] = []
+    for name, why in absent:
+        note(f"{name} is left out: {why}")
+
+    def document(best: Measured | None = None, **more: Any) -> dict[str, Any]:
+        own = {"request": request, "limit_bytes": space.limit_bytes, "grid": grid_size(space)}
+        return {**own, "trials": rows(measured), "best": None if best is None else rows([best])[0], **more}
+
+    def measure(point: Point, predicted: int, expected: int) -> Measured:
+        found = runner.measure(point, predicted, expected)
+        measured.append(found)
+        write_state(run, document())
+        print(f"[{len(measured)}] {_told(found)}", file=sys.stderr, flush=True)
+        return found
+
+    outcome = search(space, measure, lambda point: memory_of(base, point).total)
+    runner.finish()
+    left_out = [*absent, *outcome.left_out]
+    found = document(outcome.best, samples_per_second=outcome.rate, left_out=left_out, predicted={})
+    if outcome.best is not None:
+        found |= {"commands": commands(base, outcome.best.point)}
+        found["predicted"] = _parts(base, outcome.best.point)
+    write_state(run, found)
+    written = _write_best(options, run, base, outcome)
+    if options.json:
+        print(json.dumps({"run": str(run.path), **found}, indent=2, allow_nan=False))
+    else:
+        print(_text(run, found, outcome, written))
+    return 0 if outcome.best is not None else 3
+
+
+def _parts(base: Trial, point: Point) -> dict[str, int]:
+    memory = memory_of(base, point)
+    names = ("parameters", "gradients", "optimizer", "activations", "workspace", "total")
+    return {name: getattr(memory, name) for name in names}
+
+
+def _told(found: Measured) -> str:
+    """One line about a trial."""
+    name = label(found.point) + (f", round {found.point.round + 1}" if found.point.round else "")
+    if found.status != "ok":
+        return f"{name}: {found.status}: {found.reason}"
+    memory = "" if found.peak_memory_bytes is None else f", {found.peak_memory_bytes / 2**30:.2f} GiB"
+    return f"{name}: {found.rate:,.1f} samples/s{memory} (predicted {found.predicted_bytes / 2**30:.2f} GiB)"
+
+
+def _write_best(options: AutotuneOptions, run: RunDirectory, base: Trial, outcome: Outcome) -> list[Path]:
+    """Write the best configuration; return the files."""
+    if outcome.best is None:
+        return []
+    point = outcome.best.point
+    best = {
+        **rows([outcome.best])[0],
+        "samples_per_second": outcome.rate,
+        "device": base.device,
+        "world_size": base.world_size,
+        "precision": base.precision,
+        "commands": commands(base, point),
+    }
+    written = [run.path / BEST_FILE]
+    write_record(written[0], best)
+    paths = [run.path / DEEPSPEED_FILE] if point.strategy == "deepspeed" else []
+    paths += [options.deepspeed_json.resolve()] if options.deepspeed_json is not None else []
+    for path in paths:
+        write_json(path, deepspeed_json(base, point))
+    return [*written, *paths]
+
+
+def _text(run: RunDirectory, document: dict[str, Any], outcome: Outcome, written: list[Path]) -> str:
+    from analysis.report.autotune_text import autotune_text
+    from analysis.report.tables import size
+
+    names = [label(found.point) for found in outcome.measured]
+    lines = [autotune_text(document["trials"], document["best"], names), ""]
+    lines += [f"left out: {what}: {why}" for what, why in document["left_out"]]
+    lines.append(f"trials:   {len(outcome.measured)}; all combinations of doubled sizes would be {document['grid']}")
+    if outcome.best is None:
+        lines.append(f"nothing ran; what the trials said is in {run.path}/trials/*/log.txt")
+        return "\n".join(lines)
+    parts = ", ".join(f"{name} {size(count)}" for name, count in document["predicted"].items() if name != "total")
+    lines.append(f"memory:   predicted for the fastest: {parts}")
+    lines += [f"{name + ':':<9} {shlex.join(words)}" for name, words in document["commands"].items()]
+    lines.append(f"written:  {', '.join(map(str, [*written, run.results_csv]))}")
+    return "\n".join(lines)

@@ -1,0 +1,214 @@
+"""`bertbench compare-heads gap`: the same training with each head, as one table and one picture."""
+
+import csv
+import io
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from bench.cli.compare_strategies import train_all
+from bench.cli.options import parse, parse_known, request_of, run_folder
+from bench.cli.train_options import TrainOptions
+from bench.comparison import PlannedVariant, Variant, check_comparable
+from bench.devices import Devices, find_devices
+from bench.stop import StopRequest
+from bench.trainer import plan_training
+from bert.tasks import check_task_options
+from bert.tasks.gap_data import HEAD_NAMES
+from common import locks
+from common.atomic import write_text
+from common.errors import UsageError
+from common.registry import lookup
+
+if TYPE_CHECKING:
+    from analysis.metrics.head_comparison import HeadResult
+
+_OUT_HELP = "Folder of the comparison; a call with the same folder continues it."
+TABLE_FILE, DOCUMENT_FILE, PICTURE_FILE = "heads.csv", "heads.json", "heads.png"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareHeadsOptions:
+    """Train GAP with each head, one after the other, with the same settings, seed and data; then say how validation
+    loss and accuracy went from epoch to epoch, and how long each head took.
+
+    It takes the options of `bertbench train gap` too, for all heads alike.
+    """
+
+    task: tyro.conf.Positional[str]
+    """What is trained: gap."""
+    heads: tuple[str, ...] = HEAD_NAMES
+    """concat mul segment span."""
+    out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/heads")
+    json: bool = False
+    """Print the comparison as JSON, progress on stderr."""
+
+    def __post_init__(self) -> None:
+        """Refuse names that do not exist."""
+        for name in self.heads:
+            lookup(dict.fromkeys(HEAD_NAMES), name, "head")
+        if not self.heads or len(set(self.heads)) < len(self.heads):
+            raise UsageError(f"--heads {' '.join(self.heads)}: name each head once, at least one")
+
+
+OPTIONS = {"compare-heads gap": CompareHeadsOptions}
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 0 also when it was stopped in time, 3 when a training failed."""
+    with StopRequest() as stop:
+        options, rest = _options(argv)
+        out = run_folder(options.out)
+        trainings = {head: _train_options(head, rest, out) for head in options.heads}
+        first = next(iter(trainings.values()))
+        stop.limit(first.max_seconds)
+        devices = find_devices(first.device)
+        planned = {head: _plan(out / head, own, devices) for head, own in trainings.items()}
+        check_comparable(list(planned.values()), devices)
+        with locks.locked(out, "another call", "wait for it, or choose another --out"):
+            if not train_all(list(planned.values()), devices, stop):
+                why = stop.why() or "a signal to the ranks"
+                print(f"stopped by {why}; the same command continues", file=sys.stderr)
+                return 130 if stop.signal == signal.SIGINT else 0
+    from analysis.metrics.head_comparison import compare_heads
+
+    samples = next(iter(planned.values())).samples_per_epoch
+    assert samples is not None, "data without end are refused when they are planned"
+    results = compare_heads({head: item.run for head, item in planned.items()}, samples)
+    with locks.locked(out, "another call", "wait for it, or choose another --out"):
+        document = _document(options, planned, results)
+        _write(out, document, results, _majority(planned))
+    print(json.dumps(document, indent=2, allow_nan=False) if options.json else _text(out, document, results))
+    for result in results:
+        if not result.finished:
+            row = result.training
+            print(
+                f"bertbench: {result.head} {row['status']}: {row['reason']}\n  its log: {row['log']}", file=sys.stderr
+            )
+    return 0 if all(result.finished for result in results) else 3
+
+
+def _options(argv: list[str]) -> tuple[CompareHeadsOptions, list[str]]:
+    """Return the options of the comparison, and the words that are options of the training."""
+    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
+        raise UsageError("compare-heads needs a task: bertbench compare-heads gap [options]")
+    if not argv[0].startswith("-"):
+        lookup({"gap": ""}, argv[0], "task with several heads")
+    options, rest = parse_known(CompareHeadsOptions, argv, "bertbench compare-heads")
+    if any(word.partition("=")[0] == "--head" for word in rest):
+        raise UsageError("--head is what is compared: give --heads, such as --heads mul concat")
+    return options, rest
+
+
+def _train_options(head: str, rest: Sequence[str], out: Path) -> TrainOptions:
+    """Return what `bertbench train` would be told for a head."""
+    own = ["--head", head, "--out", str(out / head)]
+    return parse(TrainOptions, ["gap", *rest, *own], "bertbench train")
+
+
+def _plan(folder: Path, training: TrainOptions, devices: Devices) -> PlannedVariant:
+    from analysis.train_records import TrainRun
+
+    given = training.given()
+    plan = plan_training(training.phase, given, devices)
+    settings = plan.settings
+    if not settings.eval_every or plan.source.samples is None:
+        raise UsageError(
+            "heads are compared by how they do on validation: give --data with features for training and validation, "
+            "and no --eval-every 0"
+        )
+    return PlannedVariant(
+        variant=Variant(settings.strategy, settings.world_size),
+        plan=plan,
+        run=TrainRun(folder),
+        given=given,
+        request={"command": "train", **request_of(training)},
+        threads=training.threads,
+    )
+
+
+def _majority(planned: Mapping[str, PlannedVariant]) -> float:
+    """The accuracy of always answering what is most frequent in the rows they are evaluated on."""
+    import numpy as np
+
+    from bert.data.gap.selection import evaluation_features
+    from bert.data.loading.order import spread
+
+    settings = next(iter(planned.values())).plan.settings
+    wanted = None if settings.eval_data is None else Path(settings.eval_data)
+    labels = evaluation_features(Path(settings.data), wanted).rows.labels
+    labels = labels[spread(len(labels), settings.eval_samples)]
+    return float(np.bincount(labels).max() / len(labels))
+
+
+def _document(
+    options: CompareHeadsOptions, planned: Mapping[str, PlannedVariant], results: Sequence["HeadResult"]
+) -> dict[str, Any]:
+    from analysis.report.head_comparison_text import summary
+
+    first = next(iter(planned.values()))
+    environments = [attempt.read_environment() for attempt in first.run.attempts()]
+    settings = first.plan.settings
+    # Head and folder are each training's own.
+    request = {name: value for name, value in first.request.items() if name not in ("command", "out")}
+    return {
+        "task": "gap",
+        "request": {**request_of(options), "training": {**request, "task_flags": _without_head(request["task_flags"])}},
+        "settings": {
+            **settings.to_json(),
+            "task_options": _without_head(check_task_options(settings.task, settings.task_options)),
+        },
+        "device_name": next((str(found["device_name"]) for found in environments if found.get("device_name")), None),
+        "samples_per_epoch": first.samples_per_epoch,
+        "majority_accuracy": _majority(planned),
+        "heads": [summary(result) for result in results],
+        "epochs": [dict(row) for result in results for row in result.evaluations],
+    }
+
+
+def _without_head(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "head"}
+
+
+def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"], majority: float) -> None:
+    from analysis.metrics.head_comparison import COLUMNS, table_rows
+    from analysis.records import write_record
+    from analysis.report.gap_figures import HeadCurve, draw_heads
+
+    write_record(out / DOCUMENT_FILE, dict(document))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(table_rows(results))
+    write_text(out / TABLE_FILE, text.getvalue())
+    curves = [
+        HeadCurve(
+            result.head,
+            [row["epoch"] for row in result.evaluations],
+            [row["log_loss"] for row in result.evaluations],
+            [row["accuracy"] for row in result.evaluations],
+            result.seconds,
+        )
+        for result in results
+        if result.evaluations
+    ]
+    if curves:
+        settings = document["settings"]
+        words = ("GAP", settings["preset"], settings["precision"], f"batch {settings['global_batch_size']}")
+        draw_heads(out / PICTURE_FILE, curves, majority, ", ".join(map(str, words)))
+
+
+def _text(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"]) -> str:
+    from analysis.report.head_comparison_text import comparison_text
+
+    lines = [comparison_text(results, document["majority_accuracy"])]
+    if document["device_name"]:
+        lines.append(f"machine: {document['device_name']}")
+    files = [TABLE_FILE, DOCUMENT_FILE, *([PICTURE_FILE] if any(r.evaluations for r in results) else [])]
+    return "\n".join([*lines, f"written: {out}: {', '.join(files)}"])

@@ -1,0 +1,183 @@
+"""`bertbench launch [options] -- COMMAND`: any program on one node or several, with different numbers of GPUs."""
+
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.cli.options import parse
+from bench.devices import Devices, find_devices
+from bench.gpu_load import least_busy
+from bench.launching.layout import Layout, in_words, ranks_of_node, read_layout
+from bench.launching.node import Job, launch_node
+from bench.launching.verdict import Verdict
+from bench.stop import StopRequest
+from common.errors import UsageError
+
+DEFAULT_PORT = 29500
+PROCESSES_PER_CORE = 8
+"""CPU processes that are started without being told twice."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchOptions:
+    """Run a program with torchrun on one node or several, unequal numbers of GPUs too: `launch [options] -- COMMAND`.
+
+    COMMAND is a Python script with its arguments, `bertbench train ...`, or what --module or --no-python make of it.
+    Run the same on every node, each with its own numbers and --node-rank. All nodes end together, and say why.
+    """
+
+    here_gpus: int | None = None
+    """Processes of this node, one per GPU; default every GPU. Without GPUs they are CPU processes; default 1."""
+    other_gpus: tuple[str, ...] = ()
+    """Those of each other node, in the order of their ranks; or one JSON file of host -> number, this one included or
+    not, 'localhost' allowed."""
+    node_rank: int | None = None
+    """Rank of this node; default its place in the file, else 0."""
+    master_addr: str | None = None
+    """Address of node 0; default the first host of the file. Needed with several nodes."""
+    master_port: int | None = None
+    """Port of node 0, another one for each job; default 29500, on one node any free one."""
+    join_timeout: float = 60.0
+    """Seconds within which all nodes must have come and agree."""
+    max_restarts: int = 0
+    """How often all processes of all nodes are started anew when one fails."""
+    module: bool = False
+    """COMMAND is a Python module, as in python -m."""
+    no_python: bool = False
+    """COMMAND is a program of its own."""
+    crowded: bool = False
+    """Allow more than 8 CPU processes per core."""
+    quiet: bool = False
+    """Say nothing but why it failed."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        if not 0 < self.join_timeout < float("inf"):
+            raise UsageError(f"--join-timeout {self.join_timeout:g} must be a number of seconds above 0")
+        if self.max_restarts < 0:
+            raise UsageError(f"--max-restarts {self.max_restarts} must be at least 0")
+        if self.master_port is not None and not 0 < self.master_port < 65536:
+            raise UsageError(f"--master-port {self.master_port} must be between 1 and 65535")
+        if self.module and self.no_python:
+            raise UsageError("--module and --no-python exclude each other: a module is run by Python")
+
+
+OPTIONS = {"launch": LaunchOptions}
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 0 when all processes of all nodes ended well, 2 when nothing was started, 3 when one failed."""
+    own, command = _split(argv)
+    options = parse(LaunchOptions, own, "bertbench launch")
+    if not command:
+        raise UsageError(
+            "what is to be launched? bertbench launch [options] -- COMMAND, such as -- train.py --epochs 3"
+        )
+    program = program_of(command, options.module, options.no_python)
+    devices = find_devices()
+    layout = read_layout(
+        options.here_gpus, options.other_gpus, options.node_rank, len(devices.gpus) if devices.kind == "cuda" else 1
+    )
+
+    def told(text: str) -> None:
+        if not options.quiet:
+            print(f"launch: {text}", file=sys.stderr, flush=True)
+
+    if devices.kind == "cpu" and layout.here > PROCESSES_PER_CORE * devices.cpu_cores and not options.crowded:
+        raise UsageError(
+            f"{layout.here} processes on {devices.cpu_cores} CPU cores are more than {PROCESSES_PER_CORE} per core: "
+            f"start at most {PROCESSES_PER_CORE * devices.cpu_cores}, or add --crowded if you mean it"
+        )
+    devices = _choose(devices, layout, told)
+    several = len(layout.counts) > 1
+    job = Job(
+        layout=layout,
+        address=_address(options, layout) if several else "127.0.0.1",
+        port=options.master_port or (DEFAULT_PORT if several else 0),
+        command=program,
+        given=(*(("--module",) if options.module else ()), *(("--no-python",) if options.no_python else ()), *command),
+        own_program=command[0] == "bertbench" and not options.no_python and not options.module,
+        join_timeout=options.join_timeout,
+        max_restarts=options.max_restarts,
+    )
+    _announce(job, told)
+    stop = StopRequest()
+    return _ended(launch_node(job, devices, stop, told), stop, told)
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Return the options and the command, which are on the two sides of the first --."""
+    if "--" not in argv:
+        return argv, []
+    place = argv.index("--")
+    return argv[:place], argv[place + 1 :]
+
+
+def program_of(command: list[str], module: bool, no_python: bool) -> tuple[str, ...]:
+    """Return what a rank executes.
+
+    Raises:
+        UsageError: there is no such script or program.
+    """
+    if no_python:
+        if shutil.which(command[0]) is None:
+            raise UsageError(f"there is no program {command[0]!r} on this node: give its path, or install it here")
+        return tuple(command)
+    if module:
+        return (sys.executable, "-u", "-m", *command)
+    if command[0] == "bertbench":
+        return (sys.executable, "-u", "-m", "bench.cli.main", *command[1:])
+    if not Path(command[0]).is_file():
+        hint = "; it is a program: add --no-python" if shutil.which(command[0]) else ""
+        raise UsageError(f"there is no Python script {command[0]!r} on this node{hint}")
+    return (sys.executable, "-u", *command)
+
+
+def _choose(devices: Devices, layout: Layout, told: Callable[[str], None]) -> Devices:
+    """Return the devices of this node's ranks."""
+    if devices.kind == "cpu":
+        told(f"on the CPU: {devices.note}")
+        if layout.here > devices.cpu_cores:
+            told(f"{layout.here} processes share {devices.cpu_cores} CPU cores: good for a test, not for a measurement")
+        return devices
+    chosen, loads = least_busy(devices, layout.here)
+    chosen.environment(layout.here)  # refuses what CUDA cannot join, before another node is called
+    parts = [f"{gpu.visible_as} ({load.in_words()})" for gpu, load in zip(chosen.gpus, loads, strict=True)]
+    if len(chosen.gpus) < len(devices.gpus):
+        told(f"the least busy {len(parts)} of {len(devices.gpus)} GPUs: {', '.join(parts)}")
+    return chosen
+
+
+def _address(options: LaunchOptions, layout: Layout) -> str:
+    if options.master_addr is not None:
+        return options.master_addr
+    if layout.hosts and layout.hosts[0] not in ("", "localhost"):
+        return layout.hosts[0]
+    raise UsageError(
+        f"{in_words(layout.counts)} need --master-addr, the address of node 0 that every node reaches, the same on all"
+    )
+
+
+def _announce(job: Job, told: Callable[[str], None]) -> None:
+    layout = job.layout
+    ranks = ranks_of_node(layout.counts, layout.node_rank)
+    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    told(f"{in_words(layout.counts)}; this is node {layout.node_rank} with {which}: {shlex.join(job.command)}")
+    if len(layout.counts) > 1:
+        what = "waiting for the other nodes" if layout.node_rank == 0 else "calling node 0"
+        told(f"{what} at {job.address}:{job.port}, for at most {job.join_timeout:g} s")
+
+
+def _ended(verdict: Verdict, stop: StopRequest, told: Callable[[str], None]) -> int:
+    """Show how it ended; return the exit code."""
+    if verdict.ok and not verdict.why:
+        return 0
+    if stop.signal is not None or verdict.ok:
+        told(verdict.why)
+        return 130 if stop.signal == signal.SIGINT else 0 if verdict.ok else 3
+    print(f"bertbench: failed: {verdict.why}; all processes of all nodes have ended", file=sys.stderr)
+    return 3

@@ -1,0 +1,147 @@
+"""`bertbench speed-of-light [TASK]`: the floor of a step, and where the measured step is above it."""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from analysis.records import RunDirectory, Trial
+from bench.allocators import DEFAULT
+from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
+from bench.cli.progress import note, show_progress
+from bench.devices import Devices, find_devices
+from bench.launch import LaunchOptions
+from bench.light.products import HEADS
+from bench.plan import AUTO, Sweep, expand
+from bench.sweep import locked, run_trials
+from bench.task_flags import TaskFlags
+from common.errors import UsageError
+
+_FEWEST_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedOfLightOptions:
+    """Measure peak, memory bandwidth, and every part of a step alone: the floor of the step, and what is lost to what.
+    Of bertbench's own model; a finished measurement is shown again.
+    """
+
+    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"
+    """What is trained: pretrain squad classify glue."""
+    task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
+    preset: str = "base"
+    """tiny mini small medium base large distilbert."""
+    batch_size: int = 8
+    """Sequences per device."""
+    seq_len: int | None = None
+    """Tokens per sequence at most; default 128, squad 384."""
+    padding: str = AUTO
+    """Of squad's batches: longest fixed; auto: longest."""
+    precision: str = AUTO
+    """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
+    levers: str = AUTO
+    """auto, none, or names joined by + (docs/explanation/speed.md)."""
+    allocator: str = DEFAULT
+    """How the processes keep memory: default, keep, huge-pages."""
+    devices: int = 1
+    """Ranks, each with all parts; communication is what their steps expose."""
+    data: str = "synthetic"
+    """synthetic, synthetic:<lengths or path>, or a path."""
+    dropout: float = 0.1
+    """Dropout probability everywhere, attention included."""
+    seed: int = 42
+    """Seed of weights, data order and dropout."""
+    rounds: int = 12
+    """Times every part is timed, in turns; medians count."""
+    max_seconds: float = 90.0
+    """No further round after so long; three are made in any case."""
+    threads: int | None = None
+    """CPU threads per rank; default an equal share."""
+    device: str = "auto"
+    """cpu cuda auto."""
+    timeout_seconds: float = 900.0
+    """Ended as timeout after so long."""
+    retry_failed: bool = False
+    """Measure again what failed."""
+    out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/speed-of-light")
+    json: bool = False
+    """Print the result as JSON, progress on stderr."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured; what a sweep checks is checked there."""
+        if self.task not in HEADS:
+            raise UsageError(f"speed-of-light knows the parts of the tasks {', '.join(HEADS)}, not of {self.task!r}")
+        if self.rounds < _FEWEST_ROUNDS:
+            raise UsageError(f"--rounds {self.rounds} must be at least {_FEWEST_ROUNDS}: medians need them")
+        for name in ("batch_size", "devices"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
+
+
+OPTIONS = {"speed-of-light [TASK]": SpeedOfLightOptions}
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 0 when the step was measured, 3 when it was not."""
+    named = bool(argv) and (not argv[0].startswith("-") or argv[0] in ("-h", "--help"))
+    words = argv if named else ["pretrain", *argv]
+    options = parse_task(SpeedOfLightOptions, words, "bertbench speed-of-light", sweep=False)
+    devices = find_devices(options.device)
+    trial = planned(options, devices)
+    run = RunDirectory(run_folder(options.out))
+    if devices.note and options.device == "auto" and not options.json:
+        print(f"measuring on the CPU: {devices.note}", file=sys.stderr)
+    launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
+    request = {"command": "speed-of-light", **request_of(options)}
+    with locked(run):
+        (result,) = run_trials(
+            run, [trial], request, devices, launch, show_progress(options.json), note, options.retry_failed
+        )
+    return _show(run, trial, options.json) if result["status"] == "ok" else 3
+
+
+def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
+    """Return the trial. Raises UsageError for a value none can have, InputError where the data cannot be read."""
+    sweep = Sweep(
+        task=options.task,
+        task_flags=options.task_flags,
+        presets=(options.preset,),
+        devices=(options.devices,),
+        batch_sizes=(options.batch_size,),
+        seq_lens=() if options.seq_len is None else (options.seq_len,),
+        padding=options.padding,
+        precisions=(options.precision,),
+        levers=(options.levers,),
+        allocators=(options.allocator,),
+        data=options.data,
+        dropout=options.dropout,
+        seed=options.seed,
+        min_steps=_FEWEST_ROUNDS,
+        max_steps=options.rounds,
+        max_seconds=options.max_seconds,
+        threads=options.threads,
+    )
+    (trial,) = expand(sweep, devices, "components")
+    return trial
+
+
+def _show(run: RunDirectory, trial: Trial, as_json: bool) -> int:
+    from analysis.load import load_run
+    from analysis.report.light_figures import draw_waterfall
+    from analysis.report.light_text import light_text
+
+    found = [loaded for loaded in load_run(run) if loaded.trial.trial_id == trial.trial_id]
+    if not found or found[0].row["status"] != "ok":
+        reason = found[0].row["reason"] if found else "its records cannot be read"
+        raise UsageError(f"{run.trial(trial.trial_id).path} cannot be shown ({reason}): give another --out")
+    picture = draw_waterfall(run.trial(trial.trial_id).path / "waterfall.png", found[0].row)
+    if as_json:
+        shown: dict[str, Any] = {"run": str(run.path), "picture": str(picture.path), **found[0].row}
+        print(json.dumps(shown, indent=2, allow_nan=False))
+        return 0
+    print(light_text(found[0]))
+    print(f"\npicture: {picture.path}\nresults: {run.results_csv}\nreport:  bertbench report {run.path}")
+    return 0

@@ -1,0 +1,197 @@
+"""`bertbench train classify FILE`: the data of a CSV, prepared before a training, and what it leaves beside them."""
+
+import dataclasses
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from analysis.report.terminal import printable
+from analysis.train_records import TrainRun
+from analysis.train_scores import in_words
+from bench.cli.data_csv import notes, summary_lines
+from bench.cli.options import given_names
+from bench.cli.progress import note, show_stages
+from bench.cli.train_options import TrainOptions
+from bench.cli.train_progress import append_log
+from bench.devices import Devices
+from bench.trainer import Plan
+from bert.data.csv.config import SUFFIX, CsvConfig, CsvForm
+from bert.data.lengths import is_synthetic
+from bert.data.pretraining.naming import VOCABULARY_FILE
+from bert.data.vocabulary import Vocabulary
+from common.errors import BertbenchError, InputError, UsageError
+
+if TYPE_CHECKING:
+    from bert.data.csv.prepare import CsvSummary
+
+_OUT = Path("runs/classify-NAME")
+_OUT_HELP = "Run directory, NAME that of the file; a call with the same folder resumes it."
+_FORM_OPTIONS = tuple(item.name for item in dataclasses.fields(CsvForm))
+_OWN_OPTIONS = (*_FORM_OPTIONS, "lower_case", "validation", "test")
+_DATA_OPTIONS = (*_OWN_OPTIONS, "vocab", "seq_len")
+_SHARES: dict[str, Any] = {item.name: item.default for item in dataclasses.fields(CsvConfig)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainClassifyOptions(TrainOptions):
+    """Train a classifier on the texts and labels of a CSV, or of the SQLite file that `bertbench data csv` made of it;
+    what it has come to is written beside that file. All options of `bertbench train`, and those of the data.
+    """
+
+    out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = _OUT
+    form: Annotated[CsvForm, tyro.conf.arg(name="")] = field(default_factory=CsvForm)
+    vocab: Path | None = None
+    """BERT vocab.txt; default the one beside --init."""
+    lower_case: bool = True
+    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps capitals."""
+    validation: float = _SHARES["validation"]
+    """Share of the texts that it is evaluated on while it runs."""
+    test: float = _SHARES["test"]
+    """Share of the texts that the trained model is judged by."""
+    logfile: Path | None = None
+    """File that progress, evaluations and results are appended to, with their time."""
+    prep_only: bool = False
+    """Prepare the data, and end."""
+    replace: bool = False
+    """Make the database anew also where the one there was made of another CSV, or holds results on other samples."""
+
+    def prepared(self, argv: Sequence[str]) -> "TrainClassifyOptions":
+        """Make the database of the CSV that is named; return the options to train with, as prepare_data."""
+        return prepare_data(self, given_names(argv))
+
+    def leave(self, run: TrainRun, plan: Plan, devices: Devices) -> None:
+        """Write what a finished run leaves, and say so, as leave_results."""
+        leave(self, run, plan, devices)
+
+
+def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> TrainClassifyOptions:
+    """Make the database of the CSV that is named, or look at the one that is; return the options to train it with.
+
+    Whatever of the database would stop the training at its end, when the results are written there, is met here.
+
+    Args:
+        options: of the command.
+        given_options: names of those that were given: the others are as in the database, where there is one.
+
+    Raises:
+        UsageError: no file is named, or options that do not go together.
+        InputError: it cannot be read, or has nothing to train on and to test with.
+        LockedError: another program holds the database.
+        StorageError: the database, or its folder, cannot be written.
+    """
+    given = options.data or options.file
+    if given is None:
+        raise UsageError("no data was given: bertbench train classify FILE.csv, or FILE.sqlite")
+    if is_synthetic(given):
+        return dataclasses.replace(options, out=_out(options, Path("synthetic")))
+    from bert.data.csv.schema import is_database
+    from bert.data.csv.store import check_whole
+
+    path = Path(given)
+    if not path.is_file():
+        raise InputError(
+            f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: give a CSV, or its SQLite file"
+        )
+    names = [name for name in _DATA_OPTIONS if name in given_options]
+    prepare = _given_database if is_database(path) or path.suffix == SUFFIX else _prepared
+    summary = prepare(options, path, names)
+    source = summary.source
+    check_whole(source)
+    _say(options, summary)
+    if not options.prep_only and not summary.sizes["test"]["texts"]:
+        raise UsageError(f"{source.path} has no text to test the model with: prepare it with a larger --test")
+    return dataclasses.replace(
+        options,
+        data=str(source.path),
+        file=None,
+        out=_out(options, source.path),
+        seq_len=options.seq_len or source.max_seq_length,
+    )
+
+
+def leave(options: TrainClassifyOptions, run: TrainRun, plan: Plan, devices: Devices) -> None:
+    """Judge the model of a finished run, write what it leaves, and say so. Raises as bench.classify.leave_results."""
+    if is_synthetic(plan.settings.data):
+        return
+    from bench.classify import leave_results
+
+    try:
+        left = leave_results(run, plan.settings, devices, options.threads, partial(told, options))
+    except BertbenchError as error:
+        raise type(error)(
+            f"{error}\n  the training itself is finished: when that is mended, the same command writes its results"
+        ) from error
+    said = ", ".join(in_words(name, value) for name, value in left.scores.items())
+    lines = [f"test        {said}, on {left.texts:,} texts"]
+    lines += [f"{'wrote':<11} {printable(str(path))}" for path in left.paths]
+    append_log(options.logfile, "\n".join(lines))
+    if not options.json:
+        print("\n".join(lines))
+
+
+def told(options: TrainClassifyOptions, text: str) -> None:
+    """Tell a note, and keep it in the log."""
+    note(text)
+    append_log(options.logfile, f"note: {text}")
+
+
+def _out(options: TrainClassifyOptions, data: Path) -> Path:
+    return Path("runs") / f"classify-{data.stem}" if options.out == _OUT else options.out
+
+
+def _given_database(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -> "CsvSummary":
+    from bert.data.csv.prepare import CsvSummary
+    from bert.data.csv.store import open_source, split_sizes
+
+    foreign = [f"--{name.replace('_', '-')}" for name in given if name != "seq_len"]
+    if foreign:
+        raise UsageError(f"{path} is prepared already, and {', '.join(foreign)} would change it: give the CSV instead")
+    source = open_source(path.resolve())
+    return CsvSummary(source, split_sizes(source.path), True, 0.0)
+
+
+def _prepared(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -> "CsvSummary":
+    """Return the database of a CSV: that which is there, but for the options that are given; else a new one."""
+    from bert.data.csv.prepare import current, prepare
+
+    database = path.resolve().with_suffix(SUFFIX)
+    found = current(path, database)
+    before: dict[str, Any] = {} if found is None else dict(found.origin.get("options") or {})
+    values = {name: before[name] for name in (*_OWN_OPTIONS, "max_seq_length", "seed") if name in before}
+    for name in _OWN_OPTIONS:
+        if name in given or name not in values:
+            values[name] = getattr(options.form if name in _FORM_OPTIONS else options, name)
+    if options.seq_len is not None:
+        values["max_seq_length"] = options.seq_len
+    vocabulary = None
+    if found is not None and options.vocab is None:
+        vocabulary = Vocabulary(found.vocabulary.pieces, bool(values["lower_case"]))
+    vocab = options.vocab or (database if vocabulary else _vocabulary_beside(options.init))
+    config = CsvConfig(input=path.resolve(), vocab=vocab, replace=options.replace, **values)
+    summary = prepare(config, show_stages(), vocabulary)
+    if found is not None and summary.kept:
+        parts = ", ".join(f"{name} {values[name]:g}" for name in ("validation", "test", "seed") if name in values)
+        told(options, f"starts from {database}, which was made of this CSV; it is divided as there: {parts}")
+    return summary
+
+
+def _say(options: TrainClassifyOptions, summary: "CsvSummary") -> None:
+    """Tell what the data are."""
+    lines = "\n".join(summary_lines(summary))
+    append_log(options.logfile, lines)
+    if not options.json:
+        print(lines)
+    for text in notes(summary):
+        told(options, printable(text))
+
+
+def _vocabulary_beside(init: Path | None) -> Path:
+    for folder in () if init is None else (init, init.parent):
+        if (folder / VOCABULARY_FILE).is_file():
+            return folder / VOCABULARY_FILE
+    beside = "" if init is None else f", and none lies beside --init {init}"
+    raise UsageError(f"texts need a vocabulary{beside}: give --vocab VOCAB.txt, that of the model to begin from")

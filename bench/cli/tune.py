@@ -1,0 +1,307 @@
+"""`bertbench tune TASK`: hyper-parameters that train better, searched with Optuna."""
+
+import dataclasses
+import json
+import math
+import signal
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from analysis.train_records import TrainRun, is_train_run
+from bench.cli.options import parse, parse_known, request_of, run_folder
+from bench.cli.progress import note
+from bench.cli.train_options import TrainOptions
+from bench.devices import Devices, find_devices
+from bench.stop import StopRequest
+from bench.task_flags import TaskFlags
+from bench.trainer import Plan, plan_training
+from bench.tune.document import FILE, document
+from bench.tune.objective import Objective, make_objective
+from bench.tune.question import EVALUATORS, PRUNERS, SAMPLERS, Question, Search
+from bench.tune.space import Kind, SearchSpace, Value, make_space, word
+from bench.tune.study import Study
+from bench.tune.worker import Job, TrialTraining, work
+from bench.world import joined_world
+from bert.tasks import TASKS
+from common.errors import UsageError
+from common.registry import lookup
+
+_DEFAULT_TRIALS = 20
+# Evaluations of a trial where nothing says how many: pruning needs some.
+_EVALUATIONS = 5
+_OUT_HELP = "Folder of the study; a call with the same folder goes on with it, several at once share it."
+_BEST, _ALL = "best", "all"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TuneOptions:
+    """Search the options of a training that give the best score: each trial is a training of its own, ended early where
+    it stays behind. The same command goes on with a study; several at once share it, also as a job array.
+
+    It takes the options of `bertbench train TASK` too, which hold for all trials.
+    """
+
+    task: tyro.conf.Positional[str]
+    """What is trained, as in `bertbench train`; its other options are taken too."""
+    search: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """NAME=VALUE,VALUE or NAME=LOW:HIGH[:STEP] or NAME=log:LOW:HIGH, options of the training, one or several."""
+    space: Path | None = None
+    """The same in a TOML file."""
+    objective: str | None = None
+    """A score of the task's evaluations, or loss, that of the training; default what decides on the best checkpoint."""
+    trials: int | None = None
+    """Trials of the whole study; default 20, with --max-seconds no limit."""
+    max_seconds: float | None = None
+    """Stop after this time; the trial that runs is saved, and the next call goes on with it."""
+    sampler: str = "tpe"
+    """tpe, which learns from earlier trials, or random."""
+    sampler_seed: int = 0
+    """Seed of what is drawn; --seed is that of the trainings, the same for all."""
+    startup_trials: int = 10
+    """Trials that are drawn at random before tpe takes over."""
+    pruner: str = "median"
+    """median ends a trial that is worse than half of the others were at the same reading; none."""
+    prune_after: int = 5
+    """Complete trials before one is pruned."""
+    unpruned_readings: int = 1
+    """Evaluations that each trial is left."""
+    retries: int = 2
+    """How often a trial whose worker was killed goes on from its checkpoint before it counts as failed."""
+    checkpoints: str = _BEST
+    """Which stay of trials that ended: best, those of the best one, or all."""
+    importance: str = "ped-anova"
+    """Optuna's evaluator of importance: ped-anova, or with scikit-learn fanova mdi."""
+    out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/tune")
+    json: bool = False
+    """Print the study as JSON, progress on stderr."""
+
+    def __post_init__(self) -> None:
+        """Refuse names that do not exist and numbers that mean nothing."""
+        for value, names, what in (
+            (self.sampler, SAMPLERS, "sampler"), (self.pruner, PRUNERS, "pruner"),
+            (self.importance, EVALUATORS, "evaluator of importance"), (self.checkpoints, (_BEST, _ALL), "checkpoints"),
+        ):  # fmt: skip
+            lookup(dict.fromkeys(names), value, what)
+        least = {"trials": 1, "startup_trials": 1, "prune_after": 1, "sampler_seed": 0, "unpruned_readings": 0}
+        for name, fewest in {**least, "retries": 0}.items():
+            value = getattr(self, name)
+            if value is not None and value < fewest:
+                raise UsageError(f"--{name.replace('_', '-')} {value} must be at least {fewest}")
+        if self.max_seconds is not None and not 0 < self.max_seconds < math.inf:
+            raise UsageError(f"--max-seconds {self.max_seconds} must be above 0")
+
+
+OPTIONS = {"tune TASK": TuneOptions}
+
+# Options of a training that change no result, or decide what is compared.
+_NOT_SEARCHED = (
+    "task", "file", "benchmark_task", "phase", "out", "json", "device", "devices", "threads", "max_seconds", "log_to",
+    "log_every", "save_every", "keep", "eval_every", "eval_data", "eval_samples", "deepspeed_config",
+)  # fmt: skip
+# Those of them that may change from call to call.
+_FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device")
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 0 also when it was stopped in time, 3 when no trial came to its end."""
+    with StopRequest() as stop:
+        options, base, rest = _options(argv)
+        stop.limit(options.max_seconds)
+        if joined_world() is not None:
+            raise UsageError(
+                "tune starts the processes of its trials itself: call it without torchrun, once per worker (`bertbench "
+                "submit` with --launcher none)"
+            )
+        space = make_space(options.search, options.space, search_kinds())
+        _check_given_once(base, space)
+        out = run_folder(options.out)
+        if is_train_run(out):
+            raise UsageError(f"--out {options.out} is the run directory of a training: give a folder of its own")
+        devices = find_devices(base.device)
+        maker = _Maker(base, rest, _EVALUATIONS if options.pruner != "none" else 1, devices)
+        objective = make_objective(maker.corner(space, out).settings, options.objective)
+        maker.evaluated = objective.evaluated
+        maker.corner(space, out)
+        search = Search(**{field.name: _search_field(options, field.name) for field in dataclasses.fields(Search)})
+        study = Study(out, _question(options, base, space, objective), search)
+        trials = options.trials if options.trials is not None or options.max_seconds is not None else _DEFAULT_TRIALS
+        job = Job(
+            study=study,
+            space=space,
+            objective=objective,
+            make=maker.make,
+            devices=devices,
+            trials=trials,
+            keep_all=options.checkpoints == _ALL,
+        )
+
+        def ended() -> None:
+            _write(study, search, trials, options.importance)
+
+        why = work(job, stop, _tell, ended)
+    return _finish(options, study, search, trials, why, stop)
+
+
+def search_kinds() -> dict[str, Kind]:
+    """Return the options of a training that can be searched, and what each takes."""
+    found: dict[str, Kind] = {}
+    for options in (TrainOptions, TaskFlags):
+        for name, hint in typing.get_type_hints(options).items():
+            kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+            plain = [kind for kind in kinds if kind is not type(None)]
+            kind = str if plain == [Path] else plain[0]
+            if name not in _NOT_SEARCHED and len(plain) == 1 and kind in (bool, int, float, str):
+                found[name] = kind
+    return found
+
+
+def _options(argv: list[str]) -> tuple[TuneOptions, TrainOptions, list[str]]:
+    """Return the options of the search, those of all its trainings, and the words of the latter."""
+    program = "bertbench tune"
+    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
+        raise UsageError(f"{program} needs a task: {program} {' | '.join(TASKS)} [options]")
+    if not argv[0].startswith("-"):
+        lookup(TASKS, argv[0], "task")
+    options, rest = parse_known(TuneOptions, _one_search_each(argv), program)
+    words = rest
+    return options, parse(TrainOptions, [options.task, *words], "bertbench train"), words
+
+
+def _one_search_each(argv: list[str]) -> list[str]:
+    """Say --search before each of several words that follow it."""
+    words: list[str] = []
+    for given in argv:
+        follows = words[-2:-1] == ["--search"] and not given.startswith("-")
+        if follows and "=" not in given and not Path(given).exists():
+            raise UsageError(f"--search {given}: say what to try, such as {given}=VALUE,VALUE or {given}=LOW:HIGH")
+        searches = follows and "=" in given
+        words += ["--search", given] if searches else [given]
+    return words
+
+
+def _check_given_once(base: TrainOptions, space: SearchSpace) -> None:
+    """Refuse options that are both given and searched."""
+    for options in (base, base.task_flags):
+        for field in dataclasses.fields(options):
+            if field.name in space.texts() and getattr(options, field.name) != field.default:
+                name = field.name.replace("_", "-")
+                raise UsageError(f"--{name} is given and searched: leave out one of both")
+
+
+def _search_field(options: TuneOptions, name: str) -> Any:
+    return getattr(options, {"seed": "sampler_seed"}.get(name, name))
+
+
+def _question(options: TuneOptions, base: TrainOptions, space: SearchSpace, objective: Objective) -> Question:
+    plain = {**request_of(base), "data": base.data or base.file}
+    plain |= plain.pop("task_flags")
+    training = {name: value for name, value in plain.items() if name not in (*_FREE, *space.texts(), "task", "file")}
+    return Question(
+        task=options.task,
+        objective=objective.name,
+        maximize=objective.maximize,
+        space=space.texts(),
+        training=training,
+    )
+
+
+class _Maker:
+    """Makes a training of the values of a trial."""
+
+    def __init__(self, base: TrainOptions, rest: list[str], evaluations: int, devices: Devices) -> None:
+        self._base = base
+        self._rest = rest
+        self._evaluations = evaluations
+        self._devices = devices
+        self.evaluated = False
+        """Whether trainings have to be evaluated; where nothing says how often, it is `evaluations` times."""
+
+    def make(self, values: Mapping[str, Value], folder: Path) -> TrialTraining:
+        """Return the training. Raises BertbenchError where there is none with these values."""
+        options = self._with(values, folder)
+        plan = plan_training(options.phase, options.given(), self._devices)
+        words = [options.task, *self._rest, *_words(values)]
+        if self.evaluated and plan.settings.eval_every == 0:
+            every = math.ceil(plan.settings.steps / self._evaluations)
+            options = dataclasses.replace(options, eval_every=every)
+            plan = plan_training(options.phase, options.given(), self._devices)
+            words += ["--eval-every", str(every)]
+        return TrialTraining(
+            plan=plan,
+            run=TrainRun(folder),
+            request={"command": "train", **request_of(options)},
+            words=tuple(words),
+            threads=options.threads,
+        )
+
+    def _with(self, values: Mapping[str, Value], folder: Path) -> TrainOptions:
+        flags = {field.name for field in dataclasses.fields(TaskFlags)}
+        own: dict[str, Any] = {name: value for name, value in values.items() if name not in flags}
+        if "init" in own:
+            own["init"] = Path(own["init"])
+        of_task: dict[str, Any] = {name: value for name, value in values.items() if name in flags}
+        # One checkpoint besides the best is enough to go on from.
+        own |= {"out": folder, "keep": self._base.keep or 1}
+        return dataclasses.replace(self._base, **own, task_flags=dataclasses.replace(self._base.task_flags, **of_task))
+
+    def corner(self, space: SearchSpace, out: Path) -> Plan:
+        """Return the plan of a corner of the space. Raises UsageError or InputError where none can be trained."""
+        first, last = space.corners()
+        try:
+            return self.make(first, out).plan
+        except UsageError:
+            return self.make(last, out).plan
+
+
+def _words(values: Mapping[str, Value]) -> list[str]:
+    """Values as options of `bertbench train`."""
+    found = []
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            found += [option] if value else []
+        else:
+            found += [option, word(value)]
+    return found
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _write(study: Study, search: Search, trials: int | None, evaluator: str) -> dict[str, Any]:
+    """Bring tune.json up to date."""
+    from analysis.records import write_record
+
+    with study.locked():
+        found = document(study, search, trials, evaluator)
+        write_record(study.folder / FILE, found)
+    return found
+
+
+def _finish(options: TuneOptions, study: Study, search: Search, trials: int | None, why: str, stop: StopRequest) -> int:
+    from analysis.report.tune_page import write_tune_report
+    from analysis.report.tune_text import tune_text
+
+    found = _write(study, search, trials, options.importance)
+    with study.locked():
+        written = write_tune_report(found, study.folder)
+    if options.json:
+        print(json.dumps({"study": str(study.folder), "ended": why, **found}, indent=2, allow_nan=False))
+    else:
+        print(tune_text(found))
+        print(f"ended:   {why}")
+        print(f"written: {study.folder}: {', '.join([FILE, *(path.name for path in written)])}")
+    waiting = sum(trial["state"] == "waiting" for trial in found["trials"])
+    if waiting and not options.json:
+        note(f"{waiting} trial{'s wait' if waiting > 1 else ' waits'} to be gone on with: the same command does")
+    if stop.signal == signal.SIGINT:
+        return 130
+    return 3 if found["best"] is None and not stop.wanted() else 0

@@ -1,0 +1,193 @@
+"""BERT around PyTorch's own `nn.TransformerEncoder`, as somebody without a library of models would write it.
+
+Nothing of bert.model is in it but the initial weights: padded sequences, PyTorch's layers and attention, one call of
+`F.cross_entropy` per loss. Dropout is where the configuration has it: `nn.TransformerEncoderLayer` would also drop
+activations behind the GELU, which BERT does not.
+
+Shapes: B sequences, S tokens, H hidden width, M predicted positions of the whole batch, V word pieces.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from analysis.records import Trial
+from bench.implementations.base import Built
+from bench.implementations.ours import LEARNING_RATE
+from bert.batch import Batch
+from bert.config import ModelConfig
+from bert.model import PAD_TOKEN_ID, initialize
+from bert.observer import Observer
+from bert.optim import adamw
+from bert.tasks.base import Task
+from bert.tasks.classification import ClassificationTask
+from common.errors import UsageError
+
+
+class TorchEncoderImplementation:
+    """`torch.nn.TransformerEncoder` in eager mode, with fused AdamW."""
+
+    def check(self, trial: Trial) -> None:
+        """Raises UsageError for a task that there is no model for."""
+        if trial.task not in MODELS:
+            raise UsageError(
+                f"implementation {trial.implementation!r} runs tasks {', '.join(MODELS)}, not {trial.task!r}"
+            )
+
+    def adapt(self, batch: Batch) -> Batch:
+        """The batch as it is."""
+        return batch
+
+    def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
+        """Make the task's model with the shape and dropout of `config` and its own, unpadded vocabulary."""
+        model = MODELS[task.name](config, task)
+        model.encoder.recompute = trial.activation_checkpointing
+        return Built(
+            model=model,
+            make_optimizer=lambda wrapped: adamw(wrapped, learning_rate=LEARNING_RATE),
+            compute_loss=_loss,
+        )
+
+
+class PlainEncoder(nn.Module):
+    """Embeddings, `nn.TransformerEncoder` with LayerNorm behind each residual connection, and the pooler if there is
+    one.
+    """
+
+    def __init__(self, config: ModelConfig, *, pooler: bool = True) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.config = config
+        self.recompute = False
+        self.word = nn.Embedding(config.vocab_size, hidden, padding_idx=PAD_TOKEN_ID)
+        self.position = nn.Embedding(config.max_positions, hidden)
+        self.token_type = nn.Embedding(config.type_vocab_size, hidden) if config.type_vocab_size else None
+        self.norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        layer = nn.TransformerEncoderLayer(
+            hidden,
+            config.num_heads,
+            config.intermediate_size,
+            config.hidden_dropout,
+            activation="gelu",
+            layer_norm_eps=config.layer_norm_eps,
+            batch_first=True,
+        )
+        layer.dropout = nn.Identity()  # type: ignore[assignment]
+        layer.self_attn.dropout = config.attention_dropout
+        self.transformer = nn.TransformerEncoder(layer, config.num_layers, enable_nested_tensor=False)
+        self.pooler = nn.Linear(hidden, hidden) if pooler else None
+        initialize(self, config)
+        for each in self.transformer.layers:
+            assert isinstance(each, nn.TransformerEncoderLayer)
+            nn.init.normal_(each.self_attn.in_proj_weight, std=config.initializer_range)
+            nn.init.zeros_(each.self_attn.in_proj_bias)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the last hidden states [B, S, H] and the projected first tokens [B, H], None without a pooler."""
+        ids = batch.tensors["input_ids"]
+        summed = self.word(ids) + self.position.weight[: ids.shape[1]]
+        if self.token_type is not None:
+            summed = summed + self.token_type(batch.tensors["token_type_ids"])
+        hidden = self.dropout(self.norm(summed))
+        full = batch.counts.real_tokens == batch.counts.padded_tokens
+        padding = None if full else batch.tensors["attention_mask"] == 0
+        if self.recompute and torch.is_grad_enabled():
+            for layer in self.transformer.layers:
+                hidden = checkpoint(layer, hidden, None, padding, use_reentrant=False)
+        else:
+            hidden = self.transformer(hidden, src_key_padding_mask=padding)
+        return hidden, None if self.pooler is None else torch.tanh(self.pooler(hidden[:, 0]))
+
+
+class PlainModel(nn.Module, ABC):
+    """An encoder and the heads of a task; calling it with a batch gives the loss, a float32 scalar."""
+
+    def __init__(self, config: ModelConfig, *, pooler: bool = True) -> None:
+        super().__init__()
+        self.encoder = PlainEncoder(config, pooler=pooler)
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the mean loss of a batch."""
+
+
+class PlainPretraining(PlainModel):
+    """Masked words, predicted with the word embedding, and next sentence."""
+
+    def __init__(self, config: ModelConfig, task: Task) -> None:
+        super().__init__(config)
+        self.transform = nn.Linear(config.hidden_size, config.hidden_size)
+        self.transform_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.next_sentence = nn.Linear(config.hidden_size, 2)
+        for head in (self.transform, self.next_sentence):
+            initialize(head, config)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the mean loss over the predicted positions [M] plus that of the next sentences [B]."""
+        tensors = batch.tensors
+        hidden, pooled = self.encoder(batch)
+        predicted = hidden.flatten(0, 1)[tensors["masked_positions"]]
+        transformed = self.transform_norm(F.gelu(self.transform(predicted)))
+        logits = F.linear(transformed, self.encoder.word.weight, self.word_bias)
+        labels = tensors["masked_labels"]
+        words = F.cross_entropy(logits.float(), labels, reduction="sum") / max(labels.numel(), 1)
+        return words + F.cross_entropy(self.next_sentence(pooled).float(), tensors["next_sentence_labels"])
+
+
+class PlainQuestions(PlainModel):
+    """First and last token of the answer; padding competes, as in the published code and in Hugging Face's."""
+
+    def __init__(self, config: ModelConfig, task: Task) -> None:
+        super().__init__(config, pooler=False)
+        self.span = nn.Linear(config.hidden_size, 2)
+        initialize(self.span, config)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return half the sum of the mean losses of starts and ends [B]; targets behind the window count nothing."""
+        hidden, _ = self.encoder(batch)
+        logits = self.span(hidden).float()
+        ends = logits.shape[1]
+        losses = [
+            F.cross_entropy(logits[..., which], batch.tensors[name].clamp(0, ends), ignore_index=ends)
+            for which, name in enumerate(("start_positions", "end_positions"))
+        ]
+        return (losses[0] + losses[1]) / 2
+
+
+class PlainClassification(PlainModel):
+    """Dropout and one linear layer on the pooled first token."""
+
+    def __init__(self, config: ModelConfig, task: Task) -> None:
+        super().__init__(config)
+        assert isinstance(task, ClassificationTask)
+        self.regression = task.regression
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.classifier = nn.Linear(config.hidden_size, task.labels)
+        initialize(self.classifier, config)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of classes [B], or the mean squared error of values [B]."""
+        _, pooled = self.encoder(batch)
+        logits = self.classifier(self.dropout(pooled)).float()
+        labels = batch.tensors["labels"]
+        return F.mse_loss(logits.squeeze(1), labels.float()) if self.regression else F.cross_entropy(logits, labels)
+
+
+MODELS: Mapping[str, Callable[[ModelConfig, Task], PlainModel]] = {
+    "pretrain": PlainPretraining,
+    "squad": PlainQuestions,
+    "glue": PlainClassification,
+    "classify": PlainClassification,
+}
+"""By the names in bert.tasks."""
+
+
+def _loss(model: nn.Module, batch: Batch) -> Tensor:
+    loss: Tensor = model(batch)
+    return loss

@@ -1,0 +1,165 @@
+"""How many processes each node runs, as one node was told it."""
+
+import json
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError, UsageError
+
+_LOCALHOST = "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Processes per node, in the order of the nodes' ranks."""
+
+    counts: tuple[int, ...]
+    """Processes of each node."""
+    node_rank: int
+    """Which of them this node is."""
+    hosts: tuple[str, ...] = ()
+    """Names of the nodes, where a file gave them; "" for this one where it is not in the file."""
+
+    @property
+    def here(self) -> int:
+        """Processes of this node."""
+        return self.counts[self.node_rank]
+
+    @property
+    def world_size(self) -> int:
+        """Processes of all nodes."""
+        return sum(self.counts)
+
+
+def ranks_of_node(counts: tuple[int, ...], node_rank: int) -> range:
+    """Return the ranks that a node runs."""
+    first = sum(counts[:node_rank])
+    return range(first, first + counts[node_rank])
+
+
+def in_words(counts: tuple[int, ...]) -> str:
+    """Return '1 + 2 = 3 processes on 2 nodes'."""
+    if len(counts) == 1:
+        return f"{counts[0]} {'process' if counts[0] == 1 else 'processes'} on 1 node"
+    return f"{' + '.join(map(str, counts))} = {sum(counts)} processes on {len(counts)} nodes"
+
+
+def read_layout(here: int | None, others: tuple[str, ...], node_rank: int | None, default_here: int) -> Layout:
+    """Return the layout that options describe.
+
+    Args:
+        here: processes of this node; None takes what the file says, else `default_here`.
+        others: processes of each other node in the order of their ranks, or one name of a JSON file host -> processes.
+        node_rank: of this node; None is its place in the file, else 0.
+        default_here: every GPU of this node, or one process.
+
+    Raises:
+        UsageError: the numbers mean nothing, or contradict each other.
+        InputError: the file cannot be read or is no such table.
+    """
+    if here is not None and here < 1:
+        raise UsageError(f"--here-gpus {here} must be at least 1: a node that runs nothing is left out on every node")
+    if len(others) == 1 and not _is_number(others[0]):
+        return _from_file(Path(others[0]), here, node_rank, default_here)
+    counts = [_count(word) for word in others]
+    return _placed(here or default_here, counts, node_rank or 0, ())
+
+
+def _placed(here: int, others: list[int], node_rank: int, names: tuple[str, ...]) -> Layout:
+    if not 0 <= node_rank <= len(others):
+        raise UsageError(
+            f"--node-rank {node_rank}: {len(others) + 1} node{'s have' if others else ' has'} the ranks 0 to "
+            f"{len(others)}; --other-gpus gives one number for each of the others"
+        )
+    counts = (*others[:node_rank], here, *others[node_rank:])
+    return Layout(counts, node_rank, (*names[:node_rank], "", *names[node_rank:]) if names else ())
+
+
+def _is_number(word: str) -> bool:
+    return word.lstrip("+-").isdigit()
+
+
+def _count(word: str) -> int:
+    if not _is_number(word) or int(word) < 1:
+        raise UsageError(
+            f"--other-gpus {word}: give a number of at least 1 for each other node, or one JSON file such as "
+            '{"node-a": 4, "node-b": 2}'
+        )
+    return int(word)
+
+
+def _from_file(path: Path, here: int | None, node_rank: int | None, default_here: int) -> Layout:
+    table = _read_table(path)
+    known = own_names()
+    own = [host for host in table if _is_own(host, known)]
+    if len(own) > 1:
+        raise InputError(f"{path} names this node {len(own)} times ({', '.join(own)}): leave one of them")
+    names, counts = tuple(table), list(table.values())
+    if not own:
+        return _placed(here or default_here, counts, node_rank or 0, names)
+    (name,) = own
+    if here not in (None, table[name]):
+        raise UsageError(
+            f"--here-gpus {here}, but {path} says {table[name]} for this node ({name}): leave --here-gpus out, or "
+            "change the file on every node"
+        )
+    place = names.index(name)
+    if node_rank in (None, place):
+        return Layout(tuple(counts), place, names)
+    if name.lower() != _LOCALHOST:
+        raise UsageError(
+            f"--node-rank {node_rank}, but {path} names this node ({name}) at place {place}: leave --node-rank out, or "
+            "change the file on every node"
+        )
+    assert node_rank is not None
+    others = [count for host, count in table.items() if host != name]
+    return _placed(table[name], others, node_rank, tuple(host for host in names if host != name))
+
+
+def _read_table(path: Path) -> dict[str, int]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InputError(f"{path} names {', '.join(twice)} twice")
+        return dict(pairs)
+
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
+    except OSError as error:
+        raise InputError(
+            f"--other-gpus {path}: not a number, and no such file can be read ({error.strerror}); give the number of "
+            "processes of each other node, or a JSON file of host -> number"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f'{path} is not JSON ({error}): it holds a table such as {{"node-a": 4}}') from error
+    if not isinstance(content, dict) or not content:
+        raise InputError(f'{path} holds no table of hosts: write {{"node-a": 4, "node-b": 2}}')
+    for host, count in content.items():
+        if not host.strip():
+            raise InputError(f"{path} has a host without a name: give the name or the address of every node")
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise InputError(f"{path}: {host!r} has {json.dumps(count)} processes: give a whole number of at least 1")
+    return content
+
+
+def own_names() -> set[str]:
+    """Return the names and addresses of this node, in lower case."""
+    import psutil
+
+    name = socket.gethostname()
+    addresses = [address.address.partition("%")[0] for found in psutil.net_if_addrs().values() for address in found]
+    return {word.lower() for word in (_LOCALHOST, name, socket.getfqdn(), *addresses) if word}
+
+
+def _is_own(host: str, known: Iterable[str]) -> bool:
+    """Whether a name is one of those `known`; a short name is that of its long form too."""
+    wanted = host.lower()
+    if wanted in known:
+        return True
+    if wanted.replace(".", "").isdigit() or ":" in wanted:  # an address
+        return False
+    return "." not in wanted and any(wanted == name.partition(".")[0] for name in known if not name[0].isdigit())

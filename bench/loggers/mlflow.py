@@ -1,0 +1,114 @@
+"""MLflow: a run that somebody else began, as AzureML does for each of its jobs and trials, or one of our own.
+
+A run of our own lies where MLFLOW_TRACKING_URI says, else in mlflow.db in the run directory; an attempt that resumes
+the training goes on with it.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from analysis.record_files import read_record, write_record
+from analysis.train_records import TrainRun
+from bench.loggers.base import LostError, Target
+from common.errors import SchemaError
+from common.redact import redact_text
+
+_URI, _RUN, _EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME"
+# Values wait for each other: a request per step would hold up the training.
+_MOST_WAITING = 500
+_WAIT_SECONDS = 5.0
+# MLflow's own limits.
+_MOST_PARAMETERS, _LONGEST_PARAMETER = 100, 500
+
+
+class Mlflow:
+    """Sends scalars to one run, in bundles."""
+
+    package: ClassVar[str] = "mlflow"
+    remedy: ClassVar[str] = "pip install mlflow, or mlflow-skinny for a server (on Azure azureml-mlflow too)"
+
+    def __init__(self, target: Target) -> None:
+        self._waiting: list[Any] = []
+        self._sent_at = time.monotonic()
+        self._own = not os.environ.get(_RUN)
+        self._call("open the run", lambda: self._open(target))
+
+    def _open(self, target: Target) -> None:
+        from mlflow import MlflowClient
+
+        uri = os.environ.get(_URI) or f"sqlite:///{target.run.path}/mlflow.db"
+        self._client: Any = MlflowClient(uri)
+        self._run = self._own_run(target, uri) if self._own else os.environ[_RUN]
+
+    def _own_run(self, target: Target, uri: str) -> str:
+        """Return the run that an earlier attempt began, or a new one that names the settings."""
+        before = _remembered(target.run)
+        shown = redact_text(uri)
+        if before.get("tracking_uri") == shown and before.get("run_id"):
+            self._client.update_run(before["run_id"], status="RUNNING")
+            return str(before["run_id"])
+        from mlflow.entities import Param
+
+        name = os.environ.get(_EXPERIMENT) or "bertbench"
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
+        made = self._client.create_run(experiment, run_name=target.run.path.name).info.run_id
+        parameters = [
+            Param(key, str(value)[:_LONGEST_PARAMETER]) for key, value in target.settings.items() if value is not None
+        ]
+        self._client.log_batch(made, params=parameters[:_MOST_PARAMETERS])
+        write_record(_memory(target.run), {"tracking_uri": shown, "run_id": made})
+        return str(made)
+
+    @staticmethod
+    def wanted() -> bool:
+        """Where a run is waiting."""
+        return bool(os.environ.get(_RUN) and os.environ.get(_URI))
+
+    @staticmethod
+    def load() -> None:
+        """Import MLflow's client. Raises ImportError."""
+        from mlflow import MlflowClient  # noqa: F401
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the values of a step by name. Raises LostError."""
+        from mlflow.entities import Metric
+
+        now = time.time_ns() // 1_000_000
+        self._waiting += [Metric(name, value, now, step) for name, value in values.items()]
+        if len(self._waiting) >= _MOST_WAITING or time.monotonic() - self._sent_at > _WAIT_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits. Raises LostError."""
+        while self._waiting:
+            part, self._waiting = self._waiting[:_MOST_WAITING], self._waiting[_MOST_WAITING:]
+            self._call("send", lambda part=part: self._client.log_batch(self._run, metrics=part))
+        self._sent_at = time.monotonic()
+
+    def close(self, finished: bool) -> None:
+        """Send what waits, and end a run of our own. Raises LostError."""
+        self.flush()
+        if self._own:
+            status = "FINISHED" if finished else "KILLED"
+            self._call("end the run", lambda: self._client.set_terminated(self._run, status))
+
+    def _call(self, what: str, act: Any) -> None:
+        try:
+            act()
+        except Exception as error:  # any server's, through any plug-in: the training goes on
+            first = (str(error).strip().splitlines() or [""])[0]
+            raise LostError(f"it cannot {what} ({type(error).__name__}: {redact_text(first)})") from error
+
+
+def _memory(run: TrainRun) -> Any:
+    return run.path / "mlflow.json"
+
+
+def _remembered(run: TrainRun) -> dict[str, Any]:
+    try:
+        return read_record(_memory(run)) if _memory(run).exists() else {}
+    except SchemaError:
+        return {}

@@ -1,0 +1,47 @@
+"""TensorBoard: event files beside the run's own records; a folder of several attempts shows as one run."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from bench.loggers.base import Target
+from common.atomic import storage_errors
+
+
+class TensorBoard:
+    """Writes event files; TensorBoard leaves out what older ones hold of steps that are made again."""
+
+    package: ClassVar[str] = "tensorboard"
+    remedy: ClassVar[str] = "pip install tensorboard"
+
+    def __init__(self, target: Target) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._folder = target.run.tensorboard
+        with storage_errors(self._folder):
+            self._writer: Any = SummaryWriter(str(self._folder), purge_step=target.purge_from)
+
+    @staticmethod
+    def wanted() -> bool:
+        """Its files cost little: wherever it is installed."""
+        return True
+
+    @staticmethod
+    def load() -> None:
+        """Import TensorBoard's writer. Raises ImportError."""
+        from torch.utils.tensorboard import SummaryWriter  # noqa: F401
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Write scalars. Raises StorageError."""
+        with storage_errors(self._folder):
+            for tag, value in values.items():
+                self._writer.add_scalar(tag, value, step)
+
+    def flush(self) -> None:
+        """Bring everything written so far into the file. Raises StorageError."""
+        with storage_errors(self._folder):
+            self._writer.flush()
+
+    def close(self, finished: bool) -> None:
+        """Close the file. Raises StorageError."""
+        with storage_errors(self._folder):
+            self._writer.close()

@@ -1,0 +1,143 @@
+"""Words of commands and limits: quoting for shells, places for values, torchrun's arguments, times and sizes."""
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Sequence
+
+from common.errors import UsageError
+
+# torchrun that outlives a SIGTERM sent to every process of a job: the ranks save and end, and it ends with them. A
+# handler, and not SIG_IGN, since ranks would inherit that.
+PATIENT_TORCHRUN = (
+    "import runpy, signal; signal.signal(signal.SIGTERM, lambda *_: None); "
+    'runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)'
+)
+PATIENT_SIGNALS = ("--signals-to-handle", "SIGINT,SIGHUP,SIGQUIT")
+
+_TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d+)(?::(\d+))?)?)|(?:(?:(\d+):)?(\d+):(\d+))|(\d+)")
+_MEMORY = re.compile(r"(\d+)([MGT])")
+_GIB = {"M": 1 / 1024, "G": 1, "T": 1024}
+_PLACE = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
+
+
+def time_limit_seconds(text: str) -> int:
+    """Return a limit in s, written as Slurm's sbatch(1) takes it. Raises UsageError for anything else, and for 0."""
+    match = _TIME.fullmatch(text)
+    seconds = 0
+    whole = True
+    if match:
+        days, day_hours, day_minutes, day_seconds, hours, minutes, rest, plain = (
+            int(part or 0) for part in match.groups()
+        )
+        seconds = 86400 * days + 3600 * (day_hours + hours) + 60 * (day_minutes + minutes + plain) + day_seconds + rest
+        # The first number may be any; those after it fill up the next larger unit.
+        whole = max(day_minutes, day_seconds, rest, minutes if match[5] else 0) < 60 and day_hours < 24
+    if not seconds or not whole:
+        what = "is no time above 0" if whole else "has more than 59 minutes, 59 seconds or 23 hours after a larger unit"
+        raise UsageError(
+            f"--time-limit {text!r} {what}: give minutes (90), hours:minutes:seconds (12:00:00) or "
+            "days-hours:minutes:seconds (2-00:00:00)"
+        )
+    return seconds
+
+
+def memory_gib(text: str) -> float:
+    """Return an amount such as 64G in GiB. Raises UsageError for anything else, and for 0."""
+    match = _MEMORY.fullmatch(text)
+    if not match or not int(match[1]):
+        raise UsageError(f"{text!r} is no amount of memory: give a whole number with M, G or T, such as 64G")
+    return int(match[1]) * _GIB[match[2]]
+
+
+def kubernetes_memory(text: str) -> str:
+    """Return 64G as Kubernetes writes it: 64Gi. Raises UsageError as `memory_gib` does."""
+    memory_gib(text)
+    return f"{text}i"
+
+
+def program(command: Sequence[str], module: bool, no_python: bool) -> list[str]:
+    """Return what torchrun is told of COMMAND: a script where its name ends in .py, else a program.
+
+    Raises:
+        UsageError: there is no command.
+    """
+    check_command(command)
+    if module:
+        return ["--module", *command]
+    if no_python or not command[0].endswith(".py"):
+        return ["--no-python", *command]
+    return list(command)
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Raise UsageError where there is no command."""
+    if not command or not command[0].strip():
+        raise UsageError("no command was given: put it last, after --: -- bertbench train pretrain --data FOLDER")
+
+
+def text_words(command: Sequence[str]) -> None:
+    """Raise UsageError where a word is no text, for files that have to be UTF-8."""
+    for word in command:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{word!a} is not UTF-8: such a file takes only text") from None
+
+
+def quote(word: str) -> str:
+    """Return a word for bash, on one line and in printable characters whatever it holds."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = "".join(_escape(character) for character in word)
+    return f"$'{escaped}'"
+
+
+def _escape(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+
+
+def fill(word: str, known: Sequence[str], quoted: Callable[[str], str], value: Callable[[str], str]) -> str:
+    """Return a word for a shell with the places {name} of `known` names filled in.
+
+    Args:
+        word: as the user gave it; braces around anything else stay as they are.
+        known: names of places.
+        quoted: turns text into shell text.
+        value: turns a name into shell text that gives its value as one word.
+    """
+    parts: list[str] = []
+    position = 0
+    for match in _PLACE.finditer(word):
+        if match[1] in known:
+            parts += [quoted(word[position : match.start()])] if match.start() > position else []
+            parts.append(value(match[1]))
+            position = match.end()
+    parts += [quoted(word[position:])] if position < len(word) or not parts else []
+    return "".join(parts)
+
+
+def places(command: Sequence[str]) -> set[str]:
+    """Return the names that stand in braces somewhere in a command."""
+    return {name for word in command for name in _PLACE.findall(word)}
+
+
+def assignments(option: str, given: Sequence[str]) -> dict[str, str]:
+    """Return NAME=VALUE words as a dictionary.
+
+    Raises:
+        UsageError: a word has another form, or a name comes twice.
+    """
+    found: dict[str, str] = {}
+    for word in given:
+        name, equals, value = word.partition("=")
+        if not equals or not value or not re.fullmatch(r"[a-z_][a-z0-9_]*", name):
+            raise UsageError(f"{option} {word!r} is not NAME=VALUE with a name of small letters, digits and _")
+        if name in found:
+            raise UsageError(f"{option} names {name} twice: give all its values at once")
+        found[name] = value
+    return found

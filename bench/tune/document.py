@@ -1,0 +1,83 @@
+"""What a study found, in plain values: tune.json, which tables, pictures and the page are made of."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from analysis.records import read_record
+from analysis.train_records import TrainRun
+from analysis.train_scores import score
+from bench.tune.question import Search, TrialRow
+from bench.tune.storage import trial_folder
+from bench.tune.study import Study
+from common.errors import SchemaError
+
+FILE = "tune.json"
+
+
+def document(study: Study, search: Search, trials: int | None, evaluator: str) -> dict[str, Any]:
+    """Return what is known of a study.
+
+    Args:
+        study: which one.
+        search: how this call chose trials.
+        trials: how many there are to be; None has no end.
+        evaluator: one of bench.tune.question.EVALUATORS.
+
+    Raises:
+        StorageError: the storage cannot be read.
+        MissingToolError: the evaluator needs what is not installed.
+    """
+    question = study.question
+    best = study.best()
+    importance, absent = study.importance(evaluator, search.seed)
+    return {
+        "task": question.task,
+        "objective": {
+            "name": question.objective,
+            "label": "training loss" if question.objective == "loss" else score(question.objective).label,
+            "maximize": question.maximize,
+        },
+        "space": dict(question.space),
+        "training": {name: value for name, value in question.training.items() if value is not None},
+        "search": {
+            "sampler": search.sampler, "seed": search.seed, "startup_trials": search.startup_trials,
+            "pruner": search.pruner, "trials": trials,
+        },
+        "trials": [_trial(study.folder, row) for row in study.rows()],
+        "best": None if best is None else {**_trial(study.folder, best), "command": shlex.join(command(study, best))},
+        "importance": {"evaluator": evaluator, "shares": importance, "absent": absent},
+    }  # fmt: skip
+
+
+def command(study: Study, row: TrialRow) -> list[str]:
+    """Return the command that makes the training of a trial again, in a folder beside the study."""
+    out = study.folder.with_name(f"{study.folder.name}-trial-{row.number}")
+    return ["bertbench", "train", *row.words, "--out", str(out)]
+
+
+def _trial(folder: Path, row: TrialRow) -> dict[str, Any]:
+    own = trial_folder(folder, row.number)
+    return {
+        "number": row.number,
+        "state": row.state,
+        "value": row.value,
+        "values": dict(row.values),
+        "readings": [[number, value] for number, value in row.readings],
+        "seconds": _seconds(TrainRun(own)),
+        "reason": row.reason,
+        "killed": row.killed,
+        "same_as": row.same_as,
+        "folder": own.name,
+    }
+
+
+def _seconds(run: TrainRun) -> float | None:
+    """Time of all attempts that ended; None where there is none."""
+    found = []
+    for directory in run.run.trials():
+        try:
+            found.append(float(read_record(directory.result_json).get("wall_seconds") or 0.0))
+        except (SchemaError, ValueError, TypeError):
+            continue
+    return sum(found) if found else None

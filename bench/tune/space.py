@@ -1,0 +1,236 @@
+"""What a search may choose from: options of a training and their values, from words or a TOML file."""
+
+import itertools
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError, UsageError
+from common.registry import lookup
+
+Value = bool | int | float | str
+Kind = type[bool] | type[int] | type[float] | type[str]
+"""What an option takes."""
+
+_RANGE_FIELDS = ("low", "high", "log", "step")
+_FORMS = "NAME=VALUE,VALUE,... or NAME=LOW:HIGH, NAME=LOW:HIGH:STEP, NAME=log:LOW:HIGH"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """One option that is searched: values to choose from, or a range of numbers.
+
+    Raises:
+        UsageError: fewer than two values, or a range that is none.
+    """
+
+    name: str
+    """Field of the options of `bertbench train`."""
+    kind: Kind
+    """What the option takes."""
+    choices: tuple[Value, ...] = ()
+    """The values; empty for a range."""
+    low: float | int = 0
+    """Smallest value of a range."""
+    high: float | int = 0
+    """Largest value of a range, itself possible."""
+    log: bool = False
+    """Whether the logarithm is spread evenly, instead of the value."""
+    step: float | int | None = None
+    """Distance of values in a range; None leaves floats without steps and takes 1 for whole numbers."""
+
+    def __post_init__(self) -> None:
+        """Refuse what leaves nothing to choose."""
+        if self.choices:
+            split = next((choice for choice in self.choices if isinstance(choice, str) and "," in choice), None)
+            if split is not None:
+                raise UsageError(
+                    f"{self.name}: {split!r} has a comma, which stands between values: rename what it names"
+                )
+            if len(set(self.choices)) < max(2, len(self.choices)):
+                raise UsageError(f"{self.name}={self.text()}: give at least two values, each once")
+            return
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise UsageError(f"{self.name}={self.text()}: a range needs a LOW that is below HIGH")
+        if self.log and self.low <= 0:
+            raise UsageError(f"{self.name}={self.text()}: a logarithmic range needs a LOW above 0")
+        if self.log and self.step is not None:
+            raise UsageError(f"{self.name}={self.text()}: a logarithmic range has no steps")
+        if self.step is not None and not 0 < self.step <= self.high - self.low:
+            raise UsageError(f"{self.name}={self.text()}: the step must be above 0 and fit between LOW and HIGH")
+
+    def text(self) -> str:
+        """Return the values as --search takes them, in one form for each meaning."""
+        if self.choices:
+            return ",".join(map(word, self.choices))
+        step = "" if self.step is None else f":{word(self.step)}"
+        return f"{'log:' if self.log else ''}{word(self.low)}:{word(self.high)}{step}"
+
+    @property
+    def count(self) -> int | None:
+        """How many values there are; None for any number in a range."""
+        if self.choices:
+            return len(self.choices)
+        if self.step is not None:
+            return math.floor((self.high - self.low) / self.step + 1e-9) + 1
+        return int(self.high - self.low) + 1 if self.kind is int else None
+
+    def suggest(self, trial: Any) -> Value:
+        """Return the value that an Optuna trial takes."""
+        if self.choices:
+            chosen: Value = trial.suggest_categorical(self.name, self.choices)
+        elif self.kind is int:
+            chosen = trial.suggest_int(self.name, self.low, self.high, step=self.step or 1, log=self.log)
+        else:
+            chosen = trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
+        return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """All that is searched."""
+
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def size(self) -> int | None:
+        """Number of combinations; None where they are without end."""
+        counts = [parameter.count for parameter in self.parameters]
+        known = [count for count in counts if count is not None]
+        return math.prod(known) if len(known) == len(counts) else None
+
+    def texts(self) -> dict[str, str]:
+        """Return the values by name, as --search takes them; the same for every order and way of giving them."""
+        return {parameter.name: parameter.text() for parameter in sorted(self.parameters, key=lambda own: own.name)}
+
+    def corners(self) -> list[dict[str, Value]]:
+        """Return the first and the last values of all parameters."""
+        first = {own.name: own.choices[0] if own.choices else own.low for own in self.parameters}
+        last = {own.name: own.choices[-1] if own.choices else own.high for own in self.parameters}
+        return [first, last]
+
+    def suggest(self, trial: Any) -> dict[str, Value]:
+        """Return what an Optuna trial takes, by name."""
+        return {parameter.name: parameter.suggest(trial) for parameter in self.parameters}
+
+
+def make_space(words: Sequence[str], path: Path | None, kinds: Mapping[str, Kind]) -> SearchSpace:
+    """Return the space that was given in words, in a file, or in both.
+
+    Args:
+        words: as --search takes them.
+        path: a TOML file; None for none.
+        kinds: the options that can be searched, and what each takes.
+
+    Raises:
+        UsageError: nothing to search, an option that does not exist, or values that it does not take.
+        InputError: the file cannot be read.
+    """
+    found = [_of_word(text, kinds) for text in words]
+    if path is not None:
+        found += _of_file(path, kinds)
+    if not found:
+        raise UsageError(
+            f"nothing to search: give --search {_FORMS}, or --space FILE.toml; such as "
+            "--search learning_rate=log:1e-5:1e-4 --search micro_batch_size=4,8,16"
+        )
+    for first, second in itertools.combinations(found, 2):
+        if first.name == second.name:
+            raise UsageError(f"{first.name} is given twice ({first.text()} and {second.text()}): give it once")
+    return SearchSpace(tuple(found))
+
+
+def word(value: Value) -> str:
+    """Return a value as a word of the command line."""
+    return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)
+
+
+def _of_word(text: str, kinds: Mapping[str, Kind]) -> Parameter:
+    name, equals, values = text.partition("=")
+    if not equals or not name or not values:
+        raise UsageError(f"--search {text!r}: give {_FORMS}")
+    name, kind = _known(name, kinds)
+    return _of_text(name, kind, values)
+
+
+def _known(name: str, kinds: Mapping[str, Kind]) -> tuple[str, Kind]:
+    name = name.strip().removeprefix("--").replace("-", "_")
+    return name, lookup(kinds, name, "option to search")
+
+
+def _of_text(name: str, kind: Kind, text: str) -> Parameter:
+    log = text.startswith("log:")
+    parts = text.removeprefix("log:").split(":")
+    if kind in (bool, str) or (len(parts) == 1 and not log):
+        return Parameter(name=name, kind=kind, choices=tuple(_value(name, kind, part) for part in text.split(",")))
+    if len(parts) not in (2, 3):
+        raise UsageError(f"{name}={text}: a range is LOW:HIGH, LOW:HIGH:STEP or log:LOW:HIGH")
+    low, high, *step = (_number(name, kind, part) for part in parts)
+    return Parameter(name=name, kind=kind, low=low, high=high, log=log, step=step[0] if step else None)
+
+
+def _of_file(path: Path, kinds: Mapping[str, Kind]) -> list[Parameter]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; --space takes a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+    try:
+        return [_of_table(*_known(name, kinds), given) for name, given in content.items()]
+    except UsageError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _of_table(name: str, kind: Kind, given: Any) -> Parameter:
+    """An entry of the file: NAME = "text of --search", NAME = [values], or a table of choices, or of a range."""
+    if isinstance(given, str):
+        return _of_text(name, kind, given)
+    table = {"choices": given} if isinstance(given, list) else given
+    if not isinstance(table, dict) or not table.keys() <= {"choices", *_RANGE_FIELDS}:
+        raise UsageError(f"{name}: give a list of values, or a table of choices, or of {', '.join(_RANGE_FIELDS)}")
+    if "choices" in table:
+        if len(table) > 1 or not isinstance(table["choices"], list) or not table["choices"]:
+            raise UsageError(f"{name}: choices is a list of values, and goes with nothing else")
+        return Parameter(name=name, kind=kind, choices=tuple(_plain(name, kind, own) for own in table["choices"]))
+    if kind in (bool, str) or not {"low", "high"} <= table.keys() or not isinstance(table.get("log", False), bool):
+        raise UsageError(f"{name}: a range needs low and high, numbers, and may have a step, or log = true")
+    numbers = {key: _plain(name, kind, table[key]) for key in ("low", "high", "step") if key in table}
+    return Parameter(name=name, kind=kind, log=table.get("log", False), **numbers)  # type: ignore[arg-type]
+
+
+def _plain(name: str, kind: Kind, given: Any) -> Value:
+    """A value of the file, of the option's own kind; a whole number may stand for a float."""
+    if type(given) is kind:
+        return _value(name, kind, word(given))
+    if kind is float and type(given) is int:
+        return float(given)
+    raise UsageError(f"{name}: {given!r} is not {_WORDS[kind]}")
+
+
+def _number(name: str, kind: Kind, text: str) -> float | int:
+    value = _value(name, kind, text)
+    assert isinstance(value, float | int)
+    return value
+
+
+def _value(name: str, kind: Kind, text: str) -> Value:
+    text = text.strip()
+    if kind is bool and text in ("true", "false"):
+        return text == "true"
+    if kind is str and text:
+        return text
+    try:
+        if kind in (int, float):
+            value = kind(text)
+            if math.isfinite(value):
+                return value
+    except ValueError:
+        pass
+    raise UsageError(f"{name}: {text!r} is not {_WORDS[kind]}")
+
+
+_WORDS: dict[Kind, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a name"}

@@ -1,0 +1,107 @@
+"""What a preparation of a CSV is asked for: the options of `bertbench data csv`, checked. Imports no torch."""
+
+import codecs
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UsageError
+
+SUFFIX = ".sqlite"
+SPECIAL_TOKENS = 2
+"""[CLS] and [SEP] of a row."""
+_NO_ENCODINGS = ("idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined")
+"""What Python has among its encodings and no file is written in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CsvForm:
+    """How a CSV is to be read, as far as it is given; what is None is found out."""
+
+    text: str = "text"
+    """Column of the texts: its name, or its number from 1."""
+    label: str = "label"
+    """Column of the labels: its name, or its number from 1."""
+    encoding: str | None = None
+    """Encoding of the file, such as utf-8, cp1252, utf-16; default found out, and said."""
+    delimiter: str | None = None
+    """What is between two fields: one character, or tab; default found out, and said."""
+    header: bool = True
+    """The first row names the columns; with --no-header they have numbers only."""
+    quoting: bool = True
+    """Fields may stand in quotes and then hold delimiters and line ends; with --no-quoting quotes are plain text."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no file can be read with."""
+        if self.encoding is not None:
+            try:
+                known = codecs.lookup(self.encoding).name
+                "".encode(self.encoding)  # codecs such as hex and rot13 are none of text
+            except (LookupError, ValueError, UnicodeError):
+                known = None
+            if known is None or known.replace("_", "-") in _NO_ENCODINGS:
+                raise UsageError(
+                    f"--encoding {self.encoding!r} is no encoding of text: give one that Python knows, such as utf-8, "
+                    "cp1252, latin-1, utf-16 or shift_jis"
+                )
+        if self.separator is not None and (len(self.separator) != 1 or self.separator in '"\r\n'):
+            raise UsageError(
+                f"--delimiter {self.delimiter!r} must be one character, or the word tab, and neither a quote nor a "
+                "line end"
+            )
+        if not self.header and not (self.text.isdecimal() and self.label.isdecimal()):
+            raise UsageError(
+                "--no-header leaves the columns without names: give their numbers, such as --text 1 --label 2"
+            )
+
+    @property
+    def separator(self) -> str | None:
+        """The delimiter itself; None where it is to be found out."""
+        return "\t" if self.delimiter in ("tab", "\\t") else self.delimiter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CsvConfig(CsvForm):
+    """A CSV in, a SQLite file out; a call with the same options keeps what is finished."""
+
+    input: Path
+    """CSV with a text and a label in each row."""
+    vocab: Path
+    """BERT vocab.txt."""
+    output: Path | None = None
+    """SQLite file; default beside the CSV: its name, ending in .sqlite."""
+    lower_case: bool = True
+    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps capitals, for a cased vocabulary."""
+    max_seq_length: int = 128
+    """Tokens of a row at most, [CLS] and [SEP] included; a longer text becomes several rows."""
+    validation: float = 0.1
+    """Share of the texts that a training is evaluated on while it runs."""
+    test: float = 0.1
+    """Share of the texts that the trained model is judged by."""
+    seed: int = 42
+    """Seed of the division."""
+    replace: bool = False
+    """Make it anew also where the file there was made of another CSV, or holds results of trainings on other data."""
+
+    def __post_init__(self) -> None:
+        """Refuse options no rows can be made with."""
+        CsvForm.__post_init__(self)
+        if self.max_seq_length < SPECIAL_TOKENS + 1:
+            raise UsageError(
+                f"--max-seq-length {self.max_seq_length} has no place for {SPECIAL_TOKENS} special tokens and a word: "
+                f"give {SPECIAL_TOKENS + 1} or more"
+            )
+        for name in ("validation", "test"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise UsageError(f"--{name} {value} must be a share from 0 to below 1")
+        if not self.validation + self.test < 1:
+            raise UsageError(f"--validation {self.validation} and --test {self.test} leave nothing to train on")
+        if self.output is not None and self.output == self.input:
+            raise UsageError(f"--output {self.output} is the input: give another file")
+        if self.input.suffix == SUFFIX and self.output is None:
+            raise UsageError(f"{self.input} ends as a SQLite file does: give a CSV, or --output for another file")
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file."""
+        return self.output or self.input.with_suffix(SUFFIX)

@@ -1,0 +1,191 @@
+"""Files of predictions: the official scorer's TSV of decisions, and Kaggle's CSV of probabilities. Imports no torch."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bert.gap.scores import DECISIONS, Decision
+from common.atomic import write_text
+from common.errors import InputError
+
+KAGGLE_COLUMNS = ("ID", "A", "B", "NEITHER")
+MOST_BYTES = 2**28
+"""Size beyond which a file is taken for something else."""
+_MOST_TOLD = 5
+# What is left of a sum of 1 when three probabilities are rounded to three digits.
+_LEAST_DEVIATION = 0.002
+_TRUTHS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class GapPredictions:
+    """What a system says about rows."""
+
+    decisions: dict[str, Decision]
+    """By id."""
+    probabilities: dict[str, tuple[float, float, float]] | None = None
+    """Of neither, A and B, by id; None where the file has decisions alone."""
+    notes: tuple[str, ...] = ()
+    """What is odd about the file."""
+
+
+def read_predictions(path: Path) -> GapPredictions:
+    """Read a TSV of the official scorer (ID, A-coref, B-coref, without a header) or a CSV of Kaggle (ID,A,B,NEITHER).
+
+    Raises:
+        InputError: it cannot be read or is neither of them; the message has the line.
+    """
+    text = _text(path)
+    first = text.split("\n", 1)[0].strip().split(",")
+    names = [name.strip().strip('"').upper() for name in first]
+    if sorted(names) == sorted(KAGGLE_COLUMNS):
+        return _read_kaggle(path, text, names)
+    return _read_official(path, text)
+
+
+def write_official(path: Path, decisions: Mapping[str, Decision]) -> Path:
+    """Write decisions as the official scorer reads them; return `path`. Raises StorageError."""
+    lines = ["\t".join([name, *(str(bool(said)).upper() for said in found)]) for name, found in decisions.items()]
+    write_text(path, "\n".join(lines) + "\n")
+    return path
+
+
+def write_kaggle(path: Path, probabilities: Mapping[str, Sequence[float]]) -> Path:
+    """Write probabilities of neither, A and B as Kaggle takes them; return `path`. Raises StorageError."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(KAGGLE_COLUMNS)
+    # Nine digits tell any two float32 apart.
+    writer.writerows([name, *(f"{p:.9g}" for p in (a, b, neither))] for name, (neither, a, b) in probabilities.items())
+    write_text(path, text.getvalue())
+    return path
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"cannot read the predictions {path}: {error.strerror}") from error
+    if len(content) > MOST_BYTES:
+        raise InputError(f"the predictions {path} have more than {MOST_BYTES // 2**20} MiB: give a file of predictions")
+    if not content.strip():
+        raise InputError(f"the predictions {path} are empty: give a file of `bertbench predict gap`, or of that form")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(f"the predictions {path} are no UTF-8 text (line {line}): save them so") from error
+
+
+def _read_official(path: Path, text: str) -> GapPredictions:
+    decisions: dict[str, Decision] = {}
+    repeated: list[int] = []
+    strange: list[int] = []
+    for line, cells in _rows(path, text, "\t"):
+        if len(cells) < 3:
+            raise InputError(
+                f"the predictions {path}, line {line}, have {len(cells)} of 3 columns: each line is "
+                "ID<tab>TRUE or FALSE<tab>TRUE or FALSE, or give a CSV of Kaggle with the header ID,A,B,NEITHER"
+            )
+        name = cells[0].strip()
+        if name in decisions:
+            repeated.append(line)
+            continue
+        said = [_TRUTHS.get(cell.lower()) for cell in cells[1:3]]
+        if None in said:
+            strange.append(line)
+        decisions[name] = (said[0], said[1])
+    if not any(None not in found for found in decisions.values()):
+        raise InputError(
+            f"the predictions {path} hold no decision: each line is ID<tab>TRUE or FALSE<tab>TRUE or FALSE, or give a "
+            "CSV of Kaggle with the header ID,A,B,NEITHER"
+        )
+    notes = []
+    if repeated:
+        notes.append(f"{len(repeated):,} line(s) with an id of before ({_lines(repeated)}): the first one counts")
+    if strange:
+        notes.append(f"{len(strange):,} line(s) with something else than TRUE and FALSE ({_lines(strange)})")
+    return GapPredictions(decisions, None, tuple(notes))
+
+
+def _read_kaggle(path: Path, text: str, names: Sequence[str]) -> GapPredictions:
+    found: dict[str, tuple[float, float, float]] = {}
+    repeated: list[int] = []
+    sums: dict[int, float] = {}
+    rows = _rows(path, text, ",")
+    next(rows)
+    for line, cells in rows:
+        where = f"the predictions {path}, line {line}"
+        if len(cells) != len(names):
+            raise InputError(f"{where}, have {len(cells)} of {len(names)} columns ({','.join(KAGGLE_COLUMNS)})")
+        row = dict(zip(names, cells, strict=True))
+        shares = tuple(_share(row[name], f"{where}, column {name}") for name in ("NEITHER", "A", "B"))
+        if not 0 < sum(shares) < math.inf:
+            why = "too large to be added up" if any(shares) else "all 0, one has to be above"
+            raise InputError(f"{where}: the probabilities are {why}")
+        name = row["ID"].strip()
+        if name in found:
+            repeated.append(line)
+        else:
+            found[name] = (shares[0], shares[1], shares[2])
+            sums[line] = sum(shares)
+    if not found:
+        raise InputError(f"the predictions {path} hold no row below their header")
+    decisions = {name: DECISIONS[int(np.argmax(shares))] for name, shares in found.items()}
+    notes = _sum_notes(sums)
+    if repeated:
+        notes.append(f"{len(repeated):,} line(s) with an id of before ({_lines(repeated)}): the first one counts")
+    return GapPredictions(decisions, found, tuple(notes))
+
+
+def _rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield each row with its line, from 1; without the empty ones. Raises InputError: one does not end in its line."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    line = 1
+    try:
+        for cells in reader:
+            if reader.line_num > line:
+                raise InputError(
+                    f"the predictions {path}, line {line}: a quotation mark opens a field that does not end in this "
+                    "line: close it, or take it away"
+                )
+            if cells:
+                yield line, cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(f"the predictions {path}, line {line}, cannot be read: {error}") from error
+
+
+def _share(cell: str, where: str) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InputError(
+            f"{where}, is {cell[:40]!r}: a probability is needed, a number of 0 or more (rows are divided by their sum)"
+        )
+    return value
+
+
+def _sum_notes(sums: Mapping[int, float]) -> list[str]:
+    """Return what is said of rows, by line, whose probabilities do not add up to 1."""
+    odd = {line: found for line, found in sums.items() if abs(found - 1) > _LEAST_DEVIATION}
+    if not odd:
+        return []
+    line, furthest = max(odd.items(), key=lambda item: abs(item[1] - 1))
+    return [
+        f"{len(odd):,} row(s) of probabilities do not add up to 1 and were divided by their sum, as Kaggle does; line "
+        f"{line} is furthest from it with {furthest:.4g}"
+    ]
+
+
+def _lines(numbers: Sequence[int]) -> str:
+    some = ", ".join(map(str, numbers[:_MOST_TOLD]))
+    return f"line{'s' * (len(numbers) > 1)} {some}{', ...' if len(numbers) > _MOST_TOLD else ''}"

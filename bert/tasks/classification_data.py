@@ -1,0 +1,174 @@
+"""What a plan asks of the data of tasks on whole rows: labelled texts and pairs of texts. Imports no torch."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
+from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthetic, lengths_folder
+from bert.data.loading.flat_batches import lengths_fingerprint
+from bert.data.loading.row_batches import check_rows
+from bert.data.rows import TokenRows
+from bert.tasks.data import NO_OPTIONS, DataSource, Trained
+from bert.tasks.options import TaskOption
+from common.errors import InputError
+
+TRAINING, EVALUATION = "training", "evaluation"
+
+FINE_TUNING: Mapping[str, Any] = MappingProxyType(
+    {
+        "preset": "base",
+        "optimizer": "adamw",
+        "learning_rate": 3e-5,
+        "schedule": "linear",
+        "warmup": 0.1,
+        "weight_decay": 0.01,
+        "seq_len": 128,
+        "global_batch_size": 32,
+        "micro_batch_size": 8,
+        "max_grad_norm": 1.0,
+        "epochs": 3.0,
+        "evaluates": True,
+        "seed": 42,
+    }
+)
+"""What such a task is trained with where nothing is given (Devlin et al. 2018, section 4.1: batch 32, 3 epochs, rates
+from 5e-5 to 2e-5); a task may have other values."""
+
+
+def rows_behind(source: str) -> Path | None:
+    """Return where the rows of a source lie, those too whose lengths made-up ones have; None where there are none."""
+    modelled = lengths_folder(source)
+    return modelled if modelled is not None or is_synthetic(source) else Path(source)
+
+
+def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows, source: str) -> None:
+    """Refuse rows by which no model can be judged that was trained on others.
+
+    Args:
+        rows: those to evaluate on.
+        place: where they lie.
+        seq_len: tokens of a row of the run at most.
+        training: those that are trained on.
+        source: where those lie.
+
+    Raises:
+        InputError: they are none, have no labels, are longer, or were made with another vocabulary.
+    """
+    check_rows(rows, place, seq_len)
+    if rows.vocabulary != training.vocabulary:
+        raise InputError(
+            f"the rows in {place} were made with another vocabulary than those in {source}: their ids mean other "
+            "words, make both with the same vocab.txt and casing"
+        )
+
+
+class ClassificationData(ABC):
+    """Labelled rows, real or made up. Implementations are stateless.
+
+    A task gives `name`, `rows` and `labels`; what differs from the rest it overrides.
+    """
+
+    name: str
+    """In bert.tasks."""
+    seq_len = 128
+    paddings: tuple[str, ...] = PADDINGS
+    options: tuple[TaskOption, ...] = ()
+    defaults: Mapping[str, Any] = FINE_TUNING
+
+    @abstractmethod
+    def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:
+        """Read rows.
+
+        Args:
+            source: a file or folder.
+            split: TRAINING or EVALUATION; or another that the task knows, such as one to predict.
+            options: of the task, with its defaults.
+            seq_len: tokens of a row at most, for data that are cut when they are read; None is their own.
+
+        Raises:
+            InputError: there are none, or damaged ones; the message names the file and the command that makes it.
+        """
+
+    @abstractmethod
+    def labels(self, options: Mapping[str, Any]) -> int:
+        """Return K, the number of classes with these resolved options; 1 for a regression."""
+
+    def regression(self, options: Mapping[str, Any]) -> bool:
+        """Whether labels are values instead of classes."""
+        return False
+
+    @abstractmethod
+    def prepare_command(self, seq_len: int) -> str:
+        """The command that prepares data of this length."""
+
+    def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
+        """Look at rows to train on.
+
+        Raises:
+            InputError: there are none with labels, or they are damaged.
+            UsageError: no such synthetic data.
+        """
+        modelled = lengths_folder(data)
+        if modelled is None and is_synthetic(data):
+            check_distribution(data, seq_len, self.name)
+            return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
+        path = (modelled or Path(data)).resolve()
+        rows = self.rows(path, TRAINING, options, seq_len)
+        check_rows(rows, str(path), rows.max_seq_length)
+        if modelled is not None:
+            source = f"{SYNTHETIC}:{path}"
+            fingerprint = lengths_fingerprint(rows.max_seq_length, rows.lengths)
+            return DataSource(source, fingerprint, rows.max_seq_length, None, rows.vocab_size)
+        return DataSource(
+            str(path), rows.fingerprint, rows.max_seq_length, None, rows.vocab_size, len(rows), rows.vocabulary
+        )
+
+    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
+        """As they are: nothing follows from the data."""
+        return options
+
+    def check_evaluation(
+        self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
+    ) -> None:
+        """Look at the rows to evaluate on.
+
+        Raises:
+            InputError: there are none with labels, they are longer than those that are trained on, or of another
+                vocabulary.
+        """
+        if is_synthetic(source):
+            return
+        self.evaluation_rows(source, seq_len, wanted, options, self.rows(Path(source), TRAINING, options, seq_len))
+
+    def evaluation_rows(
+        self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any], training: TokenRows
+    ) -> TokenRows:
+        """Return the rows to evaluate on; arguments and what it raises as `check_evaluation` has them.
+
+        `training` are the rows that are trained on.
+        """
+        place = wanted or source
+        rows = self.rows(Path(place), EVALUATION, options, seq_len)
+        check_judging(rows, place, seq_len, training, source)
+        return rows
+
+    def max_predictions(self, seq_len: int) -> int:
+        """None: no word is masked."""
+        return 0
+
+    def next_command(self, trained: Trained) -> list[str] | None:
+        """A prediction, where there is such a command; here a conversion."""
+        folder = trained.run.with_name(f"{trained.run.name}-hugging-face")
+        return ["bertbench", "convert", str(trained.checkpoint), str(folder)]
+
+    def loss_label(self, options: Mapping[str, Any] = NO_OPTIONS) -> str:
+        """That of classes, or of values."""
+        return "mean squared error" if self.regression(options) else "cross-entropy"
+
+    def head_parameters(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> int:
+        """Pooler and classifier."""
+        hidden, labels = config.hidden_size, self.labels(options)
+        return hidden * hidden + hidden + hidden * labels + labels

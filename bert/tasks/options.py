@@ -1,0 +1,82 @@
+"""Options of the tasks: what a task says of each, and the one text that records keep of them. Imports no torch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common.errors import InputError, UsageError
+
+Value = str | int | bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskOption:
+    """One option of a task, which its class in bert.tasks.TASKS takes under this name."""
+
+    name: str
+    """Such as head."""
+    kind: type[str] | type[int] | type[bool]
+    """What its values are."""
+    default: Value | None = None
+    """What holds where nothing is given; None where that follows from the data, or nothing does."""
+    choices: tuple[str, ...] = ()
+    """Of a word: which there are; empty where any will do."""
+    least: int = 1
+    """Of a number: the smallest."""
+    from_data: bool = False
+    """Whether it follows from the data alone, so that nobody is asked for it."""
+
+    def check(self, task: str, value: object) -> None:
+        """Refuse a value that it cannot have. Raises UsageError."""
+        if type(value) is not self.kind:
+            wanted = {str: "a word", int: "a whole number", bool: "true or false"}[self.kind]
+            raise UsageError(f"{self.name}={value!r} of task {task} must be {wanted}")
+        if self.choices and value not in self.choices:
+            raise UsageError(f"{self.name}={value!r} of task {task}: choose one of {', '.join(self.choices)}")
+        if isinstance(value, int) and not isinstance(value, bool) and value < self.least:
+            raise UsageError(f"{self.name}={value} of task {task} must be at least {self.least}")
+
+
+def check_options(task: str, known: Sequence[TaskOption], options: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the options that were given, None being not given.
+
+    Args:
+        task: a name in bert.tasks.
+        known: which options it has.
+        options: by name.
+
+    Raises:
+        UsageError: it has no such option, or not with this value.
+    """
+    own = {option.name: option for option in known}
+    given = {name: value for name, value in options.items() if value is not None}
+    foreign = sorted(given.keys() - own.keys())
+    if foreign:
+        there = f"it has {', '.join(own)}" if own else "it has none"
+        raise UsageError(f"task {task} has no option {', '.join(foreign)}: {there}")
+    for name, value in given.items():
+        own[name].check(task, value)
+    return given
+
+
+def with_defaults(known: Sequence[TaskOption], given: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the options that were given, and the defaults of the others that have one."""
+    defaults = {option.name: option.default for option in known if option.default is not None}
+    return {**defaults, **given}
+
+
+def options_text(options: Mapping[str, Value]) -> str:
+    """Return options as one canonical text, "" where there are none."""
+    return json.dumps(options, sort_keys=True, separators=(",", ":"), allow_nan=False) if options else ""
+
+
+def read_options(text: str) -> dict[str, Any]:
+    """Return the options that `options_text` made a text of. Raises InputError where it is none."""
+    try:
+        found = json.loads(text) if text else {}
+    except (ValueError, TypeError) as error:
+        raise InputError(f"the options of a task, {str(text)[:80]!r}, are no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise InputError(f"the options of a task, {text[:80]!r}, are no JSON object")
+    return found

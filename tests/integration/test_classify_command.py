@@ -1,0 +1,146 @@
+"""`bertbench train classify FILE`: from a CSV to predictions, statistics and a model beside it, and back from each."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.cli import ROOT
+from support.csv_files import colours_and_animals, write_rows, write_vocabulary
+
+from bert.data.csv.store import read_runs
+from common.errors import InputError
+
+SMALL = (
+    "--preset", "tiny", "--steps", "12", "--global-batch-size", "16", "--micro-batch-size", "16", "--learning-rate",
+    "3e-3", "--device", "cpu", "--threads", "1", "--precision", "fp32", "--dropout", "0", "--eval-every", "6",
+)  # fmt: skip
+
+
+def call(*words: object, code: int = 0) -> "subprocess.CompletedProcess[str]":
+    argv = [sys.executable, "-m", "bench.cli.main", *map(str, words)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a CSV that was trained on, and all that this left."""
+    folder = tmp_path_factory.mktemp("classify")
+    write_vocabulary(folder)
+    write_rows(folder / "things.csv", colours_and_animals(300), header=("what", "kind"))
+    words = ("--text", "what", "--label", "kind", "--vocab", folder / "vocab.txt", "--seq-len", "24")
+    done = call("train", "classify", folder / "things.csv", *words, *SMALL, "--logfile", folder / "log.txt",
+                "--out", folder / "run")  # fmt: skip
+    assert "test        accuracy" in done.stdout and "encoding    utf-8" in done.stdout
+    return folder
+
+
+def test_a_training_leaves_all_files_beside_the_csv(trained: Path) -> None:
+    names = {path.name for path in trained.iterdir() if not path.name.startswith(".")}
+    assert names >= {
+        "things.sqlite", "things_testset_predictions.csv", "things_train_test_stats.json", "things_trained_model",
+    }  # fmt: skip
+    model = {path.name for path in (trained / "things_trained_model").iterdir()}
+    assert model == {"config.json", "model.safetensors", "vocab.txt", "results.json"}
+    stats = json.loads((trained / "things_train_test_stats.json").read_text())
+    assert len(stats["curve"]) == 12 and [one["applied_steps"] for one in stats["evaluations"]] == [6, 12]
+    with (trained / "things_testset_predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["prediction", "true_label"] and len(rows) == stats["test"]["texts"] == 30
+    right = sum(row["prediction"] == row["true_label"] for row in rows) / len(rows)
+    assert right == pytest.approx(stats["test"]["accuracy"])
+    log = (trained / "log.txt").read_text()
+    for told in ("encoding    utf-8", "evaluation after 6 steps", "samples/s ", "wrote", "finished; next"):
+        assert told in log
+    assert log.index("wrote") < log.index("finished; next")
+
+
+def test_a_model_is_not_tested_with_texts_that_were_divided_anew(trained: Path, tmp_path: Path) -> None:
+    from analysis.train_records import TrainRun
+    from bench.classify import _check_trained_on
+    from bert.data.csv.store import open_source
+
+    run = TrainRun(trained / "run")
+    _check_trained_on(run, open_source(trained / "things.sqlite"), print)
+    call("data", "csv", trained / "things.csv", "--text", "what", "--label", "kind", "--vocab", trained / "vocab.txt",
+         "--max-seq-length", "24", "--seed", "7", "--output", tmp_path / "other.sqlite")  # fmt: skip
+    with pytest.raises(InputError, match=r"was made anew since .* was trained on it"):
+        _check_trained_on(run, open_source(tmp_path / "other.sqlite"), print)
+
+
+def test_results_are_printed_from_a_file_and_a_page_is_written(trained: Path, tmp_path: Path) -> None:
+    found = json.loads(call("results", trained / "things.sqlite", "--json", "--out", tmp_path / "page").stdout)
+    assert found["labels"] == ["colour", "animal", "number"] and found["texts"] == 30
+    assert (tmp_path / "page/report.html").is_file()
+
+
+def test_the_model_predicts_other_texts(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("what\nred green blue\n\ncat dog\none two three\n")
+    done = call("predict", "classify", "--checkpoint", trained / "things_trained_model", "--data", tmp_path / "new.csv",
+                "--text", "what", "--device", "cpu")  # fmt: skip
+    assert "left out    1 row (line 3: blank line)" in done.stdout
+    with (tmp_path / "new_predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["line"] for row in rows] == ["2", "4", "5"] and list(rows[0]) == ["line", "prediction", "probability"]
+
+
+def test_a_run_that_takes_the_place_of_another_ones_files_says_so(trained: Path, tmp_path: Path) -> None:
+    for name in ("things.sqlite", "things_train_test_stats.json"):
+        shutil.copy(trained / name, tmp_path)
+    words = (*SMALL, "--steps", "2", "--out", tmp_path / "other")
+    said = call("train", "classify", tmp_path / "things.sqlite", *words).stderr
+    assert f"were those of the run {trained / 'run'}; now they are of {tmp_path / 'other'}" in said
+    done = call("results", tmp_path / "things_train_test_stats.json", "--out", tmp_path / "page")
+    assert f"files were before of run   {trained / 'run'}" in done.stdout
+    assert len(read_runs(tmp_path / "things.sqlite")) == 2
+
+
+def test_texts_without_a_label_are_predicted_too(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("what,kind\nred green,colour\ncat dog,\none two\n")
+    done = call("predict", "classify", "--checkpoint", trained / "things_trained_model", "--data", tmp_path / "new.csv",
+                "--text", "what", "--label", "kind", "--device", "cpu")  # fmt: skip
+    assert "of 1 labels in the file" in done.stdout and "left out" not in done.stdout
+    with (tmp_path / "new_predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["line"], row["true_label"]) for row in rows] == [("2", "colour"), ("3", ""), ("4", "")]
+
+
+def test_a_training_takes_the_division_that_is_there_unless_an_option_says_otherwise(tmp_path: Path) -> None:
+    write_vocabulary(tmp_path)
+    path = write_rows(tmp_path / "d.csv", colours_and_animals(60), header=("what", "kind"))
+    columns = ("--text", "what", "--label", "kind")
+    call("data", "csv", path, *columns, "--vocab", tmp_path / "vocab.txt", "--seed", "7", "--validation", "0.3")
+    for words in (columns, ()):
+        done = call("train", "classify", path, *words, "--prep-only")
+        assert "divided as there: validation 0.3, test 0.1, seed 7" in done.stderr
+        assert "validate 18, test 6" in done.stdout and "time        finished before" in done.stdout
+    assert "splits      " in call("train", "classify", tmp_path / "d.sqlite", "--prep-only").stdout
+    done = call("train", "classify", path, "--validation", "0.1", "--prep-only")  # the default, but said
+    assert "note: made anew: the one that was there had validation 0.3, not 0.1" in done.stderr
+
+
+def test_what_cannot_be_is_refused_without_a_traceback(trained: Path, tmp_path: Path) -> None:
+    said = call("train", "classify", trained / "things.sqlite", "--text", "other", code=2).stderr
+    assert "is prepared already, and --text would change it" in said
+    (tmp_path / "empty.csv").write_text("")
+    words = ("--vocab", trained / "vocab.txt")
+    assert "is empty" in call("train", "classify", tmp_path / "empty.csv", *words, code=2).stderr
+    write_rows(tmp_path / "new.csv", [("red", "a")])
+    assert "give --vocab" in call("train", "classify", tmp_path / "new.csv", code=2).stderr
+    assert "has no column 'x'" in call("train", "classify", trained / "things.csv", "--text", "x", code=2).stderr
+    words = ("--checkpoint", tmp_path, "--data", trained / "things.csv", "--text", "what")
+    assert "give the *_trained_model" in call("predict", "classify", *words, code=2).stderr
+
+
+def test_predictions_that_are_there_stay_where_no_text_can_be_used(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("what,kind\n  ,animal\n")
+    (tmp_path / "new_predictions.csv").write_text("those of yesterday")
+    words = ("--checkpoint", trained / "things_trained_model", "--data", tmp_path / "new.csv", "--text", "what")
+    assert "no text that can be used (1 rows" in call("predict", "classify", *words, "--device", "cpu", code=2).stderr
+    assert (tmp_path / "new_predictions.csv").read_text() == "those of yesterday"
+    assert {path.name for path in tmp_path.iterdir()} == {"new.csv", "new_predictions.csv"}

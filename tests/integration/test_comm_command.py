@@ -1,0 +1,44 @@
+"""`bertbench comm` from the command line to the report, on two real gloo ranks."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from support.cli import ROOT, Cli
+
+from analysis.readers.nccl_tests import read
+
+SMALL = ("--devices", "2", "--device", "cpu", "--min-bytes", "1K", "--max-bytes", "512K", "--factor", "2",
+         "--iterations", "2", "--repetitions", "2", "--warmup", "1")  # fmt: skip
+
+
+def comm(cli: Cli, *options: str, expected: int = 0) -> "subprocess.CompletedProcess[str]":
+    argv = cli.argv("comm", *SMALL, *options, "--out", str(cli.out))
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == expected, done.stderr
+    return done
+
+
+def test_collectives_of_two_ranks_are_measured_checked_printed_and_reported(cli: Cli, tmp_path: Path) -> None:
+    both = ("--collectives", "all_reduce", "reduce_scatter")
+    printed = comm(cli, *both)
+    log = tmp_path / "log.txt"
+    log.write_text(printed.stdout)
+    reduced, scattered = read(log)
+    assert [set(one.table["collective"]) for one in (reduced, scattered)] == [{"all_reduce"}, {"reduce_scatter"}]
+    assert set(reduced.table["placement"]) == {"in_place"}
+    assert set(scattered.table["placement"]) == {"in_place", "out_of_place"}
+    assert reduced.facts["ranks"] == 2 and reduced.facts["out_of_bounds"] == scattered.facts["out_of_bounds"] == 0
+    again = comm(cli, *both, "--json")
+    assert again.stderr.count("already done") == 2, "a call with the same folder continues it"
+    found: dict[str, Any] = json.loads(again.stdout)
+    assert len(found["rows"]) == 10 + 2 * 10 and all(row["wrong"] == 0 for row in found["rows"])
+    assert {row["collective"] for row in found["fits"]} == {"all_reduce", "reduce_scatter"}
+    report = subprocess.run(
+        cli.argv("report", str(cli.out)), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert report.returncode == 0, report.stderr
+    page = (cli.out / "report" / "report.html").read_text(encoding="utf-8")
+    assert "Collectives alone were measured (2 of 2)" in page and "Collectives: time against size" in page
+    assert (cli.out / "report" / "collectives.csv").exists() and not cli.processes()

@@ -1,0 +1,120 @@
+"""hf-trainer against ours: the same weights, batches, optimizer and schedule give the same losses."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.training_runs import Recorder, run, settings, shards
+
+from common.errors import MissingToolError, UsageError
+
+pytest.importorskip("transformers", reason="needs transformers: pip install 'bertbench[hf]'")
+HAS_ACCELERATE = importlib.util.find_spec("accelerate") is not None
+needs_accelerate = pytest.mark.skipif(not HAS_ACCELERATE, reason="needs accelerate: pip install 'bertbench[hf]'")
+
+
+def train_theirs(wanted: Any, folder: Path, recorder: Recorder) -> Any:
+    from bench.implementations.hf_trainer_run import run_training
+    from bert.observer import Observer
+    from bert.strategies.single import SingleStrategy
+
+    return run_training(wanted, folder, SingleStrategy(), Observer(), recorder.should_stop, recorder)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shards(tmp_path_factory.mktemp("data"))
+
+
+@needs_accelerate
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"optimizer": "adamw", "grad_accum_steps": 2, "max_grad_norm": 0.5, "activation_checkpointing": True}],
+    ids=["lamb", "adamw, clipped, accumulated, recomputed"],
+)
+def test_losses_rates_and_scores_are_ours(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    wanted = settings(data, steps=4, dropout=0.0, eval_every=2, **changes)
+    ours, theirs = Recorder(), Recorder()
+    run(wanted, tmp_path / "ours", ours)
+    outcome = train_theirs(wanted, tmp_path / "theirs", theirs)
+    first, second = ([event.loss for event in one.progress] for one in (ours, theirs))
+    # LAMB scales the step of each weight by its norm, and theirs has query, key and value apart.
+    assert second == pytest.approx(first, abs=2e-4 if wanted.optimizer == "lamb" else 1e-5) and len(second) == 4
+    assert [event.learning_rate for event in theirs.progress] == [event.learning_rate for event in ours.progress]
+    assert [event.applied_steps for event in theirs.of("Evaluated")] == [2, 4]
+    for mine, other in zip(ours.of("Evaluated"), theirs.of("Evaluated"), strict=True):
+        assert other.evaluation.values == pytest.approx(mine.evaluation.values, abs=1e-4)
+    assert outcome.finished and outcome.samples_seen == 4 * wanted.global_batch_size
+    last_is_best = [event.best for event in theirs.of("Evaluated")][-1]
+    assert (outcome.best is not None) == last_is_best  # the weights of an earlier one are nowhere
+
+
+@needs_accelerate
+def test_a_best_evaluation_whose_weights_are_gone_is_no_best_checkpoint(data: Path, tmp_path: Path) -> None:
+    # A learning rate that makes it worse after the first update.
+    wanted = settings(data, steps=4, dropout=0.0, eval_every=1, learning_rate=30.0, warmup=0.0)
+    recorder = Recorder()
+    outcome = train_theirs(wanted, tmp_path / "run", recorder)
+    assert not recorder.of("Evaluated")[-1].best and outcome.best is None
+
+
+@needs_accelerate
+def test_the_weights_are_saved_as_ours_at_the_end_only(data: Path, tmp_path: Path) -> None:
+    from bert.checkpoints.ours import load_model
+
+    stopped = Recorder(stop_after=2)
+    wanted = settings(data, steps=3, dropout=0.0)
+    outcome = train_theirs(wanted, tmp_path / "run", stopped)
+    assert not outcome.finished and outcome.checkpoint is None and "begins from its first step" in stopped.warnings
+    whole = Recorder()
+    outcome = train_theirs(wanted, tmp_path / "run", whole)
+    assert outcome.finished and outcome.checkpoint is not None and outcome.checkpoint.name == "step-0000003"
+    _, state = load_model(outcome.checkpoint)
+    reference = Recorder()
+    run(wanted, tmp_path / "ours", reference)
+    _, expected = load_model(tmp_path / "ours" / "step-0000003")
+    assert whole.losses.keys() == {0, 1, 2} and state.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value, atol=1e-4, rtol=0, msg=name)
+    again = Recorder()  # a finished run is not trained once more, nor are its weights said to be of other settings
+    outcome = train_theirs(settings(data, steps=3, dropout=0.0, learning_rate=1.0), tmp_path / "run", again)
+    assert outcome.finished and outcome.applied_steps == 3 and outcome.checkpoint == tmp_path / "run" / "step-0000003"
+    assert again.losses == {} and "nothing was trained; give another --out" in again.warnings
+    torch.testing.assert_close(load_model(outcome.checkpoint)[1], state, atol=0, rtol=0)
+
+
+@needs_accelerate
+def test_a_run_of_theirs_is_opened_by_its_folder_and_only_weights_that_are_there_are_the_best(tmp_path: Path) -> None:
+    from bert.tasks.base import DataIdentity
+    from bert.training.resume import find_weights
+
+    wanted = settings(shards(tmp_path / "data"), steps=3, dropout=0.0, eval_every=1)
+    recorder = Recorder()
+    outcome = train_theirs(wanted, tmp_path / "run/checkpoints", recorder)
+    best = max(range(3), key=lambda number: -recorder.of("Evaluated")[number].evaluation.values["mlm_loss"]) + 1
+    assert (outcome.best is None) == (best != 3) and outcome.best == recorder.of("Saved")[-1].best
+    for place in (tmp_path / "run", tmp_path / "run/checkpoints", outcome.checkpoint):
+        found = find_weights(place, DataIdentity(source="anything"), recorder, "a model is needed")
+        assert found.checkpoint is None and found.weights == outcome.checkpoint
+
+
+def test_without_accelerate_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "accelerate" else found(name))
+    with pytest.raises(MissingToolError, match=r"needs the package accelerate: pip install 'bertbench\[hf\]'"):
+        train_theirs(settings("synthetic"), tmp_path, Recorder())
+
+
+@needs_accelerate
+def test_other_strategies_are_refused(tmp_path: Path) -> None:
+    wanted = settings("synthetic")
+    from analysis.records import Trial
+    from bench.implementations.hf_trainer import TrainerImplementation
+
+    object.__setattr__(wanted, "strategy", "fsdp")
+    with pytest.raises(UsageError, match="single and ddp, not 'fsdp'"):
+        train_theirs(wanted, tmp_path, Recorder())
+    with pytest.raises(UsageError, match="single and ddp, not 'fsdp'"):
+        TrainerImplementation().check(Trial(implementation="hf-trainer", strategy="fsdp"))

@@ -1,0 +1,130 @@
+"""Scaling from the command line: weak and strong sweeps, a projection of them, worlds of torchrun, ranks that die."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli import ROOT, TINY, Cli, wait_for
+
+from analysis.load import load_run
+from analysis.metrics.scaling import measured_efficiency
+from analysis.records import RunDirectory
+
+WINDOW = ("--start", "2", "--stop", "8", "--threads", "1")
+COMM = (
+    "--device",
+    "cpu",
+    "--min-bytes",
+    "32K",
+    "--max-bytes",
+    "32M",
+    "--factor",
+    "4",
+    "--iterations",
+    "2",
+    "--repetitions",
+    "3",
+)
+ENDLESS_COMM = ("--devices", "2", "--min-bytes", "64K", "--max-bytes", "64M", "--iterations", "100", "--repetitions",
+                "1000", "--device", "cpu")  # fmt: skip
+
+
+def run(argv: list[str], expected: int = 0) -> "subprocess.CompletedProcess[str]":
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == expected, done.stdout + done.stderr
+    return done
+
+
+def torchrun(ranks: int, *words: str) -> list[str]:
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d",
+                "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "-m", "--", "bench.cli.main"]  # fmt: skip
+    return [sys.executable, *launcher, *words]
+
+
+def test_strong_scaling_has_an_efficiency_with_an_interval_and_is_projected(cli: Cli) -> None:
+    options = [*TINY[:-1], "1", "2", *WINDOW, "--batch-sizes", "4", "--scaling", "strong", "--rounds", "2"]
+    run(cli.argv("throughput", "pretrain", *options, "--out", str(cli.out)))
+    trials = load_run(RunDirectory(cli.out))
+    assert {(t.trial.world_size, t.trial.micro_batch_size) for t in trials} == {(1, 4), (2, 2)}
+    (row,) = [row for row in measured_efficiency(trials) if row["world_size"] == 2]
+    assert (row["scaling"], row["global_batch_size"], row["rounds"], row["nodes"]) == ("strong", 4, 2, 1)
+    assert row["efficiency_low"] < row["efficiency"] < row["efficiency_high"]
+    assert all(rank["backward"]["passes"] >= 1 for trial in trials for rank in trial.ranks.values())
+    run(cli.argv("comm", *COMM, "--out", str(cli.out)))
+    shown = run(cli.argv("report", str(cli.out), "--project", "4", "--same-links", "--json"))
+    rows: list[dict[str, Any]] = json.loads(shown.stdout)["projection"]
+    assert {(row["base_world_size"], row["world_size"], row["micro_batch_size"]) for row in rows} == {
+        (1, 4, 4),
+        (2, 4, 2),
+    }
+    for row in rows:  # a busy machine may be refused, with what to do
+        assert (
+            row["reason"] or row["samples_per_second_low"] < row["samples_per_second"] < row["samples_per_second_high"]
+        )
+    page = (cli.out / "report" / "report.html").read_text(encoding="utf-8")
+    assert "Projection to more devices" in page and "scaling.csv" in {p.name for p in (cli.out / "report").iterdir()}
+
+
+def test_a_world_of_torchrun_measures_collectives_and_one_trial(cli: Cli) -> None:
+    done = run(torchrun(2, "comm", *COMM, "--out", str(cli.out)))
+    assert done.stdout.count("# Collective test starting") == 1, "rank 0 alone prints"
+    words = ["throughput", "pretrain", *TINY[:-2], *WINDOW, "--batch-sizes", "2", "--out", str(cli.out)]
+    done = run(torchrun(2, *words))
+    assert "samples/s" in done.stdout
+    trials = load_run(RunDirectory(cli.out))
+    assert {(t.trial.kind, t.trial.world_size, t.row["status"]) for t in trials} == {
+        ("comm", 2, "ok"), ("throughput", 2, "ok")
+    }  # fmt: skip
+    assert next(t for t in trials if t.trial.kind == "throughput").row["samples_per_step"] == 4
+    refused = subprocess.run(
+        torchrun(2, *words, "--batch-sizes", "2", "4"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert refused.returncode != 0 and "measures one" in refused.stderr
+
+
+def test_parts_of_a_run_on_several_nodes_claim_no_throughput(tmp_path: Path) -> None:
+    from support.rings import Machine
+
+    machine = Machine()
+    trial = machine.write_steps(tmp_path, 4, nodes=2)
+    directory = RunDirectory(tmp_path).trial(trial.trial_id)
+    (whole,) = load_run(RunDirectory(tmp_path))
+    assert whole.row["samples_per_second"] > 0 and whole.row["nodes"] == 2
+    for rank in (2, 3):
+        directory.steps_csv(rank).unlink()
+    (part,) = load_run(RunDirectory(tmp_path))
+    assert part.row["samples_per_second"] is None and "bertbench collect" in part.row["unknown"]["samples_per_second"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_dies_or_hangs_in_a_collective_is_a_row(cli: Cli, number: signal.Signals) -> None:
+    argv = cli.argv("comm", *ENDLESS_COMM, "--timeout-seconds", "25", "--out", str(cli.out))
+    sweep = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: list(cli.out.glob("trials/*/collectives.csv")), "the first measurement")
+    next(p for p in cli.workers() if p.environ()["RANK"] == "1").send_signal(number)
+    _, errors = sweep.communicate(timeout=120)
+    assert sweep.returncode == 3, errors
+    (result,) = cli.results()
+    expected = {signal.SIGKILL: ("crashed", "SIGKILL"), signal.SIGSTOP: ("timeout", "25 s")}[number]
+    assert result["status"] == expected[0] and expected[1] in str(result["reason"])
+    assert not cli.processes()
+
+
+def test_an_interrupted_collective_is_run_again(cli: Cli) -> None:
+    argv = cli.argv("comm", *ENDLESS_COMM, "--out", str(cli.out))
+    sweep = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: list(cli.out.glob("trials/*/collectives.csv")), "the first measurement")
+    sweep.send_signal(signal.SIGINT)
+    _, errors = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130, errors
+    (result,) = cli.results()
+    assert result["status"] == "interrupted" and not cli.processes()

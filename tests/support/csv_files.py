@@ -1,0 +1,47 @@
+"""Small CSVs with a vocabulary of single letters, for tests of the classification of texts."""
+
+import csv
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert.data.csv.config import CsvConfig
+from bert.data.csv.prepare import CsvSummary, prepare
+from bert.data.vocabulary import SPECIAL_PIECES
+
+WORDS = ("red", "green", "blue", "cat", "dog", "bird", "one", "two", "three")
+LETTERS = string.ascii_lowercase + string.digits
+
+
+def write_vocabulary(folder: Path) -> Path:
+    """A vocab.txt that cuts every ASCII word into pieces: a few words, and all letters."""
+    path = folder / "vocab.txt"
+    pieces = [*SPECIAL_PIECES, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS), *".,!?'-=+@"]
+    path.write_text("\n".join(pieces) + "\n")
+    return path
+
+
+def write_rows(path: Path, rows: Sequence[tuple[str, str]], header: tuple[str, str] = ("text", "label")) -> Path:
+    """A CSV of texts and labels."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def colours_and_animals(count: int) -> list[tuple[str, str]]:
+    """Texts that a model learns to tell apart in a few steps: what they name is their label."""
+    kinds = {"colour": WORDS[:3], "animal": WORDS[3:6], "number": WORDS[6:]}
+    labels = list(kinds)
+    return [
+        (f"{kinds[label][number % 3]} {kinds[label][number // 3 % 3]} {LETTERS[number % 36]}{number}", label)
+        for number in range(count)
+        for label in [labels[number % len(labels)]]
+    ]
+
+
+def prepared(path: Path, **options: object) -> CsvSummary:
+    """Prepare a CSV with the vocabulary beside it, made where it is missing."""
+    vocabulary = path.parent / "vocab.txt"
+    if not vocabulary.exists():
+        write_vocabulary(path.parent)
+    return prepare(CsvConfig(**{"input": path, "vocab": vocabulary, **options}), lambda stage, done, total: None)  # type: ignore[arg-type]

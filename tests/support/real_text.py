@@ -1,0 +1,32 @@
+"""The books and Wikipedia articles beside this checkout, prepared for pretraining by the command line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.cli import ROOT
+
+SHARED = ROOT / "../shared/data"
+CORPUS = SHARED / "pretrain"
+VOCABULARY = SHARED / "vocab/bert-uncased.txt"
+
+needs_corpus = pytest.mark.skipif(
+    not (CORPUS.is_dir() and VOCABULARY.is_file()),
+    reason="the corpus is not beside this checkout (shared/data/pretrain)",
+)
+
+
+def argv(*words: object) -> list[str]:
+    return [sys.executable, "-m", "bench.cli.main", *map(str, words)]
+
+
+def run(*words: object, timeout: float = 900) -> None:
+    done = subprocess.run(argv(*words), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def prepare(output: Path, *seq_lens: int) -> Path:
+    """Write the shards of the whole corpus at these lengths; return the folder."""
+    run("data", "pretrain", "--input", CORPUS, "--output", output, "--vocab", VOCABULARY, "--seq-lens", *seq_lens)
+    return output

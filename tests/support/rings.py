@@ -1,0 +1,161 @@
+"""An all-reduce played message by message, and data-parallel steps on top of it: the truth that models are held to."""
+
+import dataclasses
+import heapq
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.comm_records import COLLECTIVE_COLUMNS, CollectiveTest, collectives_csv
+from analysis.records import RunDirectory, Trial, write_record
+
+
+def ring_all_reduce_us(ranks: int, size_bytes: float, alpha_us: float, bandwidth_gb_s: float) -> float:
+    """Play the ring: in each of 2(n-1) rounds a rank sends one n-th to the next, once it has received the last one."""
+    begins = [0.0] * ranks
+    message = alpha_us + size_bytes / ranks / bandwidth_gb_s / 1e3
+    for _ in range(2 * (ranks - 1)):
+        arrivals = [max(begins[rank], begins[rank - 1]) + message for rank in range(ranks)]
+        begins = arrivals
+    return max(begins)
+
+
+def step_ms(
+    works: Sequence[float], ready_ms: Sequence[float], buckets: Sequence[float], backward_ms: float, rest_ms: float,
+    alpha_us: float, bandwidth_gb_s: float,
+) -> float:  # fmt: skip
+    """Play one step as events: every rank's buckets become ready at its own speed, a link carries one after another.
+
+    Args:
+        works: per rank, how slow it is (1: as the times say).
+        ready_ms: of each bucket since the backward pass began.
+        buckets: bytes.
+        backward_ms: the whole pass.
+        rest_ms: what comes before it and after it, scaled with the rank too.
+        alpha_us, bandwidth_gb_s: of the links.
+    """
+    ranks = len(works)
+    before = rest_ms / 2
+    events: list[tuple[float, int, int]] = []
+    for rank, slow in enumerate(works):
+        for bucket, ready in enumerate(ready_ms):
+            heapq.heappush(events, (slow * (before + ready), bucket, rank))
+    waiting = [ranks] * len(buckets)
+    there = [0.0] * len(buckets)
+    while events:
+        now, bucket, _ = heapq.heappop(events)
+        waiting[bucket] -= 1
+        if not waiting[bucket]:
+            there[bucket] = now
+    free = 0.0
+    for bucket, size in enumerate(buckets):
+        free = max(free, there[bucket]) + ring_all_reduce_us(ranks, size, alpha_us, bandwidth_gb_s) / 1e3
+    ends = [slow * (before + backward_ms) for slow in works]
+    return max(max(free, max(ends)) + slow * rest_ms / 2 for slow in works)
+
+
+def write_collectives(
+    run: Path, ranks: int, alpha_us: float, bandwidth_gb_s: float, *, noise: float = 0.01, seed: int = 0,
+    sizes: tuple[int, int, float] = (1024, 256 << 20, 2.0), repetitions: int = 5, bias: float = 0.0, wrong: int = 0,
+    environment: dict[str, Any] | None = None, device: str = "cuda", name: str = "all_reduce", nodes: int = 1,
+    round_number: int = 0,
+) -> Trial:  # fmt: skip
+    """Write a trial of kind comm whose times are those of a ring, with noise per repetition and a bias per size."""
+    random = np.random.default_rng(seed)
+    test = CollectiveTest(name=name, min_bytes=sizes[0], max_bytes=sizes[1], factor=sizes[2], repetitions=repetitions,
+                          iterations=10, warmup=1)  # fmt: skip
+    trial = Trial(kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="",
+                  precision="fp32", world_size=ranks, nodes=nodes, device=device, round=round_number,
+                  collective=test.plain())  # fmt: skip
+    directory = RunDirectory(run).trial(trial.trial_id)
+    directory.path.mkdir(parents=True)
+    write_record(directory.trial_json, trial.to_json())
+    write_record(directory.result_json, {"status": "ok", "reason": ""})
+    write_record(directory.env_json, environment or {"gpus": [{"name": "G"}] * 64, "cpu": {"physical_cores": 8}})
+    lines = [",".join(COLLECTIVE_COLUMNS)]
+    for size in test.sizes("fp32", ranks):
+        true = ring_all_reduce_us(ranks, size, alpha_us, bandwidth_gb_s) * (1 + bias * random.standard_normal())
+        for number in range(repetitions):
+            time = true * float(np.exp(noise * random.standard_normal()))
+            lines.append(f"{size},{size // 4},in_place,{number},10,{time:.6f},{wrong}")
+    collectives_csv(directory).write_text("\n".join(lines) + "\n")
+    for rank in range(ranks):
+        place = {"host": "node-a", "pid": 100 + rank, "device": "Example GPU"}
+        write_record(directory.rank_json(rank), {"rank": rank, "place": place})
+    return trial
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A cluster whose truth is known."""
+
+    alpha_us: float = 12.0
+    bandwidth_gb_s: float = 20.0
+    backward_ms: float = 60.0
+    rest_ms: float = 40.0
+    jitter: float = 0.02
+    """Standard deviation of a rank's speed from step to step."""
+    gradients: tuple[int, ...] = (3 << 20,) * 30
+    """Bytes of each, the last registered first."""
+    bucket_mib: int | None = None
+    """Size of all buckets, where one is asked for."""
+
+    def ready(self) -> list[float]:
+        """When each gradient is ready."""
+        share = np.cumsum(self.gradients) / sum(self.gradients)
+        return [float(value) for value in share * self.backward_ms]
+
+    def steps(self, ranks: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return [count] times of steps in ms, and [count, ranks] own works, as the suite would measure them."""
+        from analysis.metrics.buckets import backward_pass
+
+        record = {"bytes": self.gradients, "ready_ms": self.ready(), "backward_ms": self.backward_ms}
+        buckets = backward_pass(record, self.bucket_mib)
+        random = np.random.default_rng(seed)
+        slow = 1 + self.jitter * random.standard_normal((count, ranks))
+        times = [
+            step_ms(row, buckets.ready_ms.tolist(), buckets.bucket_bytes.tolist(), self.backward_ms, self.rest_ms,
+                    self.alpha_us, self.bandwidth_gb_s)
+            if ranks > 1 else float(row[0]) * (self.backward_ms + self.rest_ms)
+            for row in slow
+        ]  # fmt: skip
+        return np.array(times), slow * (self.backward_ms + self.rest_ms)
+
+    def write_steps(
+        self, run: Path, ranks: int, *, count: int = 60, seed: int = 0, batch: int = 8, round_number: int = 0,
+        timeline: bool = True, device: str = "cuda", nodes: int = 1, recomputing: bool = False,
+    ) -> Trial:  # fmt: skip
+        """Write a throughput trial of this machine."""
+        from analysis.records import STEP_COLUMNS
+
+        trial = Trial(
+            strategy="ddp" if ranks > 1 else "single", world_size=ranks, nodes=nodes, device=device, precision="fp32",
+            micro_batch_size=batch, start_iteration=0, stop_iteration=count, round=round_number,
+            activation_checkpointing=recomputing,
+            strategy_options=f'{{"bucket_mib":{self.bucket_mib}}}' if self.bucket_mib and ranks > 1 else "",
+        )  # fmt: skip
+        directory = RunDirectory(run).trial(trial.trial_id)
+        directory.path.mkdir(parents=True)
+        write_record(directory.trial_json, trial.to_json())
+        write_record(directory.result_json, {"status": "ok", "reason": ""})
+        write_record(directory.env_json, {"gpus": [{"name": "G"}] * 64, "cpu": {"physical_cores": 8}})
+        times, works = self.steps(ranks, count, seed)
+        part = self.backward_ms / (self.backward_ms + self.rest_ms)
+        for rank in range(ranks):
+            lines = [",".join(STEP_COLUMNS)]
+            for step, time in enumerate(times):
+                work = works[step, rank]
+                values = {"step": step, "start_ns": 10**18 + step, "step_time_ms": time, "data_wait_ms": 0.0,
+                          "forward_ms": 0.3 * work, "backward_ms": part * work, "optimizer_ms": 0.1 * work,
+                          "communication_ms": "" if ranks == 1 else time - work, "samples": batch,
+                          "real_tokens": 128 * batch, "padded_tokens": 128 * batch}  # fmt: skip
+                lines.append(",".join(str(values.get(name, 1)) for name in STEP_COLUMNS))
+            directory.steps_csv(rank).write_text("\n".join(lines) + "\n")
+            record = {"bytes": list(self.gradients), "ready_ms": self.ready(), "backward_ms": self.backward_ms}
+            write_record(
+                directory.rank_json(rank),
+                {"rank": rank, "peak_memory_bytes": 1, "backward": record if timeline else None},
+            )
+        return trial

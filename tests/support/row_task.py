@@ -1,0 +1,134 @@
+"""A small task on whole rows, for tests of what such tasks have in common: made-up rows in .npz files."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from bert.data.ragged import Ragged
+from bert.data.rows import TokenRows
+from bert.tasks import DATA, TASKS
+from bert.tasks.classification_data import EVALUATION, FINE_TUNING, ClassificationData, rows_behind
+from bert.tasks.data import DataSource
+from bert.tasks.options import TaskOption
+from common.errors import InputError
+
+NAME = "rows"
+VOCAB = 300
+CLS, SEP = 101, 102
+FIRST_ID = 200
+
+
+def made_rows(
+    count: int,
+    labels: int = 3,
+    max_seq_length: int = 24,
+    seed: int = 0,
+    regression: bool = False,
+    vocabulary: str = "words",
+    columns: Mapping[str, Any] | None = None,
+) -> TokenRows:
+    """Rows that can be learned: the first word of a row says its label; row i has the number i in column 2."""
+    rng = np.random.default_rng(seed)
+    classes = rng.integers(0, max(labels, 2), count)
+    rows, second = [], []
+    for number in range(count):
+        length = int(rng.integers(5, max_seq_length + 1))
+        ids = rng.integers(FIRST_ID + 50, VOCAB, length)
+        ids[0], ids[1], ids[2], ids[-1] = CLS, FIRST_ID + classes[number], FIRST_ID + 50 + number % 50, SEP
+        rows.append(ids)
+        second.append(int(rng.integers(3, length + 1)))
+    values = (classes / 2).astype(np.float32) if regression else classes.astype(np.int64)
+    digest = hashlib.blake2b(digest_size=8)
+    for row in rows:
+        digest.update(row.astype("<i8").tobytes())
+    digest.update(values.tobytes())
+    return TokenRows(
+        ids=Ragged.of(rows),
+        second=np.array(second, dtype=np.int64),
+        labels=values,
+        columns=columns or {},
+        fingerprint=digest.hexdigest(),
+        vocab_size=VOCAB,
+        vocabulary=vocabulary,
+        pad_id=0,
+        max_seq_length=max_seq_length,
+    )
+
+
+def write_rows(folder: Path, training: TokenRows, evaluation: TokenRows) -> Path:
+    """Write both splits into a folder that RowData reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, rows in (("training", training), ("evaluation", evaluation)):
+        np.savez(
+            folder / f"{split}.npz",
+            values=rows.ids.values, offsets=rows.ids.offsets, second=rows.second, labels=rows.labels,
+            about=np.array([rows.vocab_size, rows.pad_id, rows.max_seq_length]),
+            hashes=np.array([rows.fingerprint, rows.vocabulary]),
+        )  # fmt: skip
+    return folder
+
+
+class RowData(ClassificationData):
+    """Folders of two .npz files."""
+
+    name = NAME
+    seq_len = 24
+    options = (
+        TaskOption(name="labels", kind=int, from_data=True),
+        TaskOption(name="head", kind=str, default="concat", choices=("concat", "mul")),
+        TaskOption(name="sample_limit", kind=int),
+        TaskOption(name="train_on_all", kind=bool, default=False),
+    )
+    defaults = MappingProxyType({**FINE_TUNING, "seq_len": 24, "preset": "tiny", "epochs": 1.0})
+
+    def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:
+        path = source / f"{split}.npz"
+        if not path.is_file():
+            raise InputError(f"there are no rows at {path}: make them with `{self.prepare_command(seq_len or 24)}`")
+        found = np.load(path)
+        vocab_size, pad_id, longest = (int(value) for value in found["about"])
+        fingerprint, vocabulary = (str(value) for value in found["hashes"])
+        limit = options.get("sample_limit") if split != EVALUATION else None
+        count = min(limit or len(found["second"]), len(found["second"]))
+        offsets = found["offsets"][: count + 1]
+        return TokenRows(
+            ids=Ragged(found["values"][: offsets[-1]], offsets),
+            second=found["second"][:count],
+            labels=found["labels"][:count],
+            fingerprint=f"{fingerprint}-{count}",
+            vocab_size=vocab_size,
+            vocabulary=vocabulary,
+            pad_id=pad_id,
+            max_seq_length=longest,
+        )
+
+    def labels(self, options: Mapping[str, Any]) -> int:
+        return int(options["labels"])
+
+    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
+        place = rows_behind(source.source)
+        if place is None:
+            return {"labels": 2, **options}
+        found = self.rows(place, "training", {})
+        return {**options, "labels": int(found.labels.max()) + 1}
+
+    def prepare_command(self, seq_len: int) -> str:
+        return f"bertbench data rows --max-seq-length {seq_len}"
+
+
+def register() -> None:
+    """Make the task known in this process: row_task_site does it, tests in one process do it by monkeypatch."""
+    TASKS[NAME] = "support.row_task_hugging_face:RowTask"
+    DATA[NAME] = "support.row_task:RowData"
+
+
+def environment() -> dict[str, str]:
+    """Return variables with which processes know the task."""
+    tests = Path(__file__).resolve().parents[1]
+    paths = [tests / "support" / "row_task_site", tests, tests.parent]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}

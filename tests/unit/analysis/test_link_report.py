@@ -1,0 +1,86 @@
+"""The parts of a report about links: shown where there are any, whole where records are damaged or results wrong."""
+
+from pathlib import Path
+
+import pytest
+from support.rings import Machine, write_collectives
+
+from analysis.comm_records import collectives_csv
+from analysis.load import load_run
+from analysis.metrics.buckets import Backward, exposed_ms
+from analysis.metrics.links import Link
+from analysis.metrics.scaling import measured_efficiency
+from analysis.records import RunDirectory
+from analysis.report.comm_text import projection_text
+from analysis.report.html import write_report
+
+
+def page_of(run: Path, *sizes: int) -> str:
+    return write_report(RunDirectory(run), project_to=sizes).read_text(encoding="utf-8")
+
+
+def test_a_run_of_both_shows_links_scaling_and_a_projection_that_is_marked_as_one(tmp_path: Path) -> None:
+    machine = Machine()
+    for ranks in (1, 2, 4):
+        machine.write_steps(tmp_path, ranks, seed=ranks)
+    for ranks in (2, 4):
+        write_collectives(tmp_path, ranks, machine.alpha_us, machine.bandwidth_gb_s)
+    page = page_of(tmp_path, 16, 40)
+    assert "A PROJECTION, not a measurement" in page and "Simulated, not measured" in page
+    assert "Not projected" in page and "carries to 32" in page
+    assert "all_reduce fp32, 2 and 4 ranks: time = " in page
+    report = tmp_path / "report"
+    names = {path.name for path in report.iterdir()}
+    assert {"collectives.png", "projection.png", "scaling.png", "collectives.csv", "links.csv", "link_residuals.csv",
+            "projection.csv", "scaling.csv"} <= names  # fmt: skip
+    assert ",comm," not in (report / "results.csv").read_text(), (
+        "collectives train nothing and are no results of training"
+    )
+    plain = page_of(tmp_path)
+    assert "Projection to more devices" not in plain and "Collectives: time against size" in plain
+
+
+def test_efficiency_has_an_interval_around_it(tmp_path: Path) -> None:
+    machine = Machine()
+    for number in range(3):
+        for ranks in (1, 4):
+            machine.write_steps(tmp_path, ranks, seed=10 * ranks + number, round_number=number)
+    base, row = measured_efficiency(load_run(RunDirectory(tmp_path)))
+    assert base["efficiency"] == 1.0 and base["efficiency_low"] is None
+    assert row["rounds"] == 3 and row["efficiency_low"] < row["efficiency"] < row["efficiency_high"]
+    assert row["efficiency_high"] - row["efficiency_low"] < 0.1
+
+
+@pytest.mark.parametrize("damage", ["size_bytes,count\n1,x\n", "size_bytes,time_us\n1,nan\n"])
+def test_damaged_measurements_are_named_and_the_rest_is_shown(tmp_path: Path, damage: str) -> None:
+    whole = write_collectives(tmp_path, 4, 12.0, 20.0)
+    broken = write_collectives(tmp_path, 2, 12.0, 20.0)
+    collectives_csv(RunDirectory(tmp_path).trial(broken.trial_id)).write_text(damage)
+    statuses = {trial.trial.trial_id: trial.row["status"] for trial in load_run(RunDirectory(tmp_path))}
+    assert statuses == {whole.trial_id: "ok", broken.trial_id: "crashed"}
+    page = page_of(tmp_path)
+    assert "all_reduce fp32 on 2 cuda" in page and "collectives.csv" in page
+    assert "all_reduce fp32, 4 ranks: time = " in page
+
+
+def test_wrong_results_have_a_table_and_no_line(tmp_path: Path) -> None:
+    write_collectives(tmp_path, 2, 12.0, 20.0, wrong=3)
+    page = page_of(tmp_path)
+    assert "wrong elements" in page and "time = " not in page
+
+
+def test_nothing_to_project_is_said() -> None:
+    assert projection_text([]) == "no measured throughput that could be projected"
+
+
+def test_the_examples_of_the_page_about_scaling() -> None:
+    import numpy as np
+
+    bare = {"collective": "all_reduce", "dtype": "fp32", "placement": "in_place", "device": "cuda", "nodes": 1}
+    line = Link(**bare, points=(), alpha_us=12.0, bandwidth_gb_s=20.0)
+    backward = Backward(np.array([1, 25, 94]) * 2.0**20, np.array([2.0, 30.0, 60.0]), 60.0)
+    durations = np.array([line.time_us(size, 16) / 1e3 for size in backward.bucket_bytes])
+    assert durations == pytest.approx([0.46, 2.82, 9.60], abs=0.005)
+    assert exposed_ms(backward.ready_ms, durations, 60.0) == pytest.approx(9.6, abs=0.01)
+    bandwidth = 67_108_864 / 0.0012 / 1e9
+    assert bandwidth == pytest.approx(55.9, abs=0.05)

@@ -1,0 +1,227 @@
+"""The floor and the waterfall of parts whose times are known, and what damaged records do."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.component_records import COMPONENT_COLUMNS, Component, components_csv, read_rounds, write_components
+from analysis.load import load_run
+from analysis.metrics.speed_of_light import (
+    Ceilings,
+    Step,
+    component_rows,
+    summarize_components,
+    waterfall,
+)
+from analysis.record_columns import STEP_COLUMNS
+from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
+from analysis.report.html import write_report
+from analysis.report.light_figures import spans
+from analysis.report.light_text import light_text, with_floor
+from common.errors import SchemaError
+
+# 1 GFLOP takes 1 ms, 1 MB takes 1 ms.
+CEILINGS = Ceilings(flops_per_second=1e12, bytes_per_second=1e9)
+PARTS = [
+    Component(name="layer", group="layers", shape="", calls_per_step=4, model_flops=5e9, computed_flops=8e9),
+    Component(name="attention", group="attention", shape="", calls_per_step=2, model_flops=1e9, computed_flops=1e9),
+    Component(name="decoder", group="head", shape="", calls_per_step=1, model_flops=2e9, computed_flops=2e9),
+    Component(name="loss", group="head", shape="", calls_per_step=1, bytes=1e6),
+    Component(name="GELU", group="elementwise", shape="", calls_per_step=2, bytes=3e6),
+    Component(name="casts", group="copies", shape="", calls_per_step=4),
+    Component(name="update", group="optimizer", shape="", calls_per_step=1, bytes=10e6),
+    Component(name="clipping", group="optimizer", shape="", calls_per_step=0, bytes=4e6),
+]
+TIMES = {
+    "layer": [10.0, 11.0, 12.0],
+    "attention": [6.0, 6.0, 6.0],
+    "decoder": [3.0, 3.0, 3.0],
+    "loss": [2.0, 2.0, 2.0],
+    "GELU": [2.5, 2.5, 2.5],
+    "casts": [0.5, 0.5, 0.5],
+    "update": [14.0, 14.0, 14.0],
+    "clipping": [5.0, 5.0, 5.0],
+}
+EXPECTED = {
+    "products at the peak": 4 * 5 + 2 * 1 + 2,
+    "memory-bound parts at the bandwidth": 1 + 2 * 3 + 10,
+    "products on padding": 4 * 3,
+    "products below the peak": 4 * (11 - 8),
+    "attention": 2 * (6 - 1),
+    "head and its loss": (3 - 2) + (2 - 1),
+    "elementwise parts": 2 * (2.5 - 3),
+    "casts and sums of gradients": 4 * 0.5,
+    "optimizer": 14 - 10,
+    "waiting for data": 1.5,
+    "communication": 2.5,
+    "not explained": 100 - 24 - 17 - 12 - 12 - 10 - 2 + 1 - 2 - 4 - 1.5 - 2.5,
+    "measured step": 100,
+}
+
+
+def bars() -> list[dict[str, Any]]:
+    step = Step(time_ms=100.0, low_ms=98.0, high_ms=103.0, data_wait_ms=1.5, communication_ms=2.5)
+    return waterfall(PARTS, TIMES, CEILINGS, step)
+
+
+def test_parts_of_known_times_give_the_known_waterfall() -> None:
+    found = bars()
+    assert {bar["name"]: bar["ms"] for bar in found} == pytest.approx(EXPECTED)
+    assert [bar["name"] for bar in found] == list(EXPECTED)
+    assert sum(bar["ms"] for bar in found[:-1]) == pytest.approx(found[-1]["ms"])
+    assert {bar["name"]: bar["share"] for bar in found} == pytest.approx({k: v / 100 for k, v in EXPECTED.items()})
+    layers = next(bar for bar in found if bar["name"] == "products below the peak")
+    assert (layers["ms_low"], layers["ms_high"]) == (pytest.approx(4 * 2), pytest.approx(4 * 4))
+    assert (found[-1]["ms_low"], found[-1]["ms_high"]) == (98.0, 103.0)
+
+
+def test_bars_follow_each_other_and_end_at_the_step() -> None:
+    ends = spans(bars())
+    assert ends[0][0] == 0.0 and ends[-1] == (0.0, pytest.approx(100.0))
+    assert [end for _, end in ends[:-2]] == [begin for begin, _ in ends[1:-1]]
+    assert ends[-2][1] == pytest.approx(100.0)
+    floor = with_floor(bars())[2]
+    assert floor["name"] == "= floor" and floor["ms"] == pytest.approx(41.0)
+
+
+def test_a_part_reaches_a_share_of_the_ceiling_that_bounds_it() -> None:
+    rows = {row["name"]: row for row in component_rows(PARTS, TIMES, CEILINGS)}
+    layer = rows["layer"]
+    assert (layer["time_ms"], layer["step_ms"], layer["floor_ms"]) == (11.0, 44.0, pytest.approx(20.0))
+    assert layer["flops_per_second"] == pytest.approx(8e9 / 11e-3)
+    assert layer["of_ceiling"] == pytest.approx(8 / 11)
+    assert rows["GELU"]["of_ceiling"] == pytest.approx(3 / 2.5) and rows["GELU"]["flops_per_second"] is None
+    assert rows["casts"]["of_ceiling"] is None and rows["casts"]["floor_ms"] == 0.0
+    assert rows["clipping"]["step_ms"] == 0.0 and rows["clipping"]["time_ms"] == 5.0
+
+
+def test_one_round_has_no_interval() -> None:
+    step = Step(time_ms=100.0, low_ms=None, high_ms=None, data_wait_ms=0.0, communication_ms=0.0)
+    found = waterfall(PARTS, {name: times[:1] for name, times in TIMES.items()}, CEILINGS, step)
+    assert {(bar["ms_low"], bar["ms_high"]) for bar in found} == {(None, None)}
+
+
+def write_trial(run: Path, after_ms: float = 100.0, ranks: int = 1) -> TrialDirectory:
+    """A trial of kind components as bench writes it."""
+    trial = Trial(kind="components", preset="tiny", world_size=ranks, strategy="ddp" if ranks > 1 else "single")
+    directory = RunDirectory(run).trial(trial.trial_id)
+    directory.path.mkdir(parents=True)
+    write_record(directory.trial_json, trial.to_json())
+    write_record(directory.result_json, {"trial_id": trial.trial_id, "status": "ok", "reason": ""})
+    write_components(directory, PARTS, {"layout": "padded"})
+    times = [500.0, 100.0, 100.0, *(100.0 for _ in range(3)), after_ms, after_ms]
+    series = {"warmup": [0, 1], "before": [1, 3], "rounds": [3, 6], "after": [6, 8]}
+    for rank in range(ranks):
+        with components_csv(directory, rank).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(COMPONENT_COLUMNS)
+            for number in range(3):
+                # The last rank is the slowest; a fourth round is cut short.
+                rows = [(number, name, 1, TIMES[name][number] * (rank + 1) / ranks) for name in TIMES]
+                writer.writerows(rows)
+            writer.writerow([3, "layer", 1, 9.0])
+        with directory.steps_csv(rank).open("w", newline="", encoding="utf-8") as file:
+            steps = csv.DictWriter(file, STEP_COLUMNS)
+            steps.writeheader()
+            for number, time in enumerate(times):
+                counts = {"samples": 8, "real_tokens": 800, "padded_tokens": 1024, "model_flops": 24e9}
+                parts = {"data_wait_ms": 1.5, "communication_ms": 2.5}
+                row = {"step": number, "start_ns": 10**9 * number, "step_time_ms": time, **parts, **counts}
+                steps.writerow({**dict.fromkeys(STEP_COLUMNS, ""), **row})
+        ceilings = {
+            "measured_peak": {"before": 9e11, "after": 1e12},
+            "measured_bandwidth": {"before": 1e9, "after": 8e8},
+        }
+        write_record(directory.rank_json(rank), {"rank": rank, "series": series, "steps": len(times), **ceilings})
+    return directory
+
+
+def summary(directory: TrialDirectory) -> dict[str, Any]:
+    return summarize_components(directory.read_trial(), directory)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_records_give_the_same_waterfall_and_the_slowest_rank_counts(tmp_path: Path, ranks: int) -> None:
+    found = summary(write_trial(tmp_path, ranks=ranks))
+    assert {bar["name"]: bar["ms"] for bar in found["waterfall"]} == pytest.approx(EXPECTED)
+    assert (found["floor_ms"], found["of_floor"], found["rounds"]) == (pytest.approx(41.0), pytest.approx(0.41), 3)
+    assert found["step_time_ms"] == 100.0 and found["steps_measured"] == 7
+    assert found["mfu"] == pytest.approx(0.24)
+    expected = {"steps": 0.0, "peak": pytest.approx(1 / 9), "bandwidth": pytest.approx(-0.2)}
+    assert found["drift"] == expected
+    assert "drifted" not in {caution["code"] for caution in found["cautions"]}
+
+
+def test_a_machine_that_changes_speed_is_named(tmp_path: Path) -> None:
+    found = summary(write_trial(tmp_path, after_ms=130.0))
+    assert found["drift"]["steps"] == pytest.approx(0.3)
+    (caution,) = [caution for caution in found["cautions"] if caution["code"] == "drifted"]
+    assert "30% longer" in caution["message"]
+
+
+def test_a_large_rest_is_named(tmp_path: Path) -> None:
+    directory = write_trial(tmp_path)
+    path = components_csv(directory, 0)
+    path.write_text(path.read_text().replace("layer,1,1", "layer,1,9"))
+    codes = {caution["code"] for caution in summary(directory)["cautions"]}
+    assert "not_explained" in codes
+
+
+def test_the_report_shows_table_and_picture(tmp_path: Path) -> None:
+    write_trial(tmp_path)
+    page = write_report(RunDirectory(tmp_path)).read_text(encoding="utf-8")
+    assert "Speed of light" in page and "= floor" in page and "A step was taken apart" in page
+    assert {path.name for path in (tmp_path / "report").iterdir()} >= {
+        "waterfall-0.png", "waterfall-0.csv", "components-0.csv"
+    }  # fmt: skip
+    (trial,) = load_run(RunDirectory(tmp_path))
+    text = light_text(trial)
+    assert "takes 100 ms a step; its floor is 41.0 ms, 41.0 % of it" in text
+    assert "measured peak 1 TFLOP/s, memory bandwidth 1.00 GB/s" in text
+    assert "-1.00" in text, "a part that is faster than memory stands below 0"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("components.json", "{", "cannot read"),
+        ("components.json", '{"schema_version": 1}', "does not list the parts"),
+        ("components.json", '{"schema_version": 1, "components": [{"name": 1}]}', "does not list the parts"),
+        ("components.json", '{"schema_version": 1, "components": []}', "lists no parts"),
+        ("components-0.csv", "round,component,calls,time_ms\n", "no finished round"),
+        ("components-0.csv", "round,component,calls,time_ms\n0,layer,1,nan\n", "no measurement"),
+        ("components-0.csv", "round,component,calls,time_ms\n0,layer,one,1\n", "line 2"),
+        ("rank-0.json", '{"schema_version": 1}', "which steps were made when"),
+        ("steps-0.csv", "step\n", "no whole step"),
+    ],
+)
+def test_a_damaged_record_is_named_and_the_run_is_still_read(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    directory = write_trial(tmp_path)
+    (directory.path / name).write_text(text)
+    with pytest.raises(SchemaError, match=message):
+        summary(directory)
+    (trial,) = load_run(RunDirectory(tmp_path))
+    assert trial.row["status"] == "crashed"
+
+
+def test_without_a_peak_there_is_no_floor(tmp_path: Path) -> None:
+    directory = write_trial(tmp_path)
+    record = json.loads(directory.rank_json(0).read_text())
+    write_record(directory.rank_json(0), {**record, "measured_bandwidth": {}})
+    with pytest.raises(SchemaError, match="above 0"):
+        summary(directory)
+
+
+def test_a_part_twice_or_of_no_group_is_refused(tmp_path: Path) -> None:
+    directory = write_trial(tmp_path)
+    write_components(directory, [PARTS[0], PARTS[0]], {})
+    with pytest.raises(SchemaError, match="twice"):
+        summary(directory)
+    with pytest.raises(SchemaError, match="no part of a step"):
+        Component(name="a", group="other", shape="", calls_per_step=1)
+    assert read_rounds(directory, PARTS[:1]) == {"layer": [10.0, 11.0, 12.0, 9.0]}

@@ -1,0 +1,89 @@
+"""Texts and pictures of a study: the best first and always inside the picture, names from outside harmless."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.report.drawing import canvas
+from analysis.report.tune_figures import _robust_limits, choice_labels
+from analysis.report.tune_page import write_tune_report
+from analysis.report.tune_text import ordered, tune_text
+
+
+def trial(number: int, state: str, value: float | None, **more: Any) -> dict[str, Any]:
+    own = {"values": {"learning_rate": 1e-4 * (number + 1), "init": "/w/<b>a"}, "readings": [[0, 1.0], [1, 2.0]]}
+    rest = {"seconds": 2.5, "reason": "", "killed": 0, "same_as": None, "folder": f"trial-{number:04d}"}
+    return {"number": number, "state": state, "value": value, **own, **rest, **more}
+
+
+def study(maximize: bool = True) -> dict[str, Any]:
+    trials = [
+        trial(0, "failed", None, reason="oom: no memory"), trial(1, "complete", 70.0), trial(2, "complete", 90.0),
+        trial(3, "pruned", 20.0), trial(4, "complete", 80.0, same_as=1),
+        trial(5, "failed", None, reason="oom: no memory"),
+    ]  # fmt: skip
+    return {
+        "task": "squad", "objective": {"name": "f1", "label": "F1", "maximize": maximize},
+        "space": {"learning_rate": "log:0.0001:0.001", "init": "/w/<b>a,/w/$b"}, "training": {"data": "/d", "steps": 3},
+        "search": {"sampler": "tpe", "seed": 0, "startup_trials": 3, "pruner": "median", "trials": 6}, "trials": trials,
+        "best": {**trials[2 if maximize else 1], "command": "bertbench train squad --init '/w/<b>a'"},
+        "importance": {"evaluator": "ped-anova", "shares": {"learning_rate": 0.9, "init": 0.1}, "absent": ""},
+    }  # fmt: skip
+
+
+def test_complete_trials_come_first_by_value_then_the_others() -> None:
+    assert [row["number"] for row in ordered(study())] == [2, 4, 1, 3, 0, 5]
+    assert [row["number"] for row in ordered(study(maximize=False))] == [1, 4, 2, 3, 0, 5]
+
+
+def test_the_text_says_what_counts() -> None:
+    shown = tune_text(study())
+    assert "best:    trial 2, F1 90.00" in shown and "again:   bertbench train squad" in shown
+    assert "failed:  0, 5: oom: no memory" in shown  # the same reason once
+    assert "3 complete, 1 pruned, 2 failed, 1 of them repeat earlier values" in shown
+    assert "learning_rate 90.0 %" in shown and "a rough idea, from 3 complete trials" in shown
+
+
+def test_the_page_escapes_names_and_holds_every_picture(tmp_path: Path) -> None:
+    written = write_tune_report(study(), tmp_path)
+    assert [path.name for path in written[2:]] == ["history.png", "importance.png", "parameters.png", "courses.png"]
+    page = written[0].read_text()
+    assert page.count("data:image/png") == 4 and "<b>a" not in page
+
+
+def test_a_study_without_results_has_a_page_too(tmp_path: Path) -> None:
+    empty = {**study(), "trials": [trial(0, "failed", None, reason="x")], "best": None}
+    empty["importance"] = {"evaluator": "mdi", "shares": {}, "absent": "two complete trials are needed"}
+    assert [path.name for path in write_tune_report(empty, tmp_path)] == ["report.html", "trials.csv"]
+    assert "No trial came to its end." in (tmp_path / "report.html").read_text()
+    assert "unknown, two complete trials are needed" in tune_text(empty)
+
+
+def test_results_that_are_far_worse_are_cut_off_and_the_best_never() -> None:
+    for maximize, values in ((True, [78.0] * 8 + [93.0, 5.0]), (False, [4.0] * 8 + [2.0, 400.0])):
+        figure, (axis,) = canvas(4, 3)
+        axis.scatter(range(len(values)), values)
+        _robust_limits(axis, study(maximize), [{"value": value} for value in values])
+        low, high = axis.get_ylim()
+        best, worst = (max(values), min(values)) if maximize else (min(values), max(values))
+        assert low < best < high and not low < worst < high and axis.get_title().startswith("1 far worse")
+        figure.clear()
+
+
+@pytest.mark.parametrize(
+    ("choices", "shown"),
+    [
+        (["mul", "concat"], ["mul", "concat"]),
+        (["weights/mini", "weights/large/"], ["mini", "large"]),
+        (["a/step-9", "b/step-9"], ["a/step-9", "b/step-9"]),
+        (
+            ["runs/a/checkpoints/step-10", "runs/b/checkpoints/step-10"],
+            ["1: …eckpoints/step-10", "2: …eckpoints/step-10"],
+        ),
+        (["x" * 60, "_y"], ["…" + "x" * 17, " _y"]),
+    ],
+    ids=["words", "ends", "whole", "alike", "long"],
+)
+def test_labels_of_values_are_short_and_each_another_one(choices: list[str], shown: list[str]) -> None:
+    assert choice_labels(choices) == shown

@@ -1,0 +1,176 @@
+"""The search for the fastest configuration, on cost functions whose optimum is known."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records import RunDirectory, Trial, read_record
+from bench import autotune_trials
+from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
+from bench.devices import Devices
+from bench.launch import LaunchOptions
+
+GIB = 2**30
+DDP = (("ddp", ""),)
+
+
+def memory(point: Point) -> int:
+    per_sample = GIB // 16 if point.recompute else GIB // 4
+    return GIB + point.micro_batch_size * per_sample
+
+
+def rate(point: Point) -> float:
+    """Saturates, falls beyond 24; recomputation costs a quarter; 50 MiB are the best buckets."""
+    size = point.micro_batch_size
+    speed = 1000 * size / (size + 8) - max(0, size - 24) * 12
+    speed *= {"": 1.0, '{"bucket_mib":50}': 1.05, '{"bucket_mib":100}': 1.02}.get(point.options, 0.95)
+    return speed * (0.75 if point.recompute else 1) * (0.8 if point.strategy == "fsdp" else 1)
+
+
+class Machine:
+    """Runs points in no time."""
+
+    def __init__(
+        self, limit: int | None = None, speed: Callable[[Point], float] = rate, refuses: tuple[str, ...] = ()
+    ) -> None:
+        self.limit, self.speed, self.refuses = limit, speed, refuses
+        self.ran: list[Point] = []
+        self.said: dict[Point, tuple[int, int]] = {}
+
+    def measure(self, point: Point, predicted: int, expected: int) -> Measured:
+        self.ran.append(point)
+        self.said[point] = predicted, expected
+        values: dict[str, Any] = {"point": point, "predicted_bytes": predicted, "expected_bytes": expected}
+        if point.strategy in self.refuses:
+            return Measured(
+                **values, status="refused", samples_per_second=None, peak_memory_bytes=None, reason="not installed"
+            )
+        if self.limit is not None and memory(point) > self.limit:
+            return Measured(**values, status="oom", samples_per_second=None, peak_memory_bytes=None)
+        return Measured(**values, status="ok", samples_per_second=self.speed(point), peak_memory_bytes=memory(point))
+
+    def search(self, space: Space, predict: Callable[[Point], int] = memory) -> Outcome:
+        return search(space, self.measure, predict)
+
+
+def test_the_optimum_is_found_with_far_fewer_trials_than_the_grid_has() -> None:
+    machine, space = Machine(), Space(strategies=DDP, last_batch=256, rounds=0)
+    found = machine.search(space)
+    assert found.best is not None
+    best = max(
+        (Point(strategy="ddp", options=options, micro_batch_size=size) for size in range(1, 257)
+         for options in ("", '{"bucket_mib":50}')), key=rate,
+    )  # fmt: skip
+    assert found.best.point.options == best.options and found.best.rate >= 0.99 * rate(best)
+    assert len(machine.ran) < 0.25 * grid_size(space) and len(machine.ran) == len(set(machine.ran))
+
+
+def test_growth_stops_where_samples_per_second_fall_and_recomputing_is_not_tried_then() -> None:
+    machine = Machine()
+    found = machine.search(Space(strategies=DDP, last_batch=4096, buckets_mib=(), rounds=0))
+    assert max(point.micro_batch_size for point in machine.ran) == 64
+    assert not any(point.recompute for point in machine.ran)
+    assert dict(found.left_out)["ddp recomputing"].startswith("memory did not end the growth")
+
+
+def test_where_memory_ends_the_growth_recomputing_goes_on_from_there() -> None:
+    linear = Machine(limit=5 * GIB, speed=lambda point: point.micro_batch_size * (0.75 if point.recompute else 1.0))
+    found = linear.search(Space(strategies=DDP, limit_bytes=5 * GIB, buckets_mib=(), rounds=0))
+    assert found.best is not None and found.best.point.recompute and found.best.point.micro_batch_size == 64
+    again = [point.micro_batch_size for point in linear.ran if point.recompute]
+    assert min(again) == 32, "smaller ones are slower than without it"
+
+
+def test_what_is_expected_not_to_fit_is_never_run() -> None:
+    machine = Machine(limit=5 * GIB, speed=lambda point: float(point.micro_batch_size))
+    machine.search(Space(strategies=DDP, limit_bytes=5 * GIB, recompute=(False,), buckets_mib=(), rounds=0))
+    assert all(memory(point) <= 5 * GIB for point in machine.ran)
+    assert max(point.micro_batch_size for point in machine.ran) == 16
+
+
+def test_measured_memory_sets_a_wrong_prediction_right() -> None:
+    machine = Machine(limit=5 * GIB, speed=lambda point: float(point.micro_batch_size))
+    space = Space(strategies=DDP, limit_bytes=5 * GIB, recompute=(False,), buckets_mib=(), rounds=0)
+    found = machine.search(space, predict=lambda point: 3 * GIB + point.micro_batch_size)
+    assert found.best is not None and found.best.point.micro_batch_size == 16
+    predicted, expected = machine.said[Point(strategy="ddp", micro_batch_size=16)]
+    assert predicted == 3 * GIB + 16 and expected == pytest.approx(memory(Point(strategy="ddp", micro_batch_size=16)))
+    assert max(point.micro_batch_size for point in machine.ran) == 16, "that 18 would not fit is known by then"
+
+
+def test_a_trial_out_of_memory_bounds_what_is_tried_after_it() -> None:
+    machine = Machine(limit=4 * GIB, speed=lambda point: float(point.micro_batch_size))
+    found = machine.search(Space(strategies=DDP, recompute=(False,), buckets_mib=(), rounds=0))
+    assert found.best is not None and found.best.point.micro_batch_size == 12
+    assert [point.micro_batch_size for point in machine.ran].count(16) == 1
+
+
+def test_a_strategy_that_is_refused_is_left_out_and_said() -> None:
+    machine = Machine(refuses=("deepspeed",))
+    space = Space(strategies=(("deepspeed", ""), *DDP, ("fsdp", "")), buckets_mib=(), last_batch=64, rounds=0)
+    found = machine.search(space)
+    assert found.best is not None and found.best.point.strategy == "ddp"
+    assert dict(found.left_out)["deepspeed, micro batch 1"] == "refused: not installed"
+    started = [point.micro_batch_size for point in machine.ran if point.strategy == "fsdp"]
+    assert started[0] > 1, "others begin near the best so far"
+
+
+def test_no_size_outside_the_bounds_is_tried() -> None:
+    machine = Machine()
+    machine.search(Space(strategies=DDP, first_batch=8, last_batch=16, buckets_mib=(), rounds=0))
+    assert {point.micro_batch_size for point in machine.ran} <= set(range(8, 17))
+
+
+def test_nothing_that_runs_has_no_best() -> None:
+    found = Machine(limit=0).search(Space(strategies=DDP))
+    assert found.best is None and found.rate == 0 and found.measured
+
+
+def test_the_global_batch_stays_the_same() -> None:
+    machine = Machine()
+    space = Space(strategies=DDP, accumulation=divisions(48, 2), buckets_mib=(), rounds=0)
+    machine.search(space)
+    assert {point.micro_batch_size * point.grad_accum_steps * 2 for point in machine.ran} == {48}
+    assert divisions(48, 2)(16) is None and divisions(None, 2)(16) == 1
+
+
+def test_a_lucky_trial_does_not_win() -> None:
+    def lucky(point: Point) -> float:
+        return 2000.0 if (point.micro_batch_size, point.round) == (8, 0) else rate(point)
+
+    machine = Machine(speed=lucky)
+    found = machine.search(Space(strategies=DDP, buckets_mib=(), rounds=2))
+    assert found.best is not None and found.best.point.micro_batch_size != 8
+    assert found.rate == pytest.approx(rate(dataclasses.replace(found.best.point, round=0)))
+
+
+def test_a_search_over_finished_trials_repeats_itself() -> None:
+    first, second = Machine(), Machine()
+    space = Space(strategies=DDP)
+    assert first.search(space) == second.search(space) and first.ran == second.ran
+
+
+def test_points_are_named_by_what_differs() -> None:
+    point = Point(strategy="ddp", options='{"bucket_mib":5}', micro_batch_size=8, grad_accum_steps=4, recompute=True)
+    assert label(point) == "ddp bucket_mib=5 recomputing, micro batch 8 x 4"
+
+
+def test_trials_that_were_refused_are_not_run_again_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Trial] = []
+
+    def refused(run: object, trials: list[Trial], *rest: object) -> list[dict[str, Any]]:
+        ran.extend(trials)
+        return [{"status": "refused", "reason": "not here"} for _ in trials]
+
+    monkeypatch.setattr(autotune_trials, "run_trials", refused)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    runner = autotune_trials.Runner(
+        run, Trial(), {"command": "autotune"}, Devices("cpu", (), 1), LaunchOptions(), print
+    )
+    assert runner.measure(Point(strategy="single", options="", micro_batch_size=2), 1, 1).status == "refused"
+    runner.finish()
+    assert len(ran) == 1 and read_record(run.sweep_json)["trials"] == [ran[0].trial_id]

@@ -1,0 +1,254 @@
+"""`data gap`, `predict gap`, `eval gap` and `compare-heads gap` as a user calls them."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
+
+from analysis.metrics.head_comparison import COLUMNS as HEAD_COLUMNS
+from analysis.metrics.head_comparison import HeadResult
+from analysis.report.gap_figures import Bar, Confusion, HeadCurve, draw_gap_scores, draw_heads
+from analysis.report.head_comparison_text import comparison_text, summary
+from bench.cli.main import run
+from bench.task_flags import TaskFlags
+from bert.checkpoints.ours import save_model
+from bert.config import ModelConfig
+from bert.data.gap.store import open_features
+from bert.gap.model import BertForMentions
+from common.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared(tmp_path_factory.mktemp("gap"))
+
+
+def checkpoint(path: Path, features: Path, head: str) -> Path:
+    torch.manual_seed(0)
+    shape = ModelConfig(
+        num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32, max_positions=32,
+        vocab_size=open_features(features, "training").settings.vocab_size,
+    )  # fmt: skip
+    path.mkdir(parents=True)
+    save_model(path, BertForMentions(shape, head))
+    return path
+
+
+def test_data_gap_tells_what_became_of_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = learnable(8)
+    rows[4] |= {"A-offset": "7"}
+    source, vocab = write(tmp_path / "gap-development.tsv", rows), vocabulary(tmp_path / "vocab.txt")
+    words = ["data", "gap", "--input", str(source), "--vocab", str(vocab), "--output", str(tmp_path / "out")]
+    assert run(words) == 0
+    told = capsys.readouterr()
+    assert "8, 7 of them used, 1 left out" in told.out
+    assert "misaligned offsets, line 6" in told.err
+    assert run([*words, "--json"]) == 0
+    (summary,) = json.loads(capsys.readouterr().out)
+    assert summary["kept"]
+    assert summary["left_out"][0]["line"] == 6
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("ID\tText\n", "lacks the columns Pronoun"), ("", "is empty"), ("a,b\n", "is no header")],
+    ids=("header", "empty", "csv"),
+)
+def test_data_gap_refuses_with_one_message_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, reason: str
+) -> None:
+    source = tmp_path / "gap-development.tsv"
+    source.write_text(content)
+    vocab = vocabulary(tmp_path / "vocab.txt")
+    words = ["data", "gap", "--input", str(source), "--vocab", str(vocab), "--output", str(tmp_path / "out")]
+    assert run(words) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("head", ["concat", "mul", "segment", "span"])
+def test_predictions_of_rows_without_answers_go_to_kaggle_and_to_the_scorer(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], head: str
+) -> None:
+    rows = learnable(9, "test")
+    rows[2] |= {"A-offset": "7"}
+    columns = [name for name in COLUMNS if not name.endswith("coref")]
+    source = write(tmp_path / "test_stage_2.tsv", rows, columns)
+    vocab = str(folder / "vocab.txt")
+    options = ["--max-seq-length", "32", "--output", str(tmp_path / "features")]
+    assert run(["data", "gap", "--input", str(source), "--vocab", vocab, *options]) == 0
+    model = checkpoint(tmp_path / "model", folder, head)
+    words = ["--checkpoint", str(model), "--features", str(tmp_path / "features"), "--device", "cpu"]
+    capsys.readouterr()
+    assert run(["predict", "gap", *words, "--kaggle-csv", "--out", str(tmp_path / "out"), "--json"]) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert (found["head"], found["rows"], found["left_out"]) == (head, 8, 1)
+    assert "test-3" in told.err
+    lines = (tmp_path / "out" / "submission.csv").read_text().splitlines()
+    assert lines[0] == "ID,A,B,NEITHER"
+    assert len(lines) == 10
+    assert all(sum(map(float, line.split(",")[1:])) == pytest.approx(1.0) for line in lines[1:])
+    gold = write(tmp_path / "gold.tsv", learnable(9, "test"))
+    for name in ("submission.csv", "predictions.tsv"):
+        words = ["eval", "gap", "--dataset", str(gold), "--predictions", str(tmp_path / "out" / name), "--json"]
+        assert run(words) == 0
+    csv_scores, tsv_scores = (json.loads(part) for part in _documents(capsys.readouterr().out))
+    assert tsv_scores["missing"] == ["test-3"]
+    assert csv_scores["log_loss"] is not None and tsv_scores["log_loss"] is None
+
+
+def _documents(text: str) -> list[str]:
+    first, second = text.split("}\n{")
+    return [first + "}", "{" + second]
+
+
+def test_a_model_that_was_not_trained_on_gap_is_refused(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bert.model import BertForQuestionAnswering
+
+    tmp_path.joinpath("model").mkdir()
+    shape = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=100)
+    save_model(tmp_path / "model", BertForQuestionAnswering(shape))
+    (features,) = folder.glob("gap-validation-*.safetensors")
+    assert run(["predict", "gap", "--checkpoint", str(tmp_path / "model"), "--features", str(features)]) == 2
+    assert "no model that was trained on gap" in capsys.readouterr().err
+
+
+def test_eval_gap_prints_scores_slices_and_writes_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+    original = Figure.suptitle
+    monkeypatch.setattr(
+        Figure, "suptitle", lambda self, text, **options: (titles.append(text), original(self, text, **options))
+    )
+    gold = write(tmp_path / "gold.tsv", learnable(12))
+    system = tmp_path / "system.tsv"
+    system.write_text("".join(f"development-{n}\tTRUE\tFALSE\n" for n in range(1, 12)) + "nobody\tTRUE\tFALSE\n")
+    words = ["eval", "gap", "--dataset", str(gold), "--predictions", str(system)]
+    assert run([*words, "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    for part in ("overall", "masculine", "bias", "accuracy   33.3 %", "missing: 1 row(s)", "extra: 1 prediction(s)"):
+        assert part in told
+    assert (tmp_path / "out" / "scores.png").read_bytes().startswith(b"\x89PNG")
+    assert titles == ["gold.tsv, system.tsv, 12 rows, F1 40.0 %"]
+    assert json.loads((tmp_path / "out" / "scores.json").read_text())["overall"]["true_positives"] == 4
+
+
+def test_predictions_of_another_dataset_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gold = write(tmp_path / "gold.tsv", learnable(3))
+    system = tmp_path / "system.tsv"
+    system.write_text("x\tTRUE\tFALSE\n")
+    assert run(["eval", "gap", "--dataset", str(gold), "--predictions", str(system)]) == 2
+    assert "none of the 1 predictions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "needs a task"),
+        (["squad"], "unknown task with several heads 'squad'"),
+        (["gap", "--heads", "mul", "best"], "unknown head 'best'"),
+        (["gap", "--heads", "mul", "mul"], "name each head once"),
+        (["gap", "--head", "mul"], "--head is what is compared"),
+        (["gap", "--data", "synthetic", "--steps", "3"], "how they do on validation"),
+        (["gap", "--data", "FOLDER", "--eval-every", "0"], "how they do on validation"),
+        (["gap", "--data", "FOLDER", "--train-on-all"], "--train-on-all trains on validation too"),
+    ],
+    ids=range(8),
+)
+def test_what_compares_no_heads_is_refused(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str
+) -> None:
+    given = [str(folder) if word == "FOLDER" else word for word in words]
+    out = ["--preset", "tiny", "--device", "cpu", "--out", str(tmp_path / "out")] if words else []
+    assert run(["compare-heads", *given, *out]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_options_of_gap_are_of_no_other_task() -> None:
+    assert TaskFlags(head="span", sample_limit=5).options("gap") == {
+        "head": "span", "sample_limit": 5, "train_on_all": False,
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="--head is an option of the task gap"):
+        TaskFlags(head="span").options("squad")
+
+
+def test_the_table_of_heads_names_the_best_epoch_and_the_time(tmp_path: Path) -> None:
+    def row(head: str, epoch: float, accuracy: float, best: bool) -> dict[str, object]:
+        values = (head, epoch, int(10 * epoch), 1.0, 0.9, accuracy, best)
+        return {**dict(zip(HEAD_COLUMNS, values, strict=True)), "scores": {"accuracy": accuracy}}
+
+    training = dict.fromkeys(("step_seconds", "epoch_seconds", "parameters", "reason")) | {"loop_seconds": 61.5}
+    results = [
+        HeadResult(
+            head,
+            {**training, "status": "finished", "samples_per_second": 20.0},
+            (row(head, 1.0, 0.5, False), row(head, 2.0, 0.625, True)),
+        )
+        for head in ("mul", "span")
+    ]
+    text = comparison_text(results, 0.45)
+    assert text.count("62.5 %  best") == 2
+    assert "61.5 s" in text and "(majority)     45.0 %" in text
+    assert summary(results[0])["best"]["epoch"] == 2.0
+    curves = [HeadCurve(r.head, [1.0, 2.0], [0.9, None], [0.5, 0.625], r.seconds) for r in results]
+    assert draw_heads(tmp_path / "heads.png", curves, 0.45, "GAP").stat().st_size > 10_000
+
+
+def test_pictures_stand_empty_groups_and_rows_without_counts(tmp_path: Path) -> None:
+    import numpy as np
+
+    confusion = Confusion(np.zeros((3, 3), np.int64), ["neither", "A", "B"], ["neither", "A", "B"])
+    path = draw_gap_scores(tmp_path / "a.png", confusion, [Bar("gender", "feminine", 1, 0.0)], 0.0)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    draw_heads(tmp_path / "b.png", [HeadCurve("mul", [1.0], [None], [None], None)], None)
+
+
+def test_heads_are_held_against_the_rows_they_are_evaluated_on_and_record_their_training(
+    tmp_path: Path, folder: Path
+) -> None:
+    from bench.cli.compare_heads import CompareHeadsOptions, _document, _plan, _train_options
+    from bench.devices import find_devices
+
+    words = ["--data", str(folder), "--preset", "tiny", "--device", "cpu", "--eval-samples", "4", "--sample-limit", "9"]
+    training = _train_options("mul", [*words, "--learning-rate", "2e-4"], tmp_path)
+    planned = {"mul": _plan(tmp_path / "mul", training, find_devices("cpu"))}
+    document = _document(CompareHeadsOptions(task="gap", heads=("mul",)), planned, [])
+    # Of 12 rows 4 are every third, and the answer of each third row is "neither".
+    assert document["majority_accuracy"] == 1.0
+    assert document["settings"]["task_options"] == {"sample_limit": 9, "train_on_all": False}
+    assert document["request"]["training"]["learning_rate"] == 2e-4
+    assert document["request"]["training"]["task_flags"]["sample_limit"] == 9
+
+
+def test_a_folder_that_cannot_be_written_is_met_before_anything_is_predicted(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predicted(*_: object, **__: object) -> None:
+        raise AssertionError("rows were predicted")
+
+    monkeypatch.setattr("bert.tasks.classification_evaluation.row_logits", predicted)
+    (features,) = folder.glob("gap-validation-*.safetensors")
+    model = checkpoint(tmp_path / "model", folder, "mul")
+    words = ["predict", "gap", "--checkpoint", str(model), "--features", str(features), "--device", "cpu", "--out"]
+    assert run([*words, "/proc/predictions"]) != 0
+    assert "cannot write /proc/predictions" in capsys.readouterr().err
+
+
+def test_predict_gap_names_the_dataset_to_score_against(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (features,) = folder.glob("gap-validation-*.safetensors")
+    model = checkpoint(tmp_path / "model", folder, "mul")
+    words = ["predict", "gap", "--checkpoint", str(model), "--features", str(features), "--device", "cpu"]
+    assert run([*words, "--out", str(tmp_path / "out")]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")]
+    assert run(shlex.split(line.removeprefix("next: bertbench "))) == 0
+    assert "GAP, 12 rows" in capsys.readouterr().out

@@ -1,0 +1,230 @@
+"""`data glue` and `eval glue` on the command line: what they print, write and refuse."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.glue_folders import VOCABULARY, make_glue, write_vocabulary
+
+from bench.cli.main import run
+from bert.data.glue.tasks import TASKS
+from bert.glue.answers import answer_file, answers_text, read_answers, write_answers
+from common.errors import InputError
+
+
+@pytest.fixture
+def glue(tmp_path: Path) -> Path:
+    return make_glue(tmp_path / "glue", ["cola", "stsb", "mnli"])
+
+
+def test_data_glue_prints_a_line_for_each_table_and_what_comes_next(
+    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocab = write_vocabulary(tmp_path / "vocab.txt")
+    (glue / "CoLA" / "dev.tsv").open("a").write("gj04\t1\t\n")
+    words = ["data", "glue", "--input", str(glue), "--vocab", str(vocab), "--output", str(tmp_path / "out")]
+    assert run([*words, "--task", "cola"]) == 0
+    told = capsys.readouterr()
+    assert [line.split()[:4] for line in told.out.splitlines()[1:4]] == [
+        ["cola", "train", "12", "0"], ["cola", "dev", "12", "1"], ["cola", "test", "12", "0"],
+    ]  # fmt: skip
+    assert "1 row(s) left out: another number of fields than the header: line 13: 3 in place of 4" in told.err
+    assert "next: bertbench train glue --task cola" in told.out
+    assert run([*words, "--tasks", "cola", "stsb", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["task"], one["kept"]) for one in found] == [("cola", True)] * 3 + [("stsb", False)] * 3
+
+
+def write_dev(path: Path, task: str, answers: list[str]) -> Path:
+    path.write_text("index\tprediction\n" + "".join(f"{n}\t{text}\n" for n, text in enumerate(answers)))
+    return path
+
+
+def test_eval_glue_prints_the_scores_of_the_benchmark(
+    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["eval", "glue", "--predictions", str(tmp_path / "answers.tsv")]
+    write_dev(tmp_path / "answers.tsv", "cola", ["0", "1"] * 5 + ["1", "0", "1"])
+    assert run([*words, "--task", "cola", "--labels", str(glue / "CoLA" / "dev.tsv"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scores"] == {"matthews": pytest.approx(2 / 3), "accuracy": pytest.approx(10 / 12)}
+    assert found["confusion"] == [[5, 1], [1, 5]] and found["extra"] == [12]
+    write_dev(tmp_path / "answers.tsv", "mnli", ["entailment", "neutral", "contradiction"] * 4)
+    assert run([*words, "--task", "mnli", "--labels", str(glue / "MNLI" / "dev_mismatched.tsv")]) == 0
+    told = capsys.readouterr().out
+    assert "100.000" in told and "contradiction" in told
+    write_dev(tmp_path / "answers.tsv", "stsb", ["1.0"] * 12)
+    assert run([*words, "--task", "stsb", "--labels", str(glue / "STS-B" / "dev.tsv")]) == 0
+    assert "not defined" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("index,prediction\n0,1\n", "line 1: 'index,prediction' is not the header"),
+        ("index\tprediction\n0\t1\n0\t1\n", "line 3: a second answer for index 0"),
+        ("index\tprediction\n0\t2\n", "line 2: '2' is no answer of cola: 0, 1"),
+        ("index\tprediction\n0 1\n", "line 2: '0 1' is no index and prediction"),
+        ("index\tprediction\n0\t1\n", "no answer for 11 of the 12 rows"),
+        ("", "is empty"),
+    ],
+)
+def test_answers_that_cannot_be_scored_are_refused_with_their_line(
+    content: str, said: str, glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "answers.tsv"
+    path.write_text(content)
+    labels = str(glue / "CoLA" / "dev.tsv")
+    assert run(["eval", "glue", "--task", "cola", "--labels", labels, "--predictions", str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_table_without_labels_cannot_be_scored(
+    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_dev(tmp_path / "answers.tsv", "mnli", ["neutral"] * 12)
+    labels = str(glue / "MNLI" / "test_matched.tsv")
+    assert run(["eval", "glue", "--task", "mnli", "--labels", labels, "--predictions", str(path)]) == 2
+    assert "gold_label is not among" in capsys.readouterr().err
+
+
+def test_eval_glue_says_which_table_it_scores_and_notes_answers_to_another_one(
+    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = write_dev(tmp_path / "MNLI-dev_mismatched.tsv", "mnli", ["neutral"] * 12)
+    words = ["eval", "glue", "--task", "mnli", "--predictions", str(answers), "--labels"]
+    assert run([*words, str(glue / "MNLI" / "dev_matched.tsv")]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("MNLI dev_matched, 12 rows\n")
+    assert "MNLI-dev_mismatched.tsv answers dev_mismatched, and the labels are dev_matched" in told
+    assert run([*words, str(glue / "MNLI" / "dev_mismatched.tsv")]) == 0
+    assert "note" not in capsys.readouterr().out
+
+
+def next_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str | None:
+    capsys.readouterr()
+    assert run(words) == 0
+    return next((line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")), None)
+
+
+def test_what_comes_next_fits_the_tables_that_are_there(
+    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocab, out = str(write_vocabulary(tmp_path / "vocab.txt")), str(tmp_path / "out")
+    words = ["data", "glue", "--input", str(glue), "--vocab", vocab, "--output", out]
+    (glue / "CoLA" / "dev.tsv").unlink()
+    judged = next_of(words, capsys)
+    assert judged == f"next: bertbench train glue --task stsb --data {out} --eval-data {out}"
+    alone = next_of([*words, "--tasks", "cola"], capsys)
+    assert alone == f"next: bertbench train glue --task cola --data {out} --eval-every 0"
+    (glue / "STS-B" / "dev.tsv").open("a").write("99\tnews\tf\t2012\t1\tnone\tnone\tOne.\tTwo.\t1.0\n")
+    again = next_of([*words, "--tasks", "stsb"], capsys)
+    assert again is not None and "--eval-data " + out + "/glue-stsb-dev-" in again, "the folder has two of them now"
+    (glue / "CoLA" / "train.tsv").unlink()
+    assert next_of([*words, "--tasks", "cola"], capsys) is None
+
+
+def test_answers_are_written_as_the_server_takes_them(tmp_path: Path) -> None:
+    index = np.array([2, 0, 1])
+    assert answers_text(TASKS["rte"], "test", index, np.array([1, 0, 1])) == (
+        "index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tnot_entailment\n"
+    )
+    assert answers_text(TASKS["stsb"], "test", index, np.array([5.25, -0.5, 1.23456789])) == (
+        "index\tprediction\n0\t0\n1\t1.234568\n2\t5\n"
+    )
+    assert "2\t5.25\n" in answers_text(TASKS["stsb"], "dev", index, np.array([5.25, -0.5, 1.25]))
+    names = {answer_file(spec, split) for spec in TASKS.values() for split in spec.tests}
+    assert names == {
+        "CoLA.tsv", "SST-2.tsv", "MRPC.tsv", "QQP.tsv", "STS-B.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "QNLI.tsv", "RTE.tsv",
+        "WNLI.tsv", "AX.tsv",
+    }  # fmt: skip
+    for spec in TASKS.values():
+        values = np.array([0, 1, 0]) if spec.classes else np.array([0.0, 2.5, 5.0])
+        write_answers(tmp_path / f"{spec.name}.tsv", spec, spec.tests[0], index, values)
+        found = read_answers(tmp_path / f"{spec.name}.tsv", spec)
+        assert found == dict(zip(index.tolist(), values.tolist(), strict=True))
+    with pytest.raises(InputError):
+        read_answers(tmp_path / "missing.tsv", TASKS["cola"])
+
+
+def saved_model(folder: Path, task: str) -> Path:
+    import torch
+
+    from bert.checkpoints.folder import new_folder
+    from bert.checkpoints.ours import save_model
+    from bert.config import preset
+    from bert.tasks.glue import GlueTask
+
+    torch.manual_seed(0)
+    shape = preset("tiny").replace(vocab_size=len(VOCABULARY), hidden_size=16, num_heads=2, intermediate_size=32)
+    with new_folder(folder) as place:
+        save_model(place, GlueTask(task=task).build_model(shape))
+    return folder
+
+
+def test_predict_glue_answers_every_table_and_eval_glue_finds_the_same_scores(
+    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = tmp_path / "data", tmp_path / "answers"
+    (glue / "AX").mkdir()
+    shutil.copy(glue / "MNLI" / "test_matched.tsv", glue / "AX" / "diagnostic.tsv")
+    vocab = str(write_vocabulary(tmp_path / "vocab.txt"))
+    assert run(["data", "glue", "--input", str(glue), "--vocab", vocab, "--output", str(data)]) == 0
+    words = ["predict", "glue", "--features", str(data), "--out", str(out), "--device", "cpu", "--precision", "fp32"]
+    for task, names in (("mnli", ["MNLI-dev_matched.tsv", "MNLI-dev_mismatched.tsv", "MNLI-m.tsv", "MNLI-mm.tsv",
+                                  "AX.tsv"]),
+                        ("stsb", ["STS-B-dev.tsv", "STS-B.tsv"])):  # fmt: skip
+        model = saved_model(tmp_path / f"model-{task}", task)
+        capsys.readouterr()
+        assert run([*words, "--checkpoint", str(model), "--task", task, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [Path(table["written"]).name for table in found["tables"]] == names
+        assert all(len((out / name).read_text().splitlines()) == 13 for name in names)
+        labels = str(next((glue / TASKS[task].folder).glob("dev*.tsv")).with_name(f"{TASKS[task].evaluations[0]}.tsv"))
+        judged = ["eval", "glue", "--task", task, "--labels", labels, "--predictions", str(out / names[0]), "--json"]
+        assert run(judged) == 0
+        scores = json.loads(capsys.readouterr().out)["scores"]
+        for name, value in found["tables"][0]["scores"].items():
+            assert scores[name] == pytest.approx(value, abs=1e-5)  # numbers have 7 digits in the file
+
+
+def test_predictions_that_cannot_be_made_are_refused(
+    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    vocab = str(write_vocabulary(tmp_path / "vocab.txt"))
+    assert run(["data", "glue", "--input", str(glue), "--vocab", vocab, "--output", str(data)]) == 0
+    model = str(saved_model(tmp_path / "model", "cola"))
+    words = ["predict", "glue", "--checkpoint", model, "--out", str(tmp_path / "out"), "--features"]
+    cola = str(next(data.glob("glue-cola-dev-*.safetensors")))
+    stsb = str(next(data.glob("glue-stsb-dev-*.safetensors")))
+    for more, said in (
+        ([str(data)], "holds features of cola, mnli, stsb: say with --task"),
+        ([str(data), "--task", "rte"], "no GLUE features of rte to predict"),
+        ([cola, stsb], "predict them one after the other"),
+        ([str(tmp_path)], "no GLUE features of any task to predict"),
+        ([cola, "--batch-size", "0"], "--batch-size 0"),
+    ):
+        assert run([*words, *more]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_predict_glue_takes_the_task_of_the_checkpoint_and_names_the_table_to_score_against(
+    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, out = tmp_path / "data", tmp_path / "answers"
+    vocab = str(write_vocabulary(tmp_path / "vocab.txt"))
+    assert run(["data", "glue", "--input", str(glue), "--vocab", vocab, "--output", str(data)]) == 0
+    model = str(saved_model(tmp_path / "model", "cola"))
+    words = ["predict", "glue", "--features", str(data), "--out", str(out), "--device", "cpu", "--checkpoint", model]
+    monkeypatch.setattr("bench.cli.predict_glue._trained_on", lambda checkpoint: ("GLUE's cola", "cola"))
+    labels, answers = glue / "CoLA" / "dev.tsv", out / "CoLA-dev.tsv"
+    judged = next_of(words, capsys)
+    assert judged == f"next: bertbench eval glue --task cola --labels {labels} --predictions {answers}"
+    assert run(shlex.split(judged.removeprefix("next: bertbench "))) == 0
+    labels.unlink()
+    assert next_of(words, capsys) is None, "there is nothing left to score against"

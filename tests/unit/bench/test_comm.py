@@ -1,0 +1,136 @@
+"""What `comm` plans, what it refuses, and what a rank finds right and wrong in the result of a collective."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.collectives import _Buffers
+from bench.comm import CommSweep, expand_collectives
+from bench.devices import Devices, Gpu
+from bench.world import World, joined_world
+from common.errors import UsageError
+
+CPU = Devices("cpu", (), 4)
+GPUS = Devices("cuda", tuple(Gpu("G", str(number), f"GPU-{number}", None) for number in range(6)), 16)
+
+
+def test_every_combination_is_a_trial_and_rounds_repeat_it_all() -> None:
+    trials = expand_collectives(
+        CommSweep(collectives=("all_reduce", "broadcast"), dtypes=("fp32", "bf16"), devices=(2, 4), rounds=2), CPU
+    )
+    assert len({trial.trial_id for trial in trials}) == len(trials) == 16
+    assert {trial.round for trial in trials[:8]} == {0}
+    assert trials[0].trial_id.startswith("comm-all_reduce-fp32-n2-r0-")
+
+
+def test_the_default_is_every_count_of_gpus_and_two_cpu_ranks() -> None:
+    assert [trial.world_size for trial in expand_collectives(CommSweep(), GPUS)] == [2, 4, 6]
+    assert [trial.world_size for trial in expand_collectives(CommSweep(), CPU)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": (1,)}, "nobody to talk to"),
+        ({"devices": (8,)}, "this node offers 4"),
+        ({"collectives": ("allreduce",)}, "all_reduce"),
+        ({"collectives": ()}, "at least one value"),
+        ({"dtypes": ("fp64",)}, "fp32"),
+        ({"min_bytes": "2M", "max_bytes": "1M"}, "no less at the end"),
+        ({"factor": 1.0}, "above 1"),
+        ({"iterations": 0}, "at least 1"),
+        ({"repetitions": 0}, "at least 1"),
+        ({"warmup": -1}, "at least 0"),
+        ({"rounds": 0}, "at least 1"),
+        ({"min_bytes": "1", "max_bytes": "16"}, "each of 2 ranks"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        expand_collectives(CommSweep(**options), CPU)
+
+
+def test_one_device_has_no_collective() -> None:
+    with pytest.raises(UsageError, match="needs two ranks"):
+        expand_collectives(CommSweep(), Devices("cpu", (), 1))
+
+
+def test_a_world_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert joined_world() is None
+    for name, value in {"RANK": "3", "LOCAL_RANK": "0", "WORLD_SIZE": "6", "MASTER_ADDR": "a", "MASTER_PORT": "1",
+                        "LOCAL_WORLD_SIZE": "3"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    world = joined_world()
+    assert world == World(3, 0, 6, 3, 2)
+    (trial,) = expand_collectives(CommSweep(), CPU, world)
+    assert (trial.world_size, trial.nodes) == (6, 2)
+    with pytest.raises(UsageError, match="one of 6 ranks"):
+        expand_collectives(CommSweep(devices=(2,)), CPU, world)
+    monkeypatch.setenv("WORLD_SIZE", "six")
+    with pytest.raises(UsageError, match="WORLD_SIZE='six'"):
+        joined_world()
+
+
+def group(name: str, ranks: int, placement: str, precision: str) -> list[_Buffers]:
+    """Buffers of all ranks, filled."""
+    members = [SimpleNamespace(rank=rank, world_size=ranks, device=torch.device("cpu")) for rank in range(ranks)]
+    buffers = [_Buffers.make(name, placement, 192 * ranks, precision, member) for member in members]  # type: ignore[arg-type]
+    for one in buffers:
+        one.fill()
+    return buffers
+
+
+def results(name: str, sources: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What the collective gives each rank, by its definition."""
+    if name == "broadcast":
+        return [sources[0]] * len(sources)
+    if name == "all_gather":
+        return [torch.cat(sources)] * len(sources)
+    total = torch.stack([source.double() for source in sources]).sum(dim=0).to(sources[0].dtype)
+    return [total] * len(sources) if name == "all_reduce" else list(total.chunk(len(sources)))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "placement"),
+    [
+        ("all_reduce", "in_place"),
+        ("broadcast", "in_place"),
+        ("all_gather", "in_place"),
+        ("all_gather", "out_of_place"),
+        ("reduce_scatter", "in_place"),
+        ("reduce_scatter", "out_of_place"),
+    ],
+)
+def test_right_results_pass_and_each_kind_of_wrong_one_is_counted(name: str, placement: str, precision: str) -> None:
+    buffers = group(name, 3, placement, precision)
+    expected = results(name, [one.source.clone() for one in buffers])
+    for one, right in zip(buffers, expected, strict=True):
+        one.target.copy_(right)
+        assert one.wrong() == 0
+    last = buffers[-1]
+    last.target[5] += 1
+    assert last.wrong() == 1, "one element"
+    last.target.copy_(expected[-1].flip(0))
+    assert last.wrong() > len(expected[-1]) / 2, "the right values in the wrong order"
+    last.target.copy_(torch.zeros_like(expected[-1]))
+    assert last.wrong() >= 0.9 * len(expected[-1]), "nothing arrived"
+
+
+def test_sums_of_many_ranks_may_be_rounded_but_not_miss_a_rank() -> None:
+    buffers = group("all_reduce", 100, "in_place", "bf16")
+    sources = [one.source.clone() for one in buffers]
+    total = torch.stack([source.double() for source in sources]).sum(dim=0)
+    buffers[0].target.copy_(total)
+    assert buffers[0].wrong() == 0
+    rounded = sources[0].clone()
+    for source in sources[1:]:
+        rounded += source
+    assert (rounded.double() != total).any(), "one addition after another loses bits"
+    buffers[0].target.copy_(rounded)
+    assert buffers[0].wrong() == 0

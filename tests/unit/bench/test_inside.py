@@ -1,0 +1,36 @@
+"""A trial whose ranks another launcher started."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records import RunDirectory, Trial
+from bench.devices import Devices
+from bench.inside import run_trial_inside
+from bench.launch import LaunchOptions
+from bench.sweep import locked
+from bench.world import World
+from common.errors import LockedError
+
+CPU = Devices("cpu", (), 2)
+
+
+def test_a_run_directory_that_a_sweep_uses_is_refused_by_the_first_rank_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # put back afterwards
+    ran: list[int] = []
+    monkeypatch.setattr("bench.worker.run_rank", lambda directory, trial, rank: ran.append(rank))
+    monkeypatch.setattr("bench.inside.finish", lambda *_: {"status": "ok"})
+    monkeypatch.setattr("bench.inside.capture", lambda devices: {})
+    run = RunDirectory(tmp_path / "run")
+
+    def measure(rank: int) -> Any:
+        return run_trial_inside(run, Trial(), {}, CPU, World(rank, rank, 2, 2, 1), LaunchOptions())
+
+    with locked(run):
+        with pytest.raises(LockedError, match="in use by another sweep"):
+            measure(0)
+        assert measure(1) is None, "the others wait for it in the process group"
+    assert measure(0) == {"status": "ok"} and ran == [1, 0]

@@ -1,0 +1,27 @@
+"""Judging a trained classifier: in one process, also in that of a rank of a launched world."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.csv_files import colours_and_animals, prepared, write_rows
+
+from bench.classify import logits_of
+from bench.devices import find_devices
+from bert.config import preset
+from bert.predict import Opened
+from bert.tasks.classify import ClassifyTask
+from bert.tasks.classify_data import TEST, ClassifyData, token_rows
+
+
+def test_the_process_of_a_rank_judges_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    csv = write_rows(tmp_path / "things.csv", colours_and_animals(60))
+    source, found = ClassifyData().texts(prepared(csv).source.path, TEST)
+    rows = token_rows(source, found, TEST)
+    config = preset("tiny").replace(vocab_size=rows.vocab_size, hidden_size=16, num_heads=2, intermediate_size=32)
+    model = ClassifyTask(labels=len(source.labels)).build_model(config).eval()
+    wanted = (Opened(model, config, tmp_path), rows, len(source.labels), find_devices("cpu"), "fp32", 4)
+    alone = logits_of(*wanted)
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert np.array_equal(logits_of(*wanted), alone) and len(alone) == len(rows)

@@ -1,0 +1,174 @@
+"""`bertbench launch` around its nodes: options, programs, ranks, verdicts, and a training that joins a world."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main as cli
+from bench.cli.launch import program_of
+from bench.launching import rank
+from bench.launching.statement import Statement
+from bench.launching.verdict import Failure, Report, Verdict, judge
+from bench.world import World, joined_world
+from common.errors import UsageError
+
+NODES = {
+    node: Statement(node_rank=node, counts=(1, 2), max_restarts=0, host=f"host{node}", process=1, device="cpu")
+    for node in (0, 1)
+}
+GOOD = Report(True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "what is to be launched?"),
+        (["--here-gpus", "2", "--"], "what is to be launched?"),
+        (["--", "no-such-script.py"], "no Python script 'no-such-script.py' on this node"),
+        (["--", "sleep", "1"], "'sleep' on this node; it is a program: add --no-python"),
+        (["--no-python", "--", "no-such-program"], "no program 'no-such-program'"),
+        (["--module", "--no-python", "--", "x"], "exclude each other"),
+        (["--join-timeout", "0", "--", "x"], "--join-timeout 0 must be"),
+        (["--join-timeout", "nan", "--", "x"], "--join-timeout nan must be"),
+        (["--max-restarts", "-1", "--", "x"], "--max-restarts -1 must be at least 0"),
+        (["--master-port", "70000", "--", "x"], "--master-port 70000 must be between 1 and 65535"),
+        (["--here-gpus", "100000", "--no-python", "--", "true"], "more than 8 per core"),
+        (["--other-gpus", "1", "--no-python", "--", "true"], "2 nodes need --master-addr"),
+        (["--node-rank", "1", "--no-python", "--", "true"], "1 node has the ranks 0 to 0"),
+    ],
+)
+def test_what_cannot_be_launched_is_one_message_and_exit_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["launch", *words]) == 2
+    errors = capsys.readouterr().err
+    assert message in errors and "Traceback" not in errors
+
+
+def test_programs_are_run_as_torchrun_runs_them(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    assert program_of([str(script), "--x", "--", "1"], False, False) == (
+        sys.executable, "-u", str(script), "--x", "--", "1"
+    )  # fmt: skip
+    assert program_of(["a.b", "--x"], True, False) == (sys.executable, "-u", "-m", "a.b", "--x")
+    assert program_of(["sh", "-c", "x"], False, True) == ("sh", "-c", "x")
+    assert program_of(["bertbench", "train"], False, False)[1:] == ("-u", "-m", "bench.cli.main", "train")
+
+
+def run_rank(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    own = {"LOCAL_RANK": "1", "RANK": "5", rank.ROUND_VARIABLE: "2", rank.PYTHONPATH_VARIABLE: "/theirs"}
+    environment = {**os.environ, "PYTHONPATH": "/ours", **own, **variables}
+    environment.pop("BERTBENCH_PARENT_PID", None)
+    argv = [sys.executable, "-I", rank.__file__, *command]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_rank_is_bound_and_becomes_the_program_with_its_own_variables() -> None:
+    (cpu, *_) = sorted(os.sched_getaffinity(0))
+    show = "import os, json; print(json.dumps([sorted(os.sched_getaffinity(0)), dict(os.environ)]))"
+    done = run_rank(sys.executable, "-S", "-c", show, **{rank.CPUS_VARIABLE: json.dumps([[], [cpu]])})
+    cpus, variables = json.loads(done.stdout)
+    assert cpus == [cpu] and variables[rank.BOUND_VARIABLE] == "1"
+    assert (variables["PYTHONPATH"], variables["TORCHELASTIC_RESTART_COUNT"]) == ("/theirs", "2")
+    assert not [name for name in variables if name.startswith("BERTBENCH_LAUNCH")]
+    done = run_rank(sys.executable, "-S", "-c", show, **{rank.CPUS_VARIABLE: "[[], []]", rank.PYTHONPATH_VARIABLE: ""})
+    cpus, variables = json.loads(done.stdout)
+    assert cpus == sorted(os.sched_getaffinity(0))
+    assert rank.BOUND_VARIABLE not in variables and "PYTHONPATH" not in variables
+
+
+def test_a_program_that_cannot_be_run_is_named_with_its_rank(tmp_path: Path) -> None:
+    done = run_rank("no-such-program")
+    assert done.returncode == 127 and "rank 5 cannot run no-such-program: No such file" in done.stderr
+    (tmp_path / "plain").touch()
+    assert run_rank(str(tmp_path / "plain")).returncode == 126
+
+
+@pytest.mark.parametrize(
+    ("reports", "lost", "asked", "verdict"),
+    [
+        ({0: GOOD, 1: GOOD}, {}, None, Verdict(True)),
+        ({0: GOOD}, {1: "silent"}, None, Verdict(False, "node 1 (host host1, ranks 1 to 2) is gone: silent")),
+        ({0: GOOD, 1: GOOD}, {1: "hung up after its report"}, None, Verdict(True)),
+        ({0: GOOD}, {}, None, Verdict(False, "node 1 (host host1, ranks 1 to 2) did not say how it ended")),
+        (
+            {0: Report(False, (Failure(0, 1, 1.0),)), 1: Report(False, (Failure(2, -6, 9.0), Failure(1, -15, 0.0)))},
+            {},
+            None,
+            Verdict(False, "rank 2 on node 1 (host host1) died by SIGABRT"),
+        ),
+        (
+            {0: Report(False, (Failure(0, 1, 2.0),)), 1: Report(False, (Failure(2, 3, 1.0),))},
+            {},
+            None,
+            Verdict(False, "rank 2 on node 1 (host host1) ended with exit code 3"),
+        ),
+        ({0: Report(False, (Failure(0, -99, 2.0),)), 1: GOOD}, {}, None,
+         Verdict(False, "rank 0 on node 0 (host host0) died by signal 99")),
+        ({0: Report(False, (Failure(0, -15, 1.0),)), 1: Report(False, (Failure(1, 2, 1.0),))}, {}, None,
+         Verdict(False, "rank 1 on node 1 (host host1) ended with exit code 2")),
+        ({0: Report(False, error="no memory"), 1: GOOD}, {}, None,
+         Verdict(False, "node 0 (host host0, rank 0): no memory")),
+        ({0: GOOD, 1: GOOD}, {}, "stopped", Verdict(True, "stopped")),
+        ({0: GOOD, 1: Report(False, (Failure(1, -15, 1.0),))}, {}, "stopped", Verdict(False, "stopped")),
+        ({0: GOOD, 1: Report(False, (Failure(1, -11, 1.0),))}, {}, "stopped",
+         Verdict(False, "rank 1 on node 1 (host host1) died by SIGSEGV")),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_the_cause(
+    reports: dict[int, Report], lost: dict[int, str], asked: str | None, verdict: Verdict
+) -> None:
+    assert judge(NODES, reports, lost, asked) == verdict
+
+
+def test_reports_and_statements_survive_the_way_and_damage_does_not_pass() -> None:
+    report = Report(False, (Failure(2, -9, 1.5),), "text")
+    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
+    assert Report.from_json({"ok": True}) == Report(False, error="its report cannot be read")
+    plain = json.loads(json.dumps(NODES[1].to_json()))
+    assert Statement.from_json(plain) == NODES[1]
+    for name, wrong in (("counts", [0]), ("counts", "12"), ("node_rank", 2), ("node_rank", -1), ("host", 3)):
+        assert Statement.from_json({**plain, name: wrong}) is None
+    assert Statement.from_json([]) is None and Statement.from_json({}) is None
+
+
+WORLD = {"RANK": "2", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+
+
+def in_world(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> World | None:
+    for name, value in {**WORLD, "LOCAL_WORLD_SIZE": "2", **changes}.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    return joined_world()
+
+
+def test_a_process_is_a_rank_only_where_all_variables_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert in_world(monkeypatch) == World(2, 1, 3, 2, 1)
+    for name in WORLD:
+        with monkeypatch.context() as patch:
+            assert in_world(patch, **{name: None}) is None
+    for damage in ({"RANK": "x"}, {"RANK": "3"}, {"LOCAL_RANK": "2"}, {"MASTER_PORT": ""}):
+        with monkeypatch.context() as patch, pytest.raises(UsageError):
+            in_world(patch, **damage)
+
+
+def test_the_devices_of_a_training_in_a_world_are_its_ranks() -> None:
+    world = World(0, 0, 3, 1, 3)
+    assert world.check_devices(None) == world.check_devices(3) == 3
+    with pytest.raises(UsageError, match="--devices 2, but this is one of 3 ranks that were launched"):
+        world.check_devices(2)
+
+
+@pytest.mark.parametrize(("told", "threads"), [("3", 3), ("0", 4), ("", 4), ("x", 4)])
+def test_threads_of_a_rank_are_those_of_its_launch_or_a_share(
+    told: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", told)
+    assert World(0, 0, 3, 2, 1).threads(8) == threads

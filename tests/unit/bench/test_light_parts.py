@@ -1,0 +1,133 @@
+"""Every part of a step can be called alone, changes nothing, and is timed as it should be."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from analysis.component_records import Component, read_components, read_rounds, write_components
+from analysis.records import Trial, TrialDirectory
+from bench.bandwidth import memory_bandwidth
+from bench.light.measure import _Steps, _time_rounds, typical_batch
+from bench.light.parts import Part, Subject, make_parts
+from bench.recorder import RowWriter
+from bench.timing import CpuStopwatch
+from bert.config import ModelConfig
+from bert.observer import Observer
+from bert.optim import adamw
+from bert.precision import Precision
+from bert.strategies.single import SingleStrategy
+from bert.tasks import make_task, resolve_options, task_data
+from bert.tasks.base import DataSpec
+from bert.train import Training, run_step
+
+SHAPE = ModelConfig(
+    num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64, max_positions=64, vocab_size=101
+)  # fmt: skip
+
+
+def subject(task_name: str = "pretrain", precision: str = "fp32") -> Subject:
+    torch.manual_seed(0)
+    data, given = task_data(task_name), {"task": "stsb"} if task_name == "glue" else {}
+    task = make_task(task_name, resolve_options(task_name, given, data.inspect("synthetic", 32, given)))
+    model = task.build_model(SHAPE)
+    spec = DataSpec(source="synthetic:uniform", seq_len=32, micro_batch_size=4, vocab_size=101)
+    stream = iter(task.batches(spec))
+    training = Training(
+        model=model, optimizer=adamw(model, 1e-4), compute_loss=task.loss, batches=stream,
+        strategy=SingleStrategy(), precision=Precision(precision, "cpu"),
+    )  # fmt: skip
+    batch = typical_batch(stream, lambda each: float(each.counts.real_tokens))
+    return Subject(task=task, config=SHAPE, model=model, training=training, batch=batch)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("task_name", ["pretrain", "squad", "glue", "classify"])
+def test_every_part_runs_and_leaves_the_weights_as_they_are(task_name: str, precision: str) -> None:
+    step = subject(task_name, precision)
+    before = {name: parameter.detach().clone() for name, parameter in step.model.named_parameters()}
+    parts = make_parts(step)
+    for part in parts:
+        part.run()
+    names = [part.component.name for part in parts]
+    assert len(set(names)) == len(names)
+    assert {part.component.group for part in parts} == {
+        "layers", "attention", "head", "elementwise", "copies", "optimizer"
+    }  # fmt: skip
+    assert any(name.startswith("casts of weights") for name in names) == (precision == "bf16")
+    for name, parameter in step.model.named_parameters():
+        assert torch.equal(parameter, before[name]) and parameter.grad is None, name
+
+
+def test_scaled_gradients_are_updated_too() -> None:
+    step = subject(precision="fp16")
+    run_step(step.training, Observer(), 0)
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
+    (update,) = [part for part in make_parts(step) if part.component.name == "optimizer"]
+    for _ in range(3):
+        update.run()
+    assert all(torch.equal(*pair) for pair in zip(before, step.model.parameters(), strict=True))
+    assert step.training.optimizer.param_groups[0]["lr"] == 1e-4
+
+
+def test_the_flops_of_the_parts_are_those_of_the_step() -> None:
+    step = subject()
+    total = sum(p.component.calls_per_step * p.component.model_flops for p in make_parts(step))
+    assert total == step.task.model_flops(SHAPE, step.batch.counts)
+
+
+def test_clipping_is_timed_but_is_in_the_step_only_where_the_step_clips() -> None:
+    step = subject()
+    calls = {part.component.name: part.component.calls_per_step for part in make_parts(step)}
+    assert (calls["optimizer"], calls["clipping"]) == (1, 0)
+
+
+def test_the_typical_batch_is_the_middle_one_of_the_first() -> None:
+    batches: Any = iter([5, 1, 9, *range(10, 23), 0, 0, 0])
+    assert typical_batch(batches, float) == 15  # of an even number the upper one
+    assert next(batches) == 0
+
+
+def test_bandwidth_is_that_of_copies_made_by_hand() -> None:
+    found = memory_bandwidth(torch.device("cpu"), seconds=0.05, array_bytes=2**22)
+    assert found["kernel"] in ("copy", "triad") and found["array_bytes"] == 2**22
+    assert 1e7 < found["bytes_per_second"] < 1e13
+
+
+class Clock(CpuStopwatch):
+    """A stopwatch of a time line that parts move on."""
+
+    now = 0
+
+    def mark(self) -> int:
+        return self.now
+
+
+def test_rounds_hold_each_part_once_with_a_whole_step_and_end_as_asked(tmp_path: Path) -> None:
+    clock = Clock()
+    order: list[str] = []
+
+    def part(name: str, ms: float) -> Part:
+        def run() -> None:
+            order.append(name)
+            clock.now += int(ms * 1e6)
+
+        return Part(Component(name=name, group="layers", shape="", calls_per_step=1), run)
+
+    parts = [part("slow", 50.0), part("quick", 0.5)]
+    directory = TrialDirectory(tmp_path)
+    steps = _Steps(subject().training, Observer())
+    steps.make("warmup", 2)
+    trial = Trial(kind="components", min_steps=3, max_steps=4, max_seconds=1e-9)
+    with RowWriter(tmp_path / "components-0.csv", ["round", "component", "calls", "time_ms"]) as writer:
+        assert _time_rounds(trial, parts, writer, steps, clock) == 3
+    assert steps.series == {"warmup": [0, 2], "before": [0, 0], "rounds": [2, 5], "after": [0, 0]}
+    write_components(directory, [part.component for part in parts], {})
+    found = read_rounds(directory, read_components(directory))
+    assert found == {"slow": [pytest.approx(50.0)] * 3, "quick": [pytest.approx(0.5)] * 3}
+    text = (tmp_path / "components-0.csv").read_text().splitlines()
+    assert [line.split(",")[1] for line in text[1:]] == ["slow", "quick", "quick", "slow", "slow", "quick"]
+    assert {line.split(",")[2] for line in text if ",quick," in line} == {"4"}
+    assert len(list(itertools.takewhile(lambda name: name == "slow", order))) == 4

@@ -1,0 +1,74 @@
+"""The products of a step are those whose FLOPs bert.flops counts."""
+
+import numpy as np
+import pytest
+
+from analysis.component_records import Component
+from bench.light.products import (
+    HEADS,
+    Layout,
+    attention_component,
+    head_products,
+    layer_products,
+    padded_layout,
+    unpadded_layout,
+)
+from bert.batch import BatchCounts
+from bert.config import PRESETS, ModelConfig
+from bert.flops import classification_flops, model_flops, span_flops
+from bert.tasks import TASKS
+from common.errors import UsageError
+
+LENGTHS = np.array([128, 128, 77, 5])
+COUNTS = BatchCounts(
+    samples=4, real_tokens=int(LENGTHS.sum()), padded_tokens=4 * 128, predicted_positions=51,
+    squared_lengths=int((LENGTHS**2).sum()),
+)  # fmt: skip
+EXPECTED = {
+    "pretrain": model_flops,
+    "squad": span_flops,
+    "glue": lambda config, counts: classification_flops(config, 3, counts),
+    "classify": lambda config, counts: classification_flops(config, 3, counts),
+}
+
+
+def components(task: str, config: ModelConfig, layout: Layout) -> list[Component]:
+    products = [*layer_products(config, COUNTS, layout), *head_products(task, config, COUNTS, layout, labels=3)]
+    found = [component for product in products for component in product.components(2)]
+    return [*found, attention_component(config, COUNTS, layout, 2)]
+
+
+@pytest.mark.parametrize("name", ["tiny", "base", "distilbert"])
+@pytest.mark.parametrize("task", list(HEADS))
+def test_model_flops_add_up_to_those_of_the_task_whatever_is_padded(task: str, name: str) -> None:
+    config = PRESETS[name]
+    for layout in (padded_layout(COUNTS), unpadded_layout(COUNTS)):
+        total = sum(c.calls_per_step * c.model_flops for c in components(task, config, layout))
+        assert total == EXPECTED[task](config, COUNTS)
+
+
+def test_what_is_computed_on_padding_is_the_padding() -> None:
+    config = PRESETS["tiny"]
+    full = BatchCounts(4, 4 * 128, 4 * 128, 51, 4 * 128**2)
+    computed = sum(c.calls_per_step * c.computed_flops for c in components("pretrain", config, padded_layout(COUNTS)))
+    rows_of_padded_vocabulary = config.padded_vocab_size - config.vocab_size
+    assert rows_of_padded_vocabulary == 6
+    head = 6 * config.hidden_size * rows_of_padded_vocabulary * COUNTS.predicted_positions
+    assert computed == model_flops(config, full) + head
+    unpadded = components("pretrain", config.replace(vocab_multiple=1), unpadded_layout(COUNTS))
+    assert all(c.computed_flops == c.model_flops for c in unpadded)
+
+
+def test_shapes_are_those_of_the_three_products() -> None:
+    found = [c for c in components("pretrain", PRESETS["base"], padded_layout(COUNTS)) if "feed-forward in" in c.name]
+    assert [c.shape for c in found] == [
+        "[512 x 768] [768 x 3072]", "[512 x 3072] [3072 x 768]", "[3072 x 512] [512 x 768]"
+    ]  # fmt: skip
+    assert {c.calls_per_step for c in found} == {12}
+    assert {c.computed_flops for c in found} == {2.0 * 512 * 768 * 3072}
+
+
+def test_tasks_with_unknown_heads_are_refused_by_name() -> None:
+    assert set(TASKS) - set(HEADS) == {"gap"}
+    with pytest.raises(UsageError, match="pretrain, squad, glue, classify, not of 'gap'"):
+        head_products("gap", PRESETS["tiny"], COUNTS, padded_layout(COUNTS))

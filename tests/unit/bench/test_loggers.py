@@ -1,0 +1,187 @@
+"""Scalars reach the loggers that are asked for, and no training fails by one that gets lost."""
+
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+
+from analysis.train_records import TrainRun
+from bench.loggers import LOGGERS
+from bench.loggers.base import VARIABLE, Target, check_loggers, loaded_loggers, open_loggers
+from common.errors import MissingToolError, UsageError
+
+VALUES: dict[str, float | None] = {"eval/f1": 81.5, "train/loss": None, "train/loss_scale": float("inf")}
+
+
+class Metric(NamedTuple):
+    key: str
+    value: float
+    timestamp: int
+    step: int
+
+
+class Param(NamedTuple):
+    key: str
+    value: str
+
+
+class Client:
+    """Takes what is sent; a broken one raises."""
+
+    calls: ClassVar[list[tuple[Any, ...]]] = []
+    broken: ClassVar[bool] = False
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    def log_batch(self, run: str, metrics: Any = (), params: Any = ()) -> None:
+        if Client.broken:
+            raise ConnectionError("no server at https://me:secret@host")
+        Client.calls += [("metric", run, metric.key, metric.value, metric.step) for metric in metrics]
+        Client.calls += [("parameter", run, param.key, param.value) for param in params]
+
+    def get_experiment_by_name(self, name: str) -> None:
+        return None
+
+    def create_experiment(self, name: str) -> str:
+        return f"experiment {name}"
+
+    def create_run(self, experiment: str, run_name: str) -> Any:
+        Client.calls.append(("begun", experiment, run_name, self.uri))
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="own-run"))
+
+    def update_run(self, run: str, status: str) -> None:
+        Client.calls.append(("again", run, status))
+
+    def set_terminated(self, run: str, status: str) -> None:
+        Client.calls.append(("ended", run, status))
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (VARIABLE, "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
+    Client.calls, Client.broken = [], False
+    entities: Any = types.ModuleType("mlflow.entities")
+    entities.Metric, entities.Param = Metric, Param
+    module: Any = types.ModuleType("mlflow")
+    module.MlflowClient, module.entities = Client, entities
+    module.__spec__ = types.SimpleNamespace(name="mlflow")
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    return Client
+
+
+def log(folder: Path, values: Mapping[str, float | None] = VALUES, finished: bool = True) -> list[str]:
+    """What an attempt does; returns the warnings."""
+    warnings: list[str] = []
+    target = Target(run=TrainRun(folder), purge_from=0, settings={"learning_rate": 3e-5, "init": None})
+    loggers = open_loggers(loaded_loggers(warnings.append), target, warnings.append)
+    loggers.add(7, values)
+    loggers.flush()
+    loggers.close(finished)
+    return warnings
+
+
+def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///nowhere")
+    monkeypatch.setenv("MLFLOW_RUN_ID", "the-run")
+
+
+def test_where_nothing_is_asked_for_tensorboard_alone_logs(tmp_path: Path) -> None:
+    assert list(loaded_loggers(lambda message: None)) == ["tensorboard"]
+    assert log(tmp_path) == [] and list((tmp_path / "tensorboard").glob("events.out.*"))
+
+
+def test_a_run_of_mlflow_that_waits_gets_known_values_under_their_names(
+    mlflow: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    waiting(monkeypatch)
+    assert log(tmp_path) == []
+    assert mlflow.calls == [("metric", "the-run", "eval/f1", 81.5, 7)]  # and is not ended: somebody else began it
+
+
+def test_a_server_that_fails_costs_no_training_and_is_told_once_without_secrets(
+    mlflow: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    waiting(monkeypatch)
+    mlflow.broken = True
+    (warned,) = log(tmp_path)
+    assert "nothing more is sent to mlflow" in warned and "secret" not in warned
+    assert list((tmp_path / "tensorboard").glob("events.out.*"))
+
+
+def test_a_run_of_our_own_names_the_settings_and_goes_on_after_a_stop(
+    mlflow: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(VARIABLE, "mlflow")
+    log(tmp_path / "fast", finished=False)
+    log(tmp_path / "fast")
+    place = f"sqlite:///{tmp_path}/fast/mlflow.db"
+    assert mlflow.calls == [
+        ("begun", "experiment bertbench", "fast", place), ("parameter", "own-run", "learning_rate", "3e-05"),
+        ("metric", "own-run", "eval/f1", 81.5, 7), ("ended", "own-run", "KILLED"),
+        ("again", "own-run", "RUNNING"), ("metric", "own-run", "eval/f1", 81.5, 7), ("ended", "own-run", "FINISHED"),
+    ]  # fmt: skip
+    assert not (tmp_path / "fast" / "tensorboard").exists()
+
+
+def test_none_logs_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(VARIABLE, "none")
+    assert log(tmp_path) == [] and list(tmp_path.iterdir()) == []
+
+
+def test_a_waiting_run_without_the_package_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    waiting(monkeypatch)
+    warnings: list[str] = []
+    assert list(loaded_loggers(warnings.append)) == ["tensorboard"]
+    assert len(warnings) == 1 and "pip install mlflow" in warnings[0]
+
+
+def test_a_logger_that_is_asked_for_and_absent_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(MissingToolError, match=r"--log-to mlflow needs mlflow, .*pip install mlflow"):
+        check_loggers(["mlflow"])
+
+
+def test_names_of_loggers_are_checked() -> None:
+    assert check_loggers(None) == check_loggers([]) == ("auto",)
+    assert check_loggers(["tensorboard", "tensorboard"]) == ("tensorboard",)
+    with pytest.raises(UsageError, match="did you mean 'tensorboard'"):
+        check_loggers(["tensorbord"])
+    with pytest.raises(UsageError, match="go with no others"):
+        check_loggers(["none", "tensorboard"])
+
+
+def test_a_real_mlflow_takes_the_scalars_into_the_run_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv(VARIABLE, "mlflow")
+    log(tmp_path, {"train/loss": 1.5}, finished=False)
+    log(tmp_path, {"train/loss": 1.25})
+    client = real.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("bertbench").experiment_id])
+    assert run.info.status == "FINISHED" and run.data.params == {"learning_rate": "3e-05"}
+    assert [found.value for found in client.get_metric_history(run.info.run_id, "train/loss")] == [1.5, 1.25]
+
+
+def test_every_logger_says_what_it_needs() -> None:
+    for name in LOGGERS:
+        kind = loaded_kind(name)
+        assert kind.package and kind.remedy.startswith("pip install")
+
+
+def loaded_kind(name: str) -> Any:
+    from common.registry import load
+
+    return load(LOGGERS, name, "logger")

@@ -1,0 +1,407 @@
+"""`bertbench submit`: what is rendered, what is refused, and that no word of a command becomes anything else.
+
+The manifests of tests/golden/submit are written afresh by UPDATE_GOLDEN=1 pytest tests/unit/bench/test_submit.py.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bench.cli import submit
+from bench.schedulers import SCHEDULERS, load_scheduler
+from bench.schedulers.azureml import _distribution
+from bench.schedulers.manifest import to_yaml
+from bench.schedulers.words import fill, kubernetes_memory, places, quote, time_limit_seconds
+from common.errors import MissingToolError, UsageError
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "submit"
+TRAIN = ["--", "bertbench", "train", "squad", "--learning-rate", "3e-5"]
+IMAGE = ["--image", "registry.example/bertbench:1"]
+CASES: dict[str, list[str]] = {
+    "slurm-two-nodes.sbatch": [
+        "slurm", "--name", "squad", "--nodes", "2", "--gpus-per-node", "4", "--gpu-type", "a100", "--cpus", "32",
+        "--memory", "200G", "--time-limit", "12:00:00", "--partition", "gpu", "--account", "lab", "--requeues", "3",
+        "--log-dir", "logs", "--chdir", "/work", "--python", "python3", "--env", "NCCL_DEBUG=WARN", "TEXT=a $(b) 'c'",
+        "--setup", "module load cuda", *TRAIN,
+    ],
+    "slurm-unequal-nodes.sbatch": [
+        "slurm", "--gpus-per-node", "4", "8", "8", "--chdir", "/work", "--python", "python3", "--", "train.py", "a b",
+    ],
+    "slurm-sweep.sbatch": [
+        "slurm", "--gpus-per-node", "1", "--chdir", "/work", *IMAGE, "--mounts", "/data:/data", "--sweep",
+        "rate=1e-5,3e-5", "seed=1,2,3", "--at-once", "2", "--module", "--", "project.train", "--rate={rate}", "{seed}",
+        "runs/{array_index}",
+    ],
+    "slurm-shards.sbatch": [
+        "slurm", "--launcher", "none", "--array", "0-99%10", "--chdir", "/work", *IMAGE, "--container", "apptainer",
+        "--", "bertbench", "data", "pretrain", "--input", "part-{array_index}-of-{array_count}.txt",
+    ],
+    "kubernetes-trainjob.yaml": [
+        "kubernetes", *IMAGE, "--name", "squad", "--namespace", "ml", "--nodes", "2", "--gpus-per-node", "8", "--cpus",
+        "64", "--memory", "500G", "--shared-memory", "64G", "--time-limit", "1-00:00:00", "--claim", "data:/data",
+        "--env", "RATE=1e-5", "--queue", "team", *TRAIN, "$(HOME)",
+    ],
+    "kubernetes-jobset.yaml": [
+        "kubernetes", *IMAGE, "--kind", "jobset", "--gpus-per-node", "4", "8", "8", "--max-restarts", "2", *TRAIN,
+    ],
+    "azureml-command.yaml": [
+        "azureml", "--compute", "a100", "--environment", "bert@latest", "--nodes", "2", "--gpus-per-node", "4",
+        "--input", "data=azureml:squad:1", "--output", "run", "--services", "tensorboard", "jupyter", "vscode",
+        "--time-limit", "120", "--", "train.py", "{data}", "{run}/x", "it's ${{inputs.other}} $(id)",
+    ],
+    "azureml-sweep.yaml": [
+        "azureml", "--compute", "a100", *IMAGE, "--gpus-per-node", "1", "--sweep", "rate=loguniform(1e-5,1e-4)",
+        "size=8,16", "--objective", "maximize:f1", "--early-stop", "--", "train.py", "{rate}", "{size}",
+    ],
+}  # fmt: skip
+HOSTILE = [
+    "",
+    "a b",
+    "'",
+    '"',
+    "$(id)",
+    "`id`",
+    "\\",
+    "*",
+    ":",
+    "--",
+    "#",
+    "a\nb",
+    "\r\n",
+    "\t",
+    "é",
+    "\x7f",
+    "!",
+    "{}",
+    "%s",
+]
+
+
+def rendered(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert submit.main(argv) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_jobs_are_the_golden_ones(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = rendered(CASES[name], capsys)
+    if os.environ.get("UPDATE_GOLDEN"):
+        (GOLDEN / name).write_text(text, encoding="utf-8")
+    assert text == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.endswith(".sbatch")])
+def test_scripts_pass_shellcheck(name: str) -> None:
+    shellcheck = shutil.which("shellcheck") or str(Path(sys.executable).with_name("shellcheck"))
+    if not Path(shellcheck).exists():
+        pytest.skip("shellcheck is not installed here")
+    # 2016: words of the user's; 2329: a trap calls the function.
+    done = subprocess.run([shellcheck, "--exclude=SC2016,SC2329", str(GOLDEN / name)], capture_output=True, text=True)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("kubernetes")])
+def test_manifests_fit_the_published_schema(name: str) -> None:
+    pytest.importorskip("kubeflow_trainer_api", reason="kubeflow-trainer-api, which has the schemas, is not installed")
+    from kubeflow_trainer_api import models
+
+    kinds = {"TrainJob": models.TrainerV1alpha1TrainJob, "JobSet": models.JobsetV1alpha2JobSet}
+    manifest = yaml.safe_load((GOLDEN / name).read_text(encoding="utf-8"))
+    # What the schema does not know is dropped on the way.
+    assert kinds[manifest["kind"]].from_dict(manifest).to_dict() == manifest
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("azureml")])
+def test_jobs_fit_the_schema_of_azure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    azure = pytest.importorskip("azure.ai.ml", reason="azure-ai-ml, which has the schemas, is not installed")
+    monkeypatch.chdir(GOLDEN)
+    job = azure.load_job(name)
+    assert job.type == yaml.safe_load((GOLDEN / name).read_text(encoding="utf-8"))["type"]
+
+
+@pytest.mark.parametrize("page", ["slurm", "kubernetes", "azureml"])
+def test_commands_of_the_page_render(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (GOLDEN.parents[2] / "docs" / "how-to" / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^bertbench submit (.*)$", text, re.MULTILINE)
+    assert lines
+    monkeypatch.chdir(tmp_path)
+    assert [submit.main(shlex.split(line)) for line in lines] == [0] * len(lines)
+
+
+def fakes(folder: Path) -> dict[str, str]:
+    """An srun that runs its program here, and a scontrol that knows one node."""
+    programs = {
+        "srun": 'while [[ $1 == --* ]]; do shift; done\nexport SLURM_NODEID=0\nexec "$@"',
+        "scontrol": 'if [[ $2 == hostnames ]]; then echo here; else echo "NodeAddr=127.0.0.1 x"; fi',
+    }
+    for name, body in programs.items():
+        (folder / name).write_text(f"#!/usr/bin/env bash\n{body}\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here"}
+
+
+def test_hostile_words_reach_the_command_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['VALUE']]))"
+    value = "".join(HOSTILE)
+    argv = ["slurm", "--launcher", "none", "--time-limit", "9", "--array", "3", "--env", f"VALUE={value}"]
+    argv += ["--chdir", str(tmp_path), "--", sys.executable, "-c", show, *HOSTILE, "x{array_index}'y"]
+    script = tmp_path / "job.sbatch"
+    script.write_text(rendered(argv, capsys), encoding="utf-8")
+    lines = script.read_text(encoding="utf-8").splitlines()
+    assert sum(line.startswith("#SBATCH") for line in lines) == 9
+    environment = fakes(tmp_path) | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "1"}
+    done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[*HOSTILE, "x3'y"], value]
+
+
+def test_torchrun_gets_hostile_words_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    python = tmp_path / "a python"
+    python.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -c "import json, sys; print(json.dumps(sys.argv[1:]))" "$@"\n'
+    )
+    python.chmod(0o755)
+    argv = ["slurm", "--processes-per-node", "3", "--python", str(python), "--chdir", str(tmp_path)]
+    script = tmp_path / "job.sbatch"
+    script.write_text(rendered([*argv, "--", "program", *HOSTILE], capsys), encoding="utf-8")
+    done = subprocess.run(["bash", str(script)], env=fakes(tmp_path), capture_output=True, text=True, check=True)
+    words = json.loads(done.stdout)
+    assert words[-len(HOSTILE) - 2 :] == ["--no-python", "program", *HOSTILE]
+    assert words[words.index("--node-rank") + 1] == "0"
+    assert words[words.index("--nproc-per-node") + 1] == "3"
+    assert words[words.index("--master-addr") + 1] == "127.0.0.1"
+
+
+def test_hostile_words_survive_kubernetes_expansion(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["kubernetes", *IMAGE, "--gpus-per-node", "1", "--", "program", *HOSTILE, "$(HOME)", "$$x"]
+    args = yaml.safe_load(rendered(argv, capsys))["spec"]["trainer"]["args"]
+    assert [word.replace("$$", "$") for word in args[4:]] == [*HOSTILE, "$(HOME)", "$$x"]
+
+
+def test_hostile_words_survive_azure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    words = [*HOSTILE, "${{inputs.data}}", "'${{x}}'"]
+    argv = ["azureml", "--compute", "c", *IMAGE, "--launcher", "none", "--", sys.executable, "-c", show, *words]
+    line = yaml.safe_load(rendered(argv, capsys))["command"]
+    assert "${{" not in line
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == words
+
+
+def test_text_stays_text_in_every_yaml() -> None:
+    words = [
+        "1e-5",
+        "012",
+        "1:30",
+        "yes",
+        "NO",
+        "~",
+        "null",
+        "0x1f",
+        ".5",
+        "=",
+        "nan",
+        "true",
+        "",
+        "1_000",
+        "plain-word",
+    ]
+    text = to_yaml([{"words": words}], "header")
+    assert yaml.safe_load(text) == {"words": words}
+    assert [line.startswith('- "') for line in text.splitlines()[2:]] == [True] * (len(words) - 1) + [False]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["slurm", "--", "train.py"], "no GPUs were asked for"),
+        (["slurm", "--gpus-per-node", "1"], "no command was given"),
+        (["slurm", "--gpus-per-node", "1", "--"], "no command was given"),
+        (["slurm", "--gpus-per-node", "0", "--", "x"], "no GPUs were asked for"),
+        (["slurm", "--gpus-per-node", "4", "0", "--", "x"], "a node would run no process"),
+        (["slurm", "--gpus-per-node", "-1", "--", "x"], "must be at least 0"),
+        (["slurm", "--nodes", "3", "--gpus-per-node", "4", "8", "--", "x"], "2 numbers for 3 nodes"),
+        (["slurm", "--nodes", "0", "--gpus-per-node", "4", "--", "x"], "at least 1"),
+        (["slurm", "--gpus-per-node", "1", "--time-limit", "soon", "--", "x"], "'soon' is no time above 0"),
+        (["slurm", "--gpus-per-node", "1", "--time-limit", "0", "--", "x"], "'0' is no time above 0"),
+        (["slurm", "--gpus-per-node", "1", "--time-limit", "2", "--", "x"], "--stop-seconds 120 is not below"),
+        (["slurm", "--gpus-per-node", "1", "--memory", "64", "--", "x"], "no amount of memory"),
+        (["slurm", "--gpus-per-node", "1", "--name", "a b", "--", "x"], "--name 'a b'"),
+        (["slurm", "--gpus-per-node", "1", "--partition", "a\n#SBATCH -N9", "--", "x"], "#SBATCH cannot hold"),
+        (["slurm", "--gpus-per-node", "1", "--log-dir", "a b", "--", "x"], "#SBATCH cannot hold"),
+        (["slurm", "--gpus-per-node", "1", "--array", "all", "--", "x"], "--array 'all'"),
+        (["slurm", "--gpus-per-node", "1", "--array", "5-1", "--", "x"], "5-1 counts backwards"),
+        (["slurm", "--gpus-per-node", "1", "--array", "0-3,9-7:2%4", "--", "x"], "9-7 counts backwards"),
+        (["slurm", "--gpus-per-node", "1", "--at-once", "2", "--", "x"], "--at-once belongs to --sweep"),
+        (["slurm", "--gpus-per-node", "1", "--time-limit", "1:99:99", "--", "x"], "more than 59 minutes"),
+        (["slurm", "--gpus-per-node", "1", "--time-limit", "90:60", "--", "x"], "more than 59 minutes"),
+        (["slurm", "--gpus-per-node", "1", "--time-limit", "1-24", "--", "x"], "23 hours"),
+        (["slurm", *IMAGE, "--gpus-per-node", "1", "--mounts", "foo", "--", "x"], "--mounts 'foo' is not HOST"),
+        (["slurm", *IMAGE, "--gpus-per-node", "1", "--mounts", "/a:b", "--", "x"], "--mounts '/a:b' is not HOST"),
+        (["slurm", "--gpus-per-node", "1", "--mounts", "/a:/b", "--", "x"], "--mounts is about a container"),
+        (["slurm", "--gpus-per-node", "1", "--container", "apptainer", "--", "x"], "give --image too"),
+        (["slurm", "--gpus-per-node", "1", "--array", "1", "--sweep", "a=1", "--", "{a}"], "exclude each other"),
+        (["slurm", "--gpus-per-node", "1", "--sweep", "a=1,2", "--", "x"], "holds no {a}"),
+        (["slurm", "--gpus-per-node", "1", "--sweep", "a=1,1", "--", "{a}"], "comes twice"),
+        (["slurm", "--gpus-per-node", "1", "--sweep", "A=1", "--", "{A}"], "not NAME=VALUE"),
+        (["slurm", "--gpus-per-node", "1", "--", "{array_index}"], "this is no array"),
+        (["slurm", "--gpus-per-node", "1", "2", "--array", "1", "--", "x"], "no arrays of heterogeneous jobs"),
+        (["slurm", "--gpus-per-node", "1", "--requeues", "1", "--", "x"], "--requeues needs --time-limit"),
+        (["slurm", "--gpus-per-node", "1", "--env", "A-B=1", "--", "x"], "not NAME=VALUE"),
+        (["slurm", "--gpus-per-node", "1", "--module", "--no-python", "--", "x"], "exclude each other"),
+        (["kubernetes", "--gpus-per-node", "1", "--", "x"], "give --image"),
+        (["kubernetes", *IMAGE, "--gpus-per-node", "1", "2", "--", "x"], "--kind jobset"),
+        (["kubernetes", *IMAGE, "--gpus-per-node", "1", "--max-restarts", "1", "--", "x"], "--kind jobset"),
+        (["kubernetes", *IMAGE, "--gpus-per-node", "1", "--name", "Big_Job", "--", "x"], "--name 'Big_Job'"),
+        (["kubernetes", *IMAGE, "--gpus-per-node", "1", "--claim", "data", "--", "x"], "--claim 'data'"),
+        (["kubernetes", *IMAGE, "--gpus-per-node", "1", "--", "\udcff"], "not UTF-8"),
+        (["azureml", *IMAGE, "--gpus-per-node", "1", "--", "x"], "--compute"),
+        (["azureml", "--compute", "c", "--gpus-per-node", "1", "--", "x"], "--environment"),
+        (["azureml", "--compute", "c", *IMAGE, "--gpus-per-node", "1", "2", "--", "x"], "cluster are equal"),
+        (["azureml", "--compute", "c", *IMAGE, "--gpus-per-node", "1", "--input", "d=x", "--", "x"], "holds no {d}"),
+        (["azureml", "--compute", "c", *IMAGE, "--gpus-per-node", "1", "--sweep", "a=1", "--", "{a}"], "--objective"),
+        (
+            ["azureml", "--compute", "c", *IMAGE, "--gpus-per-node", "1", "--sweep", "a=uniform(2,1)", "--objective",
+             "maximize:f1", "--", "{a}"],
+            "smaller one",
+        ),
+        (["lsf", "--", "x"], "unknown scheduler 'lsf'"),
+        (["--nodes", "2"], "needs a scheduler first"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(argv: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        submit.main(argv)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(("scheduler", "extra"), [
+    ("slurm", []), ("kubernetes", IMAGE), ("azureml", ["--compute", "c", *IMAGE]),
+])  # fmt: skip
+def test_submitting_without_the_tool_names_the_remedy(
+    scheduler: str, extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingToolError) as refused:
+        submit.main([scheduler, *extra, "--gpus-per-node", "1", "--submit", "--", "x"])
+    assert load_scheduler(scheduler).tool in str(refused.value)
+    assert "--out FILE" in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_submitting_writes_the_file_and_calls_the_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sbatch").write_text('#!/bin/sh\necho "got $1"; exit "${CODE:-0}"\n', encoding="utf-8")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    argv = ["slurm", "--gpus-per-node", "1", "--log-dir", "logs", "--submit", "--", "train.py"]
+    assert submit.main(argv) == 0
+    assert capsys.readouterr().out == "got bertbench.sbatch\n"
+    assert (tmp_path / "logs").is_dir()
+    monkeypatch.setenv("CODE", "3")
+    assert submit.main(argv) == 1
+    assert "exit code 3" in capsys.readouterr().err
+
+
+def test_the_folder_of_the_logs_is_there_when_the_script_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = ["slurm", "--gpus-per-node", "1", "--log-dir", "logs/squad"]
+    assert submit.main([*argv, "--", "train.py"]) == 0
+    assert "mkdir -p logs/squad" in capsys.readouterr().err
+    assert submit.main([*argv, "--out", "squad.sbatch", "--", "train.py"]) == 0
+    assert (tmp_path / "logs" / "squad").is_dir()
+    assert submit.main([*argv, "--", "train.py"]) == 0
+    assert "mkdir" not in capsys.readouterr().err
+
+
+def test_setup_lines_may_read_variables_that_are_not_set_and_end_the_job_where_they_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "job.sbatch"
+
+    def run(*setup: str) -> subprocess.CompletedProcess[str]:
+        argv = [
+            "slurm",
+            "--launcher",
+            "none",
+            "--chdir",
+            str(tmp_path),
+            "--setup",
+            *setup,
+            "--",
+            "sh",
+            "-c",
+            "echo ran",
+        ]
+        script.write_text(rendered(argv, capsys), encoding="utf-8")
+        return subprocess.run(["bash", str(script)], env=fakes(tmp_path), capture_output=True, text=True)
+
+    done = run('PS1="(env) $PS1"', "export FOUND=${CONDA_PREFIX}x", '[[ -z "$MODULEPATH" ]]')
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+    assert "\nset +u\n" in script.read_text() and "\nset -u\n" in script.read_text()
+    failed = run("false")
+    assert failed.returncode == 1 and failed.stdout == ""
+
+
+def test_other_files_are_not_overwritten(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.sh"
+    mine.write_text("precious\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="no job that bertbench wrote"):
+        submit.main(["slurm", "--gpus-per-node", "1", "--out", str(mine), "--", "train.py"])
+    assert mine.read_text(encoding="utf-8") == "precious\n"
+    for word in ("a", "b"):
+        assert submit.main(["slurm", "--gpus-per-node", "1", "--out", str(tmp_path / "job"), "--", word]) == 0
+    assert "--no-python" in (tmp_path / "job").read_text(encoding="utf-8")
+
+
+def test_a_secret_in_the_file_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    submit.main(["slurm", "--gpus-per-node", "1", "--env", "HF_TOKEN=abc", "--", "train.py"])
+    assert "HF_TOKEN looks like a secret" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("90:30", 5430),
+        ("48:00:00", 172800),
+        ("1:30", 90),
+        ("12:00:00", 43200),
+        ("1-12", 129600),
+        ("1-00:30", 88200),
+        ("2-01:02:03", 176523),
+    ],
+)
+def test_time_limits_are_read_as_sbatch_reads_them(text: str, seconds: int) -> None:
+    assert time_limit_seconds(text) == seconds
+
+
+def test_words() -> None:
+    assert kubernetes_memory("64G") == "64Gi"
+    assert places(["--x={lr}", '{"json": 1}', "{B}"]) == {"lr"}
+    assert fill("a{x}b{y}", ["x"], quote, lambda name: f"<{name}>") == "a<x>'b{y}'"
+    assert quote("a\nb'") == "$'a\\x0ab\\''"
+
+
+def test_every_scheduler_has_a_line_of_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit.main(["--help"]) == 0
+    text: Any = capsys.readouterr().out
+    assert [name for name in SCHEDULERS if f"  {name}" not in text] == []
+
+
+def test_a_swept_value_reaches_the_command_as_it_was_written() -> None:
+    found = _distribution("a", "1,-2,0.5,1e-5,0.10,007,3.10,x")
+    assert found["values"] == [1, -2, 0.5, 1e-5, "0.10", "007", "3.10", "x"]

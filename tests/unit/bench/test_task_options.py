@@ -1,0 +1,141 @@
+"""The options of tasks on their way from the command line to trials, trainings and back to a command line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.row_task import NAME, VOCAB, made_rows, write_rows
+
+from analysis.records import Trial
+from analysis.strategy_labels import task_label
+from analysis.train_records import TrainRun
+from bench.autotune import Point
+from bench.autotune_trials import commands, memory_of
+from bench.cli.autotune import AutotuneOptions
+from bench.cli.options import parse, parse_task
+from bench.cli.throughput import ThroughputOptions
+from bench.cli.train_options import TrainOptions
+from bench.devices import find_devices
+from bench.plan import Sweep, expand
+from bench.task_flags import TaskFlags, task_words
+from bench.trainer import plan_training
+from bert.config import preset
+from bert.memory import parameter_count
+from bert.tasks import DATA, TASKS, make_task, task_data
+from bert.training.settings import TrainSettings, task_defaults
+from common.errors import InputError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def rows_task(monkeypatch):
+    monkeypatch.setitem(TASKS, NAME, "support.row_task_model:RowTask")
+    monkeypatch.setitem(DATA, NAME, "support.row_task:RowData")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_rows(tmp_path / "rows", made_rows(40), made_rows(11, seed=1))
+
+
+def given(**changes: Any) -> dict[str, Any]:
+    fields = TrainOptions(task=NAME, device="cpu", **changes)
+    return fields.given()
+
+
+def test_ids_of_trials_made_before_tasks_had_options_stay():
+    assert Trial().trial_id == "pretrain-bertbench-ddp-base-bf16-s128-b8-a1-n1-r0-8006d573"
+    old = Trial(task="squad", padding="longest", strategy_options='{"bucket_mib":5}')
+    assert old.trial_id == "squad-bertbench-ddp-base-bf16-s128-b8-a1-n1-r0-cca74aaa"
+    assert Trial(task_options='{"head":"mul"}').trial_id != Trial().trial_id
+
+
+def test_every_help_text_that_lists_tasks_names_all_of_them():
+    own = [name for name in TASKS if name != NAME]
+    for options in (Sweep, AutotuneOptions, TrainOptions):
+        from bench.cli.reference import _field_docstrings
+
+        listed = _field_docstrings(options)["task"].partition(": ")[2].rstrip(".").split()
+        assert listed == own, f"{options.__name__}: list the tasks of bert.tasks.TASKS"
+
+
+def test_options_of_other_tasks_are_refused_with_the_names_of_those_that_have_them():
+    with pytest.raises(UsageError, match=r"--head is an option of the task (gap and )?rows, squad has none of its own"):
+        Sweep(task="squad", task_flags=TaskFlags(head="mul"))
+    with pytest.raises(
+        UsageError, match="--task is an option of the task glue, rows has --head, --sample-limit, --train-on-all"
+    ):
+        TaskFlags(benchmark_task="cola").options(NAME)
+    with pytest.raises(UsageError, match="choose one of concat, mul"):
+        TaskFlags(head="sum").options(NAME)
+    assert TaskFlags(train_on_all=True).options(NAME) == {"head": "concat", "train_on_all": True}
+
+
+def test_every_command_takes_them_beside_the_task_and_its_data():
+    train = parse(TrainOptions, [NAME, "rows.npz", "--head", "mul", "--task", "cola"], "train")
+    assert (train.task, train.file, train.task_flags.head, train.task_flags.benchmark_task) == (
+        NAME, "rows.npz", "mul", "cola",
+    )  # fmt: skip
+    assert train.given()["data"] == "rows.npz"
+    with pytest.raises(UsageError, match="named twice"):
+        parse(TrainOptions, [NAME, "a", "--data", "b"], "train")
+    sweep = parse_task(ThroughputOptions, [NAME, "--head", "mul", "--sample-limit", "7"], "throughput").sweep
+    assert (sweep.task_flags.head, sweep.task_flags.sample_limit) == ("mul", 7)
+    tuned = parse_task(AutotuneOptions, [NAME, "--train-on-all"], "autotune", sweep=False)
+    assert tuned.task_flags.train_on_all
+
+
+def test_trials_hold_them_resolved_and_words_lead_back_to_them(folder):
+    sweep = Sweep(task=NAME, data=str(folder), task_flags=TaskFlags(head="mul", sample_limit=30), devices=(1,))
+    (trial,) = expand(sweep, find_devices("cpu"))
+    assert trial.task_options == '{"head":"mul","labels":3,"sample_limit":30,"train_on_all":false}'
+    assert trial.padding == "longest"
+    assert trial.data_fingerprint.endswith("-30")
+    assert task_words(NAME, trial.task_options) == ["--head", "mul", "--sample-limit", "30"]
+    point = Point(strategy="single", micro_batch_size=4)
+    for words in commands(trial, point).values():
+        assert words[words.index("--head") + 1] == "mul"
+    assert memory_of(trial, point).total > 0
+    real, made = expand(sweep, find_devices("cpu"), against_synthetic=True)
+    assert real.task_options == made.task_options
+    assert make_task(trial.task, trial.task_options).labels == 3
+
+
+@pytest.mark.parametrize(("labels", "head"), [(2, "concat"), (77, "mul")])
+def test_parameters_are_counted_as_the_model_has_them(labels, head):
+    config = preset("tiny").replace(vocab_size=VOCAB)
+    text = f'{{"head":"{head}","labels":{labels}}}'
+    model = make_task(NAME, text).build_model(config)
+    assert parameter_count(config, NAME, text) == sum(p.numel() for p in model.parameters())
+
+
+def test_a_training_has_the_defaults_of_its_task_and_evaluates_after_each_epoch(folder):
+    plan = plan_training(None, given(file=str(folder), global_batch_size=8), find_devices("cpu"))
+    settings = plan.settings
+    assert (settings.preset, settings.seq_len, settings.steps, settings.eval_every) == ("tiny", 24, 5, 5)
+    assert settings.task_options == '{"head":"concat","labels":3,"train_on_all":false}'
+    assert TrainSettings.from_json(settings.to_json()) == settings
+    never = given(file=str(folder), global_batch_size=8, eval_every=0)
+    assert plan_training(None, never, find_devices("cpu")).settings.eval_every == 0
+    with pytest.raises(InputError, match="damaged"):
+        TrainSettings.from_json({**settings.to_json(), "task_options": '{"tail":1}'})
+    for name in TASKS:
+        assert ("epochs" in task_defaults(name)) == bool(task_data(name).defaults)
+
+
+def test_settings_of_checkpoints_before_tasks_had_options_are_read():
+    old = TrainSettings(data="synthetic", micro_batch_size=1, global_batch_size=1).to_json()
+    del old["task_options"]
+    assert TrainSettings.from_json(old).task_options == ""
+
+
+def test_labels_in_tables_say_what_is_on():
+    assert task_label("squad", "") == "squad"
+    assert task_label(NAME, '{"head":"mul","train_on_all":false}') == "rows head=mul"
+    assert task_label(NAME, '{"head":"mul","train_on_all":true}') == "rows head=mul train_on_all"
+
+
+def test_old_runs_still_say_what_their_loss_is_made_of(tmp_path: Path):
+    run = TrainRun(tmp_path)
+    assert run.loss_label("squad") == "mean of start and end"
+    assert run.loss_label(NAME) == ""
+    assert task_data(NAME).loss_label({"labels": 3}) == "cross-entropy"

@@ -1,0 +1,82 @@
+"""The PyTorch profiler's schedule: wait, warm-up, active, repeat; a trace for each cycle."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.profilers.cycle import Cycle
+from bench.profilers.kineto import TorchProfiler, _cycles
+from bench.profilers.kineto_trace import TraceObserver
+from bert.batch import BatchCounts
+from bert.observer import StepResult
+from common.errors import UsageError
+
+RESULT = StepResult(BatchCounts(0, 0, 0, 0, 0), torch.zeros(()), 0.0, True)
+
+
+def steps_in(trace: Path) -> set[str]:
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return {event["name"] for event in events if str(event.get("name", "")).startswith("ProfilerStep#")}
+
+
+def run(observer: TraceObserver, steps: int) -> None:
+    observer.run_begin()
+    for step in range(steps):
+        observer.step_begin(step)
+        with observer.phase("forward"):
+            torch.ones(4).sum()
+        observer.step_end(step, RESULT)
+    observer.run_end()
+
+
+def test_cycles_follow_each_other_as_the_schedule_says() -> None:
+    options = {"wait": "2", "warmup": "1", "active": "3", "repeat": "2"}
+    assert _cycles(options, 5, 20) == [Cycle(7, 8, 11), Cycle(13, 14, 17)]
+    assert _cycles({"active": "2"}, 0, 9) == [Cycle(1, 2, 4), Cycle(5, 6, 8)]
+    assert _cycles({"wait": "0", "warmup": "0", "active": "1"}, 3, 5) == [Cycle(3, 3, 4), Cycle(4, 4, 5)]
+    assert _cycles({"tensorboard": ""}, 3, 5) == [Cycle(3, 3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"active": "0"}, "--with active=0: give a whole number of steps, 1 or more"),
+        ({"wait": "x"}, "--with wait=x: give a whole number of steps, 0 or more"),
+        ({"wait": "5", "active": "3"}, "a cycle of 5 + 1 + 3 steps"),
+        ({"repeat": "4"}, "give --stop 20 or more"),
+        ({"when": "1"}, "no option of TorchProfiler"),
+    ],
+)
+def test_a_schedule_that_is_none_or_does_not_fit_is_refused(options: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        _cycles(TorchProfiler(options).options, 0, 8)
+    assert said in str(error.value)
+
+
+def test_each_cycle_leaves_a_trace_of_its_active_steps(tmp_path: Path) -> None:
+    options = {"wait": "1", "warmup": "1", "active": "2"}
+    path = tmp_path / "trace-rank0.json.gz"
+    run(TraceObserver(path, 0, _cycles(options, 1, 9), frozenset(options)), 10)
+    traces = sorted((tmp_path / "tensorboard" / "cycles").glob("rank0.*.pt.trace.json.gz"))
+    assert [steps_in(trace) for trace in traces] == [
+        {"ProfilerStep#3", "ProfilerStep#4"},
+        {"ProfilerStep#7", "ProfilerStep#8"},
+    ]
+    assert path.read_bytes() == traces[0].read_bytes()
+
+
+@pytest.mark.parametrize(("steps", "recorded"), [(2, None), (3, {"ProfilerStep#2"})])
+def test_a_run_that_ends_early_leaves_what_was_recorded(steps: int, recorded: set[str] | None, tmp_path: Path) -> None:
+    path = tmp_path / "trace-rank0.json.gz"
+    run(TraceObserver(path, 0, [Cycle(1, 2, 5)], frozenset({"active"})), steps)
+    assert (steps_in(path) if path.exists() else None) == recorded
+
+
+def test_without_a_schedule_the_window_is_one_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace-rank0.json.gz"
+    run(TraceObserver(path, 0, _cycles({}, 1, 4)), 6)
+    assert steps_in(path) == {f"ProfilerStep#{step}" for step in (1, 2, 3)}
+    assert not (tmp_path / "tensorboard").exists()

@@ -1,0 +1,66 @@
+"""What `train` names as the next command: one that can be run as it is, with files that are there."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import csv_files, gap_files, glue_folders
+from support.squad_windows import squad_windows, write_windows
+
+from analysis.train_records import TrainRun
+from bench.cli.train_next import next_command
+from bench.cli.train_options import TrainOptions
+from bench.devices import find_devices
+from bench.trainer import plan_training
+from bert.data.glue.config import GlueConfig
+from bert.data.glue.prepare import prepare
+
+
+def following(task: str, tmp_path: Path, **changes: Any) -> list[str]:
+    fields = {"preset": "tiny", "steps": 1, "global_batch_size": 1, "micro_batch_size": 1, **changes}
+    options = TrainOptions(task=task, device="cpu", **fields)
+    plan = plan_training(None, options.given(), find_devices("cpu"))
+    return shlex.split(next_command(options, [task], TrainRun(tmp_path / "run"), plan, True))
+
+
+def value_of(words: list[str], option: str) -> str:
+    return words[words.index(option) + 1]
+
+
+def test_gap_predicts_test_rows_else_those_it_was_evaluated_on(tmp_path: Path) -> None:
+    folder = gap_files.prepared(tmp_path)
+    (validation,) = folder.glob("gap-validation-*.safetensors")
+    words = following("gap", tmp_path, data=str(folder))
+    assert words[:3] == ["bertbench", "predict", "gap"] and value_of(words, "--features") == str(validation)
+    test = folder / validation.name.replace("validation", "test")
+    test.write_bytes(validation.read_bytes())
+    assert value_of(following("gap", tmp_path, data=str(folder)), "--features") == str(test)
+    words = following("gap", tmp_path, data=str(folder), eval_data=str(validation))
+    assert value_of(words, "--features") == str(validation)
+
+
+def test_glue_predicts_the_other_tables_of_its_task(tmp_path: Path) -> None:
+    vocab = glue_folders.write_vocabulary(tmp_path / "vocab.txt")
+    tables = glue_folders.make_glue(tmp_path / "glue", ["cola", "stsb"])
+    config = GlueConfig(input=tables, vocab=vocab, output=tmp_path / "out")
+    prepare(config, lambda stage, done, total: None)
+    (training,) = (tmp_path / "out").glob("glue-stsb-train-*.safetensors")
+    words = following("glue", tmp_path, data=str(training))
+    assert (value_of(words, "--task"), value_of(words, "--features")) == ("stsb", str(tmp_path / "out"))
+
+
+def test_classify_shows_the_results_that_the_training_leaves(tmp_path: Path) -> None:
+    csv = csv_files.write_rows(tmp_path / "things.csv", csv_files.colours_and_animals(60))
+    database = csv_files.prepared(csv).source.path
+    assert following("classify", tmp_path, data=str(database)) == ["bertbench", "results", str(database)]
+
+
+def test_squad_predicts_what_it_was_evaluated_on_else_nothing(tmp_path: Path) -> None:
+    features = write_windows(tmp_path, squad_windows(12))
+    assert following("squad", tmp_path, data=str(features))[:2] == ["bertbench", "report"]
+
+
+@pytest.mark.parametrize("task", ["squad", "gap", "classify", "glue"])
+def test_after_made_up_data_there_is_the_report(task: str, tmp_path: Path) -> None:
+    assert following(task, tmp_path, data="synthetic") == ["bertbench", "report", str(tmp_path / "run")]

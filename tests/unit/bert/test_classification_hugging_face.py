@@ -1,0 +1,128 @@
+"""Our sequence classification is Hugging Face's: the same logits and losses with the same weights, under both names."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from support.row_task import VOCAB, made_rows
+
+from bert.checkpoints.conversion import convert
+from bert.checkpoints.ours import save_model
+from bert.checkpoints.tensorflow_names import hugging_face_name, is_weight
+from bert.config import preset
+from bert.convert import load_hugging_face_state, to_hugging_face_state
+from bert.data.loading.row_batches import row_batch
+from bert.model import BertForSequenceClassification
+from bert.training.initial import load_initial
+from bert.training.resume import Initial
+
+SHAPE = preset("tiny").replace(vocab_size=VOCAB, hidden_size=32, num_heads=4, intermediate_size=48, max_positions=32)
+
+
+def theirs(labels: int) -> Any:
+    torch.manual_seed(labels)
+    config = transformers.BertConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=32, num_labels=labels,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config).eval()
+
+
+def called(model: Any, batch: Any) -> Any:
+    with torch.no_grad():
+        return model(**batch.tensors)
+
+
+@pytest.mark.parametrize("labels", [1, 2, 3, 77])
+def test_logits_and_loss_are_theirs_with_their_weights(labels: int) -> None:
+    model = theirs(labels)
+    ours = BertForSequenceClassification(SHAPE, labels, regression=labels == 1).eval()
+    report = load_hugging_face_state(ours, model.state_dict())
+    assert (report.missing, report.unexpected, report.incomplete) == ((), (), ())
+    batch = row_batch(made_rows(9, labels=labels, regression=labels == 1), np.arange(9))
+    assert batch.counts.real_tokens < batch.counts.padded_tokens
+    with torch.no_grad():
+        found = ours(batch)
+    expected = called(model, batch)
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=0)
+
+
+def test_our_weights_have_their_names() -> None:
+    ours = BertForSequenceClassification(SHAPE, 3).eval()
+    state = to_hugging_face_state(ours)
+    model = theirs(3)
+    assert state.keys() == model.state_dict().keys()
+    model.load_state_dict(state)
+    batch = row_batch(made_rows(5), np.arange(5))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(batch).logits, called(model, batch).logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_saved_model_becomes_a_folder_that_transformers_reads(tmp_path: Path, labels: int) -> None:
+    ours = BertForSequenceClassification(SHAPE, labels, regression=labels == 1).eval()
+    (tmp_path / "ours").mkdir()
+    save_model(tmp_path / "ours", ours)
+    done = convert(tmp_path / "ours", tmp_path / "theirs")
+    assert (done.architecture, done.missing, done.unexpected) == ("BertForSequenceClassification", (), ())
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").eval()
+    assert model.config.num_labels == labels
+    batch = row_batch(made_rows(5, regression=labels == 1), np.arange(5))
+    with torch.no_grad():
+        expected = ours(batch)
+    found = called(model, batch)
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=0)
+    back = convert(tmp_path / "theirs", tmp_path / "back", target="bertbench")
+    assert (back.missing, back.unexpected) == ((), ())
+
+
+def test_distilbert_classifiers_are_not_exchanged_because_theirs_has_another_layer_before(tmp_path: Path) -> None:
+    shape = SHAPE.replace(type_vocab_size=0)
+    (tmp_path / "ours").mkdir()
+    save_model(tmp_path / "ours", BertForSequenceClassification(shape, 2))
+    done = convert(tmp_path / "ours", tmp_path / "theirs")
+    assert done.architecture == "DistilBertModel"
+    assert any("ReLU" in note for note in done.notes)
+    config = transformers.DistilBertConfig(
+        vocab_size=VOCAB, dim=32, n_layers=2, n_heads=4, hidden_dim=48, max_position_embeddings=32
+    )
+    transformers.DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "published")
+    done = convert(tmp_path / "published", tmp_path / "back", target="bertbench")
+    assert done.architecture == "DistilBertModel"
+    assert {name.partition(".")[0] for name in done.unexpected} == {"classifier", "pre_classifier"}
+
+
+def test_a_classifier_of_other_labels_stays_fresh_and_is_named(tmp_path: Path) -> None:
+    sources = {"ours": tmp_path / "ours", "theirs": tmp_path / "theirs"}
+    sources["ours"].mkdir()
+    save_model(sources["ours"], BertForSequenceClassification(SHAPE, 3))
+    theirs(3).save_pretrained(sources["theirs"])
+    for source in sources.values():
+        model = BertForSequenceClassification(SHAPE, 2)
+        before = model.classifier.weight.clone()
+        word = model.encoder.embeddings.word.weight.clone()
+        taken = load_initial(Initial(source, None, _found(source)), model, SHAPE, whole=False)
+        assert taken.unused == ("classifier.bias", "classifier.weight")
+        assert torch.equal(model.classifier.weight, before)
+        assert not torch.equal(model.encoder.embeddings.word.weight, word)
+        same = BertForSequenceClassification(SHAPE, 3)
+        taken = load_initial(Initial(source, None, _found(source)), same, SHAPE, whole=False)
+        assert (taken.missing, taken.unused) == ((), ())
+
+
+def _found(source: Path) -> Any:
+    from bert.checkpoints.read import find_checkpoint
+
+    return find_checkpoint(source)
+
+
+def test_the_published_classifier_of_tensorflow_has_its_names() -> None:
+    assert hugging_face_name("output_weights") == ("classifier.weight", False)
+    assert hugging_face_name("output_bias") == ("classifier.bias", False)
+    assert is_weight("output_weights")
+    assert not is_weight("output_weights/adam_m")

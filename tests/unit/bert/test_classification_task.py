@@ -1,0 +1,197 @@
+"""What tasks on whole rows have in common: model, loss, evaluation, synthetic batches, options."""
+
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.row_task import NAME, VOCAB, made_rows, write_rows
+
+from bert.config import preset
+from bert.data.rows import TokenRows
+from bert.data.synthetic import SyntheticBatches
+from bert.heads import label_loss
+from bert.model import BertForQuestionAnswering, BertForSequenceClassification
+from bert.precision import Precision
+from bert.tasks import DATA, TASKS, given_options, make_task, resolve_options, task_data
+from bert.tasks.base import DataSpec, EvaluationSpec
+from common.errors import InputError, UsageError
+
+SHAPE = preset("tiny").replace(vocab_size=VOCAB, hidden_size=16, num_heads=2, intermediate_size=32)
+
+
+@pytest.fixture(autouse=True)
+def rows_task(monkeypatch):
+    monkeypatch.setitem(TASKS, NAME, "support.row_task_model:RowTask")
+    monkeypatch.setitem(DATA, NAME, "support.row_task:RowData")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_rows(tmp_path / "rows", made_rows(40), made_rows(11, seed=1))
+
+
+def spec(source: Any, **changes: Any) -> DataSpec:
+    values = {"source": str(source), "seq_len": 24, "micro_batch_size": 4, "vocab_size": VOCAB, **changes}
+    return DataSpec(**values)
+
+
+def task(**options: Any) -> Any:
+    return make_task(NAME, resolve_options(NAME, given_options(NAME, {"labels": 3, **options}), _source(None)))
+
+
+def _source(samples: int | None, source: str = "synthetic") -> Any:
+    from bert.tasks.data import DataSource
+
+    return DataSource(source, "", None, None, VOCAB, samples)
+
+
+def test_a_model_learns_its_rows_and_the_loss_is_the_cross_entropy(folder):
+    found = task()
+    torch.manual_seed(0)
+    model = found.build_model(SHAPE.replace(hidden_dropout=0.0, attention_dropout=0.0, initializer_range=0.2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for batch in islice(found.batches(spec(folder, micro_batch_size=8)), 60):
+        loss, parts = found.loss_parts(model, batch)
+        assert parts == {} and torch.equal(loss, found.loss(model, batch))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert np.mean(losses[:5]) > 0.9
+    assert np.mean(losses[-5:]) < 0.3
+
+
+def test_the_loss_of_a_regression_is_the_mean_squared_error():
+    logits, labels = torch.randn(7, 1), torch.rand(7)
+    expected = ((logits[:, 0] - labels) ** 2).mean()
+    assert label_loss(logits, labels, regression=True).item() == pytest.approx(expected.item())
+    model = BertForSequenceClassification(SHAPE, 1, regression=True)
+    with pytest.raises(UsageError, match="exactly 1"):
+        BertForSequenceClassification(SHAPE, 2, regression=True)
+    assert model.classifier.weight.shape == (1, SHAPE.hidden_size)
+
+
+def test_a_batch_without_labels_has_logits_and_no_loss():
+    from bert.data.loading.row_batches import row_batch
+
+    rows = replace(made_rows(3), labels=np.empty(0, dtype=np.int64))
+    output = BertForSequenceClassification(SHAPE, 5).eval()(row_batch(rows, np.arange(3)))
+    assert output.loss is None
+    assert output.logits.shape == (3, 5)
+
+
+@pytest.mark.parametrize("samples", [0, 5])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_an_evaluation_by_several_ranks_equals_that_of_one(folder, ranks, samples):
+    found = task()
+    torch.manual_seed(1)
+    model = found.build_model(SHAPE).eval()
+    device, precision = torch.device("cpu"), Precision("fp32", "cpu")
+
+    def evaluator(rank: int, world_size: int) -> Any:
+        wanted = EvaluationSpec(samples=samples)
+        return found.evaluator(spec(folder, rank=rank, world_size=world_size, micro_batch_size=3), wanted)
+
+    alone = evaluator(0, 1)
+    expected = alone.score(alone.measure(model, device, precision))
+    parts = [evaluator(rank, ranks).measure(model, device, precision) for rank in range(ranks)]
+    together = evaluator(0, ranks).score(torch.stack(parts).sum(0))
+    assert together.samples == expected.samples == (samples or 11)
+    assert set(together.values) == set(found.scores)
+    assert together.values == pytest.approx(dict(expected.values), abs=1e-6)
+
+
+def test_scores_are_those_of_the_rows_one_by_one(folder):
+    found = task()
+    model = found.build_model(SHAPE).eval()
+    evaluator = found.evaluator(spec(folder), EvaluationSpec())
+    total = evaluator.measure(model, torch.device("cpu"), Precision("fp32", "cpu"))
+    rows: TokenRows = evaluator.rows
+    right, loss = 0, 0.0
+    for number in range(len(rows)):
+        ids = torch.tensor(np.array([rows.ids[number]]), dtype=torch.int64)
+        segments = (torch.arange(ids.shape[1]) >= int(rows.second[number])).long()[None]
+        with torch.no_grad():
+            logits = model.classifier(model.encoder(ids, None, segments).pooled)[0]
+        label = int(rows.labels[number])
+        right += int(logits.argmax()) == label
+        loss -= float(torch.log_softmax(logits.double(), 0)[label])
+    values = evaluator.score(total).values
+    assert values["accuracy"] == right / len(rows)
+    assert values["log_loss"] == pytest.approx(loss / len(rows), abs=1e-6)
+
+
+def test_logits_that_are_no_numbers_and_models_without_the_head_are_refused(folder):
+    found = task()
+    evaluator = found.evaluator(spec(folder), EvaluationSpec())
+    with pytest.raises(InputError, match="not finite numbers for 1 of 11 rows"):
+        evaluator.score(torch.tensor([[float("nan")] * 3] + [[0.0] * 3] * 10).flatten())
+    for model in (BertForQuestionAnswering(SHAPE), BertForSequenceClassification(SHAPE, 4)):
+        with pytest.raises(UsageError, match="3 logits of each row"):
+            evaluator.measure(model, torch.device("cpu"), Precision("fp32", "cpu"))
+
+
+def test_labels_that_the_task_has_not_are_refused_before_anything_is_trained(tmp_path):
+    folder = write_rows(tmp_path / "rows", made_rows(20, labels=3), made_rows(5, labels=5, seed=3))
+    with pytest.raises(InputError, match="from 0 to 1"):
+        task(labels=2).identify(spec(folder))
+    with pytest.raises(InputError, match="from 0 to 2"):
+        task(labels=3).evaluator(spec(folder), EvaluationSpec())
+    folder = write_rows(tmp_path / "values", made_rows(20, regression=True), made_rows(5))
+    with pytest.raises(InputError, match=r"classes \(int64\)"):
+        task().batches(spec(folder))
+
+
+def test_rows_of_another_vocabulary_are_no_data_to_evaluate_on(tmp_path):
+    folder = write_rows(tmp_path / "rows", made_rows(20), made_rows(5, vocabulary="others"))
+    with pytest.raises(InputError, match="another vocabulary"):
+        task().evaluator(spec(folder), EvaluationSpec())
+    with pytest.raises(InputError, match="another vocabulary"):
+        task_data(NAME).check_evaluation(str(folder), 24, None, {"labels": 3})
+
+
+@pytest.mark.parametrize("source", ["synthetic", "synthetic:uniform"])
+def test_made_up_batches_differ_by_rank_and_have_all_labels(source):
+    found = task(labels=4)
+    ours, others = (
+        found.batches(spec(source, seq_len=64, rank=rank, world_size=2, micro_batch_size=16)) for rank in (0, 1)
+    )
+    assert isinstance(ours, SyntheticBatches)
+    batch, other = next(iter(ours)), next(iter(others))
+    assert not torch.equal(batch.tensors["labels"], other.tensors["labels"])
+    assert set(batch.tensors["labels"].tolist()) == {0, 1, 2, 3}
+    assert found.build_model(SHAPE)(batch).loss.item() > 0
+
+
+def test_made_up_batches_can_have_the_lengths_of_real_rows(folder):
+    found = task()
+    real, made = found.batches(spec(folder)), found.batches(spec(f"synthetic:{folder}"))
+    for one, other in islice(zip(real, made, strict=True), 5):
+        assert one.counts == other.counts
+
+
+def test_options_are_checked_filled_and_kept_as_one_text():
+    assert given_options(NAME, {"head": None, "labels": 2}) == {"labels": 2, "head": "concat", "train_on_all": False}
+    text = resolve_options(NAME, {"head": "mul", "labels": 7}, _source(None))
+    assert text == '{"head":"mul","labels":7}'
+    made = make_task(NAME, text)
+    assert (made.labels, made.options["head"]) == (7, "mul")
+    assert make_task("squad").name == "squad"
+    for options, words in (
+        ({"head": "sum"}, "choose one of concat, mul"),
+        ({"tail": 1}, "no option tail: it has labels, head"),
+        ({"sample_limit": 0}, "at least 1"),
+        ({"sample_limit": True}, "whole number"),
+        ({"train_on_all": 1}, "true or false"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            given_options(NAME, options)
+    with pytest.raises(UsageError, match="it has none"):
+        given_options("squad", {"head": "mul"})
+    for text in ("[1]", "{", "no"):
+        with pytest.raises(InputError, match="options of a task"):
+            make_task(NAME, text)

@@ -1,0 +1,125 @@
+"""Classification of texts: rows of one text count as one, and what is trained on is what the database holds."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.csv_files import colours_and_animals, prepared, write_rows
+
+from bert.config import preset
+from bert.data.csv.store import open_source
+from bert.precision import Precision
+from bert.tasks import make_task, resolve_options, task_data
+from bert.tasks.base import DataSpec, EvaluationSpec
+from bert.tasks.classify_data import ClassifyData
+from bert.tasks.classify_evaluation import class_scores, probabilities, text_probabilities
+from common.errors import InputError, UsageError
+
+
+@settings(deadline=None, max_examples=50)
+@given(folds=st.lists(st.integers(1, 4), min_size=1, max_size=12), seed=st.integers(0, 99))
+def test_a_text_gets_the_mean_of_what_its_rows_get(folds: list[int], seed: int) -> None:
+    texts = np.repeat(np.arange(len(folds)) * 3, folds)
+    logits = np.random.default_rng(seed).normal(size=(len(texts), 3)).astype(np.float32) * 5
+    first, found = text_probabilities(logits, texts)
+    rows = torch.softmax(torch.from_numpy(logits).double(), dim=1).numpy()
+    expected = np.array([rows[texts == number].mean(axis=0) for number in np.unique(texts)])
+    assert np.allclose(found, expected) and np.allclose(found.sum(axis=1), 1)
+    assert (texts[first] == np.unique(texts)).all()
+
+
+def test_scores_are_those_of_scikit_learn() -> None:
+    from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss
+
+    generator = np.random.default_rng(3)
+    logits = generator.normal(size=(200, 5)).astype(np.float32) * 2
+    labels = generator.integers(0, 4, 200)  # one class never occurs
+    found, shares = class_scores(probabilities(logits), labels), probabilities(logits)
+    assert found["accuracy"] == pytest.approx(accuracy_score(labels, shares.argmax(axis=1)))
+    seen = shares.argmax(axis=1)
+    with pytest.warns(UserWarning, match="y_pred contains classes not in y_true"):
+        assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, seen))
+    assert found["log_loss"] == pytest.approx(log_loss(labels, shares, labels=range(5)))
+
+
+def test_labels_follow_from_the_data_and_the_three_splits_are_told_apart(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.csv", colours_and_animals(120))
+    database = prepared(path, max_seq_length=16).source.path
+    data = task_data("classify")
+    source = data.inspect(str(database), None)
+    assert (source.seq_len, source.samples) == (16, len(ClassifyData().rows(database, "training", {})))
+    assert resolve_options("classify", {}, source) == '{"labels":3}'
+    fingerprints = {
+        ClassifyData().rows(database, split, {}).fingerprint for split in ("training", "evaluation", "test")
+    }
+    assert len(fingerprints) == 3
+    with pytest.raises(InputError, match="no SQLite file of `bertbench data csv`"):
+        data.inspect(str(path), None)
+
+
+def test_an_evaluation_counts_texts_not_rows_and_takes_some_of_them(tmp_path: Path) -> None:
+    rows = [(f"{text} {'a b c d e f ' * (number % 3)}", label)
+            for number, (text, label) in enumerate(colours_and_animals(150))]  # fmt: skip
+    summary = prepared(write_rows(tmp_path / "a.csv", rows), max_seq_length=8, validation=0.3)
+    vocab_size = len(summary.source.vocabulary.pieces)
+    task = make_task("classify", '{"labels":3}')
+    spec = DataSpec(source=str(summary.source.path), seq_len=8, micro_batch_size=7, vocab_size=vocab_size)
+    model = task.build_model(preset("tiny").replace(vocab_size=vocab_size)).eval()
+    found = {}
+    for samples in (0, 10):
+        evaluator = task.evaluator(spec, EvaluationSpec(samples=samples))
+        total = evaluator.measure(model, torch.device("cpu"), Precision("fp32", "cpu"))
+        found[samples] = evaluator.score(total)
+    assert found[0].samples == summary.sizes["validate"]["texts"] < found[0].counts["rows"]
+    assert found[10].samples == 10
+    assert set(found[0].values) == {"accuracy", "balanced_accuracy", "log_loss"}
+
+
+def evaluated_on(trained: Path, other: Path) -> tuple[list[str], list[str]]:
+    """Labels, as they are called where the model is trained, of the texts of another database; and as it calls them."""
+    data, made = ClassifyData(), open_source(trained)
+    training = data.rows(trained, "training", {})
+    rows, texts = data.evaluation_texts(str(trained), 128, str(other), training)
+    own, found = data.texts(other, "evaluation")
+    assert (texts == found.texts).all()
+    return [made.labels[code] for code in rows.labels], [own.labels[code] for code in found.labels]
+
+
+def test_labels_of_another_database_go_by_their_names(tmp_path: Path) -> None:
+    rows = colours_and_animals(90)
+    trained = prepared(write_rows(tmp_path / "a.csv", rows)).source.path
+    others = [(f"{text} too", label) for text, label in rows]
+    other = prepared(write_rows(tmp_path / "b.csv", others[::-1])).source.path
+    assert open_source(trained).labels != open_source(other).labels
+    as_trained, as_it_calls_them = evaluated_on(trained, other)
+    assert as_trained == as_it_calls_them and len(set(as_trained)) == 3
+    few = prepared(write_rows(tmp_path / "c.csv", [row for row in others if row[1] != "colour"])).source.path
+    assert set(evaluated_on(trained, few)[0]) == {"animal", "number"}
+    with pytest.raises(InputError, match=r"texts with 1 label\(s\) that those in .* have not \('colour'\)"):
+        evaluated_on(few, other)
+
+
+def test_the_same_csv_divided_otherwise_cannot_judge_a_model(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.csv", colours_and_animals(90))
+    trained = prepared(path).source.path
+    with pytest.raises(UsageError, match="divides it otherwise: some of its texts are trained on"):
+        evaluated_on(trained, prepared(path, seed=7, output=tmp_path / "b.sqlite").source.path)
+    found = evaluated_on(trained, prepared(path, max_seq_length=16, output=tmp_path / "c.sqlite").source.path)
+    assert found[0] == found[1]
+
+
+def test_a_batch_masks_each_row_by_its_own_length(tmp_path: Path) -> None:
+    rows = [("abcdefgh" * (1 + number % 4) + str(number), "xy"[number % 2]) for number in range(40)]
+    source = prepared(write_rows(tmp_path / "a.csv", rows), max_seq_length=12).source
+    task = make_task("classify", '{"labels":2}')
+    spec = DataSpec(source=str(source.path), seq_len=12, micro_batch_size=16, vocab_size=len(source.vocabulary.pieces))
+    batch = next(iter(task.batches(spec)))
+    ids, mask = batch.tensors["input_ids"], batch.tensors["attention_mask"]
+    assert ((ids != source.vocabulary.pad_id) == mask.bool()).all()
+    ends = mask.sum(dim=1) - 1
+    assert (ids[torch.arange(16), ends] == source.vocabulary.sep_id).all() and (
+        ids[:, 0] == source.vocabulary.cls_id
+    ).all()

@@ -1,0 +1,354 @@
+"""The database of a CSV: rows folded and divided rightly, made once, and never read where it is damaged."""
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.csv_files import colours_and_animals, prepared, write_rows, write_vocabulary
+
+from bench.cli.data_csv import notes
+from bert.data.csv import prepare as preparing
+from bert.data.csv.folding import fold
+from bert.data.csv.schema import SPLITS, TABLES
+from bert.data.csv.splits import divide, text_key
+from bert.data.csv.store import (
+    add_run,
+    check_whole,
+    label_distribution,
+    left_out,
+    open_source,
+    read_runs,
+    read_split,
+    source_fingerprint,
+)
+from bert.data.vocabulary import load_vocabulary
+from common.errors import InputError, LockedError, SchemaError
+
+
+@settings(deadline=None)
+@given(pieces=st.lists(st.integers(0, 99)), longest=st.integers(3, 20))
+def test_folds_of_a_text_hold_all_of_it_in_order(pieces: list[int], longest: int) -> None:
+    rows = list(fold(pieces, longest, 101, 102))
+    assert [piece for row in rows for piece in row[1:-1]] == pieces
+    assert all(row[0] == 101 and row[-1] == 102 and 3 <= len(row) <= longest for row in rows)
+    assert all(len(row) == longest for row in rows[:-1])
+
+
+TEXTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=1, max_size=60)
+
+
+@settings(deadline=None, max_examples=60)
+@given(texts=TEXTS, shares=st.tuples(st.floats(0, 0.45), st.floats(0, 0.45)), seed=st.integers(0, 3))
+def test_equal_texts_are_in_one_split_and_labels_keep_their_share(
+    texts: list[tuple[int, int]], shares: tuple[float, float], seed: int
+) -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(TABLES)
+    rows = [(number, number, label, text_key([text], seed), "train") for number, (text, label) in enumerate(texts)]
+    connection.executemany("INSERT INTO texts VALUES (?, ?, ?, ?, ?)", rows)
+    divide(connection, *shares)
+    found = connection.execute("SELECT key, label, split FROM texts").fetchall()
+    splits: dict[int, set[str]] = {}
+    for key, _, split in found:
+        splits.setdefault(key, set()).add(split)
+    assert all(len(used) == 1 for used in splits.values())
+    labels = {key: min(label for other, label, _ in found if other == key) for key in splits}
+    for label in set(labels.values()):
+        keys = [key for key in splits if labels[key] == label]
+        for split, share in (("validate", shares[0]), ("test", shares[1])):
+            taken = sum(splits[key] == {split} for key in keys)
+            # One text of each label that any of these texts has may have been taken back.
+            back = len({other for key, other, _ in found if key in keys})
+            assert -2 - back < taken - share * len(keys) < 2 if len(keys) > 1 else taken == 0
+
+
+@pytest.mark.parametrize("shares", [(0.1, 0.1), (0.45, 0.45)], ids=["tenths", "nearly all"])
+def test_of_each_label_a_text_is_trained_on(tmp_path: Path, shares: tuple[float, float]) -> None:
+    for seed in range(6):
+        rows = [(f"{number} {seed}", f"label {number * (seed + 7) % 25}") for number in range(60)]
+        made = prepared(write_rows(tmp_path / f"{seed}.csv", rows), validation=shares[0], test=shares[1])
+        assert set(label_distribution(made.source.path)["train"]) == {label for _, label in rows}
+        assert all(made.sizes[split]["texts"] > 0 for split in SPLITS)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=4, max_size=40),
+    longest=st.integers(3, 12),
+)
+def test_every_row_has_its_own_mask_its_texts_label_and_its_texts_split(
+    lengths: list[int], longest: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    rows = [(" ".join("abcdefgh"[(number + i) % 8] for i in range(length)), f"L{number % 2}")
+            for number, length in enumerate(lengths)]  # fmt: skip
+    summary = prepared(write_rows(folder / "a.csv", rows), max_seq_length=longest)
+    vocabulary = load_vocabulary(folder / "vocab.txt", True)
+    seen: dict[int, str] = {}
+    pieces: dict[int, list[int]] = {}
+    for split in SPLITS:
+        found = read_split(summary.source, split)
+        ends = np.cumsum(found.lengths)
+        for text, label, length, end in zip(found.texts, found.labels, found.lengths, ends, strict=True):
+            ids = found.ids[end - length : end].tolist()
+            assert (ids[0], ids[-1]) == (vocabulary.cls_id, vocabulary.sep_id) and length <= longest
+            assert summary.source.labels[label] == rows[text][1]
+            assert seen.setdefault(int(text), split) == split
+            pieces.setdefault(int(text), []).extend(ids[1:-1])
+    assert [pieces[number] for number in range(len(rows))] == vocabulary.encode([text for text, _ in rows])
+
+
+def test_a_second_call_keeps_it_and_another_option_or_an_edited_csv_makes_it_anew_and_says_so(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.csv", colours_and_animals(60))
+    first, again = prepared(path), prepared(path)
+    assert (first.kept, again.kept, again.source.fingerprint) == (False, True, first.source.fingerprint)
+    path.touch()
+    assert prepared(path).kept
+    shorter = prepared(path, max_seq_length=8)
+    assert not shorter.kept and shorter.source.fingerprint != first.source.fingerprint
+    assert shorter.replaced == "had max_seq_length 128, not 8"
+    write_rows(path, colours_and_animals(63))
+    edited = prepared(path, max_seq_length=8)
+    assert not edited.kept and edited.replaced == "was of a.csv as it was before"
+
+
+def test_results_of_trainings_are_only_lost_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.csv", colours_and_animals(60))
+    database = prepared(path).source
+    add_run(database.path, database.fingerprint, {"accuracy": 0.5})
+    assert prepared(path, text="1").replaced == "had text text, not 1"  # the same samples: the results are kept
+    assert read_runs(database.path) == [{"accuracy": 0.5}]
+    with pytest.raises(InputError, match=r"results of 1 training on it .*seed 42, not 7.*--output.*--replace"):
+        prepared(path, text="1", seed=7)
+    write_rows(path, colours_and_animals(63))
+    with pytest.raises(InputError, match=r"results of 1 training on it .*samples are others.*--replace"):
+        prepared(path, text="1")
+    assert read_runs(database.path) == [{"accuracy": 0.5}]
+    assert not read_runs(prepared(path, replace=True).source.path)
+
+
+def test_the_database_of_another_csv_is_only_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
+    prepared(write_rows(tmp_path / "d.csv", colours_and_animals(60)))
+    other = write_rows(tmp_path / "d.tsv", colours_and_animals(63))
+    with pytest.raises(InputError, match=r"d\.sqlite was made of d\.csv, not of d\.tsv: give --output.*--replace"):
+        prepared(other)
+    assert prepared(other, replace=True).replaced == "was of d.csv"
+
+
+def test_texts_that_are_equal_to_the_model_are_in_one_split(tmp_path: Path) -> None:
+    forms = (str, str.upper, lambda text: f"  {text.replace(' ', '   ')} ", lambda text: text.replace("e", "é"))
+    rows = [(form(f"red cat e{number}"), f"L{number % 2}") for number in range(40) for form in forms]
+    source = prepared(write_rows(tmp_path / "a.csv", rows), validation=0.3, test=0.3).source
+    connection = sqlite3.connect(source.path)
+    splits = dict(connection.execute("SELECT number, split FROM texts").fetchall())
+    connection.close()
+    assert set(splits.values()) == set(SPLITS)
+    assert all(len({splits[number + form] for form in range(4)}) == 1 for number in range(0, 160, 4))
+
+
+def test_a_database_of_the_first_version_is_read_and_kept(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.csv", colours_and_animals(60))
+    source = prepared(path).source
+    old = source_fingerprint(1, source.settings, source.labels, source.checksums)
+    connection = sqlite3.connect(source.path)
+    connection.execute("PRAGMA user_version = 1")
+    connection.execute("UPDATE meta SET value = ? WHERE name = 'fingerprint'", (f'"{old}"',))
+    connection.commit()
+    connection.close()
+    again = prepared(path)
+    assert (again.kept, again.source.version, again.source.fingerprint) == (True, 1, old)
+    assert any("earlier version of bertbench" in note for note in notes(again))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["UPDATE labels SET label = 'colours' WHERE code = 0", "UPDATE labels SET texts = 1 WHERE code = 0",
+     "UPDATE meta SET value = replace(value, 'red', 'rad') WHERE name = 'vocabulary'",
+     "UPDATE meta SET value = replace(value, '0.1', '0.2') WHERE name = 'settings'",
+     "UPDATE meta SET value = 'secret' WHERE name = 'counts'"],
+    ids=["label", "texts of a label", "word piece", "settings", "no JSON"],
+)  # fmt: skip
+def test_damage_beside_the_samples_is_noticed_and_not_quoted(tmp_path: Path, damage: str) -> None:
+    path = damaged_copy(tmp_path)
+    connection = sqlite3.connect(path)
+    connection.execute(damage)
+    connection.commit()
+    connection.close()
+    with pytest.raises(InputError, match=r"damaged.*remove it, then make it with .bertbench data csv") as told:
+        open_source(path)
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["DROP TABLE runs", "UPDATE samples SET label = 1 WHERE text IN (SELECT number FROM texts WHERE split = 'test')"],
+    ids=["results", "test split"],
+)
+def test_what_would_stop_a_training_at_its_end_is_met_before_it(tmp_path: Path, damage: str) -> None:
+    path = damaged_copy(tmp_path)
+    check_whole(open_source(path))
+    assert read_runs(path) == [] and {file.name for file in tmp_path.iterdir()} == {"a.csv", "a.sqlite", "vocab.txt"}
+    connection = sqlite3.connect(path)
+    connection.execute(damage)
+    connection.commit()
+    connection.close()
+    with pytest.raises(InputError, match="damaged"):
+        check_whole(open_source(path))
+
+
+def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.csv", colours_and_animals(60))
+    for name in (".a.sqlite.x1.tmp", ".a.sqlite.x1.tmp-journal", ".b.sqlite.x1.tmp"):
+        (tmp_path / name).write_text("half")
+    prepared(path)
+    assert {file.name for file in tmp_path.iterdir()} == {"a.csv", "a.sqlite", "vocab.txt", ".b.sqlite.x1.tmp"}
+
+
+def test_remedies_name_files_that_are_there(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.csv", colours_and_animals(60))
+    made = prepared(path, output=tmp_path / "cut.sqlite").source.path
+    made.write_bytes(made.read_bytes()[:5000])
+    with pytest.raises(InputError, match=r"data csv FILE\.csv --vocab VOCAB\.txt --output \S+cut\.sqlite"):
+        open_source(made)
+    made.write_bytes(b"")
+    with pytest.raises(InputError, match=r"cut\.sqlite is empty, 0 bytes: remove it"):
+        open_source(made)
+
+
+def test_the_same_csv_makes_the_same_samples(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.csv", colours_and_animals(50))
+    first, other = prepared(path), prepared(path, output=tmp_path / "b.sqlite")
+    assert first.source.fingerprint == other.source.fingerprint and first.source.checksums == other.source.checksums
+
+
+def test_processes_that_start_together_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_rows(tmp_path / "a.csv", colours_and_animals(200))
+    write_vocabulary(tmp_path)
+    built = []
+    build = preparing._build
+    monkeypatch.setattr(preparing, "_build", lambda *given: (built.append(1), build(*given)))
+    found: list[bool] = []
+    threads = [threading.Thread(target=lambda: found.append(prepared(path).kept)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1 and sorted(found) == [False, True, True, True]
+
+
+def test_lines_that_were_left_out_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\n\x01,b\none,a\n,a\ntwo,b\nthree\n\x01,b\n")
+    summary = prepared(tmp_path / "a.csv")
+    pieces = "text without a word piece"
+    assert left_out(summary.source.path) == [(2, pieces), (4, "empty text"), (6, "too few fields"), (7, pieces)]
+    assert summary.source.counts.names["left out: empty text"] == ["line 4"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("text,label\n", "no row that can be used"), ("text,label\n,a\n", r"1 empty text \(line 2\)"),
+     ("text,label\none,a\ntwo,a\n,b\n", "have the label 'a'.*1 empty text")],
+    ids=["header alone", "nothing usable", "one label"],
+)  # fmt: skip
+def test_what_nothing_can_be_learned_from_is_refused_and_leaves_nothing(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(InputError, match=said):
+        prepared(tmp_path / "a.csv")
+    assert {file.name for file in tmp_path.iterdir()} == {"a.csv", "vocab.txt"}
+
+
+def test_labels_of_any_kind_and_number_are_kept_as_they_are(tmp_path: Path) -> None:
+    labels = ["1", "0", "-1.5", "=1+1", "Größe", "a b", "x" * 500, "NULL", "'", '"', *map(str, range(200, 600))]
+    rows = [(f"one {number}", label) for number, label in enumerate(labels * 2)]
+    source = prepared(write_rows(tmp_path / "a.csv", rows)).source
+    assert source.labels == tuple(labels) and set(source.label_texts) == {2}
+
+
+def damaged_copy(tmp_path: Path) -> Path:
+    return prepared(write_rows(tmp_path / "a.csv", colours_and_animals(90))).source.path
+
+
+def test_a_changed_sample_is_noticed(tmp_path: Path) -> None:
+    path = damaged_copy(tmp_path)
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE samples SET token_ids = zeroblob(length(token_ids)) WHERE number = 3")
+    connection.commit()
+    connection.close()
+    source = open_source(path)
+    with pytest.raises(InputError, match=r"damaged.*bertbench data csv"):
+        for split in SPLITS:
+            read_split(source, split)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 100, 5000])
+def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
+    path = damaged_copy(tmp_path)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InputError, match=r"a\.sqlite"):
+        source = open_source(path)
+        for split in SPLITS:
+            read_split(source, split)
+
+
+def test_another_version_another_programs_file_and_no_database_are_refused_and_never_written_over(
+    tmp_path: Path,
+) -> None:
+    path = damaged_copy(tmp_path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 7")
+    connection.close()
+    with pytest.raises(SchemaError, match=r"schema version 7.*update bertbench"):
+        open_source(path)
+    with pytest.raises(SchemaError, match="nothing is written over it"):
+        prepared(tmp_path / "a.csv")
+    path.unlink()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE mine (x)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"another program.*nothing is written over it"):
+        prepared(tmp_path / "a.csv")
+    assert path.read_bytes() == before
+    path.write_text("no database at all, but some text that is long enough to be one" * 20)
+    with pytest.raises(InputError, match="damaged, or no SQLite file"):
+        open_source(path)
+
+
+def test_what_a_killed_writer_left_half_done_is_put_right(tmp_path: Path) -> None:
+    path = damaged_copy(tmp_path)
+    before = open_source(path).fingerprint, read_runs(path), open_source(path).checksums
+    program = f"""
+import os, sqlite3
+connection = sqlite3.connect({str(path)!r})
+connection.execute("PRAGMA cache_size = 1")  # so that pages are written before the end
+connection.execute("UPDATE samples SET label = 0")
+connection.execute("INSERT INTO runs (ended, fingerprint, result) VALUES ('', '', ?)", ("x" * 200_000,))
+os._exit(1)
+"""
+    subprocess.run([sys.executable, "-c", program], check=False)
+    assert path.with_name("a.sqlite-journal").is_file()
+    source = open_source(path)
+    assert before == (source.fingerprint, read_runs(path), {s: read_split(source, s).checksum for s in SPLITS})
+    assert prepared(tmp_path / "a.csv").kept and not path.with_name("a.sqlite-journal").exists()
+
+
+def test_a_locked_database_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = damaged_copy(tmp_path)
+    monkeypatch.setattr("bert.data.csv.schema._WAIT_SECONDS", 0.05)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    try:
+        with pytest.raises(LockedError, match=r"a\.sqlite is locked by another program"):
+            open_source(path)
+    finally:
+        holder.close()
+    assert open_source(path).labels == ("colour", "animal", "number")

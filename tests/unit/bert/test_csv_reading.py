@@ -1,0 +1,266 @@
+"""Any CSV is read as it was meant, or refused with the line at fault."""
+
+import codecs
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert.data.csv.config import CsvForm
+from bert.data.csv.form import FoundForm, find_form
+from bert.data.csv.reading import LeftOut, TextRow, read_rows
+from common.errors import InputError, UsageError
+
+CSV_FOLDER = Path(__file__).parents[3] / "../shared/data/csv"
+
+
+def read(path: Path, **given: object) -> tuple[FoundForm, list[TextRow], list[LeftOut]]:
+    form = find_form(path, CsvForm(**given))  # type: ignore[arg-type]
+    rows = list(read_rows(path, form))
+    return form, [row for row in rows if isinstance(row, TextRow)], [row for row in rows if isinstance(row, LeftOut)]
+
+
+def pairs(rows: list[TextRow]) -> list[tuple[str, str | None]]:
+    return [(row.text, row.label) for row in rows]
+
+
+SENTENCES = {
+    "utf-8": "Grüße aus Köln, 東京 und Αθήνα",
+    "utf-8-sig": "Grüße aus Köln",
+    "utf-16": "Grüße, 東京",
+    "utf-16-le": "plain words without a mark",
+    "utf-16-be": "plain words without a mark",
+    "utf_16_le": "Привет мир, 東京",
+    "utf_16_be": "これは日本語のテキストです",
+    "latin-1": "Der Mörder fährt über die Straße und läuft zurück nach Hause",
+    "cp1252": "“Café” costs €5 — naïve, déjà vu",
+    "cp1251": "Привет мир, как дела сегодня",
+    "shift_jis": "これは日本語のテキストです。とても長い",
+}
+
+
+@pytest.mark.parametrize("encoding", SENTENCES)
+def test_the_encoding_of_a_file_is_found_out(tmp_path: Path, encoding: str) -> None:
+    expected = [(f"{SENTENCES[encoding]} {number}", "ab"[number % 2]) for number in range(40)]
+    content = io.StringIO()
+    csv.writer(content).writerows([("text", "label"), *expected])
+    (tmp_path / "a.csv").write_bytes(content.getvalue().encode(encoding))
+    form, rows, left_out = read(tmp_path / "a.csv")
+    assert (pairs(rows), left_out) == (expected, [])
+    assert form.encoding_from in ("every byte", "a byte order mark", "by its NUL bytes", "charset-normalizer")
+
+
+def test_an_encoding_that_is_given_holds(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("text,label\nprix 5€,a\n".encode("iso8859-15"))
+    assert pairs(read(tmp_path / "a.csv", encoding="iso8859-15")[1]) == [("prix 5€", "a")]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "mark"),
+    [("utf-8", codecs.BOM_UTF8), ("utf-16-le", codecs.BOM_UTF16_LE), ("utf-16-be", codecs.BOM_UTF16_BE),
+     ("utf-32-le", codecs.BOM_UTF32_LE)],
+    ids=["utf-8", "utf-16-le", "utf-16-be", "utf-32-le"],
+)  # fmt: skip
+def test_a_byte_order_mark_is_no_part_of_the_header_where_the_encoding_is_given(
+    tmp_path: Path, encoding: str, mark: bytes
+) -> None:
+    for content in (mark, b""):
+        (tmp_path / "a.csv").write_bytes(content + "text,label\nprix 5€,a\n".encode(encoding))
+        assert pairs(read(tmp_path / "a.csv", encoding=encoding)[1]) == [("prix 5€", "a")]
+
+
+def test_a_few_invalid_bytes_are_replaced_and_told_with_their_rows(tmp_path: Path) -> None:
+    rows = ["text,label", *(f"Grüße {number},a" for number in range(50))]
+    content = "\n".join(rows).encode().replace("Grüße 7,".encode(), b"Gr\xff\xfee 7,")
+    (tmp_path / "a.csv").write_bytes(content)
+    form, found, _ = read(tmp_path / "a.csv")
+    assert form.encoding_from == "nearly every byte"
+    assert [row.line for row in found if row.odd] == [9] and "\ufffd" in found[7].text and len(found) == 50
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"], ids=["comma", "semicolon", "tab", "bar"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"], ids=["lf", "crlf", "cr"])
+def test_delimiter_and_line_ends_are_found_out(tmp_path: Path, delimiter: str, line_end: str) -> None:
+    expected = [("one, two; three", "a"), ('he said "no"\nand left', "b"), ("last|one\tis", "a")] * 4
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=delimiter, lineterminator=line_end).writerows([("text", "label"), *expected])
+    form, rows, left_out = read(tmp_path / "a.csv")
+    assert (form.delimiter, pairs(rows), left_out) == (delimiter, expected, [])
+
+
+def test_rows_that_cannot_be_used_are_named_by_line_and_reason(tmp_path: Path) -> None:
+    content = (
+        "<<<<<<< HEAD\n\ntext,label\ngood,a\n,a\nno label,\nalone\na,b,c\n\n<<<<<<< HEAD\nours,a\n=======\n"
+        'theirs,b\n>>>>>>> branch\ntext,label\n"two\n=======\nlines",b\n   ,b\n'
+    )
+    (tmp_path / "a.csv").write_text(content)
+    _, rows, left_out = read(tmp_path / "a.csv")
+    assert [(row.line, row.text) for row in rows] == [
+        (4, "good"),
+        (11, "ours"),
+        (13, "theirs"),
+        (16, "two\n=======\nlines"),
+    ]
+    assert [(row.line, row.reason) for row in left_out] == [
+        (1, "merge-conflict line"), (2, "blank line"), (5, "empty text"), (6, "empty label"), (7, "too few fields"),
+        (8, "more fields than columns"), (9, "blank line"), (10, "merge-conflict line"), (12, "merge-conflict line"),
+        (14, "merge-conflict line"), (15, "header again"), (19, "empty text"),
+    ]  # fmt: skip
+
+
+def test_columns_without_names_go_by_their_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("v1,v2,,,\nham,hello there,,,\nspam,buy,now,,\nham,short\n")
+    _, rows, left_out = read(tmp_path / "a.csv", text="2", label="v1")
+    assert (pairs(rows), left_out) == ([("hello there", "ham"), ("buy", "spam"), ("short", "ham")], [])
+
+
+def test_a_file_without_a_header_is_read_by_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,first text\nb,second text\n")
+    _, rows, _ = read(tmp_path / "a.csv", text="2", label="1", header=False)
+    assert pairs(rows) == [("first text", "a"), ("second text", "b")]
+    with pytest.raises(InputError, match=r"its first row has 'a', 'first text'.*--no-header"):
+        read(tmp_path / "a.csv")
+    with pytest.raises(UsageError, match="--text 1 --label 2"):
+        CsvForm(header=False)
+
+
+def test_rare_damage_to_utf8_does_not_make_it_another_encoding(tmp_path: Path) -> None:
+    rows = [b"plain words %d,a" % number for number in range(400)]
+    rows[7:9] = ["Grüße,b".encode(), "Köln,b".encode()]
+    rows[20], rows[30] = b"Gr\xfc\xdfe,b", b"words\xff,b"
+    rows[40] = "Größe,b".encode()
+    (tmp_path / "a.csv").write_bytes(b"text,label\n" + b"\n".join(rows))
+    form, found, _ = read(tmp_path / "a.csv")
+    assert form.encoding == "utf-8-sig" and ("Grüße", "b") in pairs(found)
+    assert [row.line for row in found if row.odd] == [22, 32]
+    rows[7:9], rows[40] = [b"plain,a"] * 2, b"plain,a"  # nothing speaks for UTF-8 then
+    (tmp_path / "a.csv").write_bytes(b"text,label\n" + b"\n".join(rows))
+    assert read(tmp_path / "a.csv")[0].encoding in ("latin-1", "cp1252")
+
+
+def test_nul_characters_are_taken_out_and_told(tmp_path: Path) -> None:
+    rows = [f"Grüße {number},a" + "\0" * (number % 2) for number in range(50)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    form, found, _ = read(tmp_path / "a.csv")
+    assert form.encoding == "utf-8-sig" and {row.label for row in found} == {"a"}
+    assert [row.odd for row in found[:2]] == [(), ("NUL characters, taken out",)]
+    (tmp_path / "a.csv").write_bytes(b"text,label\n" + b"\xe9\0\0" * 400)
+    with pytest.raises(InputError, match=r"not a text file.*--encoding, such as utf-16-le"):
+        read(tmp_path / "a.csv")
+
+
+def test_a_header_without_any_name_is_the_header(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",\none,a\ntwo,b\n")
+    assert pairs(read(tmp_path / "a.csv", text="1", label="2")[1]) == [("one", "a"), ("two", "b")]
+    (tmp_path / "a.csv").write_text(",\n\ntext,label\none,a\n")
+    assert pairs(read(tmp_path / "a.csv")[1]) == [("one", "a")]
+
+
+def test_a_first_line_that_names_the_delimiter_is_no_header(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("sep=;\ntext;label\na, b, c;x\nd;y\n")
+    form, rows, left_out = read(tmp_path / "a.csv")
+    assert (form.delimiter_from, pairs(rows), left_out) == ("the first line", [("a, b, c", "x"), ("d", "y")], [])
+    assert [row.line for row in rows] == [3, 4]
+
+
+def test_one_column_cannot_be_text_and_label(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\none,a\n")
+    for label in ("text", "1"):
+        with pytest.raises(UsageError, match=f"--text text and --label {label} are the same column"):
+            read(tmp_path / "a.csv", label=label)
+
+
+def test_a_row_of_very_many_lines_says_from_where_to_where(tmp_path: Path) -> None:
+    lines = ["text,label", *(f"text {number},a" for number in range(100))]
+    lines[10], lines[90] = '"text,a', 'text",a'
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    _, rows, _ = read(tmp_path / "a.csv")
+    found = [row for row in rows if row.odd]
+    assert [(row.odd, row.place) for row in found] == [(("fields of very many lines",), "lines 11 to 91")]
+
+
+def test_rows_without_a_label_are_read_where_none_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\none,\ntwo\nthree,a\n")
+    form = find_form(tmp_path / "a.csv", CsvForm())
+    found = list(read_rows(tmp_path / "a.csv", form, needs_label=False))
+    assert [(row.text, row.label) for row in found if isinstance(row, TextRow)] == [
+        ("one", ""), ("two", ""), ("three", "a")
+    ]  # fmt: skip
+
+
+def test_cells_like_formulas_are_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text,label\n"=HYPERLINK(""x"")",a\n@SUM(1),-1\n')
+    _, rows, _ = read(tmp_path / "a.csv")
+    assert pairs(rows) == [('=HYPERLINK("x")', "a"), ("@SUM(1)", "-1")]
+    assert all(row.odd == ("cells like formulas, read as text",) for row in rows)
+
+
+def test_a_quote_that_is_never_closed_is_refused_with_its_line_or_read_as_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text\tlabel\nfine\ta\n"Never closed\tb\nthird\ta\n')
+    with pytest.raises(InputError, match=r"a\.csv line 3: a quote opens .*--no-quoting"):
+        read(tmp_path / "a.csv")
+    assert pairs(read(tmp_path / "a.csv", quoting=False)[1])[1] == ('"Never closed', "b")
+    (tmp_path / "a.csv").write_text('text,label\nfine,a\n"' + "word, word\n" * 200_000)
+    with pytest.raises(InputError, match=r"a\.csv line 3"):
+        read(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (codecs.BOM_UTF8, "no row"),
+        (b"\n \r\n\n", "no row"),
+        (bytes(range(256)) * 40, "not a text file"),
+        (b"text,text,label\na,b,c\n", "2 columns 'text'"),
+        (b"text,label\n" + b"a" * 2**21, "line 2"),
+    ],
+    ids=["empty", "mark alone", "blank", "binary", "twice", "one line"],
+)
+def test_what_is_no_csv_of_texts_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        read(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("encoding", ["hex", "no-such", "rot13", "idna", "punycode", "unicode_escape"])
+def test_an_encoding_of_no_text_is_refused(encoding: str) -> None:
+    with pytest.raises(UsageError, match="no encoding of text"):
+        CsvForm(encoding=encoding)
+
+
+FIELDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows=st.lists(st.tuples(FIELDS, FIELDS), max_size=8))
+def test_what_csv_writes_is_read_back(rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "written.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("text", "label"), *rows])
+    form = find_form(path, CsvForm(encoding="utf-8", delimiter=","))
+    found = list(read_rows(path, form))
+    assert len(found) == len(rows)
+    for row, (text, label) in zip(found, rows, strict=True):
+        if isinstance(row, TextRow):
+            assert (row.text, row.label) == (text, label.strip())
+        else:
+            assert row.reason == "header again" or not text.strip() or not label.strip()
+
+
+@pytest.mark.skipif(not CSV_FOLDER.exists(), reason="../shared/data/csv is not there")
+def test_the_published_files_are_read_whole() -> None:
+    found = {
+        name: read(CSV_FOLDER / f"{name}.csv", text=text, label=label)
+        for name, text, label in (
+            ("banking77_train", "text", "category"), ("sms_spam_kaggle", "v2", "v1"), ("sms_spam_latin1", "v2", "v1"),
+        )
+    }  # fmt: skip
+    assert {name: len(rows) for name, (_, rows, _) in found.items()} == {
+        "banking77_train": 10_003, "sms_spam_kaggle": 5572, "sms_spam_latin1": 5572,
+    }  # fmt: skip
+    assert not any(left_out for _, _, left_out in found.values())
+    assert found["sms_spam_latin1"][0].encoding == "cp1252"

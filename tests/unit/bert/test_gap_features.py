@@ -1,0 +1,292 @@
+"""GAP's features: every mention's tokens spell the mention, windows hold all three, files are whole or refused."""
+
+import errno
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.gap_files import COLUMNS, SHARED, learnable, prepared, row, vocabulary, write
+
+from bert.data.gap.config import GapConfig
+from bert.data.gap.examples import GapExample, Mention
+from bert.data.gap.features import MENTION_ENDS, MENTION_STARTS, GapFeatures
+from bert.data.gap.mentions import TokenText, fit, tokenize
+from bert.data.gap.prepare import GapSummary, prepare
+from bert.data.gap.reading import read_gap
+from bert.data.gap.selection import training_rows
+from bert.data.gap.store import open_features, read_features
+from bert.data.vocabulary import load_vocabulary
+from common.errors import InputError, StorageError, UsageError
+
+VOCAB = SHARED / "vocab" / "bert-uncased.txt"
+
+
+def made(folder: Path, rows: list[dict[str, str]], split: str = "training", **changes: object) -> GapSummary:
+    source = write(folder / "rows.tsv", rows)
+    options = {"max_seq_length": 32, **changes}
+    config = GapConfig(
+        input=(source,), vocab=vocabulary(folder / "vocab.txt"), output=folder / "out", split=split, **options
+    )
+    return prepare(config, lambda *_: None)[0]
+
+
+@pytest.mark.parametrize("split", ["development", "validation", "test"])
+def test_every_mentions_tokens_spell_the_mention_in_all_published_rows(split: str) -> None:
+    path = SHARED / "gap" / f"gap-{split}.tsv"
+    if not path.is_file():
+        pytest.skip("GAP is not in ../shared/data")
+    words = load_vocabulary(VOCAB, lower_case=True)
+    examples = read_gap(path).examples
+    texts = tokenize(examples, words)
+    wholes = words.encode([example.text for example in examples])
+    mentions = words.encode([mention.text for example in examples for mention in example.mentions])
+    starts_only = _cut_at_starts(examples, words)
+    for number, (example, text) in enumerate(zip(examples, texts, strict=True)):
+        assert text.ids.tolist() == wholes[number] == starts_only[number][0]
+        assert text.starts.tolist() == starts_only[number][1]
+        for place in range(3):
+            tokens = text.ids[text.starts[place] : text.ends[place]].tolist()
+            assert tokens == mentions[3 * number + place], example.place
+
+
+def _cut_at_starts(examples: tuple[GapExample, ...], words: object) -> list[tuple[list[int], list[int]]]:
+    """As workloads of this kind are described: cut at the three sorted offsets, position = tokens before."""
+    found = []
+    for example in examples:
+        starts = sorted(mention.offset for mention in example.mentions)
+        parts = words.encode([example.text[a:b] for a, b in pairwise([0, *starts, len(example.text)])])  # type: ignore[attr-defined]
+        before = {start: sum(map(len, parts[: place + 1])) for place, start in enumerate(starts)}
+        found.append(([i for part in parts for i in part], [before[mention.offset] for mention in example.mentions]))
+    return found
+
+
+@st.composite
+def long_texts(draw: st.DrawFn) -> tuple[TokenText, int]:
+    count = draw(st.integers(3, 120))
+    starts = draw(st.lists(st.integers(0, count - 1), min_size=3, max_size=3))
+    ends = [draw(st.integers(start + 1, min(count, start + 6))) for start in starts]
+    return TokenText(np.arange(1000, 1000 + count), np.array(starts), np.array(ends)), draw(st.integers(5, 130))
+
+
+@given(long_texts())
+def test_a_window_holds_all_mentions_and_as_much_around_them_as_there_is_place_for(case: tuple[TokenText, int]) -> None:
+    text, longest = case
+    short = fit(text, longest)
+    inside = set().union(*(range(a, b) for a, b in zip(text.starts.tolist(), text.ends.tolist(), strict=True)))
+    if short is None:
+        assert len(inside) > longest - 2
+        return
+    kept = short.ids - 1000
+    assert len(kept) <= longest - 2
+    assert (np.diff(kept) > 0).all(), "in the order of the text"
+    for place in range(3):
+        before = text.ids[text.starts[place] : text.ends[place]].tolist()
+        assert short.ids[short.starts[place] : short.ends[place]].tolist() == before
+    if len(text.ids) <= longest - 2:
+        assert len(kept) == len(text.ids)
+    elif text.ends.max() - text.starts.min() <= longest - 2:
+        assert len(kept) == longest - 2
+        assert kept[-1] - kept[0] == len(kept) - 1, "one window"
+    else:
+        assert longest - 2 - len(kept) < 6, "one token more on both sides of each would be too much"
+
+
+def test_mentions_far_apart_each_keep_what_is_around_them(tmp_path: Path) -> None:
+    text = f"Ada met Bea {'was kind ' * 100}because she {'was kind ' * 100}"
+    summary = made(tmp_path, [row("x-1", text, "she", "Ada", "Bea", 1)], max_seq_length=20)
+    assert summary.counts.get("windowed") == 1
+    features = read_features(summary.features)
+    pieces = load_vocabulary(tmp_path / "vocab.txt", True).pieces
+    tokens = [pieces[token] for token in features.rows.ids[0].tolist()]
+    starts = features.rows.columns[MENTION_STARTS][0].tolist()
+    assert [tokens[start] for start in starts] == ["she", "ada", "bea"]
+    assert len(tokens) <= 20
+    assert (tokens[0], tokens[-1]) == ("[CLS]", "[SEP]")
+
+
+def test_mentions_longer_than_a_row_are_left_out_and_named(tmp_path: Path) -> None:
+    long = "Ada " * 30
+    rows = [*learnable(2), row("x-1", f"{long}met Bea because she was kind", "she", long.strip(), "Bea", 1)]
+    summary = made(tmp_path, rows)
+    (flaw,) = summary.flaws
+    assert (flaw.line, flaw.kind) == (4, "mentions beyond 32 tokens")
+    assert open_features(summary.features).left_out_ids() == ["x-1"]
+
+
+def test_a_mention_inside_a_word_and_one_inside_another_still_spell_themselves() -> None:
+    text = "McAda Bea Cleo was kind because she was."
+    spots = [Mention("she", 32), Mention("Ada", 2), Mention("Bea Cleo", 6)]
+    inner = [Mention("she", 32), Mention("Bea Cleo", 6), Mention("Cleo", 10)]
+    for pronoun, a, b in (spots, inner):
+        example = GapExample(2, "x", text, pronoun, a, b)
+        if not VOCAB.is_file():
+            pytest.skip("no vocabulary in ../shared/data")
+        words = load_vocabulary(VOCAB, lower_case=True)
+        (found,) = tokenize([example], words)
+        for place, mention in enumerate(example.mentions):
+            tokens = found.ids[found.starts[place] : found.ends[place]].tolist()
+            assert "".join(words.pieces[t].removeprefix("##") for t in tokens) == mention.text.lower().replace(" ", "")
+
+
+def test_features_are_read_as_they_were_made(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    features = open_features(folder, "training")
+    assert len(features) == 48
+    assert features.ids()[:2] == ["development-1", "development-2"]
+    assert features.rows.labels.tolist() == [0, 1, 2] * 16
+    assert features.genders.tolist()[:6] == [2, 2, 2, 1, 1, 1]
+    assert features.rows.columns[MENTION_ENDS].dtype == np.int64
+    assert (folder / "vocab.txt").read_text() == (tmp_path / "vocab.txt").read_text()
+
+
+def test_the_readable_tsv_shows_the_tokens_that_the_features_hold(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    features = open_features(folder, "validation")
+    (path,) = folder.glob("gap-validation-*.tsv")
+    header, *lines = [line.split("\t") for line in path.read_text().splitlines()]
+    assert len(lines) == len(features) == 12
+    first = dict(zip(header, lines[1], strict=True))
+    assert first["tokens"] == "[CLS] bea thanked cleo because she was kind . [SEP]"
+    assert (first["ID"], first["label"], first["gender"]) == ("validation-2", "A", "feminine")
+    assert [first[f"{m}-first"] for m in "PAB"] == ["5", "1", "3"]
+    pieces = load_vocabulary(tmp_path / "vocab.txt", True).ids
+    for line, number in zip(lines, range(len(features)), strict=True):
+        assert [pieces[token] for token in line[3].split()] == features.rows.ids[number].tolist()
+
+
+def test_a_second_call_keeps_what_is_finished_and_mends_what_is_damaged(tmp_path: Path) -> None:
+    first = made(tmp_path, learnable(5))
+    before = first.features.read_bytes()
+    assert made(tmp_path, learnable(5)).kept
+    first.features.write_bytes(before[:-3])
+    again = made(tmp_path, learnable(5))
+    assert not again.kept
+    assert any("made again" in note for note in again.notes)
+    assert first.features.read_bytes() == before
+
+
+def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    path = made(tmp_path, learnable(5)).features
+    save_file({"x": np.zeros(3, np.int64)}, path)
+    with pytest.raises(InputError, match="was not made here"):
+        made(tmp_path, learnable(5))
+
+
+@pytest.mark.parametrize("place", [9, 200, -2000, -5])
+def test_a_changed_byte_is_met(tmp_path: Path, place: int) -> None:
+    path = made(tmp_path, learnable(40)).features
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0x21
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="bertbench data gap"):
+        read_features(path)
+
+
+def test_rows_without_an_answer_are_left_out_of_training_and_named(tmp_path: Path) -> None:
+    rows = learnable(6)
+    rows[1] |= {"A-coref": "", "B-coref": ""}
+    rows[3] |= {"A-coref": "TRUE", "B-coref": "TRUE"}
+    summary = made(tmp_path, rows)
+    assert [(flaw.line, flaw.kind) for flaw in summary.flaws] == [
+        (3, "missing labels"),
+        (5, "both names as the answer"),
+    ]
+    assert len(open_features(summary.features)) == 4
+
+
+def test_training_without_the_columns_of_the_answers_is_refused(tmp_path: Path) -> None:
+    columns = [name for name in COLUMNS if not name.endswith("coref")]
+    source = write(tmp_path / "gap-development.tsv", learnable(3), columns)
+    config = GapConfig(input=(source,), vocab=vocabulary(tmp_path / "vocab.txt"), output=tmp_path / "out")
+    with pytest.raises(InputError, match="no columns A-coref and B-coref"):
+        prepare(config, lambda *_: None)
+    assert not list((tmp_path / "out").glob("gap-*")) if (tmp_path / "out").exists() else True
+
+
+def test_rows_to_predict_have_no_labels_and_a_mixture_is_refused(tmp_path: Path) -> None:
+    rows = [cells | {"A-coref": "", "B-coref": ""} for cells in learnable(3)]
+    assert not open_features(made(tmp_path, rows, "test").features).rows.has_labels
+    with pytest.raises(InputError, match=r"line 2 .*give all, or take both columns out"):
+        made(tmp_path, [*rows[:1], *learnable(3)[1:]], "test")
+
+
+def test_what_a_file_is_for_is_told_by_its_name_or_has_to_be_said(tmp_path: Path) -> None:
+    vocab = Path("vocab.txt")
+    config = GapConfig(input=(Path("x.tsv"),), vocab=vocab)
+    names = {"gap-development.tsv": "training", "train.tsv": "training", "gap-validation.tsv": "validation"}
+    for name, split in {**names, "test_stage_1.tsv": "test"}.items():
+        assert config.split_of(Path(name)) == split
+    with pytest.raises(UsageError, match=r"none of the words .*valid for validation; test or eval for test\): give "):
+        config.split_of(Path("rows.tsv"))
+    with pytest.raises(UsageError, match="it says training and test"):
+        config.split_of(Path("dev-test.tsv"))
+    with pytest.raises(UsageError, match="give 5 or more"):
+        GapConfig(input=(Path("x.tsv"),), vocab=vocab, max_seq_length=4)
+
+
+def test_a_folder_without_features_or_with_two_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="bertbench data gap"):
+        open_features(tmp_path, "training")
+    folder = prepared(tmp_path)
+    prepared(tmp_path, training=24)
+    with pytest.raises(InputError, match="2 files of GAP features for training"):
+        open_features(folder, "training")
+
+
+def test_train_on_all_takes_validation_too_and_a_limit_is_spread_evenly(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    both = training_rows(folder, train_on_all=True)
+    alone = training_rows(folder)
+    validation = open_features(folder, "validation").rows
+    assert (len(alone), len(both)) == (48, 60)
+    assert both.labels.tolist() == [*alone.labels.tolist(), *validation.labels.tolist()]
+    assert both.ids[50].tolist() == validation.ids[2].tolist()
+    assert (both.columns[MENTION_STARTS][48:] == validation.columns[MENTION_STARTS]).all()
+    some = training_rows(folder, sample_limit=16)
+    assert some.labels.tolist() == alone.labels[::3].tolist()
+    assert len({alone.fingerprint, both.fingerprint, some.fingerprint}) == 3
+    assert training_rows(folder, sample_limit=1000).fingerprint == alone.fingerprint
+
+
+def test_metadata_hold_what_was_met(tmp_path: Path) -> None:
+    summary = made(tmp_path, learnable(5))
+    plain = json.loads(json.dumps(summary.to_json()))
+    assert plain["counts"]["features"] == 5
+    features: GapFeatures = read_features(summary.features)
+    assert features.settings == summary.settings
+
+
+def test_mentions_that_stand_on_one_another_are_told_with_their_lines(tmp_path: Path) -> None:
+    rows = learnable(6)
+    rows[1] |= {"B": rows[1]["A"], "B-offset": rows[1]["A-offset"]}
+    rows[3] |= {"A": "he was", "A-offset": str(rows[3]["Text"].index("he was"))}
+    summary = made(tmp_path, rows)
+    assert [note for note in summary.notes if "row(s) have" in note] == [
+        "1 row(s) have A and B at the same offset: line 3 (development-2)",
+        "1 row(s) have a name on the pronoun: line 5 (development-4)",
+    ]
+    assert made(tmp_path, learnable(6)).notes == ()
+
+
+def test_finished_features_are_kept_in_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    first = made(tmp_path, learnable(6))
+    monkeypatch.setattr("tempfile.mkstemp", refused)
+    monkeypatch.setattr(Path, "touch", refused)
+    config = GapConfig(
+        input=(first.input,), vocab=tmp_path / "vocab.txt", output=tmp_path / "out", split="training", max_seq_length=32
+    )
+    assert prepare(config, lambda *_: None)[0].kept
+    with pytest.raises(StorageError, match="read-only"):
+        prepare(replace(config, max_seq_length=31), lambda *_: None)

@@ -1,0 +1,233 @@
+"""GAP's scores: equal to a plain reading of the official rules on many system files; files of predictions."""
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.gap_files import SHARED, learnable, row, write
+from support.plain_gap_scores import scorecard
+
+from bert.gap.golds import distance, length, read_golds, slices
+from bert.gap.prediction_files import read_predictions, write_kaggle, write_official
+from bert.gap.scores import ANSWERS, Scores, log_loss, score
+from common.errors import InputError
+
+
+def ours(gold: Path, system: Path) -> Scores:
+    file, found = read_golds(gold), read_predictions(system)
+    return score(file.golds, found.decisions, found.probabilities, found.notes)
+
+
+def assert_as_official(gold: Path, system: Path) -> None:
+    scores = ours(gold, system)
+    expected = scorecard(gold, system)
+    for group, tally in scores.tallies.items():
+        for name, value in tally.to_json().items():
+            assert value == expected[f"{group} {name}"], (group, name)
+    assert scores.bias == expected["bias"]
+
+
+def random_system(path: Path, ids: list[str], chance: random.Random) -> Path:
+    """Any valid file: ids left out, of nobody, repeated, in any order; TRUE and FALSE in any case; odd words."""
+    share = chance.random()
+    chosen = [name for name in ids if chance.random() < chance.choice((1.0, 0.9, share))]
+    chosen += [f"nobody-{number}" for number in range(chance.randrange(4))]
+    chosen += chance.choices(ids, k=chance.randrange(5))
+    chance.shuffle(chosen)
+    odd = 0.1 if chance.random() < 0.3 else 0.0
+    words = ("TRUE", "FALSE", "True", "false", "tRuE")
+    lines = [f"{ids[0]}\tTRUE\tFALSE"]
+    for name in chosen:
+        said = ["perhaps" if chance.random() < odd else chance.choice(words) for _ in range(2)]
+        lines.append("\t".join([name, *said, *(["more"] if chance.random() < 0.05 else [])]))
+        lines += [""] * (chance.random() < 0.05)
+    path.write_text("\n".join(lines) + "\n" * (chance.random() < 0.9), encoding="utf-8")
+    return path
+
+
+def test_scores_are_the_official_ones_on_many_random_system_files(tmp_path: Path) -> None:
+    gold = write(tmp_path / "gap-test.tsv", learnable(40))
+    ids = [cells["ID"] for cells in learnable(40)]
+    chance = random.Random(0)
+    for number in range(400):
+        assert_as_official(gold, random_system(tmp_path / f"{number % 2}.tsv", ids, chance))
+
+
+def test_scores_are_the_official_ones_on_the_published_rows(tmp_path: Path) -> None:
+    gold = SHARED / "gap" / "gap-validation.tsv"
+    if not gold.is_file():
+        pytest.skip("GAP is not in ../shared/data")
+    ids = [f"validation-{number}" for number in range(1, 455)]
+    chance = random.Random(1)
+    for _ in range(20):
+        assert_as_official(gold, random_system(tmp_path / "system.tsv", ids, chance))
+
+
+def test_both_names_of_a_missing_row_are_false_negatives(tmp_path: Path) -> None:
+    gold = write(tmp_path / "gap-test.tsv", learnable(3))
+    system = tmp_path / "system.tsv"
+    system.write_text("development-2\tTRUE\tFALSE\n")
+    scores = ours(gold, system)
+    overall = scores.tallies["overall"]
+    counts = (overall.true_positives, overall.false_positives, overall.false_negatives, overall.true_negatives)
+    assert counts == (1, 0, 4, 1)
+    assert scores.missing == ("development-1", "development-3")
+    assert scores.accuracy == pytest.approx(1 / 3)
+
+
+def test_without_any_right_answer_there_is_no_bias(tmp_path: Path) -> None:
+    gold = write(tmp_path / "gap-test.tsv", learnable(6))
+    system = write_official(tmp_path / "system.tsv", {f"development-{n}": (False, False) for n in range(1, 7)})
+    assert ours(gold, system).bias is None
+    assert scorecard(gold, system)["bias"] is None
+
+
+def test_everything_right_scores_100_and_a_bias_of_1(tmp_path: Path) -> None:
+    rows = learnable(12)
+    gold = write(tmp_path / "gap-test.tsv", rows)
+    right = {cells["ID"]: (cells["A-coref"] == "TRUE", cells["B-coref"] == "TRUE") for cells in rows}
+    scores = ours(gold, write_official(tmp_path / "system.tsv", right))
+    assert {tally.f1 for tally in scores.tallies.values()} == {100.0}
+    assert (scores.bias, scores.accuracy) == (1.0, 1.0)
+
+
+def test_the_confusion_matrix_counts_rows_with_both_names_and_with_none(tmp_path: Path) -> None:
+    rows = [*learnable(3), row("both", "Ada and Bea said that she was kind.", "she", "Ada", "Bea", 1)]
+    rows[3]["B-coref"] = "TRUE"
+    gold = write(tmp_path / "gap-test.tsv", rows)
+    system = tmp_path / "system.tsv"
+    system.write_text("development-1\tTRUE\tTRUE\ndevelopment-2\tTRUE\tno\nboth\tTRUE\tTRUE\n")
+    scores = ours(gold, system)
+    found = {
+        (right, said): int(scores.confusion[line, column])
+        for line, right in enumerate(ANSWERS[:-1])
+        for column, said in enumerate(ANSWERS)
+        if scores.confusion[line, column]
+    }
+    assert found == {("neither", "both"): 1, ("A", "none"): 1, ("B", "none"): 1, ("both", "both"): 1}
+    assert scores.accuracy == 0.25
+    assert_as_official(gold, system)
+
+
+def test_log_loss_is_kaggles_with_shares_of_the_sum_kept_away_from_0_and_1() -> None:
+    assert log_loss((2.0, 1.0, 1.0), 0) == pytest.approx(math.log(2))
+    assert log_loss((0.0, 1.0, 0.0), 0) == pytest.approx(-math.log(1e-15))
+    assert log_loss((1.0, 0.0, 0.0), 0) == pytest.approx(1e-15, rel=0.2)
+
+
+def test_probabilities_become_decisions_and_come_back_from_the_file(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(12, 3))
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    ids = [cells["ID"] for cells in learnable(12)]
+    path = write_kaggle(tmp_path / "submission.csv", dict(zip(ids, shares.tolist(), strict=True)))
+    assert path.read_text().splitlines()[0] == "ID,A,B,NEITHER"
+    found = read_predictions(path)
+    assert found.probabilities is not None
+    assert np.allclose([found.probabilities[name] for name in ids], shares, atol=1e-8)
+    gold = write(tmp_path / "gap-test.tsv", learnable(12))
+    scores = ours(gold, path)
+    labels = np.array([number % 3 for number in range(12)])
+    assert scores.log_loss == pytest.approx(-np.log(shares[range(12), labels]).mean(), rel=1e-6)
+    assert scores.accuracy == pytest.approx((shares.argmax(1) == labels).mean())
+    decided = write_official(tmp_path / "system.tsv", found.decisions)
+    assert ours(gold, decided).tallies == scores.tallies
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "are empty"),
+        (b"\n \n", "are empty"),
+        (b"development-1\tTRUE\n", "line 1, have 2 of 3 columns"),
+        (b"\ndevelopment-1 TRUE FALSE\n", "line 2, have 1 of 3"),
+        (b"ID\tA-coref\tB-coref\n", "no decision"),
+        (b"ID,A,B,NEITHER\n", "no row below"),
+        (b"ID,A,B,NEITHER\nx,0.1,0.2\n", "line 2, have 3 of 4"),
+        (b"ID,A,B,NEITHER\nx,0.1,much,0\n", "line 2, column B, is 'much'"),
+        (b"ID,A,B,NEITHER\nx,0.1,nan,0\n", "is 'nan'"),
+        (b"ID,A,B,NEITHER\nx,0.1,inf,0\n", "is 'inf'"),
+        (b"ID,A,B,NEITHER\nx,-0.1,1,0\n", "is '-0.1'"),
+        (b"ID,A,B,NEITHER\nx,0,0,0\n", "all 0"),
+        (b"ID,A,B,NEITHER\nx,1e308,1e308,0\n", "too large"),
+        (b"\xff\xfe\x00", "no UTF-8"),
+        (b'a\tTRUE\tFALSE\n"b\tTRUE\tFALSE\nc\tTRUE\tFALSE\n', "line 2: a quotation mark opens a field"),
+        (b'ID,A,B,NEITHER\nx,.1,.2,.7\n\ny,.1,.2,".7\nz,.1,.2,.7\n', "line 4: a quotation mark opens a field"),
+    ],
+    ids=range(16),
+)
+def test_what_is_no_file_of_predictions_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "system"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=reason):
+        read_predictions(path)
+
+
+def test_probabilities_that_do_not_add_up_to_1_are_divided_and_told(tmp_path: Path) -> None:
+    path = tmp_path / "submission.csv"
+    path.write_text("ID,A,B,NEITHER\na,0.333,0.333,0.333\nb,20,30,50\nc,0.2,0.2,0.4\n")
+    (note,) = read_predictions(path).notes
+    assert note.startswith("2 row(s) of probabilities do not add up to 1")
+    assert note.endswith("line 3 is furthest from it with 100")
+    path.write_text("ID,A,B,NEITHER\na,0.333,0.333,0.333\nb,0.2,0.2,0.6\n")
+    assert read_predictions(path).notes == (), "three digits are as many as many files have"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["x-1\tTRUE\tFALSE\n x-2 \tTRUE\tFALSE\n", "ID,A,B,NEITHER\nx-1,1,0,0\n x-2,0,1,0\n"],
+    ids=("official", "kaggle"),
+)
+def test_blanks_around_an_id_do_not_belong_to_it(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "system"
+    path.write_text(content)
+    assert list(read_predictions(path).decisions) == ["x-1", "x-2"]
+
+
+def test_repeated_and_odd_lines_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "system.tsv"
+    path.write_text("a\tTRUE\tFALSE\na\tFALSE\tFALSE\nb\tmaybe\tFALSE\n")
+    found = read_predictions(path)
+    assert found.decisions == {"a": (True, False), "b": (None, False)}
+    assert [note.split(":")[0] for note in found.notes] == [
+        "1 line(s) with an id of before (line 2)",
+        "1 line(s) with something else than TRUE and FALSE (line 3)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"A-coref": ""}, "has no answer"),
+        ({"A-coref": "yes"}, "neither TRUE nor FALSE, line 3"),
+        ({"Pronoun": "it", "Pronoun-offset": "0", "Text": "it Bea Cleo", "A-offset": "3", "B-offset": "7"}, "'it'"),
+    ],
+    ids=("empty", "word", "pronoun"),
+)
+def test_golds_that_are_not_all_there_are_refused_with_the_line(
+    tmp_path: Path, changes: dict[str, str], reason: str
+) -> None:
+    rows = learnable(3)
+    rows[1] |= changes
+    with pytest.raises(InputError, match=reason):
+        read_golds(write(tmp_path / "gap-test.tsv", rows))
+
+
+def test_slices_part_the_rows_three_times(tmp_path: Path) -> None:
+    path = SHARED / "gap" / "gap-validation.tsv"
+    if not path.is_file():
+        pytest.skip("GAP is not in ../shared/data")
+    file = read_golds(path)
+    right = {name: (gold.a_coref, gold.b_coref) for name, gold in file.golds.items()}
+    right["validation-1"] = (True, True)
+    found = slices(file.examples, right)
+    for by in ("gender", "distance", "length"):
+        own = [part for part in found if part.by == by]
+        assert sum(part.rows for part in own) == 454
+        assert sum(part.rows * part.accuracy for part in own) == pytest.approx(453)
+    first = file.examples[0]
+    between = first.text[first.b.end : first.pronoun.offset]
+    assert distance(first) == len(between.split())
+    assert length(first) == len(first.text.split())

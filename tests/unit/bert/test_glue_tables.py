@@ -1,0 +1,112 @@
+"""GLUE's tables: each published form is read, what cannot be used is refused or counted with its line."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from support.glue_folders import FORMS, make_glue, splits_of
+
+from bert.data.glue.archive import find_table
+from bert.data.glue.tables import read_table
+from bert.data.glue.tasks import TASKS
+from common.errors import InputError
+
+SHARED = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "glue"
+
+
+@pytest.mark.parametrize("task", list(FORMS))
+def test_every_published_form_is_read_with_all_rows_sentences_and_labels(task: str, tmp_path: Path) -> None:
+    folder, spec = make_glue(tmp_path, [task]), TASKS[task]
+    for split in splits_of(task):
+        path = find_table(folder, spec, split)
+        assert path is not None and path == find_table(folder / spec.folder, spec, split)
+        table = read_table(path, spec, split)
+        assert len(table.rows) == 12 and table.counts.numbers == {"rows": 12}
+        assert [row.index for row in table.rows] == list(range(12))
+        assert all((row.second is None) == (len(spec.texts) == 1) for row in table.rows)
+        if split.startswith("test"):
+            assert {row.label for row in table.rows} == {None}
+        elif spec.is_regression:
+            assert [row.label for row in table.rows[:3]] == [0.0, 5.0, 2.5]
+        else:
+            assert [row.label for row in table.rows[:4]] == [n % spec.labels for n in range(4)]
+
+
+def test_quotes_are_plain_characters_and_only_a_line_feed_ends_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_bytes('sentence\tlabel\r\n"it is ""good\t1\r\na\x0bb\u2028c\x85d\t0\r\n'.encode())
+    rows = read_table(path, TASKS["sst2"], "train").rows
+    assert [row.first for row in rows] == ['"it is ""good', "a\x0bb\u2028c\x85d"]
+    assert [row.label for row in rows] == [1.0, 0.0]
+
+
+def test_rows_that_cannot_be_used_are_counted_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "dev.tsv"
+    good = "".join(f"{n}\ta\tb\tentailment\n" for n in range(100, 160))
+    bad = "1\ta\tb\n2\ta\tb\t\n3\ta\tb\tmaybe\nx\ta\tb\tentailment\n100\ta\tb\tentailment\n\n9\t \tb\tentailment\n"
+    path.write_text(f"index\tsentence1\tsentence2\tlabel\n{good}{bad}")
+    table = read_table(path, TASKS["rte"], "dev")
+    assert len(table.rows) == 61
+    assert table.counts.names == {
+        "left out: another number of fields than the header": ["line 62: 3 in place of 4"],
+        "left out: no label": ["line 63"],
+        "left out: unknown label": ["line 64: 'maybe'"],
+        "left out: no number in the index": ["line 65"],
+        "left out: index used before": ["line 66: 100"],
+        "empty sentences": ["line 68"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"sentence\tlabels\na\t1\n", "line 1: the header of sst2's dev table needs the columns sentence, label, and"),
+        (b"a,b,c\n1,2,3\n", "is it a CSV file?"),
+        (b"sentence\tlabel\n", "holds no row that can be used"),
+        (b"sentence\tlabel\na\t1\n\xff\t0\n", "line 3: byte 0xff is not UTF-8"),
+        (b"sentence\tlabel\na\t1\n" + b"a\n" * 9, "9 of the 10 rows"),
+        (b"sentence\tlabel\n" + b"a\t7\n" * 9, "(unknown label: 9 (line 2: '7'"),
+        (b"sentence\tlabel\na\0b\t1\n", "NUL bytes"),
+        (gzip.compress(b"sentence\tlabel\na\t1\n" * 99, mtime=0)[:-9], "cut off or damaged"),
+        (b"PK\x03\x04zip", "a zip archive: unpack it first"),
+        (b"version https://git-lfs.github.com", "Git LFS pointer"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_its_line(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "dev.tsv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"dev\.tsv") as error:
+        read_table(path, TASKS["sst2"], "dev")
+    assert said in str(error.value)
+
+
+def test_a_byte_order_mark_utf16_and_gzip_are_read(tmp_path: Path) -> None:
+    text = "sentence\tlabel\ncafé\t1\nno\t0\n"
+    plain = text.encode()
+    for number, content in enumerate((plain, b"\xef\xbb\xbf" + plain, text.encode("utf-16"), gzip.compress(plain))):
+        path = tmp_path / f"{number}.tsv"
+        path.write_bytes(content)
+        assert [row.first for row in read_table(path, TASKS["sst2"], "dev").rows] == ["café", "no"]
+
+
+def test_labels_of_a_regression_are_finite_and_in_their_range(tmp_path: Path) -> None:
+    path = tmp_path / "dev.tsv"
+    rows = "".join(f"{n}\ta\tb\t2.5\n" for n in range(80))
+    path.write_text(f"index\tsentence1\tsentence2\tscore\n{rows}81\ta\tb\tnan\n82\ta\tb\t7\n83\ta\tb\tx\n")
+    assert read_table(path, TASKS["stsb"], "dev").counts.get("left out: unknown label") == 3
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not here")
+def test_the_real_tables_are_read_whole() -> None:
+    found = {
+        (task, split): len(read_table(path, TASKS[task], split).rows)
+        for task in ("cola", "stsb", "wnli")
+        for split in ("train", "dev", "test")
+        if (path := find_table(SHARED, TASKS[task], split)) is not None
+    }
+    assert found == {
+        ("cola", "train"): 8551, ("cola", "dev"): 1043, ("cola", "test"): 1063,
+        ("stsb", "train"): 5749, ("stsb", "dev"): 1500, ("stsb", "test"): 1379,
+        ("wnli", "train"): 635, ("wnli", "dev"): 71, ("wnli", "test"): 146,
+    }  # fmt: skip

@@ -1,0 +1,94 @@
+"""Predicted memory: an example worked by hand, and the parts it is made of against the real model."""
+
+import dataclasses
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bert.config import PRESETS
+from bert.memory import parameter_count, predict_memory
+from bert.model import BertForPretraining, BertForQuestionAnswering
+
+SMALL = PRESETS["tiny"].replace(vocab_size=1000, hidden_dropout=0.0, attention_dropout=0.0)
+BATCH = {"micro_batch_size": 4, "seq_len": 64, "max_predictions": 10, "device": "cuda"}
+
+
+@pytest.mark.parametrize("name", ["tiny", "mini", "distilbert"])
+@pytest.mark.parametrize(("task", "make"), [("pretrain", BertForPretraining), ("squad", BertForQuestionAnswering)])
+def test_parameters_are_those_of_the_model(name, task, make):
+    config = PRESETS[name]
+    with torch.device("meta"):
+        model = make(config.replace(num_layers=2))
+    assert parameter_count(config.replace(num_layers=2), task) == sum(p.numel() for p in model.parameters())
+
+
+def test_the_worked_example():
+    found = predict_memory(SMALL, "pretrain", precision="fp32", **BATCH)
+    # Tiny with 1,000 words: H = 128, F = 512, 2 layers. Rows 1,000 + 512 + 2; a layer 4 H^2 + 2 H F + 9 H + F.
+    parameters = 1514 * 128 + 256 + 2 * (4 * 128**2 + 2 * 128 * 512 + 9 * 128 + 512)
+    parameters += (128**2 + 3 * 128 + 1000) + (128**2 + 128 + 2 * 128 + 2)  # heads
+    assert (found.parameters, found.gradients, found.optimizer) == (4 * parameters, 4 * parameters, 8 * parameters)
+    # 256 tokens; per token and layer 6 x 4 H + 2 x 4 F + 2 x 4 H = 8,192 bytes; logits 40 x 1,000 x 12; embeddings 4 H.
+    assert found.activations == 2 * 256 * 8192 + 40 * 1000 * 12 + 256 * 4 * 128
+    assert found.workspace == 2 * 4 * 256 * 512 + (64 << 20)
+    assert found.total == sum(dataclasses.astuple(found))
+
+
+@pytest.mark.parametrize(
+    ("stage", "divided"), [(0, ()), (1, ("optimizer",)), (2, ("optimizer", "gradients")),
+                           (3, ("optimizer", "gradients", "parameters"))],
+)  # fmt: skip
+def test_each_stage_of_zero_divides_one_part_more(stage, divided):
+    whole = predict_memory(SMALL, "pretrain", precision="bf16", **BATCH)
+    found = predict_memory(SMALL, "pretrain", precision="bf16", world_size=4, zero_stage=stage, **BATCH)
+    for part in ("parameters", "gradients", "optimizer", "activations"):
+        assert getattr(found, part) == getattr(whole, part) // (4 if part in divided else 1)
+
+
+def test_16_bits_and_recomputing_keep_less_and_dropout_more():
+    def activations(config=SMALL, **changes):
+        return predict_memory(config.replace(num_layers=12), "squad", **{**BATCH, "precision": "fp32", **changes})
+
+    plain = activations().activations
+    assert activations(precision="bf16").activations < 0.7 * plain
+    assert activations(recompute=True).activations < 0.2 * plain
+    dropping = SMALL.replace(hidden_dropout=0.1, attention_dropout=0.1)
+    assert plain < activations(dropping).activations < activations(dropping, device="cpu").activations
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_activations_are_what_the_model_keeps_for_the_backward_pass(dropout, precision):
+    from bert.batch import Batch
+    from bert.precision import Precision
+    from bert.tasks.base import DataSpec
+    from bert.tasks.pretrain import PretrainTask
+
+    config = PRESETS["mini"].replace(vocab_size=1000, hidden_dropout=dropout, attention_dropout=dropout)
+    spec = DataSpec(
+        source="synthetic", seq_len=128, micro_batch_size=7, max_predictions=10, vocab_size=1000, seed=1, rank=0,
+        world_size=1, padding="longest",
+    )  # fmt: skip
+    model = BertForPretraining(config)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+    made = next(iter(PretrainTask().batches(spec)))  # views of a whole pool of samples
+    all_real = replace(made.counts, real_tokens=made.counts.padded_tokens)  # what is predicted is the most
+    batch = Batch({name: tensor.clone() for name, tensor in made.tensors.items()}, all_real)
+    shapes = {tuple(parameter.shape) for parameter in model.parameters() if parameter.ndim == 2}
+    shapes |= {shape[::-1] for shape in shapes}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and tuple(tensor.shape) not in shapes:  # casts of weights are workspace
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), Precision(precision, "cpu").autocast():
+        loss = model(batch).loss
+    predicted = predict_memory(
+        config, "pretrain", micro_batch_size=7, seq_len=batch.tensors["input_ids"].shape[1], max_predictions=10,
+        precision=precision, device="cpu",
+    )  # fmt: skip
+    assert loss.requires_grad and predicted.activations == pytest.approx(sum(kept.values()), rel=0.03)

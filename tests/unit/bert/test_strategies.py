@@ -1,0 +1,264 @@
+"""The strategies without several processes: registry, options, DeepSpeed's configuration, DataParallel's division."""
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bert.config import ModelConfig
+from bert.data.synthetic import SyntheticBatches
+from bert.observer import Observer
+from bert.strategies import STRATEGIES, devices_per_rank
+from bert.strategies.base import StepPlan
+from bert.strategies.deepspeed_config import Run, read_deepspeed_config, resolve, said_of_training
+from bert.strategies.deepspeed_names import check_names
+from bert.strategies.dp import joined, split_batch
+from bert.strategies.fsdp import layers
+from bert.strategies.making import make_strategy
+from bert.strategies.options import options_text, read_options
+from bert.strategies.single import SingleStrategy
+from bert.strategies.whole import WholeModel
+from bert.tasks.base import DataSpec
+from bert.tasks.pretrain import PretrainTask
+from bert.tasks.squad import SquadTask
+from common.errors import InputError, MissingToolError, UsageError
+from common.registry import load
+
+SHIPPED = Path(__file__).resolve().parents[3] / "bench" / "deepspeed"
+CONFIG = ModelConfig(
+    num_layers=2, hidden_size=32, num_heads=2, intermediate_size=64, vocab_size=200, hidden_dropout=0.0,
+    attention_dropout=0.0, max_positions=64,
+)  # fmt: skip
+
+
+def run(**changes: Any) -> Run:
+    values: dict[str, Any] = {
+        "micro_batch_size": 8, "grad_accum_steps": 2, "world_size": 4, "precision": "bf16", "max_grad_norm": 1.0,
+        "optimizer": "adamw", "learning_rate": 3e-5, "weight_decay": 0.01, "zero_stage": None, **changes,
+    }  # fmt: skip
+    return Run(**values)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_loads_and_is_made_without_options(name: str) -> None:
+    assert isinstance(make_strategy(name), load(STRATEGIES, name, "strategy"))
+    assert devices_per_rank(name, 4) == (4 if name == "dp" else 1)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "horovod"])
+def test_what_is_not_installed_is_named_with_the_remedy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
+    with pytest.raises(MissingToolError, match=rf"package {name}.*(pip install|WITH_HOROVOD)"):
+        make_strategy(name).setup("cpu")
+
+
+def test_options_are_one_text_whatever_their_order() -> None:
+    text = options_text("deepspeed", {"zero_stage": 2, "config": {"b": 1, "a": "auto"}})
+    assert text == options_text("deepspeed", read_options(text)) == '{"config":{"a":"auto","b":1},"zero_stage":2}'
+    assert options_text("ddp", {"zero_stage": None}) == ""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "said"),
+    [
+        ("ddp", {"zero_stage": 1}, "ddp has no option zero_stage: use strategy deepspeed"),
+        ("deepspeed", {"zero_stage": 4}, "zero_stage=4: choose one of 0, 1, 2, 3"),
+        ("deepspeed", {"zero_stage": True}, "zero_stage=True"),
+        ("deepspeed", {"stage": 1}, "no option stage"),
+        ("deepspeed", {"config": [1]}, "JSON object"),
+    ],
+)
+def test_options_a_strategy_does_not_have_are_refused(strategy: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        options_text(strategy, options)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '"x"', "1"])
+def test_damaged_options_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="options of a strategy"):
+        make_strategy("deepspeed", text)
+
+
+def test_auto_and_absent_values_come_from_the_run() -> None:
+    for config in ({}, read_deepspeed_config(SHIPPED / "auto.json")):
+        found = resolve(config, run(zero_stage=2))
+        assert found.zero_stage == 2 and not found.optimizer
+        assert found.config["train_micro_batch_size_per_gpu"] == 8
+        assert found.config["gradient_accumulation_steps"] == 2
+        assert found.config["train_batch_size"] == 64 and found.config["gradient_clipping"] == 1.0
+        assert found.config["bf16"] == {"enabled": True} and found.config["fp16"] == {"enabled": False}
+        assert found.config["zero_optimization"] == {"stage": 2}
+        assert "auto" not in json.dumps(found.config) and "optimizer" not in found.config
+
+
+def test_what_file_and_run_say_otherwise_is_refused_with_both_values() -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 16,
+        "gradient_accumulation_steps": 1,
+        "train_batch_size": 999,
+        "gradient_clipping": 0.5,
+        "fp16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+        "optimizer": {"type": "Lamb", "params": {"lr": 1e-3, "weight_decay": 0.5}},
+    }
+    with pytest.raises(UsageError) as refused:
+        resolve(config, run(zero_stage=1))
+    text = str(refused.value)
+    for both in (
+        "train_micro_batch_size_per_gpu is 16, the run's micro batch size makes it 8",
+        "gradient_accumulation_steps is 1, the run's accumulation makes it 2",
+        "train_batch_size is 999", "makes it 64", "gradient_clipping is 0.5", "fp16.enabled is True",
+        "zero_optimization.stage is 3, the run's ZeRO stage makes it 1", "optimizer.type is 'Lamb'",
+        "optimizer.params.lr is 0.001, the run's is 3e-05", "optimizer.params.weight_decay is 0.5",
+    ):  # fmt: skip
+        assert both in text, both
+    assert 'write "auto"' in text
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 500}}}, "scheduler.*--warmup"),
+        ({"torch_autocast": {"enabled": True}}, "torch_autocast"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "offload_optimizer.*host"),
+        ({"zero_optimization": {"stage": 7}}, "stage=7"),
+        ({"zero_optimization": {"stage": 3, "mics_shard_size": 2}}, "mics_shard_size"),
+        ({"amp": {"enabled": True, "opt_level": "O1"}}, "amp.*sections bf16 or fp16"),
+        ({"elasticity": {"enabled": True}}, "elasticity"),
+        ({"progressive_layer_drop": {"enabled": True}}, "progressive_layer_drop"),
+        ({"curriculum_learning": {"enabled": True}}, "curriculum_learning"),
+        ({"zero_optimization": 2}, "must be an object"),
+        ({"fp16": True}, "must be an object"),
+        ({"optimizer": {"type": "SGD"}}, "optimizer.type is 'SGD'"),
+        ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "adam_w_mode"),
+        ({"optimizer": {"params": {"betas": [0.9]}}}, "betas"),
+        ({"optimizer": {"params": {"eps": "small"}}}, "eps='small'"),
+        ({"optimizer": {"params": {"momentum": 0.9}}}, "momentum"),
+        ({"optimizer": "AdamW"}, "must be an object"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        resolve(config, run())
+
+
+def test_lamb_runs_where_whole_tensors_are_kept() -> None:
+    resolve({}, run(optimizer="lamb", max_grad_norm=None, zero_stage=0))
+    with pytest.raises(UsageError, match=r"stage 1 .*LAMB.*adamw"):
+        resolve({}, run(optimizer="lamb", max_grad_norm=None, zero_stage=1))
+
+
+def test_loss_scaling_is_pytorchs_where_the_file_leaves_it_open() -> None:
+    found = resolve({"fp16": {"enabled": "auto", "initial_scale_power": 12}}, run(precision="fp16"))
+    assert found.config["fp16"]["initial_scale_power"] == 12 and found.config["fp16"]["loss_scale_window"] == 2000
+    assert found.config["fp16"]["enabled"] is True and found.config["fp16"]["hysteresis"] == 1
+
+
+@pytest.mark.parametrize(("name", "micro", "stage"), [("base", 532, 0), ("large", 93, 1), ("distilbert", 512, 0)])
+def test_the_shipped_files_hold_the_published_values(name: str, micro: int, stage: int) -> None:
+    config = read_deepspeed_config(SHIPPED / f"{name}.json")
+    asked = run(micro_batch_size=micro, learning_rate=None, weight_decay=None, precision="fp16", zero_stage=None)
+    found = resolve(config, asked)
+    assert found.zero_stage == stage
+    assert found.optimizer == {"lr": 3e-5, "betas": (0.8, 0.999), "eps": 1e-8, "weight_decay": 3e-7}
+    assert said_of_training(config) == {"micro_batch_size": micro, "learning_rate": 3e-5, "weight_decay": 3e-7}
+    with pytest.raises(UsageError, match=f"is {micro}, .* makes it 8"):
+        resolve(config, run())
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": NaN}', "", "\x00", "[" * 50_000, '{"a": 1} x'])
+def test_a_file_that_is_no_configuration_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=str(path)):
+        read_deepspeed_config(path)
+    with pytest.raises(InputError, match="No such file"):
+        read_deepspeed_config(tmp_path / "absent.json")
+
+
+def test_data_parallel_is_refused_on_a_cpu() -> None:
+    with pytest.raises(UsageError, match=r"strategy dp .* on a CPU .* use single, or ddp"):
+        make_strategy("dp").setup("cpu")
+
+
+@pytest.mark.parametrize(("task", "source"), [(PretrainTask(), "synthetic:uniform"), (SquadTask(), "synthetic")])
+def test_the_parts_of_a_batch_have_the_mean_loss_and_gradients_of_ranks(task: Any, source: str) -> None:
+    spec = DataSpec(source=source, seq_len=32, micro_batch_size=6, max_predictions=5, vocab_size=200)
+    batch = next(iter(task.batches(spec)))
+    torch.manual_seed(0)
+    model = task.build_model(CONFIG)
+    parts = split_batch(batch, 4)
+    assert [len(part.tensors["input_ids"]) for part in parts] == [2, 2, 2]
+    outputs = [model(part) for part in parts]
+    whole = joined(outputs, torch.device("cpu"))
+    assert type(whole) is type(outputs[0])
+    assert whole.loss.item() == pytest.approx(sum(output.loss.item() for output in outputs) / 3, rel=1e-6)
+    if "masked_positions" in batch.tensors:
+        found = [part.tensors["input_ids"].flatten()[part.tensors["masked_positions"]] for part in parts]
+        expected = batch.tensors["input_ids"].flatten()[batch.tensors["masked_positions"]]
+        assert torch.equal(torch.cat(found), expected)
+    whole.loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_whole_copy_computes_as_the_model_and_takes_no_memory_when_empty() -> None:
+    task = PretrainTask()
+    observer = Observer()
+    torch.manual_seed(0)
+    model = task.build_model(CONFIG, observer)
+    batch = next(iter(SyntheticBatches(DataSpec(source="synthetic", seq_len=16, micro_batch_size=2, vocab_size=200))))
+    copied = WholeModel(model, observer)
+    single = SingleStrategy()
+    for _ in range(2):
+        with copied.filled(single.weights(model), torch.device("cpu")) as filled:
+            assert filled(batch).loss.item() == model(batch).loss.item()
+        assert all(parameter.device.type == "meta" for parameter in filled.parameters())
+        with torch.no_grad():
+            next(model.parameters()).add_(0.01)
+
+
+def test_layers_are_found_in_models_of_any_make() -> None:
+    assert len(layers(PretrainTask().build_model(CONFIG))) == 2
+
+
+def test_a_plan_has_values_of_its_own_where_none_are_given() -> None:
+    assert StepPlan().max_grad_norm is None and StepPlan().precision == "fp32"
+
+
+def test_a_section_that_is_switched_off_says_nothing_and_is_not_passed_on() -> None:
+    off = {"autotuning": {"enabled": False, "fast": True}, "amp": {"enabled": False, "opt_level": "O1"}}
+    assert not resolve(off, run()).config.keys() & off.keys()
+
+
+def test_a_file_may_say_the_norm_to_which_lamb_clips_by_itself() -> None:
+    lamb = run(optimizer="lamb", max_grad_norm=None, optimizer_norm=5.0)
+    for given in ({"gradient_clipping": 5}, {"gradient_clipping": 0}, {"gradient_clipping": "auto"}, {}):
+        assert resolve(given, lamb).config["gradient_clipping"] == 0
+    with pytest.raises(UsageError, match=r"gradient_clipping is 4, the run's lamb clips to 5 itself"):
+        resolve({"gradient_clipping": 4}, lamb)
+    with pytest.raises(UsageError, match="gradient_clipping is True"):
+        resolve({"gradient_clipping": True}, run(optimizer="lamb", max_grad_norm=None, optimizer_norm=1.0))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"nonsense": 1}, "nonsense of the DeepSpeed configuration is no setting"),
+        ({"gradient_cliping": 1}, "did you mean 'gradient_clipping'"),
+        ({"zero_optimization": {"stage": 1, "overlap_com": True}}, "zero_optimization.overlap_com .*'overlap_comm'"),
+        ({"fp16": {"loss_scal": 0}}, "fp16.loss_scal .*'loss_scale'"),
+    ],
+)
+def test_a_misspelt_key_of_a_deepspeed_file_is_refused_with_the_nearest(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        resolve(config, run())
+
+
+def test_every_key_of_the_installed_deepspeed_is_known() -> None:
+    zero = pytest.importorskip("deepspeed.runtime.zero.config", reason="deepspeed is not installed")
+    names = set(zero.DeepSpeedZeroConfig.model_fields) - {"stage", "offload_optimizer", "offload_param", "cpu_offload"}
+    check_names({"zero_optimization": dict.fromkeys(names, "auto")})

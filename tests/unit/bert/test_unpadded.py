@@ -1,0 +1,197 @@
+"""Real tokens alone: the same losses and gradients as with padding, for batches of any lengths, by every lever."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert.attention import attend
+from bert.batch import Batch, BatchCounts
+from bert.config import ModelConfig
+from bert.levers import LEVERS, levers_text, resolve_levers, use_levers
+from bert.model import BertForPretraining, recompute_activations
+from bert.sequences import Unpadded, chunks, unpad
+from common.errors import UsageError
+
+VOCAB = 96
+SHAPE = ModelConfig(
+    num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64, max_positions=64, vocab_size=VOCAB,
+    hidden_dropout=0.0, attention_dropout=0.0,
+)  # fmt: skip
+LENGTHS = ([8, 8, 8], [16, 3, 9, 1], [1], [1, 1, 1], [13], [5, 64, 17, 31, 2, 64], [2, 3, 4, 5, 6, 7, 8])
+
+
+def batch_of(lengths: list[int], columns: int, seed: int = 0) -> Batch:
+    """A pretraining batch; a length of 0 is a row without any real token."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = (torch.arange(columns) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(1, VOCAB, mask.shape, generator=generator) * mask
+    positions = mask.flatten().nonzero().squeeze(1)[::2]
+    tensors = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "token_type_ids": torch.randint(0, 2, ids.shape, generator=generator) * mask,
+        "masked_positions": positions,
+        "masked_labels": torch.randint(0, VOCAB, positions.shape, generator=generator),
+        "next_sentence_labels": torch.randint(0, 2, (len(lengths),), generator=generator),
+    }
+    squared = sum(length**2 for length in lengths)
+    return Batch(tensors, BatchCounts(len(lengths), sum(lengths), ids.numel(), len(positions), squared))
+
+
+def model(unpads: bool | None, **changes: float) -> BertForPretraining:
+    torch.manual_seed(0)
+    made = BertForPretraining(SHAPE.replace(**changes))
+    for parameter in made.parameters():  # wide enough that every part matters
+        torch.nn.init.normal_(parameter, std=0.2)
+    made.masked_words.reset_padding()
+    made.encoder.unpads = unpads
+    return made
+
+
+def loss_and_gradients(made: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    loss.backward()
+    found = {name: value.grad for name, value in made.named_parameters() if value.grad is not None}
+    return {**found, "loss": loss.detach()}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("columns", ["fitting", "wider"])
+def test_losses_and_gradients_are_those_with_padding(lengths: list[int], columns: str) -> None:
+    batch = batch_of(lengths, max(lengths) if columns == "fitting" else 64)
+    padded, real = model(False), model(True)
+    expected = loss_and_gradients(padded, padded(batch).loss)
+    assert_same(loss_and_gradients(real, real(batch).loss), expected, 1e-5)
+
+
+@pytest.mark.parametrize("text", ["none", "auto", "chunks", "unpad+bf16-attention", "+".join(LEVERS)])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_every_lever_gives_the_same_losses_and_gradients(text: str, bf16: bool) -> None:
+    batch = batch_of([16, 3, 9, 1], 20)
+    plain, quick = model(False), model(None)
+    use_levers(plain, resolve_levers("none", "cpu"))
+    use_levers(quick, resolve_levers(text, "cpu"))
+    expected = loss_and_gradients(plain, plain(batch).loss)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+        loss = quick(batch).loss
+    found = loss_and_gradients(quick, loss)
+    if not bf16:
+        assert_same(found, expected, 1e-5)
+    else:  # as far off as bf16 alone is
+        torch.testing.assert_close(found["loss"], expected["loss"], rtol=2e-2, atol=0)
+        for name, value in expected.items():
+            norm = value.norm()
+            assert (found[name] - value).norm() < 0.15 * norm or norm < 1e-3 * expected["loss"].norm(), name
+
+
+def test_levers_go_by_name() -> None:
+    assert resolve_levers("auto", "cpu") == set(LEVERS) and resolve_levers("auto", "cuda") == set()
+    assert resolve_levers("none", "cpu") == set() and levers_text(()) == "none"
+    assert levers_text(resolve_levers("unpad+chunks", "cuda")) == "chunks+unpad"
+    with pytest.raises(UsageError, match="there is no 'fast'; give auto, none, or some of unpad"):
+        resolve_levers("unpad+fast", "cpu")
+
+
+def test_a_row_without_real_tokens_is_computed_with_padding() -> None:
+    batch = batch_of([4, 0, 7], 7)
+    assert unpad(batch.tensors["attention_mask"]) is None
+    padded, real = model(False), model(True)
+    expected = loss_and_gradients(padded, padded(batch).loss)
+    assert_same(loss_and_gradients(real, real(batch).loss), expected, 0)
+
+
+def test_a_mask_with_holes_keeps_its_columns() -> None:
+    batch = batch_of([9, 9], 9)
+    batch.tensors["attention_mask"][0, 4:6] = 0
+    batch.tensors["masked_positions"] = torch.tensor([0, 7, 12])
+    batch.tensors["masked_labels"] = torch.tensor([3, 4, 5])
+    batch = Batch(batch.tensors, BatchCounts(2, 16, 18, 3, 130))
+    padded, real = model(False), model(True)
+    expected = loss_and_gradients(padded, padded(batch).loss)
+    assert_same(loss_and_gradients(real, real(batch).loss), expected, 1e-5)
+
+
+def test_bf16_stays_within_its_rounding() -> None:
+    batch = batch_of([16, 3, 9, 1], 20)
+    plain, real = model(False), model(True)
+    expected = plain(batch).loss
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = real(batch).loss
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=0)
+
+
+def test_recomputed_layers_see_the_real_tokens_too() -> None:
+    batch = batch_of([16, 3, 9, 1], 20)
+    plain, again = (
+        model(True, hidden_dropout=0.1, attention_dropout=0.1),
+        model(True, hidden_dropout=0.1, attention_dropout=0.1),
+    )
+    recompute_activations(again)
+    torch.manual_seed(7)
+    expected = loss_and_gradients(plain, plain(batch).loss)
+    torch.manual_seed(7)
+    assert_same(loss_and_gradients(again, again(batch).loss), expected, 1e-6)
+
+
+def test_layers_see_no_padding_where_it_is_left_out() -> None:
+    batch = batch_of([16, 3, 9, 1], 20)
+    for unpads, rows in ((None, (29, 32)), (True, (29, 32)), (False, (4, 20, 32))):
+        made = model(unpads)
+        seen: list[torch.Size] = []
+        made.encoder.layers[0].register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0].shape))
+        made(batch)
+        assert seen == [torch.Size(rows)]
+
+
+def sequences(*lengths: int) -> Unpadded:
+    found = unpad((torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3])
+def test_gradients_without_padding_are_the_derivatives(probability: float) -> None:
+    torch.manual_seed(0)
+    where = sequences(4, 1, 3, 4)
+    qkv = torch.randn(12, 3, 2, 4, dtype=torch.float64, requires_grad=True)
+
+    def fixed(qkv: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return attend(qkv, where, probability)
+
+    assert torch.autograd.gradcheck(fixed, (qkv,))
+
+
+@pytest.mark.parametrize("lengths", [(128,) * 5, (300, 20, 128, 128, 7), tuple(range(1, 60))], ids=str)
+def test_attention_is_each_sequence_alone(lengths: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3, 4, 8)
+    expected = [
+        torch.softmax(torch.einsum("qnd,knd->nqk", part[:, 0], part[:, 1]) / 8**0.5, -1) @ part[:, 2].transpose(0, 1)
+        for part in qkv.split(lengths)
+    ]
+    together = torch.cat([one.transpose(0, 1) for one in expected])
+    for grad in (False, True):  # one is PyTorch's kernel, the other ours
+        torch.testing.assert_close(attend(qkv.requires_grad_(grad), sequences(*lengths), 0.0), together)
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=40), st.integers(1, 16))
+@settings(max_examples=100)
+def test_chunks_hold_every_sequence_once_and_waste_little(lengths: list[int], heads: int) -> None:
+    found = list(chunks(lengths, heads))
+    assert [length for chunk in found for length in chunk.lengths] == lengths
+    first = 0
+    for chunk in found:
+        assert chunk.first == first and len(chunk.places) == sum(chunk.lengths)
+        first += sum(chunk.lengths)
+        weights = heads * len(chunk.lengths) * chunk.longest**2
+        used = heads * sum(length**2 for length in chunk.lengths)
+        assert len(chunk.lengths) == 1 or weights <= 1 << 16 or (weights <= 1 << 18 and used >= 0.75 * weights)
