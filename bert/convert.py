@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from bert.config import ModelConfig
+from bert.encoder import BertEncoder
 from bert.heads import PADDING_BIAS, MaskedWordHead
-from bert.model import BertEncoder
 from common.errors import InputError, UsageError
 
 _WORD = "embeddings.word_embeddings.weight"

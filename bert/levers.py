@@ -58,7 +58,7 @@ def levers_text(names: Iterable[str]) -> str:
 def use_levers(model: "nn.Module", names: frozenset[str]) -> None:
     """Have every encoder in `model` compute with these levers; before it is wrapped, compiled or run."""
     from bert.attention import SelfAttention
-    from bert.model import BertEncoder
+    from bert.encoder import BertEncoder
 
     for part in model.modules():
         if isinstance(part, BertEncoder):

@@ -5,7 +5,7 @@ gradients and the two moments of Adam or LAMB are 4 P + 4 P + 8 P bytes. ZeRO's 
 number of ranks N, stage 2 the gradients too, stage 3 the parameters too.
 
 Activations follow the counting of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), done again for the layers of
-bert.model, which keep other tensors than theirs. With B sequences of S tokens, H wide, feed-forward width F, elements
+bert.encoder, which keep other tensors than theirs. With B sequences of S tokens, H wide, feed-forward width F, elements
 of e bytes (2 in bf16 and fp16, else 4) and dropout masks of m bytes, a layer keeps for the backward pass, per token:
 
     e H            input of the QKV projection

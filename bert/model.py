@@ -1,21 +1,18 @@
-"""BERT: the encoder, and the models that pretraining, question answering and classification train (Devlin et al. 2018).
+"""The models that pretraining, question answering and classification train: the encoder with its heads
+(Devlin et al. 2018).
 
-Shapes: B sequences, S tokens, T real tokens of all sequences, H hidden width.
+Shapes: B sequences, S tokens, H hidden width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert.attention import SelfAttention, Where
 from bert.batch import Batch
 from bert.config import ModelConfig
-from bert.dropout import dropout, dropout_add
+from bert.dropout import dropout
+from bert.encoder import BertEncoder, EncoderOutput, initialize, phase
 from bert.heads import (
     ClassificationOutput,
     MaskedWordHead,
@@ -28,171 +25,7 @@ from bert.heads import (
     span_losses,
 )
 from bert.observer import Observer
-from bert.sequences import Unpadded, unpad
 from common.errors import UsageError
-
-PAD_TOKEN_ID = 0
-
-_NO_PHASE: AbstractContextManager[None] = nullcontext()
-
-# (layer, hidden states [B, S, H] or [T, H], where they lie) -> hidden states.
-RunLayer = Callable[[nn.Module, Tensor, Where], Tensor]
-
-
-# Without slots: DeepSpeed's ZeRO stage 3 looks at vars() of what modules return.
-@dataclass(frozen=True)
-class EncoderOutput:
-    """What the encoder makes of a batch."""
-
-    hidden: Tensor
-    """Hidden states of the last layer [B, S, H]; what padding has there means nothing."""
-    pooled: Tensor | None
-    """tanh projection of each first token [B, H]; None without a pooler."""
-
-
-class Embeddings(nn.Module):
-    """Sum of word, position and segment embeddings, then LayerNorm and dropout."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.dropout = config.hidden_dropout
-        # The padding token gets no gradient as an input, as in Hugging Face; as a prediction it does.
-        self.word = nn.Embedding(config.padded_vocab_size, config.hidden_size, padding_idx=PAD_TOKEN_ID)
-        self.position = nn.Embedding(config.max_positions, config.hidden_size)
-        self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.vocab_size = config.vocab_size
-
-    @torch.no_grad()
-    def reset_padding(self) -> None:
-        """Zero the vocabulary's padding rows, which no token uses and no gradient reaches."""
-        self.word.weight[self.vocab_size :] = 0.0
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        token_type_ids: Tensor | None,
-        further: Tensor | None = None,
-        columns: Tensor | None = None,
-    ) -> Tensor:
-        """Return [B, S, H] of ids [B, S], or [T, H] of ids [T] that stand in `columns` [T].
-
-        Segment 0 is everywhere where `token_type_ids` is None. With `further` [K, H] there is segment 0 and, in place
-        of the others, these: 1 to K.
-        """
-        positions = self.position.weight[: input_ids.shape[-1]] if columns is None else self.position(columns)
-        summed = self.word(input_ids) + positions
-        if further is not None and token_type_ids is not None:
-            first = torch.zeros_like(further[:1]) if self.token_type is None else self.token_type.weight[:1]
-            summed = summed + F.embedding(token_type_ids, torch.cat([first, further]))
-        elif self.token_type is not None:
-            if token_type_ids is None:
-                summed = summed + self.token_type.weight[0]
-            else:
-                summed = summed + self.token_type(token_type_ids)
-        return dropout(self.norm(summed), self.dropout, self.training)
-
-
-class Layer(nn.Module):
-    """One transformer layer, LayerNorm after each residual connection."""
-
-    def __init__(self, config: ModelConfig, index: int, observer: Observer) -> None:
-        super().__init__()
-        self.observer = observer
-        self.index = index
-        self.dropout = config.hidden_dropout
-        self.attention = SelfAttention(config)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.intermediate = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.output = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.output_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-    def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return [B, S, H] of [B, S, H], or [T, H] of [T, H], of tokens that lie so (bert.attention.Where)."""
-        with _phase(self.observer, "layer", self.index, ".attention"):
-            attended = self.attention(hidden, where)
-            attended = dropout_add(attended, hidden, self.dropout, self.training)
-            attended = self.attention_norm(attended)
-        with _phase(self.observer, "layer", self.index, ".mlp"):
-            transformed = self.output(F.gelu(self.intermediate(attended)))
-            transformed = dropout_add(transformed, attended, self.dropout, self.training)
-            result: Tensor = self.output_norm(transformed)
-        return result
-
-
-class BertEncoder(nn.Module):
-    """BERT without heads. `observer` sees phases "embeddings", "layer.3", "layer.3.attention"...
-
-    Batches come padded, and so does what is made of them; where `unpads` is true, the layers see the real tokens alone.
-    None, as it is made, is true on CPUs.
-
-    Args:
-        config: shape and dropout.
-        observer: its `phase` is called only while its `model_phases` is true.
-        pooler: whether the first token is projected for tasks on whole sequences.
-    """
-
-    def __init__(self, config: ModelConfig, observer: Observer | None = None, *, pooler: bool = True) -> None:
-        super().__init__()
-        self.config = config
-        self.observer = observer or Observer()
-        self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(Layer(config, index, self.observer) for index in range(config.num_layers))
-        self.run_layer: RunLayer = _call
-        self.unpads: bool | None = None
-        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if pooler else None
-        initialize(self, config)
-        self.embeddings.reset_padding()
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        further_types: Tensor | None = None,
-    ) -> EncoderOutput:
-        """Encode ids [B, S].
-
-        Args:
-            input_ids: word pieces [B, S].
-            attention_mask: [B, S], nonzero for real tokens; pass None where all are real, which is faster.
-            token_type_ids: segments [B, S]; None is segment 0 everywhere.
-            further_types: embeddings [K, H] of the segments from 1 on, in place of the encoder's own.
-
-        Raises:
-            UsageError: the sequences are longer than the model has positions for.
-        """
-        if input_ids.shape[1] > self.config.max_positions:
-            raise UsageError(
-                f"sequences of {input_ids.shape[1]} tokens do not fit max_positions={self.config.max_positions}: "
-                "shorten them or make a model with more positions"
-            )
-        unpadded = self.unpadded(attention_mask)
-        where: Where = unpadded
-        with _phase(self.observer, "embeddings"):
-            if unpadded is None:
-                where = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
-                hidden = self.embeddings(input_ids, token_type_ids, further_types)
-            else:
-                types = None if token_type_ids is None else unpadded.take(token_type_ids)
-                hidden = self.embeddings(unpadded.take(input_ids), types, further_types, unpadded.position_ids())
-        for index, layer in enumerate(self.layers):
-            with _phase(self.observer, "layer", index):
-                hidden = self.run_layer(layer, hidden, where)
-        if unpadded is not None:
-            hidden = unpadded.put_back(hidden)
-        pooled = None
-        if self.pooler is not None:
-            with _phase(self.observer, "pooler"):
-                pooled = torch.tanh(self.pooler(hidden[:, 0]))
-        return EncoderOutput(hidden, pooled)
-
-    def unpadded(self, attention_mask: Tensor | None) -> Unpadded | None:
-        """Return where the real tokens of a mask [B, S] lie, if the layers are to see them alone; else None."""
-        if attention_mask is None or torch.compiler.is_compiling():
-            return None
-        wanted = attention_mask.device.type == "cpu" if self.unpads is None else self.unpads
-        return unpad(attention_mask) if wanted else None
 
 
 class BertForPretraining(nn.Module):
@@ -212,11 +45,11 @@ class BertForPretraining(nn.Module):
         """Return the losses of a pretraining batch (bert.batch.Batch names its tensors)."""
         tensors = batch.tensors
         encoded = self.encoder(tensors["input_ids"], _mask(batch), tensors["token_type_ids"])
-        with _phase(self.observer, "masked_words"):
+        with phase(self.observer, "masked_words"):
             predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
             word_logits = self.masked_words(predicted, self.encoder.embeddings.word.weight)
             mlm_loss = mean_cross_entropy(word_logits, tensors["masked_labels"])
-        with _phase(self.observer, "next_sentence"):
+        with phase(self.observer, "next_sentence"):
             sentence_logits = self.next_sentence(encoded.pooled)
             nsp_loss = mean_cross_entropy(sentence_logits, tensors["next_sentence_labels"])
         return PretrainingOutput(mlm_loss + nsp_loss, mlm_loss, nsp_loss)
@@ -241,7 +74,7 @@ class BertForQuestionAnswering(nn.Module):
         tensors = batch.tensors
         mask = _mask(batch)
         hidden = self.encoder(tensors["input_ids"], mask, tensors["token_type_ids"]).hidden
-        with _phase(self.observer, "answer_span"):
+        with phase(self.observer, "answer_span"):
             logits = self.answer_span(hidden, mask)
             targets = torch.stack([tensors["start_positions"], tensors["end_positions"]], dim=1)
             start_loss, end_loss = span_losses(logits, targets, None if mask is None else mask.sum(1)).unbind()
@@ -318,60 +151,12 @@ class BertForSequenceClassification(BertForLabels):
         """Return logits [B, K] of a batch of rows."""
         pooled = self.encode(batch).pooled
         assert pooled is not None
-        with _phase(self.observer, "classifier"):
+        with phase(self.observer, "classifier"):
             result: Tensor = self.classifier(dropout(pooled, self.config.hidden_dropout, self.training))
         return result
-
-
-def recompute_activations(model: nn.Module) -> None:
-    """Have the layers of every encoder in `model` keep their input alone, and make the rest again in backward.
-
-    Losses and gradients stay the same, dropout included; a step computes one more forward pass of the layers
-    (Chen et al. 2016, arXiv 1604.06174).
-
-    Raises:
-        UsageError: there is no encoder in it.
-    """
-    encoders = [part for part in model.modules() if isinstance(part, BertEncoder)]
-    if not encoders:
-        raise UsageError(f"{type(model).__name__} has no encoder of bert.model whose activations could be recomputed")
-    for encoder in encoders:
-        encoder.run_layer = _recomputed
-
-
-def _call(layer: nn.Module, hidden: Tensor, where: Where) -> Tensor:
-    result: Tensor = layer(hidden, where)
-    return result
-
-
-def _recomputed(layer: nn.Module, hidden: Tensor, where: Where) -> Tensor:
-    if not torch.is_grad_enabled():
-        return _call(layer, hidden, where)
-    from torch.utils.checkpoint import checkpoint
-
-    result: Tensor = checkpoint(layer, hidden, where, use_reentrant=False)
-    return result
-
-
-@torch.no_grad()
-def initialize(module: nn.Module, config: ModelConfig) -> None:
-    """Draw the weights of linear layers and embeddings inside `module` from N(0, initializer_range); biases are 0."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            part.weight.normal_(std=config.initializer_range)
-            part.bias.zero_()
-        elif isinstance(part, nn.Embedding):
-            part.weight.normal_(std=config.initializer_range)
 
 
 def _mask(batch: Batch) -> Tensor | None:
     """The attention mask [B, S], None where all tokens are real: known on the CPU, a GPU need not be asked."""
     all_real = batch.counts.real_tokens == batch.counts.padded_tokens
     return None if all_real else batch.tensors["attention_mask"]
-
-
-def _phase(observer: Observer, name: str, index: int | None = None, part: str = "") -> AbstractContextManager[None]:
-    """Enter phase "name", "name.index" or "name.index.part"; no name is even made where nobody asks for it."""
-    if not observer.model_phases:
-        return _NO_PHASE
-    return observer.phase(name if index is None else f"{name}.{index}{part}")

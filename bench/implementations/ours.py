@@ -6,8 +6,8 @@ from analysis.records import Trial
 from bench.implementations.base import Built
 from bert.batch import Batch
 from bert.config import ModelConfig
+from bert.encoder import recompute_activations
 from bert.levers import AUTO, resolve_levers, use_levers
-from bert.model import recompute_activations
 from bert.observer import Observer
 from bert.optim import adamw
 from bert.tasks.base import Task

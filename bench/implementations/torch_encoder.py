@@ -1,6 +1,6 @@
 """BERT around PyTorch's own `nn.TransformerEncoder`, as somebody without a library of models would write it.
 
-Nothing of bert.model is in it but the initial weights: padded sequences, PyTorch's layers and attention, one call of
+Nothing of bert.encoder is in it but the initial weights: padded sequences, PyTorch's layers and attention, one call of
 `F.cross_entropy` per loss. Dropout is where the configuration has it: `nn.TransformerEncoderLayer` would also drop
 activations behind the GELU, which BERT does not.
 
@@ -20,7 +20,7 @@ from bench.implementations.base import Built
 from bench.implementations.ours import LEARNING_RATE
 from bert.batch import Batch
 from bert.config import ModelConfig
-from bert.model import PAD_TOKEN_ID, initialize
+from bert.encoder import PAD_TOKEN_ID, initialize
 from bert.observer import Observer
 from bert.optim import adamw
 from bert.tasks.base import Task

@@ -16,7 +16,7 @@ from bert.data.gap.config import MENTIONS
 from bert.data.gap.examples import LABELS
 from bert.data.gap.features import MENTION_ENDS, MENTION_STARTS
 from bert.dropout import dropout
-from bert.model import EncoderOutput, initialize
+from bert.encoder import EncoderOutput, initialize
 
 
 class MentionHead(nn.Module, ABC):

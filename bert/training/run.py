@@ -15,8 +15,8 @@ import torch
 
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
+from bert.encoder import recompute_activations
 from bert.levers import resolve_levers, use_levers
-from bert.model import recompute_activations
 from bert.observer import Observer, Observers
 from bert.precision import Precision
 from bert.strategies.base import Strategy

@@ -7,9 +7,10 @@ from transformers import BertConfig, BertForPreTraining, BertModel, DistilBertCo
 
 from bert.config import ModelConfig
 from bert.convert import load_hugging_face_state, match_hugging_face_state, to_hugging_face_state
+from bert.encoder import BertEncoder
 from bert.gap.model import BertForMentions
 from bert.heads import PADDING_BIAS
-from bert.model import BertEncoder, BertForPretraining
+from bert.model import BertForPretraining
 from common.errors import InputError, UsageError
 
 VOCAB = 21

@@ -23,7 +23,8 @@ from bert.checkpoints.leveldb_table import MAGIC
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import load_into, load_model, save_model
 from bert.checkpoints.tensor_files import read_tensors
-from bert.model import BertEncoder, BertForPretraining
+from bert.encoder import BertEncoder
+from bert.model import BertForPretraining
 from common.errors import BertbenchError, InputError, SchemaError, StorageError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,10 +14,10 @@ from bert.data.gap.features import MENTION_ENDS, MENTION_STARTS
 from bert.data.gap.selection import training_rows
 from bert.data.gap.store import open_features
 from bert.data.loading.row_batches import row_batch
+from bert.encoder import EncoderOutput
 from bert.gap.heads import HEADS, first_tokens, mean_tokens
 from bert.gap.model import BertForMentions
 from bert.gap.scores import DECISIONS, OVERALL, Gold, score
-from bert.model import EncoderOutput
 from bert.observer import Observer
 from bert.tasks import DATA, TASKS, make_task, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec

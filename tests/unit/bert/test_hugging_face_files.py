@@ -18,7 +18,8 @@ from bert.checkpoints.conversion import convert
 from bert.checkpoints.ours import load_into, load_model, save_model
 from bert.checkpoints.tensorflow import open_checkpoint
 from bert.convert import load_hugging_face_state
-from bert.model import BertEncoder, BertForPretraining
+from bert.encoder import BertEncoder
+from bert.model import BertForPretraining
 from common.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,7 +11,8 @@ from support.training_runs import Recorder, run, settings
 
 from bert.checkpoints.ours import save_model, write_model
 from bert.config import shape_from_words, shape_in_words
-from bert.model import BertEncoder, BertForPretraining
+from bert.encoder import BertEncoder
+from bert.model import BertForPretraining
 from bert.tasks.base import DataIdentity
 from bert.training.initial import Taken, load_initial
 from bert.training.resume import Initial, find_initial

@@ -11,7 +11,8 @@ from transformers import BertConfig, BertForPreTraining, DistilBertConfig, Disti
 from bert.batch import Batch, BatchCounts
 from bert.config import PRESETS, ModelConfig, preset
 from bert.convert import load_hugging_face_state, to_hugging_face_state
-from bert.model import BertEncoder, BertForPretraining
+from bert.encoder import BertEncoder
+from bert.model import BertForPretraining
 from bert.observer import Observer
 from bert.optim import adamw
 from common.errors import UsageError

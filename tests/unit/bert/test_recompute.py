@@ -5,7 +5,8 @@ import torch
 from support.training_runs import Recorder, run, settings
 
 from bert.config import PRESETS
-from bert.model import BertForPretraining, recompute_activations
+from bert.encoder import recompute_activations
+from bert.model import BertForPretraining
 from bert.strategies.making import make_strategy
 from bert.tasks.pretrain import PretrainTask
 from common.errors import UsageError

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from bert.attention import attend
 from bert.batch import Batch, BatchCounts
 from bert.config import ModelConfig
+from bert.encoder import recompute_activations
 from bert.levers import LEVERS, levers_text, resolve_levers, use_levers
-from bert.model import BertForPretraining, recompute_activations
+from bert.model import BertForPretraining
 from bert.sequences import Unpadded, chunks, unpad
 from common.errors import UsageError
 
