@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
 from bert.config import ModelConfig
+from bert.copies import Linear
 from bert.dropout import keep_mask, keep_scale, own_kernels, random_levels
 from bert.sequences import Chunk, Unpadded, chunks
 
@@ -58,8 +59,8 @@ class SelfAttention(nn.Module):
         self.dropout = config.attention_dropout
         self.in_chunks = True
         self.in_bf16 = True
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size)
+        self.output = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         """Return [B, S, H] of [B, S, H], or [T, H] of [T, H], of tokens that lie so."""

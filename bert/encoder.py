@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bert.attention import SelfAttention, Where
 from bert.config import ModelConfig
+from bert.copies import Linear, add_embedding
 from bert.dropout import dropout, dropout_add
 from bert.observer import Observer
 from bert.sequences import Unpadded, unpad
@@ -67,8 +68,7 @@ class Embeddings(nn.Module):
         Segment 0 is everywhere where `token_type_ids` is None. With `further` [K, H] there is segment 0 and, in place
         of the others, these: 1 to K.
         """
-        positions = self.position.weight[: input_ids.shape[-1]] if columns is None else self.position(columns)
-        summed = self.word(input_ids) + positions
+        summed = self.position.weight[: input_ids.shape[-1]] if columns is None else self.position(columns)
         if further is not None and token_type_ids is not None:
             first = torch.zeros_like(further[:1]) if self.token_type is None else self.token_type.weight[:1]
             summed = summed + F.embedding(token_type_ids, torch.cat([first, further]))
@@ -77,6 +77,7 @@ class Embeddings(nn.Module):
                 summed = summed + self.token_type.weight[0]
             else:
                 summed = summed + self.token_type(token_type_ids)
+        summed = add_embedding(summed, input_ids, self.word.weight, PAD_TOKEN_ID)
         return dropout(self.norm(summed), self.dropout, self.training)
 
 
@@ -90,8 +91,8 @@ class Layer(nn.Module):
         self.dropout = config.hidden_dropout
         self.attention = SelfAttention(config)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.intermediate = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.output = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.intermediate = Linear(config.hidden_size, config.intermediate_size)
+        self.output = Linear(config.intermediate_size, config.hidden_size)
         self.output_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
@@ -127,7 +128,7 @@ class BertEncoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, index, self.observer) for index in range(config.num_layers))
         self.run_layer: RunLayer = _call
         self.unpads: bool | None = None
-        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if pooler else None
+        self.pooler = Linear(config.hidden_size, config.hidden_size) if pooler else None
         initialize(self, config)
         self.embeddings.reset_padding()
 

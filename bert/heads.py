@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert.config import ModelConfig
+from bert.copies import Linear, linear
 
 # Bias of the vocabulary's padding rows. Against it exp() is exactly 0 in float32, so these rows take no probability and
 # get no gradient, which is why it never changes; and float16 can hold it.
@@ -64,7 +65,7 @@ class MaskedWordHead(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.vocab_size = config.vocab_size
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
         self.reset_padding()
@@ -77,7 +78,7 @@ class MaskedWordHead(nn.Module):
     def forward(self, hidden: Tensor, word_embedding: Tensor) -> Tensor:
         """Return logits [M, V] of hidden states [M, H] and the embedding [V, H]; those of padding rows never win."""
         transformed = self.norm(F.gelu(self.dense(hidden)))
-        return F.linear(transformed, word_embedding, self.bias)
+        return linear(transformed, word_embedding, self.bias)
 
 
 def gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:

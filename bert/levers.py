@@ -29,6 +29,10 @@ class Lever:
 LEVERS = {
     "unpad": Lever("the layers compute real tokens alone, one sequence behind the other", ("cpu",)),
     "chunks": Lever("attention of a few sequences at a time, whose weights stay in the cache", ("cpu",)),
+    "bf16-weights": Lever(
+        "with bf16, copies of the weights made once per update, and gradients in bf16 where nothing else reads them",
+        ("cpu",),
+    ),
     "bf16-attention": Lever("with bf16, attention's products in bf16 too, where the CPU has instructions", ("cpu",)),
 }
 
@@ -66,3 +70,33 @@ def use_levers(model: "nn.Module", names: frozenset[str]) -> None:
         elif isinstance(part, SelfAttention):
             part.in_chunks = "chunks" in names
             part.in_bf16 = "bf16-attention" in names
+
+
+# Strategies that leave every parameter whole, and the same tensor.
+_WHOLE_PARAMETERS = frozenset({"single", "ddp", "horovod"})
+
+
+def use_weight_copies(
+    model: "nn.Module", names: frozenset[str], *, precision: str, strategy: str, grad_accum_steps: int, optimizer: str
+) -> None:
+    """Give a wrapped model, before its first step, the copies that the lever "bf16-weights" asks for, if they fit.
+
+    Args:
+        model: on its device, wrapped by the strategy.
+        names: levers that are on.
+        precision: of the products; only bf16 has copies.
+        strategy: its name; none that cuts parameters up has copies.
+        grad_accum_steps: micro-steps per update; several add their gradients up in float32.
+        optimizer: its name; AdamW alone takes gradients in bf16.
+    """
+    if "bf16-weights" not in names or precision != "bf16" or strategy not in _WHOLE_PARAMETERS:
+        return
+    from torch import nn
+
+    from bert.copies import Linear, give_copies
+    from bert.encoder import Embeddings
+
+    weights = [part.weight for part in model.modules() if isinstance(part, Linear)]
+    weights += [part.word.weight for part in model.modules() if isinstance(part, Embeddings)]
+    alone = strategy == "single" and grad_accum_steps == 1 and optimizer == "adamw"
+    give_copies((part for part in weights if isinstance(part, nn.Parameter) and part.requires_grad), gradients=alone)

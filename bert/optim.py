@@ -37,9 +37,9 @@ def adamw(
 
     Make it after the model has been moved to its device. It does not clip: the loop's `max_grad_norm` does.
     """
-    from torch.optim import AdamW
+    from bert.adamw import AdamW
 
-    return AdamW(parameter_groups(model, weight_decay), lr=learning_rate, betas=betas, eps=eps, fused=True)
+    return AdamW(parameter_groups(model, weight_decay), learning_rate, betas, eps, weight_decay)
 
 
 def lamb(

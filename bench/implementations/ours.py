@@ -7,7 +7,7 @@ from bench.implementations.base import Built
 from bert.batch import Batch
 from bert.config import ModelConfig
 from bert.encoder import recompute_activations
-from bert.levers import AUTO, resolve_levers, use_levers
+from bert.levers import AUTO, resolve_levers, use_levers, use_weight_copies
 from bert.observer import Observer
 from bert.optim import adamw
 from bert.tasks.base import Task
@@ -28,11 +28,17 @@ class BertbenchImplementation:
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Make the task's model with fused AdamW."""
 
-        def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-            return adamw(model, learning_rate=LEARNING_RATE)
+        levers = resolve_levers(trial.levers or AUTO, trial.device)
+
+        def make_optimizer(wrapped: torch.nn.Module) -> torch.optim.Optimizer:
+            use_weight_copies(
+                wrapped, levers, precision=trial.precision, strategy=trial.strategy,
+                grad_accum_steps=trial.grad_accum_steps, optimizer="adamw",
+            )  # fmt: skip
+            return adamw(wrapped, learning_rate=LEARNING_RATE)
 
         model = task.build_model(config, observer)
-        use_levers(model, resolve_levers(trial.levers or AUTO, trial.device))
+        use_levers(model, levers)
         if trial.activation_checkpointing:
             recompute_activations(model)
         return Built(

@@ -25,6 +25,7 @@ from bench.light.products import (
 from bert.attention import Where, attend
 from bert.batch import Batch
 from bert.config import ModelConfig
+from bert.copies import LOW, copy_of, has_low_gradients
 from bert.dropout import dropout_add
 from bert.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
 from bert.precision import Precision
@@ -202,11 +203,25 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
         result: Tensor = embeddings(ids, types, None, columns)
         return result
 
-    used = [parameter for name, parameter in embeddings.named_parameters() if parameter.requires_grad]
-    yield _part(
+    words = embeddings.word.weight
+    used = [p for p in embeddings.parameters() if p.requires_grad and not (p is words and has_low_gradients(words))]
+    part = _part(
         subject, "embeddings", "elementwise", embed, used,
         f"{rows} x {hidden} of {config.padded_vocab_size} words", 1, 5 * rows * hidden * _FLOAT,
     )  # fmt: skip
+    yield _adding_to(words, part) if has_low_gradients(words) else part
+
+
+def _adding_to(weight: Tensor, part: Part) -> Part:
+    """Make a part that adds to the gradient of `weight`, as where the predictions have left one."""
+    gradient = torch.zeros_like(weight, dtype=LOW)
+
+    def run() -> None:
+        weight.grad = gradient
+        part.run()
+        weight.grad = None
+
+    return Part(part.component, run)
 
 
 def _part(
@@ -276,7 +291,8 @@ def _copies(subject: Subject, layers: Sequence[Product], heads: Sequence[Product
     yield copies("bias gradients", shape, depth, lambda: [grad.sum(0) for grad in grads])
     one, other = (subject.tensor(rows, hidden, dtype=kept) for _ in range(2))
     yield copies("residual gradients", f"{rows} x {hidden}", 2 * depth, lambda: one + other)
-    if subject.task.name == "pretrain":  # as an input, and as the decoder
+    low = has_low_gradients(subject.model.encoder.layers[0].intermediate.weight)
+    if subject.task.name == "pretrain" and not low:  # as an input, and as the decoder
         words = [subject.tensor(config.padded_vocab_size, hidden, dtype=torch.float32) for _ in range(2)]
         shape = f"{config.padded_vocab_size} x {hidden}"
         yield copies("word embedding's gradients", shape, 1, lambda: words[0] + words[1])
@@ -286,21 +302,23 @@ def _copies(subject: Subject, layers: Sequence[Product], heads: Sequence[Product
             "casts of activations", f"{rows} x {hidden}, there and back", 2 * depth,
             lambda: (one.to(dtype), narrow.to(kept)),
         )  # fmt: skip
-    if dtype != torch.float32:
+    if dtype != torch.float32 and not low:
+        copied = copy_of(subject.model.encoder.layers[0].intermediate.weight) is not None
         for name, products, calls in (("layer", layers, depth), ("heads", [p for p in heads if p.rows], 1)):
             wide = [subject.tensor(p.columns, p.inner, dtype=torch.float32) for p in products]
             half = [weight.to(dtype) for weight in wide]
             count = sum(weight.numel() for weight in wide)
             yield copies(
-                f"casts of weights, {name}", f"{count:,} weights there, gradients back", calls,
-                _cast_both(wide, half, dtype),
+                f"casts of weights, {name}", f"{count:,} weights{'' if copied else ' there'}, gradients back", calls,
+                _cast_both([] if copied else wide, half, dtype),
             )  # fmt: skip
 
 
 def _cast_both(wide: Sequence[Tensor], half: Sequence[Tensor], dtype: torch.dtype) -> Callable[[], object]:
     def run() -> None:
-        for weight, grad in zip(wide, half, strict=True):
+        for weight in wide:
             weight.to(dtype)
+        for grad in half:
             grad.float()
 
     return run
@@ -310,7 +328,7 @@ def _optimizer(subject: Subject) -> Iterator[Part]:
     """The update that steps make, on gradients that stay as they are; and clipping, which steps here do not do."""
     training = subject.training
     parameters = [p for group in training.optimizer.param_groups for p in group["params"]]
-    grads = [torch.full_like(parameter, 1e-6) for parameter in parameters]
+    grads = [torch.full_like(p, 1e-6, dtype=LOW if has_low_gradients(p) else p.dtype) for p in parameters]
     count = sum(parameter.numel() for parameter in parameters)
 
     def lend() -> None:

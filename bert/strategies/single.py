@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from bert.adamw import AdamW
 from bert.observer import Observer
 from bert.precision import Precision
 from bert.strategies.base import NO_OPTIONS, NO_PLAN, Moments, Options, StepPlan
@@ -79,7 +80,10 @@ class SingleStrategy:
     ) -> None:
         """Scale the gradients so that their global 2-norm is at most `max_norm`."""
         precision.unscale(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        if isinstance(optimizer, AdamW) and optimizer.has_low_gradients:
+            optimizer.clip(max_norm)
+        else:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
     def step(self, optimizer: torch.optim.Optimizer, precision: Precision, wait: bool = True) -> bool | None:
         """Apply and clear the gradients. Return whether they were applied: an fp16 overflow skips the update.

@@ -16,7 +16,7 @@ import torch
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
 from bert.encoder import recompute_activations
-from bert.levers import resolve_levers, use_levers
+from bert.levers import resolve_levers, use_levers, use_weight_copies
 from bert.observer import Observer, Observers
 from bert.precision import Precision
 from bert.strategies.base import Strategy
@@ -130,10 +130,15 @@ class _Run:
         self.model = self.task.build_model(self.config, observer)
         taken = None if initial is None else together(strategy, lambda: self._load_model(initial))
         self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
-        use_levers(self.model, resolve_levers(settings.levers, strategy.device.type))
+        levers = resolve_levers(settings.levers, strategy.device.type)
+        use_levers(self.model, levers)
         if settings.activation_checkpointing:
             recompute_activations(self.model)
         wrapped = strategy.wrap(self.model, observer, step_plan(settings))
+        use_weight_copies(
+            wrapped, levers, precision=settings.precision, strategy=settings.strategy,
+            grad_accum_steps=settings.grad_accum_steps, optimizer=settings.optimizer,
+        )  # fmt: skip
         self.optimizer = make_optimizer(settings, wrapped)
         strategy.prepare(self.optimizer, self.precision)
         if initial is not None and taken is not None:

@@ -15,6 +15,7 @@ from bench.light.parts import Part, Subject, make_parts
 from bench.recorder import RowWriter
 from bench.timing import CpuStopwatch
 from bert.config import ModelConfig
+from bert.levers import resolve_levers, use_levers, use_weight_copies
 from bert.observer import Observer
 from bert.optim import adamw
 from bert.precision import Precision
@@ -28,11 +29,16 @@ SHAPE = ModelConfig(
 )  # fmt: skip
 
 
-def subject(task_name: str = "pretrain", precision: str = "fp32") -> Subject:
+def subject(task_name: str = "pretrain", precision: str = "fp32", levers: str = "none") -> Subject:
     torch.manual_seed(0)
     data, given = task_data(task_name), {"task": "stsb"} if task_name == "glue" else {}
     task = make_task(task_name, resolve_options(task_name, given, data.inspect("synthetic", 32, given)))
     model = task.build_model(SHAPE)
+    use_levers(model, resolve_levers(levers, "cpu"))
+    use_weight_copies(
+        model, resolve_levers(levers, "cpu"), precision=precision, strategy="single", grad_accum_steps=1,
+        optimizer="adamw",
+    )  # fmt: skip
     spec = DataSpec(source="synthetic:uniform", seq_len=32, micro_batch_size=4, vocab_size=101)
     stream = iter(task.batches(spec))
     training = Training(
@@ -43,10 +49,12 @@ def subject(task_name: str = "pretrain", precision: str = "fp32") -> Subject:
     return Subject(task=task, config=SHAPE, model=model, training=training, batch=batch)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "levers"), [("fp32", "auto"), ("bf16", "none"), ("bf16", "auto"), ("bf16", "bf16-weights")]
+)
 @pytest.mark.parametrize("task_name", ["pretrain", "squad", "glue", "classify"])
-def test_every_part_runs_and_leaves_the_weights_as_they_are(task_name: str, precision: str) -> None:
-    step = subject(task_name, precision)
+def test_every_part_runs_and_leaves_the_weights_as_they_are(task_name: str, precision: str, levers: str) -> None:
+    step = subject(task_name, precision, levers)
     before = {name: parameter.detach().clone() for name, parameter in step.model.named_parameters()}
     parts = make_parts(step)
     for part in parts:
@@ -56,7 +64,7 @@ def test_every_part_runs_and_leaves_the_weights_as_they_are(task_name: str, prec
     assert {part.component.group for part in parts} == {
         "layers", "attention", "head", "elementwise", "copies", "optimizer"
     }  # fmt: skip
-    assert any(name.startswith("casts of weights") for name in names) == (precision == "bf16")
+    assert any(name.startswith("casts of weights") for name in names) == (precision == "bf16" and levers == "none")
     for name, parameter in step.model.named_parameters():
         assert torch.equal(parameter, before[name]) and parameter.grad is None, name
 

@@ -1,0 +1,268 @@
+"""bf16 copies of weights are never behind, and training with them is what it is without."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bert.adamw import AdamW
+from bert.batch import Batch, BatchCounts
+from bert.config import ModelConfig
+from bert.copies import LOW, add_embedding, copy_of, give_copies, has_low_gradients, linear
+from bert.encoder import recompute_activations
+from bert.levers import resolve_levers, use_weight_copies
+from bert.model import BertForPretraining
+from bert.optim import adamw, parameter_groups
+from bert.precision import Precision
+from bert.strategies.single import SingleStrategy
+
+VOCAB = 96
+SHAPE = ModelConfig(
+    num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64, max_positions=32, vocab_size=VOCAB,
+    hidden_dropout=0.0, attention_dropout=0.0,
+)  # fmt: skip
+ON = resolve_levers("bf16-weights", "cpu")
+
+
+def batch_of(seed: int, rows: int = 3, columns: int = 16) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, VOCAB, (rows, columns), generator=generator)
+    positions = torch.arange(0, rows * columns, 5)
+    tensors = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "token_type_ids": torch.randint(0, 2, ids.shape, generator=generator),
+        "masked_positions": positions,
+        "masked_labels": torch.randint(0, VOCAB, positions.shape, generator=generator),
+        "next_sentence_labels": torch.randint(0, 2, (rows,), generator=generator),
+    }
+    return Batch(tensors, BatchCounts(rows, ids.numel(), ids.numel(), len(positions), rows * columns**2))
+
+
+def model(levers: frozenset[str] = ON, **changes: str | int) -> BertForPretraining:
+    torch.manual_seed(0)
+    made = BertForPretraining(SHAPE)
+    for parameter in made.parameters():  # wide enough that every part matters
+        nn.init.normal_(parameter, std=0.2)
+    made.masked_words.reset_padding()
+    plan = {"precision": "bf16", "strategy": "single", "grad_accum_steps": 1, "optimizer": "adamw", **changes}
+    use_weight_copies(made, levers, **plan)  # type: ignore[arg-type]
+    return made
+
+
+def backward(made: nn.Module, batch: Batch, precision: str = "bf16") -> Tensor:
+    with Precision(precision, "cpu").autocast():
+        loss: Tensor = made(batch).loss
+    loss.backward()
+    return loss.detach()
+
+
+def gradients(made: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}
+
+
+def assert_close_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (found[name].float() - value).norm() <= tolerance * value.norm(), name
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_losses_and_gradients_are_those_of_autocast(recompute: bool) -> None:
+    plain, quick = model(frozenset()), model()
+    if recompute:
+        recompute_activations(quick)
+    losses = [backward(made, batch_of(1)) for made in (plain, quick)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=1e-6)
+    assert_close_gradients(gradients(quick), gradients(plain), 4e-3)  # one more rounding to bf16, 2^-8 at most
+    assert quick.encoder.layers[0].intermediate.weight.grad.dtype == LOW
+    assert quick.encoder.embeddings.word.weight.grad.dtype == LOW
+    assert quick.encoder.embeddings.position.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": "ddp"}, {"grad_accum_steps": 2}, {"optimizer": "lamb"}, {"strategy": "horovod"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_gradients_that_others_read_are_float32(changes: dict[str, str | int]) -> None:
+    plain, quick = model(frozenset()), model(ON, **changes)
+    for made in (plain, quick):
+        backward(made, batch_of(1))
+        backward(made, batch_of(2))
+    assert copy_of(quick.encoder.layers[0].intermediate.weight) is not None
+    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in quick.parameters())
+    assert_close_gradients(gradients(quick), gradients(plain), 8e-3)  # those of biases are not rounded
+
+
+@pytest.mark.parametrize(
+    "changes", [{"strategy": "fsdp"}, {"strategy": "deepspeed"}, {"strategy": "dp"}, {"precision": "fp32"}], ids=str
+)
+def test_none_are_made_where_they_would_not_fit(changes: dict[str, str | int]) -> None:
+    assert all(copy_of(p) is None and not has_low_gradients(p) for p in model(ON, **changes).parameters())
+
+
+def test_without_autocast_the_float32_weights_count() -> None:
+    plain, quick = model(frozenset()), model(ON, strategy="ddp")
+    for made in (plain, quick):
+        backward(made, batch_of(1), "fp32")
+    assert_close_gradients(gradients(quick), gradients(plain), 0.0)
+
+
+def _by_hand(made: BertForPretraining) -> None:
+    with torch.no_grad():
+        made.encoder.layers[0].intermediate.weight[3] += 1.0
+
+
+def _by_loading(made: BertForPretraining) -> None:
+    other = {name: value * 0.5 for name, value in made.state_dict().items()}
+    made.load_state_dict(other)
+
+
+def _by_stepping(made: BertForPretraining) -> None:
+    optimizer = adamw(made, 0.1)
+    backward(made, batch_of(5))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _by_another_optimizer(made: BertForPretraining) -> None:
+    backward(made, batch_of(5))
+    torch.optim.SGD([p for p in made.parameters() if p.ndim == 1], lr=0.1).step()
+    with torch.no_grad():
+        made.encoder.layers[1].output.weight.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [_by_hand, _by_loading, _by_stepping, _by_another_optimizer])
+def test_a_copy_is_never_behind(change: Callable[[BertForPretraining], None]) -> None:
+    quick = model()
+    backward(quick, batch_of(1))
+    quick.zero_grad()
+    change(quick)
+    plain = copy.deepcopy(quick)
+    assert all(copy_of(parameter) is None for parameter in plain.parameters())
+    with torch.no_grad(), Precision("bf16", "cpu").autocast():
+        torch.testing.assert_close(quick(batch_of(2)).loss, plain(batch_of(2)).loss, rtol=1e-6, atol=1e-6)
+
+
+def _run(optimizer: torch.optim.Optimizer, made: nn.Module, steps: int, clip: float | None) -> None:
+    strategy, precision = SingleStrategy(), Precision("bf16", "cpu")
+    for step in range(steps):
+        backward(made, batch_of(step))
+        if clip is not None:
+            strategy.clip(made, optimizer, clip, precision)
+        strategy.step(optimizer, precision)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5, 1e6])
+def test_updates_are_those_of_torch_given_the_same_gradients(
+    clip: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bert.adamw._AT_ONCE", 96)  # parts that end inside of tensors
+    quick = model()
+    ours = adamw(quick, 1e-2)
+    reference = copy.deepcopy(quick)
+    theirs = torch.optim.AdamW(parameter_groups(reference, 0.01), lr=1e-2, eps=1e-6, fused=True)
+    strategy, precision = SingleStrategy(), Precision("bf16", "cpu")
+    for step in range(4):
+        backward(quick, batch_of(step))
+        for (_, own), (_, other) in zip(quick.named_parameters(), reference.named_parameters(), strict=True):
+            other.grad = None if own.grad is None else own.grad.float()
+        if clip is not None:
+            strategy.clip(quick, ours, clip, precision)
+            nn.utils.clip_grad_norm_(reference.parameters(), clip)
+        strategy.step(ours, precision)
+        theirs.step()
+    tolerance = 0.0 if clip is None else 1e-5
+    for (name, own), (_, other) in zip(quick.named_parameters(), reference.named_parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+    ours_state, theirs_state = ours.state_dict(), theirs.state_dict()
+    assert ours_state["state"].keys() == theirs_state["state"].keys()
+    for index, expected in theirs_state["state"].items():
+        assert ours_state["state"][index].keys() == expected.keys()
+        assert ours_state["state"][index]["step"] == 4
+        for key in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(
+                ours_state["state"][index][key], expected[key], rtol=10 * tolerance, atol=tolerance
+            )
+
+
+def test_state_goes_on_in_torchs_optimizer_and_back() -> None:
+    quick = model()
+    ours = adamw(quick, 1e-2)
+    _run(ours, quick, 2, None)
+    plain = copy.deepcopy(quick)
+    theirs = torch.optim.AdamW(parameter_groups(plain, 0.01), lr=1e-2, eps=1e-6, fused=True)
+    theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
+    again = model()
+    again.load_state_dict(quick.state_dict())
+    ours_again = adamw(again, 1e-2)
+    ours_again.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    _run(ours, quick, 1, None)
+    _run(ours_again, again, 1, None)
+    for own, other in zip(quick.parameters(), again.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_memory_of_gradients_is_used_again() -> None:
+    quick = model()
+    optimizer = adamw(quick, 1e-3)
+    weights = [p for p in quick.parameters() if has_low_gradients(p)]
+    assert len(weights) == 4 * SHAPE.num_layers + 3  # pooler, head, words
+    _run(optimizer, quick, 1, None)
+    backward(quick, batch_of(1))
+    first = {p.grad.data_ptr() for p in weights if p.grad is not None}
+    optimizer.step()
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in quick.parameters())
+    backward(quick, batch_of(2))
+    assert {p.grad.data_ptr() for p in weights if p.grad is not None} == first and len(first) == len(weights)
+
+
+def test_an_unused_gradient_memory_is_not_shared_by_two_uses() -> None:
+    weight = nn.Parameter(torch.randn(4, 8))
+    give_copies([weight], gradients=True)
+    optimizer = AdamW([weight], 0.0, (0.9, 0.999), 1e-6, 0.0)
+    x, bias = torch.randn(2, 5, 8), torch.zeros(4)
+    expected = (torch.ones(5, 4).t() @ (x[0] + x[1]).bfloat16().float()).bfloat16().float()
+    for _ in range(3):  # the second and third time with memory of the first
+        with Precision("bf16", "cpu").autocast():
+            (linear(x[0], weight, bias).sum() + linear(x[1], weight, bias).sum()).backward()
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad.float(), expected, rtol=2e-2, atol=5e-2)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("decoded", [False, True])
+def test_rows_of_words_add_up_in_float32(decoded: bool) -> None:
+    torch.manual_seed(0)
+    plain, quick = nn.Parameter(torch.randn(7, 16)), nn.Parameter(torch.zeros(7, 16))
+    quick.data.copy_(plain.data)
+    give_copies([quick], gradients=True)
+    ids = torch.cat([torch.full((300,), 3), torch.tensor([0, 0, 1, 6])])
+    others = torch.randn(16, requires_grad=True)
+    upstream = torch.randn(len(ids), 16)
+    bias = torch.zeros(7)
+    for weight in (plain, quick):
+        with Precision("bf16", "cpu").autocast():
+            summed = add_embedding(others, ids, weight, 0)
+            loss = (summed * upstream).sum()
+            if decoded:
+                loss = loss + linear(summed[:2], weight, bias).float().sum()
+        others.grad = None
+        loss.backward()
+        if weight is plain:
+            wanted = others.grad
+    assert plain.grad is not None and quick.grad is not None and quick.grad.dtype == LOW
+    torch.testing.assert_close(others.grad, wanted)
+    # Summed one after the other in bf16, 300 rows would be off by several percent.
+    torch.testing.assert_close(quick.grad.float(), plain.grad, rtol=1e-2, atol=1e-2)
+    expected = torch.zeros(16) if not decoded else plain.grad[0]
+    torch.testing.assert_close(quick.grad[0].float(), expected, rtol=1e-2, atol=1e-2)
+    assert F.embedding(ids, quick).shape == summed.shape
