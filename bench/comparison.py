@@ -20,6 +20,7 @@ from bench.sweep import Progress, locked
 from bench.trainer import Plan, check_continues, plan_training
 from bert.config import PRESETS
 from bert.data.lengths import is_synthetic
+from bert.levers import NONE, levers_text, resolve_levers
 from bert.tasks import task_data
 from common import locks
 from common.errors import UsageError
@@ -50,13 +51,17 @@ class Variant:
     """As `bertbench train` takes it."""
     implementation: str = OURS
     """A name in bench.implementations.TRAININGS."""
+    levers: str = AUTO
+    """As `bertbench train` takes them; only our own implementation has any."""
 
     @property
     def name(self) -> str:
         """The name of its folder, such as ddp-2, hf-trainer-ddp-2-bf16; what was left to choose itself is left out."""
         words = [self.strategy, str(self.devices)]
         words[:0] = [self.implementation] if self.implementation != OURS else []
-        return "-".join([*words, *([self.precision] if self.precision != AUTO else [])])
+        words += [self.precision] if self.precision != AUTO else []
+        words += [self.levers if self.levers != NONE else "no-levers"] if self.levers != AUTO else []
+        return "-".join(words)
 
     @property
     def impossible(self) -> str:
@@ -65,6 +70,8 @@ class Variant:
             return "strategy single runs on one device"
         if self.implementation != OURS and self.strategy not in _OTHERS_STRATEGIES:
             return f"implementation {self.implementation} trains by strategies {' and '.join(_OTHERS_STRATEGIES)}"
+        if self.implementation != OURS and self.levers != AUTO:
+            return f"implementation {self.implementation} has no levers"
         return ""
 
 
@@ -96,16 +103,18 @@ def combinations(
     devices: Sequence[int],
     precisions: Sequence[str] = (AUTO,),
     implementations: Sequence[str] = (OURS,),
+    levers: Sequence[str] = (AUTO,),
 ) -> list[Variant]:
-    """Return every implementation in every precision by every strategy on every number of devices, each once.
+    """Return every implementation with every set of levers in every precision by every strategy on every number of
+    devices, each once.
 
     The strategy auto is single on one device, ddp on several.
     """
     return list(
         dict.fromkeys(
-            Variant(resolve_strategy(name, count), count, precision, implementation)
-            for implementation, precision, name, count in itertools.product(
-                implementations, precisions, strategies, devices
+            Variant(resolve_strategy(name, count), count, precision, implementation, own)
+            for implementation, own, precision, name, count in itertools.product(
+                implementations, levers, precisions, strategies, devices
             )
         )
     )
@@ -116,19 +125,20 @@ def variants(
     devices: Sequence[int],
     precisions: Sequence[str] = (AUTO,),
     implementations: Sequence[str] = (OURS,),
+    levers: Sequence[str] = (AUTO,),
 ) -> list[Variant]:
     """Return those of the `combinations` that can run.
 
     Raises:
         UsageError: fewer than two variants are left.
     """
-    found = combinations(strategies, devices, precisions, implementations)
+    found = combinations(strategies, devices, precisions, implementations, levers)
     unique = [variant for variant in found if not variant.impossible]
     if len(unique) < 2:
         names = ", ".join(variant.name for variant in unique) or "none"
         raise UsageError(
             f"a comparison needs two variants, there is {names}: use --devices 1 2, or more --strategies, "
-            "--precisions or --implementations"
+            "--precisions, --implementations or --levers"
         )
     return unique
 
@@ -150,6 +160,7 @@ def plan_variant(
     """
     given = {**given, "strategy": variant.strategy, "world_size": variant.devices}
     given |= {"precision": variant.precision} if variant.precision != AUTO else {}
+    given |= {"levers": variant.levers} if variant.levers != AUTO else {}
     plan = plan_training(phase, given, devices)
     run = TrainRun(out / variant.name)
     return PlannedVariant(variant=variant, plan=plan, run=run, given=given, request=request, threads=threads)
@@ -315,12 +326,13 @@ def profile_variants(
 
 def _profile_trial(item: PlannedVariant, steps: int, devices: Devices) -> Trial:
     """The same model, batches and strategy as a trial that measures."""
-    settings = item.plan.settings
+    settings, levers = item.plan.settings, item.variant.levers
     return Trial(
         kind="profile",
         task=settings.task,
         task_options=settings.task_options,
         implementation=item.variant.implementation,
+        levers="" if levers == AUTO else levers_text(resolve_levers(levers, devices.kind)),
         **strategy_fields(settings.strategy, settings.strategy_options, settings.world_size),
         preset=settings.preset,
         shape=settings.shape or "",

@@ -90,7 +90,7 @@ class VariantRun:
     run: TrainRun
     """Its run directory."""
     implementation: str = "bertbench"
-    """Whose code trains: a name in bench.implementations."""
+    """Whose code trains, as analysis.strategy_labels.implementation_label calls it."""
     profile: Mapping[str, Any] = field(default_factory=dict)
     """What profiled_communication.all_reduce found, or `profile_problem`; empty where no profile was wanted."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.records import PRECISIONS
+from analysis.strategy_labels import implementation_label
 from bench.cli.options import parse, parse_known, request_of, run_folder
 from bench.cli.progress import note, show_progress
 from bench.cli.train_options import TrainOptions
@@ -30,6 +31,7 @@ from bench.devices import Devices, find_devices
 from bench.implementations import OURS, TRAININGS
 from bench.plan import AUTO
 from bench.stop import StopRequest
+from bert.levers import resolve_levers
 from bert.strategies import STRATEGIES
 from bert.tasks import TASKS
 from common import locks
@@ -47,8 +49,9 @@ _OUT_HELP = "Folder of the comparison; a call with the same folder continues it.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareStrategiesOptions:
-    """Train the same thing by every strategy, on every number of devices, in every precision, by every implementation,
-    with the same global batch, seed and data; then say what changed: time, samples/s, losses, scores, communication.
+    """Train the same thing by every strategy, on every number of devices, in every precision, by every implementation
+    and set of levers, with the same global batch, seed and data; then say what changed: time, samples/s, losses,
+    scores, communication.
 
     It takes the options of `bertbench train TASK` too, for all variants alike. Give --global-batch-size to be sure of
     it, and --dropout 0 to see that the losses are the same: each process draws its own.
@@ -64,6 +67,8 @@ class CompareStrategiesOptions:
     """fp32 tf32 bf16 fp16; auto: what --precision says, else bf16 where in hardware, else fp32."""
     implementations: tuple[str, ...] = (OURS,)
     """Whose model and loop train: bertbench hf-trainer."""
+    levers: tuple[str, ...] = (AUTO,)
+    """How our own model computes, one variant each, as `bertbench train` takes it: auto, none, names joined by +."""
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/strategies")
     profile_steps: int = 3
     """Steps of each variant with several devices under the PyTorch profiler, after all training; 0: no profile."""
@@ -78,6 +83,8 @@ class CompareStrategiesOptions:
             lookup(dict.fromkeys((AUTO, *PRECISIONS)), name, "precision")
         for name in self.implementations:
             lookup(TRAININGS, name, "implementation of training runs")
+        for name in self.levers:
+            resolve_levers(name, "cpu")
         if any(count < 1 for count in self.devices):
             raise UsageError(f"--devices {' '.join(map(str, self.devices))}: each number must be at least 1")
         if self.profile_steps < 0:
@@ -92,7 +99,7 @@ def main(argv: list[str]) -> int:
     with StopRequest() as stop:
         options, rest = _options(argv)
         out = run_folder(options.out)
-        axes = options.strategies, options.devices, options.precisions, options.implementations
+        axes = options.strategies, options.devices, options.precisions, options.implementations, options.levers
         chosen = variants(*axes)
         for absent in combinations(*axes):
             if absent.impossible:
@@ -146,6 +153,7 @@ def _train_options(options: CompareStrategiesOptions, variant: Variant, rest: Se
     """Return what `bertbench train` would be told for a variant."""
     own = ["--strategy", variant.strategy, "--devices", str(variant.devices), "--out", str(out / variant.name)]
     own += ["--precision", variant.precision] if variant.precision != AUTO else []
+    own += ["--levers", variant.levers] if variant.levers != AUTO else []
     own += ["--implementation", variant.implementation]
     return parse(TrainOptions, [options.task, *rest, *own], "bertbench train")
 
@@ -204,7 +212,9 @@ def _compare(planned: Sequence[PlannedVariant], profiles: Mapping[Variant, Mappi
         VariantRun(
             strategy=item.variant.strategy,
             devices=item.variant.devices,
-            implementation=item.variant.implementation,
+            implementation=implementation_label(
+                item.variant.implementation, item.variant.levers if item.variant.levers != AUTO else ""
+            ),
             run=item.run,
             profile=profiles.get(item.variant, {}),
         )

@@ -60,6 +60,19 @@ def test_every_axis_is_combined_and_what_cannot_run_is_left_out() -> None:
     assert "single and ddp" in Variant("fsdp", 2, implementation="hf-trainer").impossible
 
 
+def test_sets_of_levers_are_variants_of_our_own_implementation(tmp_path: Path) -> None:
+    axes = ("auto",), (1,), ("auto",), ("bertbench", "hf-trainer"), ("auto", "none", "unpad+chunks")
+    chosen = variants(*axes)
+    assert [v.name for v in chosen] == [
+        "single-1",
+        "single-1-no-levers",
+        "single-1-unpad+chunks",
+        "hf-trainer-single-1",
+    ]
+    settings = [item.plan.settings.levers for item in planned(tmp_path, *chosen[:3])]
+    assert settings == ["auto", "none", "unpad+chunks"]
+
+
 def test_a_folder_of_another_implementation_is_not_gone_on_with(tmp_path: Path) -> None:
     pair = planned(tmp_path)
     trained(pair[0], implementation="hf-trainer")
