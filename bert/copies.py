@@ -24,7 +24,7 @@ LOW = torch.bfloat16
 class Copy:
     """The bf16 copy of a float32 parameter."""
 
-    def __init__(self, parameter: nn.Parameter) -> None:
+    def __init__(self, parameter: Tensor) -> None:
         self.values = torch.empty_like(parameter, dtype=LOW, requires_grad=False)
         self.version = -1
         """That of the parameter when the copy was made."""
@@ -39,6 +39,11 @@ class Copy:
             self.version = parameter._version
         return self.values
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return x W^T + b in bf16, with the copy of `weight`, whose copy this is."""
+        result: Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
+        return result
+
     def take_spare(self) -> Tensor | None:
         """Return memory for a gradient, which is then the caller's; None if there is none."""
         spare, self.spare = self.spare, None
@@ -50,15 +55,16 @@ def copy_of(parameter: Tensor) -> Copy | None:
     return getattr(parameter, "_bf16", None)
 
 
-def give_copies(parameters: Iterable[nn.Parameter], *, gradients: bool) -> None:
-    """Give weights copies, which linear layers and embeddings under autocast in bf16 then compute with.
+def give_copies(parameters: Iterable[nn.Parameter], *, gradients: bool, kind: type[Copy] = Copy) -> None:
+    """Give weights copies of a kind, which linear layers and embeddings under autocast in bf16 then compute with.
 
     Args:
         parameters: matrices on their device, whole, in float32; they have to stay the same tensors.
         gradients: also leave their gradients in bf16: for one micro-step per update, and `bert.adamw.AdamW`.
+        kind: of the copies.
     """
     for parameter in parameters:
-        parameter._bf16 = Copy(parameter)  # type: ignore[attr-defined]
+        parameter._bf16 = kind(parameter)  # type: ignore[attr-defined]
         if gradients and hasattr(parameter, "grad_dtype"):  # of PyTorch 2.10 on
             parameter.grad_dtype = LOW
 
@@ -71,10 +77,7 @@ def has_low_gradients(parameter: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return x W^T + b [..., O] of x [..., I], W [O, I] and b [O], as nn.functional.linear."""
     copy = _usable_copy(weight)
-    if copy is None:
-        return F.linear(x, weight, bias)
-    result: Tensor = _Linear.apply(x, weight, bias, copy)  # type: ignore[no-untyped-call]
-    return result
+    return F.linear(x, weight, bias) if copy is None else copy.linear(x, weight, bias)
 
 
 class Linear(nn.Linear):

@@ -39,6 +39,8 @@ class StepPlan:
     """Highest learning rate of the run; None where only the code that makes the optimizer knows."""
     weight_decay: float | None = None
     """Decay of what decays; None likewise."""
+    levers: frozenset[str] = frozenset()
+    """Names in bert.levers.LEVERS that are on."""
 
 
 NO_PLAN = StepPlan()

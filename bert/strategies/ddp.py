@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from bert.observer import Observer
@@ -33,13 +33,15 @@ class DdpStrategy(ProcessGroupStrategy):
             device_ids=device_ids,
             gradient_as_bucket_view=True,
             bucket_cap_mb=self._bucket_mib,
+            static_graph="static-graph" in plan.levers,
         )
         _assign_buckets(wrapped)
+        reduce = bf16_compress_hook if "bf16-gradients" in plan.levers else allreduce_hook
 
         def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
             if bucket.is_last():
                 observer.mark("gradients_ready")
-            return allreduce_hook(state, bucket)
+            return reduce(state, bucket)
 
         wrapped.register_comm_hook(None, average)
         self._wrapped = wrapped
