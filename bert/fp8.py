@@ -64,9 +64,7 @@ def _rows(x: Tensor) -> Tensor:
 
 def _multiply(first: Tensor, second: Tensor, first_scale: Tensor, second_scale: Tensor) -> Tensor:
     """Return first [M, K] times second [N, K] transposed, in bf16; both lie in rows."""
-    product: Tensor = torch._scaled_mm(
-        first, second.t(), scale_a=first_scale, scale_b=second_scale, out_dtype=LOW
-    )
+    product: Tensor = torch._scaled_mm(first, second.t(), scale_a=first_scale, scale_b=second_scale, out_dtype=LOW)
     return product
 
 
