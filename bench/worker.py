@@ -280,8 +280,9 @@ def _training(trial: Trial, built: Any, batches: Iterator[Any], strategy: Any, p
     from bert.train import Training
 
     plan = StepPlan(
-        precision=trial.precision, micro_batch_size=trial.micro_batch_size, grad_accum_steps=trial.grad_accum_steps
-    )
+        precision=trial.precision, micro_batch_size=trial.micro_batch_size, grad_accum_steps=trial.grad_accum_steps,
+        levers=built.levers,
+    )  # fmt: skip
     # A loop of its own wraps the model, too.
     model = strategy.wrap(built.model, observer, plan) if built.loop is None else built.model.to(strategy.device)
     optimizer = built.make_optimizer(model)

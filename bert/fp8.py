@@ -1,7 +1,8 @@
 """Linear layers whose products are made in FP8, with one scale per tensor (Micikevicius et al. 2022, arXiv 2209.05433).
 
 Inputs and weights are cast to E4M3, gradients of outputs to E5M2, each divided so that its largest number is the
-format's. The scale is of the numbers at hand ("dynamic" in torchao); results are bf16. Weights are cast once per update.
+format's. The scale is of the numbers at hand ("dynamic" in torchao); results are bf16. Weights are cast once per
+update.
 
 Not measured on a GPU yet: the tests hold it against float32 on a CPU, where PyTorch has the same operator.
 

@@ -35,7 +35,25 @@ LEVERS = {
         ("cpu",),
     ),
     "bf16-attention": Lever("with bf16, attention's products in bf16 too, where the CPU has instructions", ("cpu",)),
+    "fp8": Lever("with bf16, the layers' linear products in FP8", ()),
+    "compile": Lever("torch.compile of every layer, which fuses what stands between products; not with unpad", ()),
+    "cuda-graphs": Lever("as compile, and replayed as CUDA graphs; not with unpad", ()),
+    "static-graph": Lever("ddp is told that every step uses the same parameters; not with accumulation", ()),
+    "bf16-gradients": Lever("ddp sends gradients in bf16", ()),
 }
+
+# Names that cannot stand together, and why.
+_EXCLUSIVE = (
+    (
+        "unpad",
+        "pack",
+        "are two ways to lay out one batch; leave out unpad for few shapes, or pack for real tokens alone",
+    ),
+    ("unpad", "compile", "do not fit, shapes change with every batch: give pack in place of unpad, or neither"),
+    ("unpad", "cuda-graphs", "do not fit, shapes change with every batch: give pack in place of unpad, or neither"),
+    ("fp8", "compile", "do not fit, what is compiled casts for itself: leave one out"),
+    ("fp8", "cuda-graphs", "do not fit, what is compiled casts for itself: leave one out"),
+)
 
 
 def resolve_levers(text: str, device_type: str) -> frozenset[str]:
@@ -52,11 +70,9 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
         raise UsageError(
             f"levers {text!r}: there is no {unknown[0]!r}; give auto, none, or some of {' '.join(LEVERS)} joined by +"
         )
-    if {"unpad", "pack"} <= set(names):
-        raise UsageError(
-            f"levers {text!r}: unpad and pack are two ways to lay out one batch; leave out unpad for few shapes, "
-            "or pack for real tokens alone"
-        )
+    for one, other, why in _EXCLUSIVE:
+        if {one, other} <= set(names):
+            raise UsageError(f"levers {text!r}: {one} and {other} {why}")
     return frozenset(names)
 
 
@@ -74,10 +90,15 @@ def use_levers(model: "nn.Module", names: frozenset[str]) -> None:
         if isinstance(part, BertEncoder):
             part.unpads = "unpad" in names
             part.packs = "pack" in names
+            if names & _COMPILING:
+                for layer in part.layers:
+                    layer.compile(mode="reduce-overhead" if "cuda-graphs" in names else None)
         elif isinstance(part, SelfAttention):
             part.in_chunks = "chunks" in names
             part.in_bf16 = "bf16-attention" in names
 
+
+_COMPILING = frozenset({"compile", "cuda-graphs"})
 
 # Strategies that leave every parameter whole, and the same tensor.
 _WHOLE_PARAMETERS = frozenset({"single", "ddp", "horovod"})
@@ -86,7 +107,7 @@ _WHOLE_PARAMETERS = frozenset({"single", "ddp", "horovod"})
 def use_weight_copies(
     model: "nn.Module", names: frozenset[str], *, precision: str, strategy: str, grad_accum_steps: int, optimizer: str
 ) -> None:
-    """Give a wrapped model, before its first step, the copies that the lever "bf16-weights" asks for, if they fit.
+    """Give a wrapped model, before its first step, the copies that "bf16-weights" and "fp8" ask for, if they fit.
 
     Args:
         model: on its device, wrapped by the strategy.
@@ -96,14 +117,22 @@ def use_weight_copies(
         grad_accum_steps: micro-steps per update; several add their gradients up in float32.
         optimizer: its name; AdamW alone takes gradients in bf16.
     """
-    if "bf16-weights" not in names or precision != "bf16" or strategy not in _WHOLE_PARAMETERS:
+    asked = names & {"bf16-weights", "fp8"} and not names & _COMPILING  # what is compiled casts for itself
+    if not asked or precision != "bf16" or strategy not in _WHOLE_PARAMETERS:
         return
     from torch import nn
 
-    from bert.copies import Linear, give_copies
-    from bert.encoder import Embeddings
+    from bert.copies import Copy, Linear, give_copies
+    from bert.encoder import Embeddings, Layer
+    from bert.fp8 import Fp8Copy, fits
 
+    layers = [part for part in model.modules() if isinstance(part, Layer)]
+    inner = {part.weight for layer in layers for part in layer.modules() if isinstance(part, Linear)}
     weights = [part.weight for part in model.modules() if isinstance(part, Linear)]
     weights += [part.word.weight for part in model.modules() if isinstance(part, Embeddings)]
     alone = strategy == "single" and grad_accum_steps == 1 and optimizer == "adamw"
-    give_copies((part for part in weights if isinstance(part, nn.Parameter) and part.requires_grad), gradients=alone)
+    for weight in weights:
+        kind = Fp8Copy if "fp8" in names and weight in inner and fits(weight) else Copy
+        wanted = kind is Fp8Copy or "bf16-weights" in names
+        if wanted and isinstance(weight, nn.Parameter) and weight.requires_grad:
+            give_copies([weight], gradients=alone, kind=kind)

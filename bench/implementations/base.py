@@ -27,6 +27,8 @@ class Built:
     """Called with the wrapped model on its device."""
     compute_loss: ComputeLoss
     """(wrapped model, batch) -> scalar."""
+    levers: frozenset[str] = frozenset()
+    """Names in bert.levers.LEVERS that are on; only our own implementation has any."""
     loop: Loop | None = None
     """Wraps the model and trains by itself, with the arguments of bert.train.train; None: the strategy and our loop."""
 

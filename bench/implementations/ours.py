@@ -45,4 +45,5 @@ class BertbenchImplementation:
             model=model,
             make_optimizer=make_optimizer,
             compute_loss=task.loss,
+            levers=levers,
         )

@@ -27,15 +27,17 @@ class DdpStrategy(ProcessGroupStrategy):
 
         Gradients lie in the same buckets in every step, the first one of this process included.
         """
+        static = "static-graph" in plan.levers and plan.grad_accum_steps == 1
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
             model.to(self.device),
             device_ids=device_ids,
             gradient_as_bucket_view=True,
             bucket_cap_mb=self._bucket_mib,
-            static_graph="static-graph" in plan.levers,
+            static_graph=static,
         )
-        _assign_buckets(wrapped)
+        if not static:  # its first step is what it learns from
+            _assign_buckets(wrapped)
         reduce = bf16_compress_hook if "bf16-gradients" in plan.levers else allreduce_hook
 
         def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]

@@ -15,8 +15,8 @@ from bert.train import ComputeLoss, DivergenceWatch, Progress, Training
 from bert.training.settings import TrainSettings
 
 
-def step_plan(settings: TrainSettings) -> StepPlan:
-    """Return what the strategy has to know of the steps."""
+def step_plan(settings: TrainSettings, levers: frozenset[str] = frozenset()) -> StepPlan:
+    """Return what the strategy has to know of the steps; `levers` are those that are on."""
     clips_itself = settings.optimizer in SELF_CLIPPING
     return StepPlan(
         precision=settings.precision,
@@ -27,6 +27,7 @@ def step_plan(settings: TrainSettings) -> StepPlan:
         optimizer_norm=settings.max_grad_norm if clips_itself else None,
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
+        levers=levers,
     )
 
 

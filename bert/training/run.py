@@ -134,7 +134,7 @@ class _Run:
         use_levers(self.model, levers)
         if settings.activation_checkpointing:
             recompute_activations(self.model)
-        wrapped = strategy.wrap(self.model, observer, step_plan(settings))
+        wrapped = strategy.wrap(self.model, observer, step_plan(settings, levers))
         use_weight_copies(
             wrapped, levers, precision=settings.precision, strategy=settings.strategy,
             grad_accum_steps=settings.grad_accum_steps, optimizer=settings.optimizer,

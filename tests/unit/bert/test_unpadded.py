@@ -9,7 +9,7 @@ from support.layouts import LENGTHS, assert_same, batch_of, loss_and_gradients, 
 from bert.attention import attend
 from bert.batch import Batch, BatchCounts
 from bert.encoder import recompute_activations
-from bert.levers import LEVERS, levers_text, resolve_levers, use_levers
+from bert.levers import levers_text, resolve_levers, use_levers
 from bert.sequences import Unpadded, chunks, unpad
 from common.errors import UsageError
 
@@ -46,13 +46,20 @@ def test_every_lever_gives_the_same_losses_and_gradients(text: str, bf16: bool) 
 
 
 def test_levers_go_by_name() -> None:
-    assert resolve_levers("auto", "cpu") == set(LEVERS) - {"pack"} and resolve_levers("auto", "cuda") == set()
+    assert (
+        resolve_levers("auto", "cpu") == {"unpad", "chunks", "bf16-weights", "bf16-attention"}
+        and resolve_levers("auto", "cuda") == set()
+    )
     assert resolve_levers("none", "cpu") == set() and levers_text(()) == "none"
     assert levers_text(resolve_levers("unpad+chunks", "cuda")) == "chunks+unpad"
     with pytest.raises(UsageError, match="there is no 'fast'; give auto, none, or some of unpad"):
         resolve_levers("unpad+fast", "cpu")
     with pytest.raises(UsageError, match=r"'pack\+unpad': unpad and pack .* leave out unpad for .* or pack for"):
         resolve_levers("pack+unpad", "cuda")
+    with pytest.raises(UsageError, match="give pack in place of unpad"):
+        resolve_levers("unpad+cuda-graphs", "cuda")
+    with pytest.raises(UsageError, match="fp8 and compile do not fit"):
+        resolve_levers("fp8+compile", "cuda")
 
 
 def test_a_row_without_real_tokens_is_computed_with_padding() -> None:
