@@ -20,8 +20,8 @@ from bert.dropout import keep_mask, keep_scale, own_kernels, random_levels
 from bert.sequences import Chunk, Unpadded, chunks
 
 Where = Tensor | Unpadded | None
-"""bool mask [B, 1, 1, S] of padded rows, True for real tokens, or None where all are; or where tokens without padding
-lie."""
+"""bool mask of rows, True for tokens that may be attended to, or None where all may: [B, 1, 1, S] of padded rows,
+[B, 1, S, S] of packed ones (bert.packing). Or where tokens without padding lie."""
 
 
 def attend(
@@ -127,7 +127,7 @@ class _Attention(Function):
         probability: float,
         products: torch.dtype,
     ) -> Tensor:
-        """Return [T, N, D] of qkv [T, 3, N, D]; a mask [B, 1, 1, S] leaves keys of padded rows out."""
+        """Return [T, N, D] of qkv [T, 3, N, D]; a mask [B, 1, 1 or S, S] leaves keys of rows out."""
         with torch.autocast("cpu", enabled=False):
             ctx.parts, ctx.probability, ctx.products = parts, probability, products
             context = torch.empty_like(qkv[:, 0])
@@ -154,7 +154,7 @@ class _Attention(Function):
 
 
 def _own_mask(part: Chunk, mask: Tensor | None) -> Tensor | None:
-    """The mask [b, 1, 1, m] of a chunk of a batch: of the padded batch, or of what was padded to its longest."""
+    """The mask [b, 1, 1 or m, m] of a chunk of a batch: of its rows, or of what was padded to its longest."""
     if mask is None:
         return part.mask(torch.device("cpu"))
     first = part.first // part.longest

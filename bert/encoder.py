@@ -1,6 +1,6 @@
 """BERT without heads: embeddings and transformer layers (Devlin et al. 2018).
 
-Shapes: B sequences, S tokens, T real tokens of all sequences, H hidden width.
+Shapes: B sequences, S tokens, T real tokens of all sequences, R packed rows of S slots, H hidden width.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from bert.config import ModelConfig
 from bert.copies import Linear, add_embedding
 from bert.dropout import dropout, dropout_add
 from bert.observer import Observer
+from bert.packing import Packed, pack
 from bert.sequences import Unpadded, unpad
 from common.errors import UsageError
 
@@ -23,7 +24,7 @@ PAD_TOKEN_ID = 0
 
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
 
-# (layer, hidden states [B, S, H] or [T, H], where they lie) -> hidden states.
+# (layer, hidden states [B, S, H], [R, S, H] or [T, H], where they lie) -> hidden states.
 RunLayer = Callable[[nn.Module, Tensor, Where], Tensor]
 
 
@@ -63,7 +64,7 @@ class Embeddings(nn.Module):
         further: Tensor | None = None,
         columns: Tensor | None = None,
     ) -> Tensor:
-        """Return [B, S, H] of ids [B, S], or [T, H] of ids [T] that stand in `columns` [T].
+        """Return [B, S, H] of ids [B, S], or [..., H] of ids [...] that stand in `columns` [...]: [T] or [R, S].
 
         Segment 0 is everywhere where `token_type_ids` is None. With `further` [K, H] there is segment 0 and, in place
         of the others, these: 1 to K.
@@ -112,7 +113,7 @@ class BertEncoder(nn.Module):
     """BERT without heads. `observer` sees phases "embeddings", "layer.3", "layer.3.attention"...
 
     Batches come padded, and so does what is made of them; where `unpads` is true, the layers see the real tokens alone.
-    None, as it is made, is true on CPUs.
+    None, as it is made, is true on CPUs. Where `packs` is true, they see packed rows instead (bert.packing).
 
     Args:
         config: shape and dropout.
@@ -128,6 +129,7 @@ class BertEncoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, index, self.observer) for index in range(config.num_layers))
         self.run_layer: RunLayer = _call
         self.unpads: bool | None = None
+        self.packs = False
         self.pooler = Linear(config.hidden_size, config.hidden_size) if pooler else None
         initialize(self, config)
         self.embeddings.reset_padding()
@@ -155,32 +157,37 @@ class BertEncoder(nn.Module):
                 f"sequences of {input_ids.shape[1]} tokens do not fit max_positions={self.config.max_positions}: "
                 "shorten them or make a model with more positions"
             )
-        unpadded = self.unpadded(attention_mask)
-        where: Where = unpadded
+        placed = self.placed(attention_mask)
+        where: Where = placed.mask if isinstance(placed, Packed) else placed
         with phase(self.observer, "embeddings"):
-            if unpadded is None:
+            if placed is None:
                 where = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
                 hidden = self.embeddings(input_ids, token_type_ids, further_types)
             else:
-                types = None if token_type_ids is None else unpadded.take(token_type_ids)
-                hidden = self.embeddings(unpadded.take(input_ids), types, further_types, unpadded.position_ids())
+                types = None if token_type_ids is None else placed.take(token_type_ids)
+                hidden = self.embeddings(placed.take(input_ids), types, further_types, placed.position_ids())
         for index, layer in enumerate(self.layers):
             with phase(self.observer, "layer", index):
                 hidden = self.run_layer(layer, hidden, where)
-        if unpadded is not None:
-            hidden = unpadded.put_back(hidden)
+        if placed is not None:
+            hidden = placed.put_back(hidden)
         pooled = None
         if self.pooler is not None:
             with phase(self.observer, "pooler"):
                 pooled = torch.tanh(self.pooler(hidden[:, 0]))
         return EncoderOutput(hidden, pooled)
 
-    def unpadded(self, attention_mask: Tensor | None) -> Unpadded | None:
-        """Return where the real tokens of a mask [B, S] lie, if the layers are to see them alone; else None."""
-        if attention_mask is None or torch.compiler.is_compiling():
+    def placed(self, attention_mask: Tensor | None) -> Unpadded | Packed | None:
+        """Return where the layers are to see the tokens of a mask [B, S]; None where they see the padded batch."""
+        if attention_mask is None:
             return None
+        compiling = torch.compiler.is_compiling()
+        if self.packs:
+            # The lengths are numbers that change: what a compiler makes must not depend on them.
+            packed: Packed = (torch.compiler.disable(pack) if compiling else pack)(attention_mask)
+            return packed
         wanted = attention_mask.device.type == "cpu" if self.unpads is None else self.unpads
-        return unpad(attention_mask) if wanted else None
+        return unpad(attention_mask) if wanted and not compiling else None
 
 
 def recompute_activations(model: nn.Module) -> None:

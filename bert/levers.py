@@ -28,6 +28,7 @@ class Lever:
 
 LEVERS = {
     "unpad": Lever("the layers compute real tokens alone, one sequence behind the other", ("cpu",)),
+    "pack": Lever("the layers compute rows that several sequences share, in few shapes; not with unpad", ()),
     "chunks": Lever("attention of a few sequences at a time, whose weights stay in the cache", ("cpu",)),
     "bf16-weights": Lever(
         "with bf16, copies of the weights made once per update, and gradients in bf16 where nothing else reads them",
@@ -41,7 +42,7 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
     """Return the levers that a text names: names joined by "+", "none", or "auto" for those of the device type.
 
     Raises:
-        UsageError: a name that does not exist.
+        UsageError: a name that does not exist, or two that exclude each other.
     """
     if text == AUTO:
         return frozenset(name for name, lever in LEVERS.items() if device_type in lever.on)
@@ -50,6 +51,11 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
     if unknown:
         raise UsageError(
             f"levers {text!r}: there is no {unknown[0]!r}; give auto, none, or some of {' '.join(LEVERS)} joined by +"
+        )
+    if {"unpad", "pack"} <= set(names):
+        raise UsageError(
+            f"levers {text!r}: unpad and pack are two ways to lay out one batch; leave out unpad for few shapes, "
+            "or pack for real tokens alone"
         )
     return frozenset(names)
 
@@ -67,6 +73,7 @@ def use_levers(model: "nn.Module", names: frozenset[str]) -> None:
     for part in model.modules():
         if isinstance(part, BertEncoder):
             part.unpads = "unpad" in names
+            part.packs = "pack" in names
         elif isinstance(part, SelfAttention):
             part.in_chunks = "chunks" in names
             part.in_bf16 = "bf16-attention" in names

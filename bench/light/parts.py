@@ -19,6 +19,7 @@ from bench.light.products import (
     attention_component,
     head_products,
     layer_products,
+    packed_layout,
     padded_layout,
     unpadded_layout,
 )
@@ -28,6 +29,7 @@ from bert.config import ModelConfig
 from bert.copies import LOW, copy_of, has_low_gradients
 from bert.dropout import dropout_add
 from bert.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
+from bert.packing import Packed
 from bert.precision import Precision
 from bert.sequences import Unpadded
 from bert.tasks.base import Task
@@ -81,7 +83,10 @@ class Subject:
     @property
     def layout(self) -> Layout:
         """What of the batch the layers compute."""
-        return padded_layout(self.batch.counts) if self.unpadded is None else unpadded_layout(self.batch.counts)
+        placed = self.placed
+        if isinstance(placed, Packed):
+            return packed_layout(len(placed.mask), placed.columns)
+        return padded_layout(self.batch.counts) if placed is None else unpadded_layout(self.batch.counts)
 
     @property
     def mask(self) -> Tensor | None:
@@ -90,9 +95,9 @@ class Subject:
         return None if full else self.batch.tensors["attention_mask"]
 
     @property
-    def unpadded(self) -> Unpadded | None:
-        """Where the tokens lie that the layers compute; None where they compute padding too."""
-        found: Unpadded | None = self.model.encoder.unpadded(self.mask)
+    def placed(self) -> Unpadded | Packed | None:
+        """Where the tokens lie that the layers compute; None where they compute the padded batch."""
+        found: Unpadded | Packed | None = self.model.encoder.placed(self.mask)
         return found
 
     def norm_dtype(self) -> torch.dtype:
@@ -158,12 +163,14 @@ def _grad_of(subject: Subject, forward: Callable[[], Tensor]) -> Tensor:
 
 def _attention(subject: Subject) -> Part:
     config, batch, mask = subject.config, subject.batch, subject.mask
-    unpadded, layer = subject.unpadded, subject.model.encoder.layers[0].attention
-    where: Where = unpadded
-    if unpadded is None:
+    placed, layer = subject.placed, subject.model.encoder.layers[0].attention
+    where: Where = placed.mask if isinstance(placed, Packed) else placed
+    ids = batch.tensors["input_ids"]
+    if placed is None:
         where = None if mask is None else mask.bool()[:, None, None, :]
-    places = batch.tensors["input_ids"].shape if unpadded is None else unpadded.places.shape
-    qkv = subject.tensor(*places, 3 * config.hidden_size, grad=True)
+    else:
+        ids = placed.take(ids)
+    qkv = subject.tensor(*ids.shape, 3 * config.hidden_size, grad=True)
 
     def forward() -> Tensor:
         heads = qkv.unflatten(-1, (3, config.num_heads, -1))
@@ -193,11 +200,11 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
         subject, "dropout, residual, norm", "elementwise", dropout_residual_norm, [y, residual, *norm.parameters()],
         f"{rows} x {hidden}", 2 * config.num_layers, 2 * y.nbytes + 5 * residual.nbytes,
     )  # fmt: skip
-    embeddings, unpadded = subject.model.encoder.embeddings, subject.unpadded
+    embeddings, placed = subject.model.encoder.embeddings, subject.placed
     ids, types = (subject.batch.tensors[name] for name in ("input_ids", "token_type_ids"))
     columns = None
-    if unpadded is not None:
-        ids, types, columns = unpadded.take(ids), unpadded.take(types), unpadded.position_ids()
+    if placed is not None:
+        ids, types, columns = placed.take(ids), placed.take(types), placed.position_ids()
 
     def embed() -> Tensor:
         result: Tensor = embeddings(ids, types, None, columns)

@@ -25,9 +25,9 @@ class Layout:
     tokens: int
     """Rows of the products of the layers."""
     squared_lengths: int
-    """Sum over sequences of the square of the length that attention is computed on."""
+    """Sum over sequences, or packed rows, of the square of the length that attention is computed on."""
     name: str
-    """padded or unpadded."""
+    """padded, unpadded or packed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +84,11 @@ def padded_layout(counts: "BatchCounts") -> Layout:
 def unpadded_layout(counts: "BatchCounts") -> Layout:
     """Every sequence as long as it is."""
     return Layout(tokens=counts.real_tokens, squared_lengths=counts.squared_lengths, name="unpadded")
+
+
+def packed_layout(rows: int, columns: int) -> Layout:
+    """Rows that sequences share, each as long as the batch is wide."""
+    return Layout(tokens=rows * columns, squared_lengths=rows * columns * columns, name="packed")
 
 
 def layer_products(config: ModelConfig, counts: "BatchCounts", layout: Layout) -> list[Product]:

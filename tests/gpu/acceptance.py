@@ -40,6 +40,7 @@ def steps(run: Path) -> list[Step]:
         "--levers",
         "auto",
         "unpad",
+        "pack",
     ]
     return [
         ("doctor", [*cli, "doctor", "--json"], 60),

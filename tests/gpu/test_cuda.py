@@ -140,5 +140,52 @@ def test_attention_without_padding_is_each_sequence_alone(dtype: torch.dtype) ->
 
 
 def test_training_without_padding_is_measured(cli: Cli) -> None:
-    rows = sweep(cli, "--preset", "mini", "--precisions", "bf16", "--batch-sizes", "16", "--levers", "auto", "unpad")
-    assert sorted((row["levers"], row["status"]) for row in rows) == [("", "ok"), ("unpad", "ok")]
+    levers = ("auto", "unpad", "pack")
+    rows = sweep(cli, "--preset", "mini", "--precisions", "bf16", "--batch-sizes", "16", "--levers", *levers)
+    assert sorted((row["levers"], row["status"]) for row in rows) == [("", "ok"), ("pack", "ok"), ("unpad", "ok")]
+
+
+def test_packed_rows_train_as_padded_ones_on_the_device() -> None:
+    from support.layouts import assert_same, batch_of, loss_and_gradients, model
+
+    found = []
+    for packs in (False, True):
+        made = model(False).cuda()
+        made.encoder.packs = packs
+        found.append(loss_and_gradients(made, made(batch_of([64, 1, 17, 33], 64).to(torch.device("cuda"))).loss))
+    assert_same(*found, 1e-4)
+
+
+def test_layers_on_packed_rows_replay_as_one_cuda_graph() -> None:
+    from support.layouts import batch_of, model
+
+    from bert.packing import pack
+
+    encoder = model(False).cuda().eval().encoder
+    rows, columns, width = 2, 20, encoder.config.hidden_size
+    hidden = torch.zeros(rows, columns, width, device="cuda")
+    mask = torch.ones(rows, 1, columns, columns, dtype=torch.bool, device="cuda")
+
+    def layers() -> torch.Tensor:
+        made = hidden
+        for layer in encoder.layers:
+            made = layer(made, mask)
+        return made
+
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.no_grad():
+        with torch.cuda.stream(stream):
+            layers()
+        stream.synchronize()
+        with torch.cuda.graph(graph):
+            replayed = layers()
+        for lengths in ([16, 3, 9, 1], [5, 20, 7, 2]):
+            batch = batch_of(lengths, columns).to(torch.device("cuda")).tensors
+            packed = pack(batch["attention_mask"])
+            ids, types = packed.take(batch["input_ids"]), packed.take(batch["token_type_ids"])
+            hidden.copy_(encoder.embeddings(ids, types, None, packed.position_ids()))
+            mask.copy_(packed.mask)
+            graph.replay()
+            expected = encoder(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"]).hidden
+            real = batch["attention_mask"].bool()
+            torch.testing.assert_close(packed.put_back(replayed)[real], expected[real], rtol=1e-4, atol=1e-4)

@@ -86,6 +86,26 @@ def test_the_flops_of_the_parts_are_those_of_the_step() -> None:
     assert total == step.task.model_flops(SHAPE, step.batch.counts)
 
 
+@pytest.mark.parametrize(("levers", "name"), [("none", "padded"), ("unpad", "unpadded"), ("pack", "packed")])
+def test_parts_have_the_rows_that_the_layers_compute(levers: str, name: str) -> None:
+    step = subject(levers=levers)
+    seen: list[torch.Size] = []
+    step.model.encoder.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[:-1]))
+    step.model(step.batch)
+    assert (step.layout.name, step.layout.tokens) == (name, seen[0].numel())
+    parts = {part.component.name: part for part in make_parts(step)}
+    product = parts["attention output, forward"].component
+    assert product.computed_flops == 2 * seen[0].numel() * SHAPE.hidden_size**2
+    widths = {"padded": 4 * 32**2, "unpadded": step.batch.counts.squared_lengths, "packed": seen[0][0] * 32**2}
+    assert parts["attention"].component.computed_flops == 12 * SHAPE.hidden_size * widths[name]
+    for part in ("attention", "embeddings"):
+        parts[part].run()
+    counts = step.batch.counts
+    assert counts.real_tokens < counts.padded_tokens and (name == "unpadded") == (
+        step.layout.tokens == counts.real_tokens
+    )
+
+
 def test_clipping_is_timed_but_is_in_the_step_only_where_the_step_clips() -> None:
     step = subject()
     calls = {part.component.name: part.component.calls_per_step for part in make_parts(step)}

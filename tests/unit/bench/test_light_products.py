@@ -1,5 +1,7 @@
 """The products of a step are those whose FLOPs bert.flops counts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from bench.light.products import (
     attention_component,
     head_products,
     layer_products,
+    packed_layout,
     padded_layout,
     unpadded_layout,
 )
@@ -42,7 +45,7 @@ def components(task: str, config: ModelConfig, layout: Layout) -> list[Component
 @pytest.mark.parametrize("task", list(HEADS))
 def test_model_flops_add_up_to_those_of_the_task_whatever_is_padded(task: str, name: str) -> None:
     config = PRESETS[name]
-    for layout in (padded_layout(COUNTS), unpadded_layout(COUNTS)):
+    for layout in (padded_layout(COUNTS), unpadded_layout(COUNTS), packed_layout(3, 128)):
         total = sum(c.calls_per_step * c.model_flops for c in components(task, config, layout))
         assert total == EXPECTED[task](config, COUNTS)
 
@@ -57,6 +60,13 @@ def test_what_is_computed_on_padding_is_the_padding() -> None:
     assert computed == model_flops(config, full) + head
     unpadded = components("pretrain", config.replace(vocab_multiple=1), unpadded_layout(COUNTS))
     assert all(c.computed_flops == c.model_flops for c in unpadded)
+
+
+def test_packed_rows_are_computed_as_so_many_full_ones() -> None:
+    config, three = PRESETS["tiny"], BatchCounts(3, 3 * 128, 3 * 128, 51, 3 * 128**2)
+    assert packed_layout(3, 128) == replace(padded_layout(three), name="packed")
+    computed = sum(c.calls_per_step * c.computed_flops for c in components("squad", config, packed_layout(3, 128)))
+    assert computed == span_flops(config, three)
 
 
 def test_shapes_are_those_of_the_three_products() -> None:

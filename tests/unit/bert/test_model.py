@@ -109,7 +109,7 @@ def assert_same_gradients(ours, theirs, tolerance=1e-5):
         assert difference <= tolerance * scale, f"{name}: {difference:.2e} of {scale:.2e}"
 
 
-@pytest.mark.parametrize("unpads", [True, False])
+@pytest.mark.parametrize("layout", ["padded", "unpadded", "packed"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def assert_same_gradients(ours, theirs, tolerance=1e-5):
         (shape(num_layers=3, hidden_size=16, num_heads=1, vocab_multiple=64), [31, 30, 2, 8, 31], 31),
     ],
 )
-def test_losses_and_gradients_are_hugging_faces(config, lengths, seq_len, training, attention, unpads):
+def test_losses_and_gradients_are_hugging_faces(config, lengths, seq_len, training, attention, layout):
     ours, theirs = pair(config, attention)
-    ours.encoder.unpads = unpads
+    ours.encoder.unpads, ours.encoder.packs = layout == "unpadded", layout == "packed"
     ours.train(training)
     theirs.train(training)
     batch = make_batch(lengths, seq_len)

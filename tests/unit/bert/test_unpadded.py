@@ -4,64 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.layouts import LENGTHS, assert_same, batch_of, loss_and_gradients, model
 
 from bert.attention import attend
 from bert.batch import Batch, BatchCounts
-from bert.config import ModelConfig
 from bert.encoder import recompute_activations
 from bert.levers import LEVERS, levers_text, resolve_levers, use_levers
-from bert.model import BertForPretraining
 from bert.sequences import Unpadded, chunks, unpad
 from common.errors import UsageError
-
-VOCAB = 96
-SHAPE = ModelConfig(
-    num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64, max_positions=64, vocab_size=VOCAB,
-    hidden_dropout=0.0, attention_dropout=0.0,
-)  # fmt: skip
-LENGTHS = ([8, 8, 8], [16, 3, 9, 1], [1], [1, 1, 1], [13], [5, 64, 17, 31, 2, 64], [2, 3, 4, 5, 6, 7, 8])
-
-
-def batch_of(lengths: list[int], columns: int, seed: int = 0) -> Batch:
-    """A pretraining batch; a length of 0 is a row without any real token."""
-    generator = torch.Generator().manual_seed(seed)
-    mask = (torch.arange(columns) < torch.tensor(lengths)[:, None]).long()
-    ids = torch.randint(1, VOCAB, mask.shape, generator=generator) * mask
-    positions = mask.flatten().nonzero().squeeze(1)[::2]
-    tensors = {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "token_type_ids": torch.randint(0, 2, ids.shape, generator=generator) * mask,
-        "masked_positions": positions,
-        "masked_labels": torch.randint(0, VOCAB, positions.shape, generator=generator),
-        "next_sentence_labels": torch.randint(0, 2, (len(lengths),), generator=generator),
-    }
-    squared = sum(length**2 for length in lengths)
-    return Batch(tensors, BatchCounts(len(lengths), sum(lengths), ids.numel(), len(positions), squared))
-
-
-def model(unpads: bool | None, **changes: float) -> BertForPretraining:
-    torch.manual_seed(0)
-    made = BertForPretraining(SHAPE.replace(**changes))
-    for parameter in made.parameters():  # wide enough that every part matters
-        torch.nn.init.normal_(parameter, std=0.2)
-    made.masked_words.reset_padding()
-    made.encoder.unpads = unpads
-    return made
-
-
-def loss_and_gradients(made: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    loss.backward()
-    found = {name: value.grad for name, value in made.named_parameters() if value.grad is not None}
-    return {**found, "loss": loss.detach()}
-
-
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(
-            found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
@@ -73,7 +23,9 @@ def test_losses_and_gradients_are_those_with_padding(lengths: list[int], columns
     assert_same(loss_and_gradients(real, real(batch).loss), expected, 1e-5)
 
 
-@pytest.mark.parametrize("text", ["none", "auto", "chunks", "unpad+bf16-attention", "+".join(LEVERS)])
+@pytest.mark.parametrize(
+    "text", ["none", "auto", "chunks", "unpad+bf16-attention", "pack", "pack+chunks+bf16-attention"]
+)
 @pytest.mark.parametrize("bf16", [False, True])
 def test_every_lever_gives_the_same_losses_and_gradients(text: str, bf16: bool) -> None:
     batch = batch_of([16, 3, 9, 1], 20)
@@ -94,11 +46,13 @@ def test_every_lever_gives_the_same_losses_and_gradients(text: str, bf16: bool) 
 
 
 def test_levers_go_by_name() -> None:
-    assert resolve_levers("auto", "cpu") == set(LEVERS) and resolve_levers("auto", "cuda") == set()
+    assert resolve_levers("auto", "cpu") == set(LEVERS) - {"pack"} and resolve_levers("auto", "cuda") == set()
     assert resolve_levers("none", "cpu") == set() and levers_text(()) == "none"
     assert levers_text(resolve_levers("unpad+chunks", "cuda")) == "chunks+unpad"
     with pytest.raises(UsageError, match="there is no 'fast'; give auto, none, or some of unpad"):
         resolve_levers("unpad+fast", "cpu")
+    with pytest.raises(UsageError, match=r"'pack\+unpad': unpad and pack .* leave out unpad for .* or pack for"):
+        resolve_levers("pack+unpad", "cuda")
 
 
 def test_a_row_without_real_tokens_is_computed_with_padding() -> None:
