@@ -7,16 +7,18 @@ import pytest
 from support.warm_processes import start_world, wait
 
 
-def be_rank(out: str, strategy_name: str, accumulation: int) -> int:
+def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none") -> int:
     """Train six steps as one rank, or on the batches of two where there is one; write what came of it."""
     import torch
 
     from bert.config import ModelConfig
     from bert.data.synthetic import SyntheticBatches
+    from bert.levers import resolve_levers
     from bert.observer import Observer, StepResult
     from bert.optim import adamw
     from bert.precision import Precision
     from bert.strategies import STRATEGIES, process_group
+    from bert.strategies.base import StepPlan
     from bert.tasks.base import DataSpec
     from bert.tasks.pretrain import PretrainTask
     from bert.train import Training, train
@@ -55,7 +57,8 @@ def be_rank(out: str, strategy_name: str, accumulation: int) -> int:
         pair = [iter(SyntheticBatches(spec)) for spec in specs]
         stream = (next(side) for _ in iter(int, 1) for side in pair)
     observer = Ear()
-    model = strategy.wrap(task.build_model(config, observer), observer)
+    plan = StepPlan(grad_accum_steps=accumulation, levers=resolve_levers(levers, "cpu"))
+    model = strategy.wrap(task.build_model(config, observer), observer, plan)
     training = Training(
         model=model, optimizer=adamw(model, learning_rate=1e-3), compute_loss=task.loss, batches=stream,
         strategy=strategy, precision=Precision("fp32", "cpu"), grad_accum_steps=accumulation, max_grad_norm=1.0,
@@ -72,8 +75,8 @@ def be_rank(out: str, strategy_name: str, accumulation: int) -> int:
     return 0
 
 
-def run(out: Path, strategy: str, ranks: int, accumulation: int) -> list[dict[str, object]]:
-    codes = wait(start_world(be_rank, str(out), strategy, accumulation, ranks=ranks, place=out), out)
+def run(out: Path, strategy: str, ranks: int, accumulation: int, levers: str = "none") -> list[dict[str, object]]:
+    codes = wait(start_world(be_rank, str(out), strategy, accumulation, levers, ranks=ranks, place=out), out)
     assert codes == [0] * ranks, "".join(path.read_text() for path in out.glob("errors-*.txt"))
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
 
@@ -90,3 +93,13 @@ def test_two_ranks_train_as_one_at_the_same_global_batch(tmp_path: Path, accumul
     assert first["marks"] == 6, "gradients are reduced once per step, whatever the accumulation"
     assert first["maximum"] == second["maximum"] == [1.0, 5.0]
     assert alone["maximum"] == [0.0, 5.0]
+
+
+@pytest.mark.parametrize(("levers", "accumulation"), [("static-graph+bf16-gradients", 1), ("static-graph", 2)])
+def test_levers_of_ddp_train_alike(tmp_path: Path, levers: str, accumulation: int) -> None:
+    plain, _ = run(tmp_path / "plain", "ddp", 2, accumulation)
+    first, second = run(tmp_path / "levers", "ddp", 2, accumulation, levers)
+    assert first["weights"] == second["weights"], "the ranks hold the same model"
+    assert first["losses"] == pytest.approx(plain["losses"], rel=1e-3 if "bf16" in levers else 1e-6)
+    assert (first["weights"] != plain["weights"]) == ("bf16" in levers), "bf16 rounds, a static graph does not"
+    assert first["marks"] == 6
