@@ -1,5 +1,6 @@
 """Data parallelism: PyTorch's DistributedDataParallel over NCCL (GPUs) or gloo (CPUs)."""
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from bert.heads import ClassificationOutput, PretrainingOutput, SpanOutput
 from bert.observer import Observer
 from bert.strategies.base import NO_OPTIONS, NO_PLAN, Options, StepPlan
 from bert.strategies.process_group import ProcessGroupStrategy
@@ -28,6 +30,8 @@ class DdpStrategy(ProcessGroupStrategy):
         Gradients lie in the same buckets in every step, the first one of this process included.
         """
         static = "static-graph" in plan.levers and plan.grad_accum_steps == 1
+        if static:
+            _show_outputs()
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
             model.to(self.device),
@@ -86,3 +90,12 @@ def _assign_buckets(wrapped: DistributedDataParallel) -> None:
     finally:
         wrapped.module = model
     wrapped.zero_grad(set_to_none=True)
+
+
+@functools.cache
+def _show_outputs() -> None:
+    """Tell PyTorch what our models return: with a static graph, DDP has to find the tensors in it at the first step."""
+    from torch.export import register_dataclass
+
+    for kind in (PretrainingOutput, SpanOutput, ClassificationOutput):
+        register_dataclass(kind)

@@ -95,7 +95,7 @@ def test_two_ranks_train_as_one_at_the_same_global_batch(tmp_path: Path, accumul
     assert alone["maximum"] == [0.0, 5.0]
 
 
-@pytest.mark.parametrize(("levers", "accumulation"), [("static-graph+bf16-gradients", 1), ("static-graph", 2)])
+@pytest.mark.parametrize(("levers", "accumulation"), [("static-graph", 1), ("bf16-gradients", 1), ("static-graph", 2)])
 def test_levers_of_ddp_train_alike(tmp_path: Path, levers: str, accumulation: int) -> None:
     plain, _ = run(tmp_path / "plain", "ddp", 2, accumulation)
     first, second = run(tmp_path / "levers", "ddp", 2, accumulation, levers)

@@ -1,0 +1,31 @@
+"""Layers under a real compiler give what they give without it, padded, packed and recomputed."""
+
+import shutil
+
+import pytest
+import torch
+from support.layouts import assert_same, batch_of, loss_and_gradients, model
+
+from bert.encoder import recompute_activations
+from bert.levers import resolve_levers, use_levers
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("text", ["compile", "pack+compile", "pack+cuda-graphs"])
+def test_compiled_layers_give_the_same_losses_and_gradients(text: str, recompute: bool) -> None:
+    torch._dynamo.reset()
+    plain, compiled = model(False), model(None)
+    use_levers(compiled, resolve_levers(text, "cpu"))
+    if recompute:
+        recompute_activations(compiled)
+    for seed, lengths in enumerate(([16, 3, 9, 1], [20, 20, 20, 20], [5])):
+        batch = batch_of(lengths, 20, seed=seed)
+        plain.zero_grad()
+        compiled.zero_grad()
+        expected = loss_and_gradients(plain, plain(batch).loss)
+        found = loss_and_gradients(compiled, compiled(batch).loss)
+        assert_same(found, expected, 1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0, "something was compiled"
