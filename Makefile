@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
 
-.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers test test-slow fuzz gpu-acceptance check docs lock image-test clean
+.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers test test-slow fuzz gpu-acceptance check audit docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -68,13 +68,18 @@ fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
 gpu-acceptance: ## every check that needs a CUDA device, under 9 minutes, into OUT=<folder>
 	$(PYTHON) tests/gpu/acceptance.py "$(OUT)"
 
-check: setup ## ruff, ruff format, mypy --strict, shellcheck, hadolint, codespell
+check: setup ## ruff, ruff format, mypy --strict, bandit, shellcheck, hadolint, codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@# It warns of every part of a line whose nosec another part needs.
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive bert bench analysis common 2> >(grep -v 'but no failed test' >&2)
 	git ls-files -z '*.sh' .ci/run | xargs -0 $(BIN)/shellcheck
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/codespell
+
+audit: setup ## known vulnerabilities of the packages in docker/locks; needs the network (AUDIT_OPTIONS=<of pip-audit>)
+	PATH="$(abspath $(BIN)):$$PATH" bash docker/audit.sh $(AUDIT_OPTIONS)
 
 docs: setup ## write docs/reference from the code
 	$(BIN)/python -m bench.cli.reference

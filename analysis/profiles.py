@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.cells import inert
 from analysis.explain import explain
 from analysis.findings import Finding
 from analysis.metrics.core_utilization import rows as core_rows
@@ -228,7 +229,7 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, restval="")
         writer.writeheader()
-        writer.writerows({name: "" if value is None else value for name, value in row.items()} for row in rows)
+        writer.writerows({name: "" if value is None else inert(value) for name, value in row.items()} for row in rows)
 
 
 def plain(summary: ProfileSummary) -> dict[str, Any]:

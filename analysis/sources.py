@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Self
 
 from analysis.counters import KernelCounters
 from analysis.readers.registry import READERS, Reader, find_reader, read_head
@@ -24,7 +25,10 @@ from common.redact import redact_text
 MOST_FILES = 4096
 """Files of one folder or tar that are looked at."""
 MOST_BYTES_OF_A_TAR = 64 << 30
-"""Bytes that are unpacked from one tar."""
+"""Bytes that are unpacked from one tar at most, and ..."""
+UNPACKED_BYTES_ALWAYS, UNPACKED_TIMES = 1 << 30, 100
+"""... the first, or so many times the tar's own size, whichever is more: packed traces are a tenth of themselves."""
+_MOST_HEADER_BYTES = 1 << 20
 
 _REMEDIES = {
     ".nsys-rep": "export it: nsys export --type=sqlite FILE",
@@ -35,6 +39,23 @@ _REMEDIES = {
 # What a profiler's folder holds besides: reports that only their tool opens, pictures, bertbench's own notes.
 _PASSED_OVER = (".nsys-rep", ".qdrep", ".ncu-rep", ".md", ".png", ".html")
 _OWN_FILES = ("collected.json", "summary.json", "trial.json", "result.json", "env.json", "sweep.json")
+
+
+class _Member(tarfile.TarInfo):
+    """A file of a tar whose long name or attributes fit: the library reads them into memory, whatever their size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Return what a header says. Raises tarfile.ReadError for one that announces more than a name can be."""
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in _LONG_HEADERS and found.size > _MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {found.size:,} bytes")
+        return found
+
+
+_LONG_HEADERS = (
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,8 +141,16 @@ def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
 
 def _is_tar(path: Path) -> bool:
     try:
-        return tarfile.is_tarfile(path)
-    except (EOFError, OSError, zlib.error, lzma.LZMAError):  # compressed, and damaged: the readers say how
+        tarfile.open(path, tarinfo=_Member).close()
+        return True
+    except (
+        tarfile.TarError,
+        EOFError,
+        OSError,
+        ValueError,
+        zlib.error,
+        lzma.LZMAError,
+    ):  # compressed, and damaged: the readers say how
         return False
 
 
@@ -167,19 +196,22 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
     scratch.mkdir(parents=True)
     files: list[Path] = []
     total = 0
+    most = min(MOST_BYTES_OF_A_TAR, max(UNPACKED_BYTES_ALWAYS, UNPACKED_TIMES * path.stat().st_size))
     try:
-        with tarfile.open(path) as archive:
+        with tarfile.open(path, tarinfo=_Member) as archive:
             for member in archive:
                 if not member.isfile():
                     continue
                 total += member.size
-                if total > MOST_BYTES_OF_A_TAR or len(files) >= MOST_FILES:
+                if total > most or len(files) >= MOST_FILES:
                     problems.append(
-                        f"{path} is larger than {MOST_FILES:,} files or {MOST_BYTES_OF_A_TAR >> 30} GiB unpacked: "
-                        f"{member.name!r} and what follows was left out"
+                        f"{path} is larger than {MOST_FILES:,} files or {most / 2**30:.0f} GiB unpacked "
+                        f"(at most {UNPACKED_TIMES} times its own size): {member.name[:200]!r} and what follows was "
+                        "left out; if that is right, unpack it and give the folder"
                     )
                     break
-                target = scratch / f"{len(files):05d}" / PurePosixPath(member.name).name
+                name = PurePosixPath(member.name).name
+                target = scratch / f"{len(files):05d}" / ("unnamed" if name in ("", "..") else name)
                 target.parent.mkdir()
                 content = archive.extractfile(member)
                 if content is None:

@@ -20,6 +20,7 @@ from analysis.trial_summary import summarize_trial
 from bench.allocators import allocator_environment
 from bench.devices import Devices
 from bench.launch_end import launch_failure, lost_peer
+from bench.log_secrets import hide_secrets
 from bench.out_of_memory import oom_kill_count
 from bench.processes import (
     HARNESS_VARIABLE,
@@ -36,7 +37,7 @@ from bench.telemetry import Telemetry, telemetry_writer
 from bench.world import World
 from bert.strategies import JOIN_TIMEOUT_VARIABLE
 from common.atomic import storage_errors
-from common.errors import SchemaError, UsageError
+from common.errors import SchemaError, StorageError, UsageError
 from common.redact import redact_text, without_secrets
 
 _AGENT_JSON = "agent.json"
@@ -134,11 +135,14 @@ def run_trial(
             end_tree(child.pid)
             end_marked(mark)
             child.wait()
+            with contextlib.suppress(StorageError):
+                hide_secrets(directory.log)
             if isinstance(sys.exc_info()[1], KeyboardInterrupt):
                 what = "training" if trial.kind == "train" else "sweep"
                 finish(trial, directory, "interrupted", f"the {what} was interrupted", options)
             raise
     wall_seconds = time.perf_counter() - began
+    hide_secrets(directory.log)
     if options.world is not None and child.returncode:  # what an agent of torchrun would have written
         failure = {"rank": 0, "exit_code": child.returncode, "time": time.time()}
         write_record(directory.path / _AGENT_JSON, {"failures": [failure]})

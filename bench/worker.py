@@ -14,6 +14,7 @@ from bench.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
 from bench.rank_resources import backend, limit_memory, take_share_of_cores, torch_versions, used_memory
 from bench.trial_model import model_config
 from common.errors import BertbenchError, StorageError
+from common.redact import redact_text
 
 T = TypeVar("T")
 
@@ -43,7 +44,9 @@ def main(argv: list[str]) -> int:
         if status == "crashed" and not isinstance(error, BertbenchError):
             sys.excepthook(*sys.exc_info())
         try:
-            write_record(directory.failure_json(rank), {"status": status, "reason": reason, "time": time.time()})
+            write_record(
+                directory.failure_json(rank), {"status": status, "reason": redact_text(reason), "time": time.time()}
+            )
         except StorageError as full:
             sys.stderr.write(f"{full}\n")
         return EXPLAINED

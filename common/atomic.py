@@ -29,6 +29,7 @@ def storage_errors(path: Path) -> Iterator[None]:
             errno.ENOENT: "that folder cannot be made there: choose another folder",
             errno.EROFS: "the file system is read-only: choose another folder",
             errno.ENAMETOOLONG: "the name is longer than the file system takes: choose a shorter one",
+            errno.ELOOP: "there is a link at that path, which is not followed: remove it, or choose another folder",
             errno.EISDIR: "that is a folder: choose another name",
             errno.ENOTDIR: "a part of that path is a file, not a folder: choose another folder",
             errno.EEXIST: "a part of that path is a file, not a folder: choose another folder",

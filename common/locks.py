@@ -41,8 +41,9 @@ def locked(
     while True:
         with storage_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
-            # Without a buffer a full disk is met in the write, not once more in the close.
-            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
+            # Without a buffer a full disk is met in the write, not once more in the close. A link is not followed: what
+            # it leads to would be written over.
+            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b", buffering=0)
         with file:
             try:
                 fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))

@@ -6,7 +6,7 @@ safe (another thread runs, a daemon, no fork) everything is read here.
 """
 
 import os
-import pickle
+import pickle  # nosec B403 # between this process and its own children
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +71,7 @@ class _Child:
         found: list[Any] = []
         try:
             while len(found) < self._count:
-                found.append(pickle.load(self._pipe))  # noqa: S301  written by our own child
+                found.append(pickle.load(self._pipe))  # noqa: S301 # nosec B301 # written by our own child
         except (EOFError, OSError, pickle.UnpicklingError):
             pass
         return found

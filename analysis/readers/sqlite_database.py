@@ -97,7 +97,8 @@ class Database:
         if table not in self.tables:
             return False
         try:
-            return self._connection.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() is not None  # noqa: S608
+            query = f'SELECT 1 FROM "{table}" LIMIT 1'  # noqa: S608 # nosec B608 # constants of the readers
+            return self._connection.execute(query).fetchone() is not None
         except DAMAGE:
             return True
 
@@ -143,7 +144,7 @@ class Database:
         """Rows as SQLite gives them, into arrays one by one, never into a list."""
         # CAST: some versions declare no types, and one stray text must not end the reading.
         fields = [f'ifnull(CAST("{name}" AS INTEGER), {default})' for name, default in columns.items()]
-        query = f'SELECT {", ".join([_ROWID, *fields])} FROM "{table}"'  # noqa: S608 (constants of the readers)
+        query = f'SELECT {", ".join([_ROWID, *fields])} FROM "{table}"'  # noqa: S608 # nosec B608 # constants
         dtype = np.dtype([(name, np.int64) for name in ("rowid", *columns)])
         damage: list[str] = []
         cursor, rows = self._until_damage(query, damage), 0
@@ -171,9 +172,8 @@ class Database:
         if column in self.tables.get(table, ()):
             shared: dict[str, str] = {}
             damage: list[str] = []
-            query = (
-                f'SELECT {_ROWID}, substr(CAST("{column}" AS TEXT), 1, {_TEXT}) FROM "{table}" WHERE "{column}" <> \'\''  # noqa: S608
-            )
+            text = f'substr(CAST("{column}" AS TEXT), 1, {_TEXT})'
+            query = f'SELECT {_ROWID}, {text} FROM "{table}" WHERE "{column}" <> \'\''  # noqa: S608 # nosec B608 # constants
             for rowid, value in self._until_damage(query, damage):
                 rowids.append(rowid)
                 values.append(shared.setdefault(value, value))
@@ -189,7 +189,8 @@ class Database:
             return []
         fields = ", ".join(f'"{name}"' if name in present else "NULL" for name in columns)
         damage: list[str] = []
-        found = list(self._until_damage(f'SELECT {fields} FROM "{table}"', damage))  # noqa: S608
+        query = f'SELECT {fields} FROM "{table}"'  # noqa: S608 # nosec B608 # constants
+        found = list(self._until_damage(query, damage))
         if damage:
             self.problems.append(f"{table} is damaged ({damage[0]}) and was left out")
             return []
@@ -202,7 +203,8 @@ class Database:
             return found
         wanted = [int(value) for value in np.unique(ids)]
         damage: list[str] = []
-        query = f"SELECT {key}, substr(CAST(value AS TEXT), 1, {_TEXT}) FROM {table} WHERE value <> ''"  # noqa: S608
+        text = f"substr(CAST(value AS TEXT), 1, {_TEXT})"
+        query = f"SELECT {key}, {text} FROM {table} WHERE value <> ''"  # noqa: S608 # nosec B608 # constants
         if len(wanted) > 20 * _IDS_PER_QUERY:
             among = set(wanted)
             found.update(row for row in self._until_damage(query, damage) if row[0] in among)

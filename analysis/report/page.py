@@ -47,7 +47,7 @@ def _mark_options(text: str) -> "markupsafe.Markup":
 
     escaped = str(markupsafe.escape(text))
     marked = re.sub(r"`([^`<]+)`|--[a-z][a-z-]*(?: \d+)?", lambda found: _code(found[1] or found[0]), escaped)
-    return markupsafe.Markup(marked)  # noqa: S704  its text is escaped
+    return markupsafe.Markup(marked)  # noqa: S704 # nosec B704 # its text is escaped
 
 
 def _code(text: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.cells import inert
 from analysis.load import measurement
 from analysis.strategy_labels import is_single
 from common.atomic import atomic_path
@@ -295,15 +296,19 @@ def order(row: Row) -> tuple[Any, ...]:
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> None:
-    """Write plain values, unknown ones as empty fields. Raises StorageError."""
+    """Write plain values, unknown ones as empty fields, no formulas. Raises StorageError."""
     names = list(columns or dict.fromkeys(name for row in rows for name in row))
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, extrasaction="ignore", restval="")
-        writer.writeheader()
-        writer.writerows({name: "" if row.get(name) is None else row[name] for name in names} for row in rows)
+        writer.writerow({name: inert(name) for name in names})
+        writer.writerows({name: "" if row.get(name) is None else inert(row[name]) for name in names} for row in rows)
 
 
 def write_frame(path: Path, frame: "pd.DataFrame") -> None:
-    """Write a table whole, in full precision, unknown values as empty fields. Raises StorageError."""
+    """Write a table whole, in full precision, unknown values as empty fields, no formulas. Raises StorageError."""
+    import pandas as pd
+
+    texts = [name for name in frame.columns if not pd.api.types.is_numeric_dtype(frame[name])]
+    named = frame.assign(**{name: frame[name].map(inert, na_action="ignore") for name in texts})
     with atomic_path(path) as temporary:
-        frame.to_csv(temporary, index=False, errors="replace")
+        named.rename(columns=inert).to_csv(temporary, index=False, errors="replace")

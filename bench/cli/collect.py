@@ -12,6 +12,7 @@ import tyro
 from bench.cli.options import parse, run_folder
 from bench.cli.progress import note
 from common.errors import UsageError
+from common.redact import terminal_text
 
 _MOST_NAMES = 10
 
@@ -66,7 +67,10 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
     for text in told.damaged:
-        print(f"bertbench: {text}; what there is of it lies in {out}/nodes and counts for nothing", file=sys.stderr)
+        print(
+            f"bertbench: {terminal_text(text)}; what there is of it lies in {out}/nodes and counts for nothing",
+            file=sys.stderr,
+        )
     return 1 if told.contested or told.damaged else 0
 
 

@@ -37,6 +37,7 @@ from bert.tasks import TASKS
 from common import locks
 from common.atomic import write_text
 from common.errors import UsageError
+from common.redact import terminal_text
 from common.registry import lookup
 
 if TYPE_CHECKING:
@@ -295,6 +296,6 @@ def _complain(comparison: "TrainingComparison") -> None:
     for name, row in zip(row_names(comparison.rows), comparison.rows, strict=True):
         if row in comparison.failed:
             where = f"\n  its log: {row['log']}" if row["log"] else ""
-            print(f"bertbench: {name} {row['status']}: {row['reason']}{where}", file=sys.stderr)
+            print(f"bertbench: {name} {row['status']}: {terminal_text(row['reason'])}{where}", file=sys.stderr)
         elif row["profile_problem"]:
-            print(f"bertbench: {name} has no profile: {row['profile_problem']}", file=sys.stderr)
+            print(f"bertbench: {name} has no profile: {terminal_text(row['profile_problem'])}", file=sys.stderr)

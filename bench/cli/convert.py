@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from bench.cli.options import parse
+from common.redact import terminal_text
 
 if TYPE_CHECKING:
     from bert.checkpoints.conversion import Conversion
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
         return 0
     _show(done)
     for note in done.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {terminal_text(note)}", file=sys.stderr)
     return 0
 
 

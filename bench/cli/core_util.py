@@ -18,6 +18,7 @@ from analysis.report import core_findings
 from bench.cli.findings_output import document, show, write_csvs
 from bench.cli.options import parse
 from common.errors import InputError, UsageError
+from common.redact import terminal_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +85,7 @@ def main(argv: list[str]) -> int:
             blocks.append([f"all {len(counters)} files", *_lines(core_use(whole, window_ns))])
     print("\n\n".join("\n".join(lines) for lines in blocks))
     for problem in problems:
-        print(f"bertbench: {problem}", file=sys.stderr)
+        print(f"bertbench: {terminal_text(problem)}", file=sys.stderr)
     if options.csv is not None:
         print(f"bertbench: wrote {len(write_csvs(found, options.csv))} tables into {options.csv}", file=sys.stderr)
     return 0

@@ -11,6 +11,7 @@ import tyro
 from bench.cli.options import parse
 from bench.cli.progress import show_stages
 from bert.data.preparation.config import PrepareConfig
+from common.redact import terminal_text
 
 if TYPE_CHECKING:
     from bert.data.preparation.summary import LengthSummary, PrepareSummary, StageSummary
@@ -71,7 +72,7 @@ def _show(summary: "PrepareSummary") -> None:
     for length in summary.lengths:
         _show_length(length)
     for note in summary.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {terminal_text(note)}", file=sys.stderr)
 
 
 def _stage_line(stage: "StageSummary") -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from analysis.findings import Finding
 from analysis.report.terminal import DEFAULT_WIDTH
 from common.errors import UsageError
+from common.redact import terminal_text
 
 _NARROWEST = 40
 _MOST_PROBLEMS = 20
@@ -41,7 +42,7 @@ def show(
 
     print(findings_text(findings, terminal_width(), rows or None))
     for problem in problems[:_MOST_PROBLEMS]:
-        print(f"bertbench: {problem}", file=sys.stderr)
+        print(f"bertbench: {terminal_text(problem)}", file=sys.stderr)
     if len(problems) > _MOST_PROBLEMS:
         print(f"bertbench: and {len(problems) - _MOST_PROBLEMS:,} more such lines: --json has all", file=sys.stderr)
     if written:

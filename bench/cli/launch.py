@@ -16,6 +16,7 @@ from bench.launching.node import Job, launch_node
 from bench.launching.verdict import Verdict
 from bench.stop import StopRequest
 from common.errors import UsageError
+from common.redact import terminal_text
 
 DEFAULT_PORT = 29500
 PROCESSES_PER_CORE = 8
@@ -85,7 +86,7 @@ def main(argv: list[str]) -> int:
 
     def told(text: str) -> None:
         if not options.quiet:
-            print(f"launch: {text}", file=sys.stderr, flush=True)
+            print(f"launch: {terminal_text(text)}", file=sys.stderr, flush=True)
 
     if devices.kind == "cpu" and layout.here > PROCESSES_PER_CORE * devices.cpu_cores and not options.crowded:
         raise UsageError(
@@ -179,5 +180,5 @@ def _ended(verdict: Verdict, stop: StopRequest, told: Callable[[str], None]) -> 
     if stop.signal is not None or verdict.ok:
         told(verdict.why)
         return 130 if stop.signal == signal.SIGINT else 0 if verdict.ok else 3
-    print(f"bertbench: failed: {verdict.why}; all processes of all nodes have ended", file=sys.stderr)
+    print(f"bertbench: failed: {terminal_text(verdict.why)}; all processes of all nodes have ended", file=sys.stderr)
     return 3

@@ -13,7 +13,7 @@ import sys
 import types
 
 from common.errors import BertbenchError
-from common.redact import redact_text
+from common.redact import terminal_text
 
 # name -> (module, one line of help); a module is imported when its command is called.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -93,7 +93,7 @@ def run(argv: list[str]) -> int:
         sys.stdout.flush()
         return code
     except BertbenchError as error:
-        print(f"bertbench: {redact_text(str(error))}", file=sys.stderr)
+        print(f"bertbench: {terminal_text(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"bertbench: interrupted; {_after_interrupt(argv)}", file=sys.stderr)

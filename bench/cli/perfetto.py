@@ -10,6 +10,7 @@ import tyro
 
 from bench.cli.options import parse
 from common.errors import InputError, UsageError
+from common.redact import terminal_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
         )
     exported = write_perfetto(source.timelines, output)
     for problem in source.problems:
-        print(f"bertbench: {problem}", file=sys.stderr)
+        print(f"bertbench: {terminal_text(problem)}", file=sys.stderr)
     if options.json:
         about = {"path": str(exported.path), "ranks": exported.ranks, "events": exported.events}
         print(json.dumps({**about, "problems": list(source.problems)}, indent=2))

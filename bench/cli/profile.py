@@ -20,6 +20,7 @@ from bench.profilers import PROFILERS, load_profiler
 from bench.profiling import Profiled, mark_unread, profile_trials
 from bench.sweep import locked
 from common.errors import UsageError
+from common.redact import terminal_text
 from common.registry import lookup
 
 # What is printed of a profile at once; `bertbench analyze` says the rest.
@@ -93,7 +94,7 @@ def main(argv: list[str]) -> int:
         tables = write_tables(run)
     for item, summary in zip(profiled, summaries, strict=True):
         for problem in dict.fromkeys(filter(None, [item.problem, *summary.problems])):
-            print(f"bertbench: {describe(item.trial)}: {problem}", file=sys.stderr)
+            print(f"bertbench: {describe(item.trial)}: {terminal_text(problem)}", file=sys.stderr)
         if not options.json:
             _show(item, summary)
     if options.json:

@@ -10,6 +10,7 @@ from analysis.strategy_labels import strategy_label
 from bench.cli.download_progress import show_download
 from bench.plan import AUTO, resolve_strategy
 from bench.sweep import Progress
+from common.redact import terminal_text
 
 if TYPE_CHECKING:
     from bert.data.pool import Progress as StageProgress
@@ -24,14 +25,18 @@ def show_progress(quiet: bool = False) -> Progress:
             if sys.stderr.isatty():
                 print(f"{head} ...", end="\r", file=sys.stderr, flush=True)
             return
-        print(f"{head}: {_outcome(result)}{' (already done)' if known else ''}", file=sys.stderr, flush=True)
+        print(
+            f"{head}: {terminal_text(_outcome(result))}{' (already done)' if known else ''}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     return progress
 
 
 def note(text: str) -> None:
     """Tell the user something that needs no answer."""
-    print(f"note: {text}", file=sys.stderr, flush=True)
+    print(f"note: {terminal_text(text)}", file=sys.stderr, flush=True)
 
 
 def describe(trial: Trial) -> str:

@@ -48,7 +48,8 @@ def main(argv: list[str]) -> int:
         print(rendered.text, end="")
         return 0
     _write(options.out, rendered)
-    print(f"wrote {options.out}; to submit: {' '.join(scheduler.submission(options, options.out))}", file=sys.stderr)
+    handing_over = " ".join(map(quote, scheduler.submission(options, options.out)))
+    print(f"wrote {options.out}; to submit: {handing_over}", file=sys.stderr)
     return 0
 
 

@@ -27,7 +27,7 @@ from bench.world import World, joined_world, leading
 from bert.tasks import TASKS
 from common import locks
 from common.errors import BertbenchError, StorageError, UsageError
-from common.redact import redact_text
+from common.redact import terminal_text
 from common.registry import lookup
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _follow(argv: list[str], world: World) -> NoReturn:
         with StopRequest():  # until the rank listens itself
             code = follow(world, find_devices(_options(argv).device))
     except BertbenchError as error:
-        print(f"bertbench: {redact_text(str(error))}", file=sys.stderr)
+        print(f"bertbench: {terminal_text(str(error))}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of a broken process group must not hold the process

@@ -116,7 +116,7 @@ def _bindable(address: str, several: bool) -> str:
         return address
     with contextlib.suppress(OSError, ValueError):
         if ip_address(socket.gethostbyname(address)).is_loopback:
-            return "0.0.0.0"  # noqa: S104 - the other nodes have to reach it, by an address unknown here
+            return "0.0.0.0"  # noqa: S104 # nosec B104 # the other nodes have to reach it, by an address unknown here
     return address
 
 

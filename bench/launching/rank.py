@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     # torchrun counts on each node the restarts that this node began; ranks of one world must name the same number.
     os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ.pop(ROUND_VARIABLE, "0")
     try:
-        os.execvp(argv[0], argv)  # noqa: S606 - an argument list, as the user gave it
+        os.execvp(argv[0], argv)  # noqa: S606 # nosec B606 # an argument list, as the user gave it
     except OSError as error:
         sys.stderr.write(f"bertbench: rank {os.environ['RANK']} cannot run {argv[0]}: {error.strerror}\n")
         return 127 if isinstance(error, FileNotFoundError) else 126

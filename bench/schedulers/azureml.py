@@ -208,6 +208,8 @@ def _distribution(name: str, text: str) -> dict[str, Any]:
         values = text.split(",")
         if "(" in text or "" in values:
             raise UsageError(f"--sweep {name}={text}: give values A,B,C, uniform(A,B) or loguniform(A,B)")
+        if set(text) & set('"$`\\\n'):  # AzureML puts values into the command as they are, where these end the quotes
+            raise UsageError(f'--sweep {name}={text!r}: a value must hold none of " $ ` \\ and no line break')
         return {"type": "choice", "values": [_number(value) for value in values]}
     low, high = float(match[2]), float(match[3])
     if low >= high or (match[1] == "loguniform" and low <= 0):

@@ -218,4 +218,4 @@ def _pod(options: KubernetesOptions, group: Group) -> dict[str, Any]:
 
 def _mounts(options: KubernetesOptions) -> list[dict[str, Any]]:
     claims = [{"name": f"claim-{n}", "mountPath": claim.partition(":")[2]} for n, claim in enumerate(options.claim)]
-    return [{"name": "shm", "mountPath": "/dev/shm"}, *claims]  # noqa: S108
+    return [{"name": "shm", "mountPath": "/dev/shm"}, *claims]  # noqa: S108 # nosec B108 # a mount

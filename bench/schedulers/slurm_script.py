@@ -182,7 +182,7 @@ def _component(script: Script, number: int) -> str:
     words = [f"--het-group={number}"] if len(script.groups) > 1 else []
     words += [f"--nodes={group.nodes}", f"--ntasks={group.nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
     if group.gpus:
-        words.append(f"--gpus-per-node={script.gpu_type + ':' if script.gpu_type else ''}{group.gpus}")
+        words.append(quote(f"--gpus-per-node={script.gpu_type + ':' if script.gpu_type else ''}{group.gpus}"))
     words += [f"--cpus-per-task={script.cpus}"] if script.cpus else []
     words += [quote(word) for word in script.srun]
     return " ".join([*words, "bash", "-c", '"$node"', "node", str(group.processes)])

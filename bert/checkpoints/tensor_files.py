@@ -2,9 +2,10 @@
 
 import errno
 import os
-import pickle
+import pickle  # nosec B403 # for the name of its error
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _read_pytorch(path: Path) -> dict[str, Tensor]:
+    _refuse_packed(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of TypedStorage, which nobody here can change
@@ -119,6 +121,21 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # a damaged pickle can fail in every way there is
         raise InputError(f"{path} is not a PyTorch file or damaged ({_first_line(error)}): {_REMEDY}") from error
     return _checked(_state_dict(content, path), path)
+
+
+def _refuse_packed(path: Path) -> None:
+    """Raise InputError for an archive that holds more than its own size: PyTorch writes none, and unpacks it whole."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return  # of the older form, or damaged, which PyTorch says
+    size = path.stat().st_size
+    if unpacked > size:
+        raise InputError(
+            f"{path} has {size:,} bytes and would unpack to {unpacked:,}, which no file that PyTorch wrote does: save "
+            "its weights again with torch.save, or as safetensors"
+        )
 
 
 def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:

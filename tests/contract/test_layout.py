@@ -12,8 +12,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("analysis", "bench", "bert", "common")
 MAP = {
-    "": ("build_image.sh", "start_container.sh", "Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
-    "docker": ("Dockerfile", "entrypoint.sh", "image_test.sh", "lock.sh"),
+    "": (
+        "build_image.sh",
+        "start_container.sh",
+        "Makefile",
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+    ),
+    "docker": ("Dockerfile", "entrypoint.sh", "image_test.sh", "lock.sh", "audit.sh"),
     "bert": ("config.py", "model.py", "attention.py", "heads.py", "optim.py", "flops.py", "train.py", "observer.py"),
     "bert/data": ("__init__.py", "stages.py", "prepare.py"),
     "bert/training": ("run.py", "checkpoint.py", "settings.py"),

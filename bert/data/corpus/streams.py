@@ -13,6 +13,8 @@ from common.errors import InputError
 
 BLOCK_BYTES = 2**20
 """Bytes read or decompressed at a time."""
+MOST_BYTES = 2**29
+"""Bytes that a range of streams unpacks to at most: a hundred pages of 2 MiB are fewer."""
 _STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 _STREAM_BYTES = 10
 _FOOTER = 0x177245385090
@@ -97,12 +99,33 @@ def decompress(path: Path, start: int, end: int) -> bytes:
         with path.open("rb") as file:
             file.seek(start)
             data = file.read(end - start)
-        return bz2.decompress(data)
+        return _unpacked(data)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(
             f"{path}: the bz2 data from byte {start} to {end} are damaged ({error}): get the file again; finished "
             "parts are kept"
         ) from error
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Unpack streams. Raises OSError, ValueError where they end too early or hold more than pages can."""
+    parts: list[bytes] = []
+    left = MOST_BYTES
+    while data:
+        stream = bz2.BZ2Decompressor()
+        try:
+            parts.append(stream.decompress(data, left + 1))
+        except OSError:
+            if parts:
+                break  # what follows the last stream is none, as for bz2.decompress
+            raise
+        left -= len(parts[-1])
+        if left < 0:
+            raise ValueError(f"more than {MOST_BYTES >> 20} MiB come out of them")
+        if not stream.eof:
+            raise ValueError("they end too early")
+        data = stream.unused_data
+    return b"".join(parts)
 
 
 def refuse_other_files(path: Path) -> None:

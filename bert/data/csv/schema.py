@@ -87,6 +87,7 @@ def opened(path: Path, remedy: str, write: bool = False) -> Iterator[sqlite3.Con
         database_errors(path, remedy),
         closing(sqlite3.connect(address, timeout=_WAIT_SECONDS, uri=True)) as connection,
     ):
+        connection.execute("PRAGMA trusted_schema = OFF")  # it may come from elsewhere, with views and triggers
         _check(path, connection, remedy)
         yield connection
         connection.commit()

@@ -11,6 +11,8 @@ from common.errors import InputError, MissingToolError
 
 HUB_NAME = "nyu-mll/glue"
 """Where the library finds GLUE."""
+_OLDEST = 4
+"""Release of `datasets` since which a dataset is data alone: before it came with programs, which were run."""
 _BATCH = 10_000
 
 
@@ -37,9 +39,14 @@ def read_hub(name: str, spec: GlueSpec) -> dict[str, GlueTable]:
             "the package `datasets` is not installed, which --dataset needs: pip install datasets, or give --input "
             "FOLDER with GLUE's tables"
         ) from error
+    if int(datasets.__version__.split(".")[0]) < _OLDEST:
+        raise MissingToolError(
+            f"datasets {datasets.__version__} would run programs that come with a dataset: pip install "
+            f"'datasets>={_OLDEST}', or give --input FOLDER with GLUE's tables"
+        )
     datasets.disable_progress_bars()
     try:
-        found = datasets.load_dataset(name, spec.name)
+        found = datasets.load_dataset(name, spec.name)  # nosec B615 # whose name and version the user chooses
     except Exception as error:  # the library raises what the network, the hub or pyarrow raise
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
         raise InputError(

@@ -15,6 +15,8 @@ from common.errors import InputError
 MOST_UNUSABLE = 0.1
 """Share of lines that cannot be used from which on a table is taken for something else."""
 _LEAST_UNUSABLE = 5
+MOST_BYTES = 2**30
+"""Size, unpacked, beyond which a file is taken for something else (GLUE's largest has 71 MB)."""
 NO_LABEL = "left out: no label"
 WRONG_LABEL = "left out: unknown label"
 RAGGED = "left out: another number of fields than the header"
@@ -148,7 +150,11 @@ def read_lines(path: Path) -> list[str]:
     """
     try:
         refuse_other_files(path)
-        content = b"".join(block for block, _ in blocks(path, 0))
+        content = bytearray()
+        for block, _ in blocks(path, 0):
+            content += block
+            if len(content) > MOST_BYTES:
+                raise InputError(f"{path} holds more than {MOST_BYTES >> 20} MiB, too much for GLUE: give its tables")
     except (EOFError, zlib.error) as error:
         raise InputError(f"{path} is cut off or damaged ({error}): get it again") from error
     except OSError as error:

@@ -24,6 +24,9 @@ from common.errors import InputError
 
 __all__ = ["SETTINGS_ATTRIBUTE", "ShardInfo", "check_shard", "map_shard", "opened", "read_shard", "write_shard"]
 
+_MOST_GROWTH = 1100
+"""Bytes that a byte of a file can hold: Deflate, which shards are compressed with, makes at most 1,032 of one."""
+
 assert list(COLUMNS) == [field.name for field in fields(Instances)]
 
 
@@ -107,12 +110,14 @@ def opened(path: Path) -> Iterator[Any]:
     """Open a shard for reading.
 
     Raises:
-        InputError: it cannot be opened, or a read inside the block meets damaged data; the message names the file.
+        InputError: it cannot be opened, holds no data of its own or impossibly much, or a read inside the block meets
+            damaged data; the message names the file.
     """
     import h5py
 
     try:
         with h5py.File(path, "r") as file:
+            _refuse_claims(path, file)
             yield file
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: give a folder of HDF5 shards") from error
@@ -121,6 +126,28 @@ def opened(path: Path) -> Iterator[Any]:
         raise InputError(
             f"{path} is damaged: {reason}; make it again with `bertbench data pretrain`, or copy it again"
         ) from error
+
+
+def _refuse_claims(path: Path, file: Any) -> None:
+    """Refuse data that lie in other files of this machine, and a header that announces more than the file can hold."""
+    import h5py
+
+    found: dict[str, Any] = {}
+
+    def visit(name: str, member: Any) -> None:
+        if isinstance(member, h5py.Dataset):
+            found[name] = member
+
+    file.visititems(visit)
+    links = [name for name in file if not isinstance(file.get(name, getlink=True), h5py.HardLink)]
+    links += [name for name, dataset in found.items() if dataset.is_virtual or dataset.external]
+    if links:
+        raise InputError(f"{path}: {links[0]} lies in another file: give shards that hold their own data")
+    announced, size = sum(int(dataset.nbytes) for dataset in found.values()), path.stat().st_size
+    if announced > _MOST_GROWTH * size:
+        raise InputError(
+            f"{path} has {size:,} bytes and announces {announced:,} bytes of data, more than it can hold: get it again"
+        )
 
 
 def _check(path: Path, file: Any) -> ShardInfo:

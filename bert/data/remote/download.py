@@ -250,6 +250,14 @@ class _Fetch:
                 done += len(block)
                 self.received += len(block)
                 self.tell(done, total)
+                if total is not None and done > total:
+                    break
+        if total is not None and done > total:
+            self._drop()
+            raise DownloadError(
+                f"{self.url} sends more than its {total:,} bytes: the server sends another file. Look at that address, "
+                "or use another --mirror"
+            )
         if total is not None and done != total:
             raise Again(f"the connection ended after {done:,} of {total:,} bytes")
 

@@ -273,6 +273,11 @@ def test_text_stays_text_in_every_yaml() -> None:
              "maximize:f1", "--", "{a}"],
             "smaller one",
         ),
+        (
+            ["azureml", "--compute", "c", *IMAGE, "--gpus-per-node", "1", "--sweep", 'a=1,"`id`', "--objective",
+             "maximize:f1", "--", "{a}"],
+            "must hold none of",
+        ),
         (["lsf", "--", "x"], "unknown scheduler 'lsf'"),
         (["--nodes", "2"], "needs a scheduler first"),
     ],
@@ -281,6 +286,21 @@ def test_what_cannot_be_is_refused(argv: list[str], said: str) -> None:
     with pytest.raises(UsageError) as refused:
         submit.main(argv)
     assert said in str(refused.value)
+
+
+def test_the_type_of_a_gpu_is_one_word_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["slurm", "--gpus-per-node", "1", "--gpu-type", "a|touch", "--chdir", str(tmp_path), "--", "x"]
+    words = shlex.split(next(line for line in rendered(argv, capsys).splitlines() if line.startswith("srun")))
+    assert "--gpus-per-node=a|touch:1" in words
+    bare = shlex.shlex(f"srun {' '.join(words)}", punctuation_chars=True)
+    assert "|" in list(bare), "unquoted, it would be a pipe"
+
+
+def test_the_command_to_submit_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a b;id.sbatch"
+    assert submit.main(["slurm", "--gpus-per-node", "1", "--out", str(out), "--", "x"]) == 0
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert shlex.split(said.partition("to submit: ")[2]) == ["sbatch", str(out)]
 
 
 @pytest.mark.parametrize(("scheduler", "extra"), [

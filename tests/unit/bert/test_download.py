@@ -57,6 +57,14 @@ def test_a_file_comes_whole_under_its_name_and_is_not_fetched_again(site: Site, 
     assert fetch(site.base + NAME, target).received == 0 and len(site.asked) == 1
 
 
+def test_a_server_that_sends_more_than_the_file_is_not_listened_to_for_long(site: Site, tmp_path: Path) -> None:
+    site.files[NAME] = CONTENT * 40
+    site.length, site.etag = False, ""
+    with pytest.raises(DownloadError, match="sends more than its 900,000 bytes"):
+        fetch(site.base + NAME, tmp_path / "a.bz2", checksum=SHA256, size=len(CONTENT), transfer=quick())
+    assert left_over(tmp_path) == set() and site.asked[0]["sent"] < 30 * len(CONTENT)
+
+
 def test_a_finished_file_with_a_wrong_sum_is_replaced(site: Site, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"old")
     assert fetch(site.base + NAME, tmp_path / "a", checksum=SHA256, transfer=quick()).received == len(CONTENT)

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from common.atomic import atomic_path, check_writable, write_json, write_text
 from common.errors import StorageError, UsageError
 from common.locks import LOCK_FILE, locked
-from common.redact import REDACTED, redact_environment, redact_text
+from common.redact import REDACTED, redact_environment, redact_text, terminal_text
 from common.registry import load, lookup
 
 
@@ -66,9 +67,28 @@ def test_a_folder_is_tried_before_something_is_made_for_it_and_left_as_it_was(tm
         check_writable(Path("/proc/bertbench"))
 
 
-def test_a_lock_on_a_full_disk_is_a_storage_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / LOCK_FILE).symlink_to("/dev/full")
-    with pytest.raises(StorageError, match=LOCK_FILE), locked(tmp_path, "another test", "wait"):
+def test_a_lock_does_not_write_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK_FILE).symlink_to(tmp_path / "mine")
+    with pytest.raises(StorageError, match="a link at that path"), locked(tmp_path / "run", "another test", "wait"):
+        pytest.fail("the lock was taken")
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_file_written_over_a_link_takes_its_place(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "result.json").symlink_to(tmp_path / "mine")
+    write_text(tmp_path / "result.json", "x")
+    assert (tmp_path / "mine").read_text() == "precious" and not (tmp_path / "result.json").is_symlink()
+
+
+def test_a_lock_on_a_full_disk_is_a_storage_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = os.open
+    monkeypatch.setattr(os, "open", lambda path, *how: really("/dev/full", os.O_RDWR) if how else really(path))
+    with pytest.raises(StorageError, match="disk is full"), locked(tmp_path, "another test", "wait"):
         pytest.fail("the lock was taken")
 
 
@@ -108,11 +128,53 @@ def test_ordinary_variables_stay() -> None:
         ("token hf_abcdefghijklmnop used", "hf_abcdefghijklmnop"),
         ("run --api-key=abc123 --epochs 3", "abc123"),
         ("AKIAABCDEFGHIJKLMNOP", "AKIAABCDEFGHIJKLMNOP"),
+        ("https://hunter2@example.org/x", "hunter2"),
+        ("redis://:hunter2@host/0", "hunter2"),
+        ("postgresql://me:hun@ter2@host/x", "ter2"),
+        ("https://a.blob.core.windows.net/c?sv=1&sig=hunter2%3D&se=2", "hunter2"),
+        ("https://s3/x?X-Amz-Signature=hunter2", "hunter2"),
+        ("Authorization: Bearer hunter2", "hunter2"),
+        ("--header 'authorization: token hunter2'", "hunter2"),
+        ("curl -H 'X-Api-Key: hunter2'", "hunter2"),
+        ("WANDB_API_KEY=hunter2 python x", "hunter2"),
+        ("export HF_TOKEN='hun ter2'", "ter2"),
+        ("--password 'hun ter2' --epochs 3", "ter2"),
+        ("--passwd=hunter2", "hunter2"),
+        ("--auth hunter2", "hunter2"),
+        ('{"password": "hun, ter2"}', "ter2"),
+        ("DefaultEndpointsProtocol=https;AccountKey=hunter2==;EndpointSuffix=x", "hunter2"),
+        ("github_pat_11AAAAAAA0hunter2", "hunter2"),
     ],
 )
 def test_secrets_inside_text_are_redacted(text: str, secret: str) -> None:
     redacted = redact_text(text)
     assert secret not in redacted and REDACTED in redacted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "unk_token=[UNK] real_tokens=4096 tokens: 12",
+        "--tokenizer x --max-tokens 3",
+        "https://example.org/a?b=c#d and me@example.org",
+        "bearer of news, the authorization of secrets",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<float> >",
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)",
+    ],
+)
+def test_ordinary_text_stays(text: str) -> None:
+    assert redact_text(text) == text
+
+
+@pytest.mark.parametrize("part", ["a.b-", "--a-", "?a&b", "://a", 'password: "', "ey", "TOK", "a_token ", "sk-", "@"])
+def test_no_text_takes_long_to_redact(part: str) -> None:
+    began = time.process_time()
+    redact_text(part * (200_000 // len(part)))
+    assert time.process_time() - began < 5
+
+
+def test_a_message_for_a_terminal_holds_no_secret_and_nothing_that_acts_on_it() -> None:
+    assert terminal_text("a\x1b[2J\x07\u202eb\nc --token=hush\r") == f"a [2J  b\nc --token={REDACTED} "
 
 
 def test_an_unknown_name_lists_the_choices_and_the_nearest() -> None:

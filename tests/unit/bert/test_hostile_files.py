@@ -1,0 +1,111 @@
+"""Checkpoints, dumps, tables and databases that would run code, fill memory or read other files are refused."""
+
+import bz2
+import gzip
+import pickle
+import sqlite3
+import sys
+import tracemalloc
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.csv_files import colours_and_animals, prepared, write_rows
+
+from bert.checkpoints.tensor_files import read_tensors
+from bert.data.corpus import pages, streams
+from bert.data.csv.schema import opened
+from bert.data.glue import tables
+from bert.data.glue.hub import read_hub
+from bert.data.glue.tasks import TASKS
+from common.errors import InputError, MissingToolError
+
+
+def repacked(source: Path, target: Path) -> Path:
+    """Write an archive again, compressed."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        for member in old.infolist():
+            new.writestr(member.filename, old.read(member.filename))
+    return target
+
+
+def test_a_packed_pytorch_file_that_unpacks_to_more_than_itself_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(4_000_000)}, tmp_path / "plain.bin")
+    assert read_tensors(tmp_path / "plain.bin")["w"].numel() == 4_000_000
+    bomb = repacked(tmp_path / "plain.bin", tmp_path / "bomb.bin")
+    assert bomb.stat().st_size < 100_000
+    with pytest.raises(InputError, match=r"bomb\.bin has .* bytes and would unpack to 16,"):
+        read_tensors(bomb)
+
+
+def test_a_pytorch_file_of_the_older_form_with_a_trillion_numbers_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(3)}, tmp_path / "a.bin", _use_new_zipfile_serialization=False)
+    content = (tmp_path / "a.bin").read_bytes()
+    count = pickle.dumps(3, protocol=2)[2:4]  # BININT1 3
+    assert count in content
+    (tmp_path / "bomb.bin").write_bytes(content.replace(count, pickle.dumps(2**40, protocol=2)[2:-1]))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=r"bomb\.bin"):
+            read_tensors(tmp_path / "bomb.bin")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_streams_that_unpack_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MOST_BYTES", 1 << 20)
+    good = bz2.compress(b"a" * 1000) + bz2.compress(b"b" * 1000) + b"left over"
+    (tmp_path / "good").write_bytes(good)
+    assert streams.decompress(tmp_path / "good", 0, len(good)) == b"a" * 1000 + b"b" * 1000
+    bomb = bz2.compress(b"a" * 1000) + bz2.compress(bytes(64 << 20))
+    (tmp_path / "bomb").write_bytes(bomb)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=r"bomb: .* \(more than 1 MiB come out of them"):
+            streams.decompress(tmp_path / "bomb", 0, len(bomb))
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(InputError, match="end too early"):
+        streams.decompress(tmp_path / "good", 0, 40)
+
+
+def test_a_packed_table_of_glue_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MOST_BYTES", 4 << 20)
+    path = tmp_path / "train.tsv"
+    path.write_bytes(gzip.compress(b"sentence\tlabel\n" + b"good\t1\n" * (8 << 20)))
+    with pytest.raises(InputError, match=r"train\.tsv holds more than 4 MiB"):
+        tables.read_table(path, TASKS["sst2"], "train")
+
+
+def test_entities_of_a_page_are_neither_expanded_nor_read_from_files() -> None:
+    for entity in ('<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;">', '<!ENTITY b SYSTEM "file:///etc/passwd">'):
+        page = f"<page><!DOCTYPE x [{entity}]><title>T</title><revision><text>&b;</text></revision></page>"
+        assert pages._parse(page.encode()) is None
+        before = f"<!DOCTYPE x [{entity}]><page><title>T</title><revision><text>&b;</text></revision></page>"
+        (inner,) = pages.split_pages(before.encode())
+        assert pages._parse(inner) is None, "what stands before a page is no part of it"
+
+
+def test_views_of_a_foreign_database_may_call_no_function_that_touches_the_machine(tmp_path: Path) -> None:
+    path = prepared(write_rows(tmp_path / "a.csv", colours_and_animals(20))).source.path
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE left_out RENAME TO kept")
+        connection.execute("CREATE VIEW left_out AS SELECT 1 AS line, load_extension('/tmp/evil') AS reason")
+    connection.close()
+    with opened(path, "make it") as database:
+        assert database.execute("PRAGMA trusted_schema").fetchone() == (0,)
+        with pytest.raises(sqlite3.OperationalError, match=r"unsafe use|not authorized|no such function"):
+            database.execute("SELECT * FROM left_out").fetchall()
+
+
+def test_a_release_of_datasets_that_runs_programs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    old = SimpleNamespace(__version__="3.6.0", load_dataset=lambda *words: asked.append(words))
+    monkeypatch.setitem(sys.modules, "datasets", old)
+    with pytest.raises(MissingToolError, match=r"datasets 3\.6\.0 would run programs .* 'datasets>=4'"):
+        read_hub("somebody/glue", TASKS["sst2"])
+    assert asked == []
