@@ -41,14 +41,10 @@ bench: setup ## measure this machine, end in a report (DATA=<folder of .txt> use
 bench-analysis: setup ## the readers' speed and memory, side by side with Holistic Trace Analysis (OUT=<folder>)
 	$(BIN)/python tests/slow/bench_analysis.py --out "$(or $(OUT),runs/bench-analysis)"
 
-# Half an hour: ROUNDS=1 and SECONDS_EACH=10 look at it in a few minutes.
+# An hour: ROUNDS=1 and SECONDS_EACH=10 look at it in ten minutes.
 bench-levers: setup ## what each lever of our own model gives, beside Hugging Face's (OUT=<folder>)
-	while read -r preset length batch data; do \
-	  $(BIN)/python -m bench.cli.main throughput pretrain --presets $$preset --seq-lens $$length --batch-sizes $$batch \
-	    --data $$data --precisions bf16 --implementations bertbench hf --levers auto none unpad pack chunks bf16-attention \
-	    --allocators default huge-pages --rounds $${ROUNDS:-3} --max-seconds $${SECONDS_EACH:-20} \
-	    --out "$(or $(OUT),runs/bench-levers)/$$preset-$$length"; \
-	done <<< $$'base 128 8 synthetic\nsmall 512 4 synthetic:mean254'
+	$(BIN)/python tests/slow/bench_levers.py --out "$(or $(OUT),runs/bench-levers)" --rounds $${ROUNDS:-3} \
+	  --seconds $${SECONDS_EACH:-20}
 
 bench-data: setup ## the data's speed (pretraining, SQuAD), side by side with the tokenizer alone and other pipelines (OUT=<folder>)
 	status=0; for part in data squad; do \
