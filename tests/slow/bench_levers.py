@@ -43,8 +43,9 @@ def sweep(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     command = [
         sys.executable, "-m", "bench.cli.main", "throughput", "pretrain", "--presets", preset,
         "--seq-lens", str(length), "--batch-sizes", str(batch), "--data", data, "--precisions", "bf16",
-        "--implementations", "bertbench", *OTHERS, "--levers", *arguments.levers, "--allocators", *ALLOCATORS, "--rounds", str(arguments.rounds),
-        "--max-seconds", str(arguments.seconds), "--out", str(arguments.out / name), "--json",
+        "--implementations", "bertbench", *OTHERS, "--levers", *arguments.levers, "--allocators", *ALLOCATORS,
+        "--rounds", str(arguments.rounds), "--max-seconds", str(arguments.seconds),
+        "--out", str(arguments.out / name), "--json",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
