@@ -136,11 +136,12 @@ def run_trial(
             end_tree(child.pid)
             end_marked(mark)
             child.wait()
-            clear_stale(AGENT_FOLDER)
             if isinstance(sys.exc_info()[1], KeyboardInterrupt):
                 what = "training" if trial.kind == "train" else "sweep"
                 finish(trial, directory, "interrupted", f"the {what} was interrupted", options)
             raise
+        finally:
+            clear_stale(AGENT_FOLDER)  # of an agent that was killed
     wall_seconds = time.perf_counter() - began
     if options.world is not None and child.returncode:  # what an agent of torchrun would have written
         failure = {"rank": 0, "exit_code": child.returncode, "time": time.time()}
@@ -294,7 +295,6 @@ def _wait(
                 time.sleep(0.5)
                 end_tree(child.pid)
                 child.wait()
-                clear_stale(AGENT_FOLDER)
                 return stopped
             if now >= next_census:  # walks all of /proc
                 members = [child.pid, *descendants(child.pid)]

@@ -322,9 +322,11 @@ def _explain(error: Exception) -> tuple[str, str]:
         return "oom", text
     from bert.train import DivergenceError  # torch, for which there may be no memory
 
+    if isinstance(error, StorageError):
+        return "interrupted", text  # with more space the same command makes it again
     # The plain class is what the other ranks see of a rank's unexpected failure.
     expected = isinstance(error, BertbenchError) and type(error) is not BertbenchError
-    if expected and not isinstance(error, StorageError | DivergenceError):
+    if expected and not isinstance(error, DivergenceError):
         return "refused", text
     return "crashed", text
 

@@ -18,12 +18,13 @@ from support.killed_runs import survives
 from bench.processes import send
 
 ALL = list(WORKLOADS)
-# Roles of processes that do the work of each command, beside the one that was called.
+# Processes that do the work of each command, beside the one that was called, by a word of their command line.
+LAUNCHER, RANK, WORKER = "bench.agent", "bench.worker", "--multiprocessing-fork"
 CHILDREN = {
-    "throughput": "bench.worker",
-    "train": "bench.worker",
-    "data-pretrain": "spawn_main",
-    "data-squad": "spawn_main",
+    "throughput": (LAUNCHER, RANK),
+    "train": (LAUNCHER, RANK),
+    "data-pretrain": (WORKER,),
+    "data-squad": (WORKER,),
 }
 KEPT = "readable; nothing finished lost or changed; no process left; the re-run ends as an undisturbed one, same files"
 
@@ -89,8 +90,9 @@ def test_a_killed_child_is_named_and_the_command_can_be_given_again(
     bench = bench_of(workload)
     checked = "exit code 2 or 3, the child named in one message; no temporary file left; then as above"
     with tally.row(bench.workload.name, "kill -9 of a child", checked) as row:
-        for _ in range(tries):
-            row.add(bench.tried(_kill_a_child, CHILDREN[workload], drawn))
+        for number in range(tries):
+            words = CHILDREN[workload]
+            row.add(bench.tried(_kill_a_child, words[number % len(words)], drawn))
 
 
 def _kill_a_child(bench: Bench, word: str, drawn: random.Random) -> None:
@@ -113,11 +115,12 @@ def _kill_a_child(bench: Bench, word: str, drawn: random.Random) -> None:
 
 
 def _kill_one(call: Call, word: str, after: float) -> bool:
-    """Kill the first process whose command line has `word`, some time after it was met."""
+    """Kill the first process of that kind, some time after it was met; False where the call ended before."""
     while call.process.poll() is None:
         for pid in call.left():
             try:
-                if word in " ".join(psutil.Process(pid).cmdline()) and pid != call.process.pid:
+                words = psutil.Process(pid).cmdline()
+                if word in words and (word == LAUNCHER or LAUNCHER not in words):  # it names the ranks it is to start
                     time.sleep(after)
                     psutil.Process(pid).kill()
                     return True

@@ -13,6 +13,8 @@ import pytest
 from analysis.records import Trial, TrialDirectory, write_record
 from bench.launch import LaunchOptions, _outcome, _timeout_reason, finish
 from bench.processes import descendants, end_tree, stopped_ranks
+from bench.worker import _explain
+from common.errors import StorageError, UsageError
 
 
 @pytest.fixture
@@ -93,3 +95,10 @@ def test_a_rank_that_is_stopped_is_found_and_named(directory: TrialDirectory) ->
             other.kill()
     reason = _timeout_reason(directory, LaunchOptions(timeout_seconds=5), [1])
     assert "no end after 5 s" in reason and "rank 1 is stopped" in reason
+
+
+def test_a_rank_that_meets_a_full_disk_is_run_again_and_one_that_finds_no_memory_is_oom() -> None:
+    assert _explain(StorageError("the disk is full"))[0] == "interrupted"
+    assert _explain(RuntimeError("DefaultCPUAllocator: can't allocate memory"))[0] == "oom"
+    assert _explain(UsageError("such a trial there cannot be"))[0] == "refused"
+    assert _explain(RuntimeError("a shape does not fit"))[0] == "crashed"
