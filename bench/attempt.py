@@ -13,7 +13,7 @@ from bench.environment import capture
 from bench.launch import LaunchOptions, Watcher, finish, run_trial
 from bench.loggers.base import VARIABLE as LOG_TO_VARIABLE
 from bench.plan import strategy_fields
-from bench.sweep import write_results
+from bench.sweep import tidy, write_results
 from bench.trainer import Plan
 from bench.world import Leader
 from bert.tasks import check_task_options, task_data
@@ -43,6 +43,7 @@ def train_once(
     """
     variables = {LOG_TO_VARIABLE: " ".join(plan.log_to)}
     options = LaunchOptions(timeout_seconds=None, variables=variables)
+    tidy(run.run)
     _finish_killed(run, options)
     trial = _trial(run, plan, devices, threads)
     directory = run.run.trial(trial.trial_id)

@@ -22,6 +22,7 @@ from bench.devices import Devices
 from bench.launch_end import launch_failure, lost_peer
 from bench.log_secrets import hide_secrets
 from bench.out_of_memory import oom_kill_count
+from bench.own_folder import AGENT_FOLDER, clear_stale
 from bench.processes import (
     HARNESS_VARIABLE,
     MARK_VARIABLE,
@@ -32,6 +33,7 @@ from bench.processes import (
     end_tree,
     ranks_of,
     send,
+    stopped_ranks,
 )
 from bench.telemetry import Telemetry, telemetry_writer
 from bench.world import World
@@ -119,7 +121,7 @@ def run_trial(
     if watcher is not None:
         watcher.begin(directory)
     began = time.perf_counter()
-    timed_out = False
+    stopped: list[int] | None = None
     mark = uuid.uuid4().hex
     with storage_errors(directory.log):
         log = directory.log.open("w", encoding="utf-8")
@@ -128,7 +130,7 @@ def run_trial(
         try:
             if options.begun is not None:
                 options.begun(directory)
-            timed_out = not _wait(child, trial, directory, telemetry, options, watcher)
+            stopped = _wait(child, trial, directory, telemetry, options, watcher)
             if trial.profiler is not None:
                 end_marked(mark, grace_seconds=_TOOL_GRACE_SECONDS)
         except BaseException:
@@ -141,6 +143,8 @@ def run_trial(
                 what = "training" if trial.kind == "train" else "sweep"
                 finish(trial, directory, "interrupted", f"the {what} was interrupted", options)
             raise
+        finally:
+            clear_stale(AGENT_FOLDER)  # of an agent that was killed
     wall_seconds = time.perf_counter() - began
     hide_secrets(directory.log)
     if options.world is not None and child.returncode:  # what an agent of torchrun would have written
@@ -154,8 +158,8 @@ def run_trial(
         status, reason = "ok", ""
     elif options.world is not None and (why := launch_failure()) and child.returncode:
         status, reason = "crashed", f"the launch failed: {why}"
-    elif timed_out:
-        status, reason = "timeout", _timeout_reason(directory, options)
+    elif stopped is not None:
+        status, reason = "timeout", _timeout_reason(directory, options, stopped)
     else:
         status, reason = _outcome(
             directory, child.returncode, oom_kill_count() > oom_kills, joined=options.world is not None
@@ -264,8 +268,8 @@ def _wait(
     telemetry: Telemetry,
     options: LaunchOptions,
     watcher: Watcher | None,
-) -> bool:
-    """Sample sensors until the child ends; return False when its time ran out and it was ended."""
+) -> list[int] | None:
+    """Sample sensors until the child ends; where its time ran out, end it and return the ranks that were stopped."""
     ended_at: float | None = None
     deadline = time.monotonic() + (options.timeout_seconds or math.inf)
     next_sample = next_census = time.monotonic()
@@ -276,7 +280,7 @@ def _wait(
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=max(0.001, min(_POLL_SECONDS, next_sample - time.monotonic())))
-                return True
+                return None
             now = time.monotonic()
             if options.world is not None and launch_failure():
                 ended_at = ended_at or now + _LAUNCH_GRACE_SECONDS
@@ -284,16 +288,18 @@ def _wait(
             if watcher is not None:
                 watcher.look()
                 if len(told) < trial.ranks and watcher.stop_wanted():
-                    ranks = set(ranks_of([child.pid, *descendants(child.pid)])) - told
-                    send(sorted(ranks), signal.SIGTERM)
-                    told |= ranks
+                    fresh = set(ranks_of([child.pid, *descendants(child.pid)])) - told
+                    send(sorted(fresh), signal.SIGTERM)
+                    told |= fresh
             if now >= deadline:
                 # The ranks write where they hang into the log (faulthandler) before they are killed.
-                send(ranks_of([child.pid, *descendants(child.pid)]), signal.SIGUSR1)
+                ranks = ranks_of([child.pid, *descendants(child.pid)])
+                stopped = stopped_ranks(ranks)
+                send(ranks, signal.SIGUSR1)
                 time.sleep(0.5)
                 end_tree(child.pid)
                 child.wait()
-                return False
+                return stopped
             if now >= next_census:  # walks all of /proc
                 members = [child.pid, *descendants(child.pid)]
                 next_census = now + 1.0
@@ -303,10 +309,11 @@ def _wait(
                 next_sample = max(next_sample, now - interval) + interval
 
 
-def _timeout_reason(directory: TrialDirectory, options: LaunchOptions) -> str:
+def _timeout_reason(directory: TrialDirectory, options: LaunchOptions, stopped: list[int]) -> str:
     sizes = {row["size_bytes"] for row in read_measurements(directory)}
     reached = [f"{len(sizes)} sizes were measured"] if sizes else []
     reached += [f"rank {rank} made {len(directory.read_steps(rank))} steps" for rank in directory.ranks()]
+    reached += [f"rank {rank} is stopped, by SIGSTOP or a debugger, and the others wait for it" for rank in stopped]
     return (
         f"no end after {options.timeout_seconds:g} s ({', '.join(reached) or 'no rank had started'}); "
         f"where the ranks were stands in log.txt; a longer limit: --timeout-seconds"

@@ -76,6 +76,19 @@ def ranks_of(pids: list[int]) -> list[int]:
     return found
 
 
+def stopped_ranks(pids: list[int]) -> list[int]:
+    """Return which ranks, of those that these processes run, a signal or a debugger has stopped."""
+    import psutil
+
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                found.append(int(process.environ().get("RANK", "0")))
+    return sorted(found)
+
+
 def send(pids: list[int], number: int) -> None:
     """Send a signal to every process that still exists."""
     for pid in pids:
@@ -94,9 +107,9 @@ def end_tree(pid: int, grace_seconds: float = 5.0) -> None:
         time.sleep(0.02)
 
 
-def marked(mark: str) -> list[int]:
-    """Return the processes, this one apart, that inherited MARK_VARIABLE=`mark`, wherever they are in the tree."""
-    wanted = f"{MARK_VARIABLE}={mark}".encode()
+def marked(mark: str, variable: str = MARK_VARIABLE) -> list[int]:
+    """Return the processes, this one apart, that inherited `variable`=`mark`, wherever they are in the tree."""
+    wanted = f"{variable}={mark}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

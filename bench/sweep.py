@@ -11,8 +11,9 @@ from analysis.records import RunDirectory, Trial, TrialDirectory, read_record, w
 from bench.devices import Devices
 from bench.environment import capture
 from bench.launch import LaunchOptions, run_trial
+from bench.own_folder import AGENT_FOLDER, clear_stale
 from common import locks
-from common.atomic import storage_errors
+from common.atomic import remove_left_overs, storage_errors
 from common.errors import SchemaError
 
 # Called with (number from 1, count, trial, its result or None when it starts, whether it had been done before).
@@ -38,6 +39,7 @@ def run_trials(
 
     Must be called inside `locked(run)`.
     """
+    tidy(run)
     environment = capture(devices)
     record_request(run, trials, request)
     note_differences(run, trials, environment, note)
@@ -56,6 +58,13 @@ def run_trials(
         results.append(done)
     write_results(run)
     return results
+
+
+def tidy(run: RunDirectory) -> None:
+    """Remove the temporary files that killed processes left; the caller holds the lock, and no rank is at work."""
+    clear_stale(AGENT_FOLDER)
+    for folder in (run.path, *(directory.path for directory in run.trials())):
+        remove_left_overs(folder)
 
 
 def note_differences(

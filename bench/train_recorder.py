@@ -40,7 +40,7 @@ class TrainRecorder:
         self._loggers: Loggers | None = None
         self._step_ms: dict[int, float] = {}
         self._clocked_steps, self._clocked_ms = 0, 0.0
-        self._began_ns: int | None = None
+        self._began: float | None = None  # time.monotonic()
         self._shown: Progress | None = None
         self._last: Progress | None = None
         self.summary: dict[str, Any] = {
@@ -60,9 +60,9 @@ class TrainRecorder:
         self._logger_kinds = loaded_loggers(self._warn)  # imported now, where no rank waits for it
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Take a row of the step clock: when a step began and how long it took."""
-        if self._began_ns is None:
-            self._began_ns = int(row["start_ns"])
+        """Take a row of the step clock: how long a step took."""
+        if self._began is None:
+            self._began = time.monotonic() - float(row["step_time_ms"]) / 1000
         self._step_ms[row["step"]] = float(row["step_time_ms"])
         self._clocked_steps += 1
         self._clocked_ms += float(row["step_time_ms"])
@@ -143,8 +143,8 @@ class TrainRecorder:
         rate = left = None
         if self._clocked_ms > 0:
             rate = self._clocked_steps * self._settings.global_batch_size / self._clocked_ms * 1000
-        if self._began_ns is not None:
-            seconds = (time.time_ns() - self._began_ns) / 1e9
+        if self._began is not None:
+            seconds = time.monotonic() - self._began
             left = seconds / self.summary["steps_made"] * max(0, self._settings.steps - event.applied_steps)
         self._clocked_steps, self._clocked_ms = 0, 0.0
         self._write(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from analysis.records import Trial, TrialDirectory, write_record
+from bench.out_of_memory import ran_out_of_memory
 from bench.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
 from bench.rank_resources import backend, limit_memory, take_share_of_cores, torch_versions, used_memory
 from bench.trial_model import model_config
@@ -317,30 +318,19 @@ def _profiler_observers(directory: TrialDirectory, trial: Trial, rank: int) -> l
     return [profiler.observer(Scope(trial=trial, directory=directory.profile), rank)]
 
 
-# What allocators say when memory is refused: torch's CPU allocator, CUDA and cuBLAS, the C++ runtime, oneDNN.
-_OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "Cannot allocate memory",
-    "out of memory",
-    "bad_alloc",
-    "bad allocation",
-    "ALLOC_FAILED",
-)
-
-
 def _explain(error: Exception) -> tuple[str, str]:
     """Return the status and the reason of a failure."""
-    import torch
-
-    from bert.train import DivergenceError
-
     text = f"{type(error).__name__}: {error}" if not isinstance(error, BertbenchError) else str(error)
     text = text.strip()[:2000]
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in _OUT_OF_MEMORY):
+    if ran_out_of_memory(error):
         return "oom", text
+    from bert.train import DivergenceError  # torch, for which there may be no memory
+
+    if isinstance(error, StorageError):
+        return "interrupted", text  # with more space the same command makes it again
     # The plain class is what the other ranks see of a rank's unexpected failure.
     expected = isinstance(error, BertbenchError) and type(error) is not BertbenchError
-    if expected and not isinstance(error, StorageError | DivergenceError):
+    if expected and not isinstance(error, DivergenceError):
         return "refused", text
     return "crashed", text
 

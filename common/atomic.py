@@ -62,6 +62,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
             raise
 
 
+def remove_left_overs(folder: Path) -> None:
+    """Remove the temporary files of `atomic_path` that killed processes left; nobody else may be writing there."""
+    for path in folder.glob(".*.????????.tmp"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 def check_writable(folder: Path) -> None:
     """Refuse a folder that nothing can be written to, before what is to be written is made; leave nothing there.
 

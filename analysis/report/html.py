@@ -20,6 +20,7 @@ from analysis.report.light_sections import light_parts
 from analysis.report.link_sections import link_part
 from analysis.report.page import render_page
 from analysis.report.panels import Panel, panels
+from analysis.report.report_folder import report_folder
 from analysis.report.training import training_part
 from analysis.train_records import TrainRun
 from analysis.trial_summary import TAKEN_APART
@@ -54,6 +55,11 @@ def write_report(
     """
     folder = out or run.report
     everything = load_run(run, price_per_hour)
+    with report_folder(folder):
+        return _write(run, everything, folder, project_to, same_links)
+
+
+def _write(run: RunDirectory, everything: LoadedRun, folder: Path, project_to: Sequence[int], same_links: bool) -> Path:
     # Collectives train nothing, and steps taken apart are compared with nothing: they have parts of their own.
     whole = tuple(trial for trial in everything if trial.trial.kind not in TAKEN_APART)
     trials = LoadedRun(whole, everything.problems)

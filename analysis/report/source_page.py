@@ -7,6 +7,7 @@ from analysis.findings import Finding
 from analysis.report import tables
 from analysis.report.page import render_page
 from analysis.report.panels import Panel, panels
+from analysis.report.report_folder import report_folder
 from analysis.sources import Source
 from analysis.timeline import Timeline
 from common.atomic import write_text
@@ -38,6 +39,11 @@ def write_source_report(source: Source, findings: Sequence[Finding], folder: Pat
     Raises:
         StorageError: the folder cannot be written.
     """
+    with report_folder(folder):
+        return _write(source, findings, folder)
+
+
+def _write(source: Source, findings: Sequence[Finding], folder: Path) -> Path:
     shown = panels(source, findings, folder)
     for finding in findings:
         tables.write_frame(folder / f"{finding.name}.csv", finding.table)

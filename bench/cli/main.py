@@ -12,6 +12,7 @@ import signal
 import sys
 import types
 
+from bench.out_of_memory import ran_out_of_memory
 from common.errors import BertbenchError
 from common.redact import terminal_text
 
@@ -55,6 +56,8 @@ _BEGIN_AGAIN = (
 )  # fmt: skip
 """Commands that keep nothing of a call that did not end."""
 
+_OUT_OF_MEMORY = "out of memory: free some, raise the limit (`ulimit`, cgroup), or use fewer --workers or --devices"
+
 _USAGE = """usage: bertbench COMMAND [options]
 
 Measures and explains how fast BERT trains.
@@ -70,7 +73,9 @@ Start with `bertbench doctor`, or `make bench` for a whole measurement.
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    code = run(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that comes now would only cut short the end
+    sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
@@ -101,8 +106,11 @@ def run(argv: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
         return 0
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+    except Exception as error:
+        if ran_out_of_memory(error):
+            print(f"bertbench: {_OUT_OF_MEMORY}; {_after_interrupt(argv)}", file=sys.stderr)
+            return 2
+        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
             raise
         print(f"bertbench: cannot write the output: {error.strerror}; send it elsewhere", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left unwritten must not fail again at the end
@@ -129,6 +137,7 @@ def _after_interrupt(argv: list[str]) -> str:
 
 
 def _interrupt(number: int, frame: types.FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a batch system may send it twice: what tidies up is not disturbed
     raise KeyboardInterrupt
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bert.data.bounded import read_at_most
 from bert.gap.scores import DECISIONS, Decision
 from common.atomic import write_text
 from common.errors import InputError
@@ -69,7 +70,7 @@ def write_kaggle(path: Path, probabilities: Mapping[str, Sequence[float]]) -> Pa
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = read_at_most(file, MOST_BYTES)
     except OSError as error:
         raise InputError(f"cannot read the predictions {path}: {error.strerror}") from error
     if len(content) > MOST_BYTES:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bert.data.bounded import read_at_most
 from common.errors import InputError
 
 MOST_BYTES = 2**30
@@ -52,9 +53,9 @@ def _bytes(path: Path) -> bytes:
         file.seek(0)
         if packed:
             with gzip.open(file) as unpacked:
-                raw = unpacked.read(MOST_BYTES + 1)
+                raw = read_at_most(unpacked, MOST_BYTES)
         else:
-            raw = file.read(MOST_BYTES + 1)
+            raw = read_at_most(file, MOST_BYTES)
     if len(raw) > MOST_BYTES:
         raise InputError(f"{path} has more than {MOST_BYTES // 2**20} MiB: too long for questions or their answers")
     return raw

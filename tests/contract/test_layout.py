@@ -44,7 +44,7 @@ MAP = {
     "docs/decisions": ("0001-profiling-has-no-python.md",),
 }
 TOP_LEVEL_FOLDERS = {".ci", ".github", "docker", "docs", "profiling", "tests", *PACKAGES}
-TEST_FOLDERS = {"unit", "integration", "contract", "slow", "gpu", "golden", "support"}
+TEST_FOLDERS = {"unit", "integration", "contract", "slow", "fault", "gpu", "golden", "support"}
 
 MOST_LINES_OF_COMMON = 300
 MOST_LINES_OF_A_MODULE = 400
@@ -136,7 +136,8 @@ def test_only_the_command_line_prints_and_exits() -> None:
 
 
 def test_test_files_have_unique_names_and_are_no_packages() -> None:
-    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py")
+    loaded_by_name = ("conftest.py", "sitecustomize.py")
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name not in loaded_by_name)
     assert [name for name, count in names.items() if count > 1] == []
     assert "__init__.py" not in names
 
@@ -163,3 +164,31 @@ def test_checkers_catch(tmp_path: Path) -> None:
         "sys.exit",
         "SystemExit",
     ]
+
+
+# Modules that may read the clock of the wall, and what for: it can be set while they run, so that no duration may come
+# from it.
+WALL_CLOCK = {
+    "bench/launch.py": "the end of a rank, told to others",
+    "bench/launching/first_failure.py": "the end of a rank, told to other nodes",
+    "bench/loggers/mlflow.py": "when a value was logged",
+    "bench/own_folder.py": "the age of a folder, whose time is the file system's",
+    "bench/profilers/kineto_trace.py": "a name",
+    "bench/telemetry.py": "when a sensor was read, to be held against steps",
+    "bench/timing.py": "when a step began, to be held against sensors and other ranks",
+    "bench/train_recorder.py": "when an event happened",
+    "bench/worker.py": "the end of a rank, told to others",
+}
+
+
+def wall_clocks(path: Path) -> bool:
+    """Whether a module reads time.time or time.time_ns."""
+    names = {ast.unparse(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))}
+    return not names.isdisjoint({"time.time", "time.time_ns", "from time import time", "from time import time_ns"})
+
+
+def test_durations_are_measured_by_clocks_that_nobody_sets(tmp_path: Path) -> None:
+    assert {str(path.relative_to(ROOT)) for path in modules() if wall_clocks(path)} == set(WALL_CLOCK)
+    (tmp_path / "a.py").write_text("import time\nbegan = time.time()\n")
+    (tmp_path / "b.py").write_text("import time\nbegan = time.monotonic()\n")
+    assert wall_clocks(tmp_path / "a.py") and not wall_clocks(tmp_path / "b.py")

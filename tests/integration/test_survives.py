@@ -47,6 +47,7 @@ def test_a_trial_that_hangs_is_ended_with_its_whole_process_group(cli: Cli) -> N
     assert sweep.returncode == 3, errors
     (result,) = cli.results()
     assert result["status"] == "timeout" and "25 s" in str(result["reason"])
+    assert "rank 1 is stopped" in str(result["reason"]) and "rank 0 is stopped" not in str(result["reason"])
     assert not cli.processes()
     log = next(cli.out.glob("trials/*/log.txt")).read_text()
     assert "Current thread" in log or "Thread 0x" in log, "the ranks say where they hang"

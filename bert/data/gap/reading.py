@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert.data.bounded import read_at_most
 from bert.data.gap.examples import COLUMNS, LABEL_COLUMNS, GapExample, Mention
 from common.errors import InputError
 
@@ -109,7 +110,7 @@ def _lines(flaws: Sequence[Flaw]) -> str:
 def _content(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = read_at_most(file, MOST_BYTES)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; give a TSV of GAP") from error
     if len(content) > MOST_BYTES:

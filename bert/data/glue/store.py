@@ -75,8 +75,9 @@ def write_notes(path: Path, source: Path, vocabulary: Path, settings: Settings, 
         "table": str(source),
         "vocab": str(vocabulary.resolve()),
         "settings": dataclasses.asdict(settings),
-        "counts": counts.numbers,
-        "examples": counts.names,
+        # Sorted, as the file of features gives them back.
+        "counts": dict(sorted(counts.numbers.items())),
+        "examples": dict(sorted(counts.names.items())),
     }
     keep_notes(path, notes)
 

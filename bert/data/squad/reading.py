@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from bert.data.bounded import read_at_most
 from bert.data.corpus.streams import refuse_other_files
 from common.errors import InputError
 
@@ -129,9 +130,9 @@ def content_of(path: Path) -> bytes:
             file.seek(0)
             if is_gzip:
                 with gzip.GzipFile(fileobj=file) as plain:
-                    content = plain.read(MOST_BYTES + 1)
+                    content = read_at_most(plain, MOST_BYTES)
             else:
-                content = file.read(MOST_BYTES + 1)
+                content = read_at_most(file, MOST_BYTES)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path} is cut off or damaged ({error}): get it again") from error
     except OSError as error:

@@ -104,8 +104,9 @@ def write_notes(path: Path, source: Path, dataset: str, vocabulary: Path, settin
             "input_fingerprint": dataset,
             "vocab": str(vocabulary.resolve()),
             "settings": dataclasses.asdict(settings),
-            "counts": counts.numbers,
-            "examples": counts.names,
+            # Sorted, as the file of features gives them back.
+            "counts": dict(sorted(counts.numbers.items())),
+            "examples": dict(sorted(counts.names.items())),
         },
     )
 

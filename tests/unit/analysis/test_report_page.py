@@ -15,6 +15,7 @@ from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.records import RESULT_COLUMNS, RunDirectory, Trial, write_record
 from analysis.report.answer import answers, points
 from analysis.report.html import write_report
+from analysis.report.report_folder import report_folder
 from common.errors import InputError, UsageError
 
 HOSTILE = "<script>alert(1)<b> & \"quoted' $x^2$ {{ 7 * 7 }}"
@@ -271,3 +272,19 @@ def test_a_damaged_trial_costs_neither_the_report_nor_the_comparison(tmp_path: P
     assert f"trial {damaged.path.name} is left out" in text and "trains BERT-mini" in text
     found = compare_runs(run, other)
     assert len(found.rows) == 4 and any(damaged.path.name in text for text in found.differences)
+
+
+def test_a_report_removes_what_a_killed_one_left_and_leaves_no_lock(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, **SMALL)
+    write_report(run)
+    names = sorted(run.report.rglob("*"))
+    (run.report / ".results.csv.abcd1234.tmp").touch()
+    write_report(run)
+    assert sorted(run.report.rglob("*")) == names
+    assert not [path for path in names if path.name.startswith(".")]
+
+
+def test_a_report_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError), report_folder(tmp_path / "report"):
+        raise UsageError("not so")
+    assert not (tmp_path / "report").exists()

@@ -1,5 +1,6 @@
 """The command line before any command runs."""
 
+import errno
 import importlib
 import os
 import resource
@@ -112,3 +113,43 @@ def test_after_an_interrupt_is_said_what_is_left_of_the_command(
     monkeypatch.setattr(module, "main", stopped)
     assert run(words) == 130
     assert capsys.readouterr().err.rstrip().endswith(f"the same command {said}")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread"), OSError(errno.ENOMEM, "no")])
+def test_a_lack_of_memory_is_one_message(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(argv: list[str]) -> int:
+        raise ImportError("a package cannot be loaded") from error
+
+    monkeypatch.setattr("bench.cli.doctor.main", fail)
+    assert run(["doctor"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("bertbench: out of memory: ") and "the same command begins again" in said
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(argv: list[str]) -> int:
+        raise OSError(errno.EBADF, "bad")
+
+    monkeypatch.setattr("bench.cli.doctor.main", fail)
+    with pytest.raises(OSError, match="bad"):
+        run(["doctor"])
+
+
+def test_a_request_to_end_that_comes_twice_ends_the_command_once() -> None:
+    code = (
+        "import os, signal, sys, bench.cli.doctor\n"
+        "from bench.cli.main import main\n"
+        "def work(argv):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    finally:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        print('tidied up')\n"
+        "bench.cli.doctor.main = work\n"
+        "main(['doctor'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert done.stdout == "tidied up\n" and "interrupted" in done.stderr

@@ -11,8 +11,10 @@ import psutil
 import pytest
 
 from analysis.records import Trial, TrialDirectory, write_record
-from bench.launch import LaunchOptions, _outcome, finish
-from bench.processes import descendants, end_tree
+from bench.launch import LaunchOptions, _outcome, _timeout_reason, finish
+from bench.processes import descendants, end_tree, stopped_ranks
+from bench.worker import _explain
+from common.errors import StorageError, UsageError
 
 
 @pytest.fixture
@@ -79,3 +81,24 @@ def test_end_tree_ends_grandchildren_in_sessions_of_their_own() -> None:
     end_tree(child.pid)
     child.wait(timeout=5)
     assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_rank_that_is_stopped_is_found_and_named(directory: TrialDirectory) -> None:
+    environment = {**os.environ, "RANK": "1"}
+    with subprocess.Popen(["sleep", "60"], env=environment) as process, subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            assert stopped_ranks([process.pid, other.pid]) == [1]
+        finally:
+            process.kill()
+            other.kill()
+    reason = _timeout_reason(directory, LaunchOptions(timeout_seconds=5), [1])
+    assert "no end after 5 s" in reason and "rank 1 is stopped" in reason
+
+
+def test_a_rank_that_meets_a_full_disk_is_run_again_and_one_that_finds_no_memory_is_oom() -> None:
+    assert _explain(StorageError("the disk is full"))[0] == "interrupted"
+    assert _explain(RuntimeError("DefaultCPUAllocator: can't allocate memory"))[0] == "oom"
+    assert _explain(UsageError("such a trial there cannot be"))[0] == "refused"
+    assert _explain(RuntimeError("a shape does not fit"))[0] == "crashed"

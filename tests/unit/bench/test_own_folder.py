@@ -13,16 +13,17 @@ def test_a_folder_goes_with_its_process_and_those_of_killed_ones_go_at_the_next_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    killed, fresh, foreign = tmp_path / "mine-killed", tmp_path / "mine-fresh", tmp_path / "other"
-    for folder in (killed, fresh, foreign):
+    killed, begun, fresh, foreign = (tmp_path / name for name in ("mine-a", ".new-mine-b", ".new-mine-c", "other"))
+    for folder in (killed, begun, fresh, foreign):
         folder.mkdir()
-        (folder / "lock").touch()
         (folder / "content").touch()
-    for folder in (killed, foreign):
+    (killed / "lock").touch()
+    for folder in (begun, foreign):
         os.utime(folder, (0, 0))
     with own_folder("mine-") as first:
         os.utime(first, (0, 0))
+        assert first.name.startswith("mine-") and not killed.exists() and not begun.exists()
         with own_folder("mine-") as second:
             assert first.is_dir() and second.is_dir() and first != second
-            assert fresh.is_dir() and foreign.is_dir() and not killed.exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine-fresh", "other"]
+            assert fresh.is_dir() and foreign.is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".new-mine-c", "other"]

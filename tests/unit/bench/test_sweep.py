@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.records import RunDirectory, Trial, write_record
-from bench.sweep import finished_result, locked, record_request, result_rows, write_results
+from bench.sweep import finished_result, locked, record_request, result_rows, tidy, write_results
 from common.errors import LockedError
 
 
@@ -98,3 +98,13 @@ def test_a_row_of_collectives_invents_no_shape_of_a_training(tmp_path: Path) -> 
     empty = ("task", "implementation", "strategy", "preset", "seq_len", "micro_batch_size", "grad_accum_steps")
     assert [rows["comm"][name] for name in empty] == [None] * len(empty)
     assert rows["comm"]["world_size"] == 2 and rows["throughput"]["micro_batch_size"] == 4
+
+
+def test_a_sweep_begins_without_what_killed_ones_left_half_written(tmp_path: Path) -> None:
+    run, trial = RunDirectory(tmp_path), Trial()
+    put(run, trial, "ok")
+    finished = sorted(tmp_path.rglob("*"))
+    for folder in (run.path, run.trial(trial.trial_id).path):
+        (folder / ".result.json.ab_d1234.tmp").touch()
+    tidy(run)
+    assert sorted(tmp_path.rglob("*")) == finished

@@ -326,3 +326,11 @@ def test_the_vocabulary_lies_beside_the_features_whatever_vocab_txt_is_there(sou
     (out / features[1].name).unlink()
     data = DataIdentity(source=str(out), fingerprint="x", vocabulary=read_features(features[0]).settings.vocabulary)
     assert vocabulary_text(data) == kept[first], "of a folder, too"
+
+
+def test_notes_that_are_lost_are_written_again_byte_by_byte(source: Path, vocab: Path, tmp_path: Path) -> None:
+    path = make(source, vocab, tmp_path / "out").features.with_suffix(".json")
+    before = path.read_bytes()
+    path.unlink()
+    assert make(source, vocab, tmp_path / "out").kept
+    assert path.read_bytes() == before

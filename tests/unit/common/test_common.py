@@ -2,13 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from common.atomic import atomic_path, check_writable, write_json, write_text
+from common.atomic import atomic_path, check_writable, remove_left_overs, write_json, write_text
 from common.errors import StorageError, UsageError
 from common.locks import LOCK_FILE, locked
 from common.redact import REDACTED, redact_environment, redact_text, terminal_text
@@ -23,6 +24,21 @@ def test_a_failed_write_keeps_the_old_content_and_leaves_no_temporary_file(tmp_p
         raise RuntimeError
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_killed_processes_left_half_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    process = os.fork()
+    if not process:
+        with atomic_path(tmp_path / "result.json"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(process, 0)
+    others = [".result.json", "mine.tmp", ".note.tmp", ".a.tmp.bak"]
+    for name in others:
+        (tmp_path / name).touch()
+    assert len(list(tmp_path.iterdir())) == len(others) + 1
+    remove_left_overs(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+    remove_left_overs(tmp_path / "absent")
 
 
 def test_json_refuses_nan_before_touching_the_file(tmp_path: Path) -> None:

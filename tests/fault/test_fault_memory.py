@@ -1,0 +1,52 @@
+"""Memory that is refused: a limit on every process of a call."""
+
+import random
+import resource
+from collections.abc import Callable
+
+import pytest
+from support.fault_table import Tally
+from support.fault_workloads import WORKLOADS
+from support.faults import Bench, BrokenError, without_a_traceback
+
+ALL = list(WORKLOADS)
+MIB = 2**20
+# Private memory of the largest process of an undisturbed call is somewhere in between.
+LEAST_MIB, MOST_MIB = 64, 1200
+WORDS = ("memory", "cannot allocate", "can't start new thread")
+
+
+@pytest.mark.parametrize("workload", ALL)
+def test_memory_that_is_refused_loses_nothing(
+    workload: str, bench_of: Callable[[str], Bench], tally: Tally, tries: int, drawn: random.Random
+) -> None:
+    bench = bench_of(workload)
+    least, most = LEAST_MIB, MOST_MIB
+    checked = "an exit code, one message, no temporary file left; with enough memory as above (RLIMIT_DATA)"
+    with tally.row(bench.workload.name, "out of memory", checked) as row:
+        for _ in range(4 * tries):
+            limit = int(least * (most / least) ** drawn.random())
+            enough: list[bool] = []
+            wrong = bench.tried(_starve, limit, enough)
+            if enough and not wrong:
+                most = limit  # with that much it works: nothing was tried
+                continue
+            row.add(f"{limit} MiB: {wrong}" if wrong else "")
+            if row.tries >= tries:
+                break
+
+
+def _starve(bench: Bench, limit_mib: int, enough: list[bool]) -> None:
+    bench.fresh()
+    call = bench.start({resource.RLIMIT_DATA: limit_mib * MIB})
+    ended = call.ended()
+    if ended.code == 0:
+        enough.append(True)
+        return
+    without_a_traceback(ended)
+    kept = bench.look(call)
+    if not any(word in (ended.errors + ended.output).lower() for word in WORDS):
+        raise BrokenError(f"memory is not named: {ended.errors[-800:]}")
+    if ended.code > 0:
+        bench.check_no_left_over()
+    bench.finish(kept, more=("--retry-failed",) if "throughput" in bench.workload.words else ())
