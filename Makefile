@@ -45,7 +45,7 @@ bench-analysis: setup ## the readers' speed and memory, side by side with Holist
 bench-levers: setup ## what each lever of our own model gives, beside Hugging Face's (OUT=<folder>)
 	while read -r preset length batch data; do \
 	  $(BIN)/python -m bench.cli.main throughput pretrain --presets $$preset --seq-lens $$length --batch-sizes $$batch \
-	    --data $$data --precisions bf16 --implementations bertbench hf --levers auto none unpad chunks bf16-attention \
+	    --data $$data --precisions bf16 --implementations bertbench hf --levers auto none unpad chunks bf16-attention fused-elementwise \
 	    --allocators default huge-pages --rounds $${ROUNDS:-3} --max-seconds $${SECONDS_EACH:-20} \
 	    --out "$(or $(OUT),runs/bench-levers)/$$preset-$$length"; \
 	done <<< $$'base 128 8 synthetic\nsmall 512 4 synthetic:mean254'
