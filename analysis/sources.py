@@ -44,12 +44,11 @@ _OWN_FILES = ("collected.json", "summary.json", "trial.json", "result.json", "en
 class _Member(tarfile.TarInfo):
     """A file of a tar whose long name or attributes fit: the library reads them into memory, whatever their size."""
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Return what a header says. Raises tarfile.ReadError for one that announces more than a name can be."""
-        found = super().frombuf(buf, encoding, errors)
-        if found.type in _LONG_HEADERS and found.size > _MOST_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {found.size:,} bytes")
+    def _proc_member(self, tar: tarfile.TarFile) -> Self:
+        """Go on behind a header, as the library lets subclasses do. Raises tarfile.ReadError for no name."""
+        if self.type in _LONG_HEADERS and self.size > _MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {self.size:,} bytes")
+        found: Self = super()._proc_member(tar)  # type: ignore[misc]
         return found
 
 

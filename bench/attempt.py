@@ -10,12 +10,14 @@ from analysis.records import Trial, TrialDirectory, write_record
 from analysis.train_records import TrainRun, read_events
 from bench.devices import Devices
 from bench.environment import capture
+from bench.implementations import OURS
 from bench.launch import LaunchOptions, Watcher, finish, run_trial
 from bench.loggers.base import VARIABLE as LOG_TO_VARIABLE
 from bench.plan import strategy_fields
 from bench.sweep import tidy, write_results
 from bench.trainer import Plan
 from bench.world import Leader
+from bert.levers import recorded_levers
 from bert.tasks import check_task_options, task_data
 from common.errors import SchemaError
 
@@ -84,6 +86,7 @@ def _trial(run: TrainRun, plan: Plan, devices: Devices, threads: int | None) -> 
         task=settings.task,
         task_options=settings.task_options,
         implementation=plan.implementation,
+        levers=recorded_levers(settings.levers, devices.kind) if plan.implementation == OURS else "",
         **strategy_fields(settings.strategy, settings.strategy_options, settings.world_size),
         preset=settings.preset,
         precision=settings.precision,

@@ -19,8 +19,7 @@ from bench.task_flags import TaskFlags
 from bench.world import World
 from bert.config import PRESETS
 from bert.data.lengths import SYNTHETIC, is_synthetic
-from bert.levers import AUTO as AUTO_LEVERS
-from bert.levers import levers_text, resolve_levers
+from bert.levers import recorded_levers, resolve_levers
 from bert.strategies import STRATEGIES, devices_per_rank
 from bert.strategies.deepspeed_config import read_deepspeed_config
 from bert.strategies.options import OPTIONS, options_text
@@ -257,13 +256,8 @@ def expand(
 
 def _implementations(sweep: Sweep, devices: Devices) -> list[tuple[str, str]]:
     """Each implementation with the levers of its trials, "" for those of the device; only our own has any."""
-    default = levers_text(resolve_levers(AUTO_LEVERS, devices.kind))
-    texts = [levers_text(resolve_levers(text, devices.kind)) for text in sweep.levers]
-    return [
-        (name, "" if text == default else text)
-        for name in sweep.implementations
-        for text in (texts if name == OURS else [default])
-    ]
+    texts = [recorded_levers(text, devices.kind) for text in sweep.levers]
+    return [(name, text) for name in sweep.implementations for text in (texts if name == OURS else [""])]
 
 
 def _world_sizes(sweep: Sweep, devices: Devices, world: World | None) -> tuple[int, ...]:

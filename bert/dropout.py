@@ -46,7 +46,7 @@ def random_levels(like: Tensor) -> Tensor:
     return words.view(torch.int16)[:count].view(like.shape)
 
 
-def _threshold(probability: float) -> int:
+def threshold(probability: float) -> int:
     """Levels below this are dropped."""
     return round(probability * _LEVELS) - _LEVELS // 2
 
@@ -59,7 +59,7 @@ def keep_scale(probability: float) -> float:
 def keep_mask(levels: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
     """Return 1 where an element is kept and 0 where it is dropped, as `dtype`."""
     # Comparing straight into the floating type is several times as fast as multiplying by a bool tensor.
-    return torch.ge(levels, _threshold(probability), out=torch.empty(levels.shape, dtype=dtype))
+    return torch.ge(levels, threshold(probability), out=torch.empty(levels.shape, dtype=dtype))
 
 
 class _Dropout(Function):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from bert.attention import SelfAttention, Where
 from bert.config import ModelConfig
 from bert.copies import Linear, add_embedding
-from bert.dropout import dropout, dropout_add
+from bert.dropout import dropout
+from bert.elementwise import Stream, gelu, residual_norm, stream
 from bert.observer import Observer
 from bert.packing import Packed, pack
 from bert.sequences import Unpadded, unpad
@@ -25,7 +26,7 @@ PAD_TOKEN_ID = 0
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
 
 # (layer, hidden states [B, S, H], [R, S, H] or [T, H], where they lie) -> hidden states.
-RunLayer = Callable[[nn.Module, Tensor, Where], Tensor]
+RunLayer = Callable[[nn.Module, Tensor | Stream, Where], Tensor | Stream]
 
 
 # Without slots: DeepSpeed's ZeRO stage 3 looks at vars() of what modules return.
@@ -83,30 +84,30 @@ class Embeddings(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer, LayerNorm after each residual connection."""
+    """One transformer layer, LayerNorm after each residual connection. `fused` is that of bert.elementwise."""
 
     def __init__(self, config: ModelConfig, index: int, observer: Observer) -> None:
         super().__init__()
         self.observer = observer
         self.index = index
         self.dropout = config.hidden_dropout
+        self.fused = False
         self.attention = SelfAttention(config)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.intermediate = Linear(config.hidden_size, config.intermediate_size)
         self.output = Linear(config.intermediate_size, config.hidden_size)
         self.output_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+    def forward(self, hidden: Tensor | Stream, where: Where) -> Tensor | Stream:
         """Return [B, S, H] of [B, S, H], or [T, H] of [T, H], of tokens that lie so (bert.attention.Where)."""
+        wide, narrow = stream(hidden)
         with phase(self.observer, "layer", self.index, ".attention"):
-            attended = self.attention(hidden, where)
-            attended = dropout_add(attended, hidden, self.dropout, self.training)
-            attended = self.attention_norm(attended)
+            attended = self.attention(narrow, where)
+            wide, narrow = residual_norm(attended, wide, self.attention_norm, self.dropout, self.fused)
         with phase(self.observer, "layer", self.index, ".mlp"):
-            transformed = self.output(F.gelu(self.intermediate(attended)))
-            transformed = dropout_add(transformed, attended, self.dropout, self.training)
-            result: Tensor = self.output_norm(transformed)
-        return result
+            transformed = self.output(gelu(self.intermediate(narrow), self.fused))
+            result = residual_norm(transformed, wide, self.output_norm, self.dropout, self.fused)
+        return result if self.fused else result.wide
 
 
 class BertEncoder(nn.Module):
@@ -166,9 +167,11 @@ class BertEncoder(nn.Module):
             else:
                 types = None if token_type_ids is None else placed.take(token_type_ids)
                 hidden = self.embeddings(placed.take(input_ids), types, further_types, placed.position_ids())
+        carried: Tensor | Stream = hidden
         for index, layer in enumerate(self.layers):
             with phase(self.observer, "layer", index):
-                hidden = self.run_layer(layer, hidden, where)
+                carried = self.run_layer(layer, carried, where)
+        hidden = stream(carried).wide
         if placed is not None:
             hidden = placed.put_back(hidden)
         pooled = None
@@ -206,17 +209,17 @@ def recompute_activations(model: nn.Module) -> None:
         encoder.run_layer = _recomputed
 
 
-def _call(layer: nn.Module, hidden: Tensor, where: Where) -> Tensor:
-    result: Tensor = layer(hidden, where)
+def _call(layer: nn.Module, hidden: Tensor | Stream, where: Where) -> Tensor | Stream:
+    result: Tensor | Stream = layer(hidden, where)
     return result
 
 
-def _recomputed(layer: nn.Module, hidden: Tensor, where: Where) -> Tensor:
+def _recomputed(layer: nn.Module, hidden: Tensor | Stream, where: Where) -> Tensor | Stream:
     if not torch.is_grad_enabled():
         return _call(layer, hidden, where)
     from torch.utils.checkpoint import checkpoint
 
-    result: Tensor = checkpoint(layer, hidden, where, use_reentrant=False)
+    result: Tensor | Stream = checkpoint(layer, hidden, where, use_reentrant=False)
     return result
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.errors import UsageError
+from bert.native import compiled, is_wanted
+from common.errors import MissingToolError, UsageError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +25,8 @@ class Lever:
     """What it does, in words."""
     on: tuple[str, ...]
     """Device types on which it is on where nothing is said."""
+    compiled: bool = False
+    """Whether on a CPU a C compiler is needed."""
 
 
 LEVERS = {
@@ -33,6 +36,9 @@ LEVERS = {
     "bf16-weights": Lever(
         "with bf16, copies of the weights made once per update, and gradients in bf16 where nothing else reads them",
         ("cpu",),
+    ),
+    "fused-elementwise": Lever(
+        "dropout, residual and norm in one pass each way, GELU's backward pass in another", (), compiled=True
     ),
     "bf16-attention": Lever("with bf16, attention's products in bf16 too, where the CPU has instructions", ("cpu",)),
     "fp8": Lever("with bf16, the layers' linear products in FP8", ()),
@@ -59,11 +65,14 @@ _EXCLUSIVE = (
 def resolve_levers(text: str, device_type: str) -> frozenset[str]:
     """Return the levers that a text names: names joined by "+", "none", or "auto" for those of the device type.
 
+    What has to be compiled is compiled here, if it has not been before; what cannot be is left out of "auto".
+
     Raises:
         UsageError: a name that does not exist, or two that exclude each other.
+        MissingToolError: one that has to be compiled, and cannot be.
     """
     if text == AUTO:
-        return frozenset(name for name, lever in LEVERS.items() if device_type in lever.on)
+        return frozenset(name for name in default_levers(device_type) if _missing(name, device_type) is None)
     names = [] if text == NONE else text.split("+")
     unknown = [name for name in names if name not in LEVERS]
     if unknown:
@@ -73,7 +82,26 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
     for one, other, why in _EXCLUSIVE:
         if {one, other} <= set(names):
             raise UsageError(f"levers {text!r}: {one} and {other} {why}")
+    for name in names:
+        missing = _missing(name, device_type)
+        if missing is not None:
+            raise MissingToolError(f"lever {name!r} is compiled here, and {missing}; or leave it out with --levers")
     return frozenset(names)
+
+
+def default_levers(device_type: str) -> frozenset[str]:
+    """Return the levers of a device type where nothing is said and nothing is missing."""
+    return frozenset(name for name, lever in LEVERS.items() if device_type in lever.on)
+
+
+def _missing(name: str, device_type: str) -> str | None:
+    """Return what a lever needs that is not installed, and how to get it; None if it can be used."""
+    if LEVERS[name].compiled and device_type == "cpu" and is_wanted():
+        try:
+            compiled()
+        except MissingToolError as error:
+            return str(error)
+    return None
 
 
 def levers_text(names: Iterable[str]) -> str:
@@ -81,10 +109,21 @@ def levers_text(names: Iterable[str]) -> str:
     return "+".join(sorted(names)) or NONE
 
 
+def recorded_levers(text: str, device_type: str) -> str:
+    """Return what records keep of the levers that a text names: "" for those of the device type, with none missing.
+
+    Raises:
+        UsageError: a name that does not exist.
+        MissingToolError: one that has to be compiled, and cannot be.
+    """
+    names = resolve_levers(text, device_type)
+    return "" if names == default_levers(device_type) else levers_text(names)
+
+
 def use_levers(model: "nn.Module", names: frozenset[str]) -> None:
     """Have every encoder in `model` compute with these levers; before it is wrapped, compiled or run."""
     from bert.attention import SelfAttention
-    from bert.encoder import BertEncoder
+    from bert.encoder import BertEncoder, Layer
 
     for part in model.modules():
         if isinstance(part, BertEncoder):
@@ -93,6 +132,8 @@ def use_levers(model: "nn.Module", names: frozenset[str]) -> None:
             if names & _COMPILING:
                 for layer in part.layers:
                     layer.compile(mode="reduce-overhead" if "cuda-graphs" in names else None)
+        elif isinstance(part, Layer):
+            part.fused = "fused-elementwise" in names
         elif isinstance(part, SelfAttention):
             part.in_chunks = "chunks" in names
             part.in_bf16 = "bf16-attention" in names

@@ -22,6 +22,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Nothing is compiled: PyTorch's functions compute the same formulas. Tests of what is compiled set this to 1.
+os.environ.setdefault("BERTBENCH_COMPILE", "0")
+
 from support.cli import Cli  # noqa: E402
 
 

@@ -27,7 +27,7 @@ from bert.attention import Where, attend
 from bert.batch import Batch
 from bert.config import ModelConfig
 from bert.copies import LOW, copy_of, has_low_gradients
-from bert.dropout import dropout_add
+from bert.elementwise import gelu, residual_norm
 from bert.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
 from bert.packing import Packed
 from bert.precision import Precision
@@ -36,6 +36,9 @@ from bert.tasks.base import Task
 from bert.train import Training
 
 _CLIPPING_NORM = 1.0
+# A forward pass, of one result or several, and their gradients.
+Forward = Callable[[], Tensor | tuple[Tensor, ...]]
+Grad = Tensor | tuple[Tensor, ...]
 # Bytes of an element in float32, what is kept of a parameter and its optimizer.
 _FLOAT = 4
 
@@ -100,6 +103,11 @@ class Subject:
         found: Unpadded | Packed | None = self.model.encoder.placed(self.mask)
         return found
 
+    @property
+    def fused(self) -> bool:
+        """Whether the layers give their hidden states in the type of the products too (bert.elementwise)."""
+        return bool(self.model.encoder.layers[0].fused)
+
     def norm_dtype(self) -> torch.dtype:
         """Of what LayerNorm gives, which the residual connections carry on."""
         with self.precision.autocast():
@@ -144,7 +152,7 @@ def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 def _both_ways(
-    subject: Subject, forward: Callable[[], Tensor], inputs: Sequence[Tensor], grad: Tensor | None = None
+    subject: Subject, forward: Forward, inputs: Sequence[Tensor], grad: Grad | None = None
 ) -> Callable[[], object]:
     """Return a call that makes a forward pass under autocast, and the gradients of `inputs` from `grad`."""
 
@@ -156,9 +164,10 @@ def _both_ways(
     return run
 
 
-def _grad_of(subject: Subject, forward: Callable[[], Tensor]) -> Tensor:
+def _grad_of(subject: Subject, forward: Forward) -> Grad:
     with subject.precision.autocast(), torch.no_grad():
-        return torch.randn_like(forward())
+        result = forward()
+    return torch.randn_like(result) if isinstance(result, Tensor) else tuple(map(torch.randn_like, result))
 
 
 def _attention(subject: Subject) -> Part:
@@ -186,19 +195,21 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     hidden, inner = config.hidden_size, config.intermediate_size
     x = subject.tensor(rows, inner, grad=True)
     yield _part(
-        subject, "GELU", "elementwise", lambda: F.gelu(x), [x],
+        subject, "GELU", "elementwise", lambda: gelu(x, subject.fused), [x],
         f"{rows} x {inner}", config.num_layers, 5 * x.nbytes,
     )  # fmt: skip
     y, residual = subject.tensor(rows, hidden, grad=True), subject.tensor(rows, hidden, dtype=kept, grad=True)
     norm = torch.nn.LayerNorm(hidden, eps=config.layer_norm_eps).to(subject.device)
 
-    def dropout_residual_norm() -> Tensor:
-        result: Tensor = norm(dropout_add(y, residual, config.hidden_dropout, True))
-        return result
+    twice = subject.fused and y.dtype != residual.dtype
+
+    def dropout_residual_norm() -> Tensor | tuple[Tensor, ...]:
+        result = residual_norm(y, residual, norm, config.hidden_dropout, subject.fused)
+        return result if twice else result.wide
 
     yield _part(
         subject, "dropout, residual, norm", "elementwise", dropout_residual_norm, [y, residual, *norm.parameters()],
-        f"{rows} x {hidden}", 2 * config.num_layers, 2 * y.nbytes + 5 * residual.nbytes,
+        f"{rows} x {hidden}", 2 * config.num_layers, (2 + 2 * twice) * y.nbytes + 5 * residual.nbytes,
     )  # fmt: skip
     embeddings, placed = subject.model.encoder.embeddings, subject.placed
     ids, types = (subject.batch.tensors[name] for name in ("input_ids", "token_type_ids"))
@@ -235,7 +246,7 @@ def _part(
     subject: Subject,
     name: str,
     group: str,
-    forward: Callable[[], Tensor],
+    forward: Forward,
     inputs: Sequence[Tensor],
     shape: str,
     calls: int,
@@ -297,7 +308,9 @@ def _copies(subject: Subject, layers: Sequence[Product], heads: Sequence[Product
     shape = f"{rows} x {', '.join(str(product.columns) for product in layers)}"
     yield copies("bias gradients", shape, depth, lambda: [grad.sum(0) for grad in grads])
     one, other = (subject.tensor(rows, hidden, dtype=kept) for _ in range(2))
-    yield copies("residual gradients", f"{rows} x {hidden}", 2 * depth, lambda: one + other)
+    # Kernels that give their result twice do this too, but not behind the embeddings.
+    sums = 1 if subject.fused and kept != dtype else 2 * depth
+    yield copies("residual gradients", f"{rows} x {hidden}", sums, lambda: one + other)
     low = has_low_gradients(subject.model.encoder.layers[0].intermediate.weight)
     if subject.task.name == "pretrain" and not low:  # as an input, and as the decoder
         words = [subject.tensor(config.padded_vocab_size, hidden, dtype=torch.float32) for _ in range(2)]
@@ -306,7 +319,7 @@ def _copies(subject: Subject, layers: Sequence[Product], heads: Sequence[Product
     if kept != dtype:
         narrow = subject.tensor(rows, hidden)
         yield copies(
-            "casts of activations", f"{rows} x {hidden}, there and back", 2 * depth,
+            "casts of activations", f"{rows} x {hidden}, there and back", sums,
             lambda: (one.to(dtype), narrow.to(kept)),
         )  # fmt: skip
     if dtype != torch.float32 and not low:

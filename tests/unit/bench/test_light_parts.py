@@ -159,3 +159,22 @@ def test_rounds_hold_each_part_once_with_a_whole_step_and_end_as_asked(tmp_path:
     assert [line.split(",")[1] for line in text[1:]] == ["slow", "quick", "quick", "slow", "slow", "quick"]
     assert {line.split(",")[2] for line in text if ",quick," in line} == {"4"}
     assert len(list(itertools.takewhile(lambda name: name == "slow", order))) == 4
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fused_parts_hold_the_casts_and_sums_between_the_layers(precision: str) -> None:
+    found = {}
+    for fused in (False, True):
+        step = subject("pretrain", precision)
+        use_levers(step.model, frozenset({"unpad", *(["fused-elementwise"] if fused else [])}))
+        parts = make_parts(step)
+        for part in parts:
+            part.run()
+        found[fused] = {part.component.name: part.component for part in parts}
+    name, low = "dropout, residual, norm", precision == "bf16"
+    values = found[True]["residual gradients"].shape.split(" x ")
+    more = found[True][name].bytes - found[False][name].bytes
+    assert more == (2 * 2 * int(values[0]) * int(values[1]) if low else 0)
+    assert found[True]["residual gradients"].calls_per_step == (1 if low else 2 * SHAPE.num_layers)
+    assert found[False]["residual gradients"].calls_per_step == 2 * SHAPE.num_layers
+    assert found[True].keys() == found[False].keys()
