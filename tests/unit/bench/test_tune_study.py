@@ -169,7 +169,7 @@ def test_importance_of_few_or_equal_trials_is_unknown_with_the_reason(folder: Pa
     assert shares == {} and absent == "at least 8 complete trials are needed, there are 7"
     study.complete(take(study), 7.0)
     assert study.importance("ped-anova", 0)[0]
-    other = make_study(folder.with_name("equal"))
+    other = make_study(folder / "equal")
     for _ in range(8):
         other.complete(take(other), 1.0)
     assert other.importance("ped-anova", 0) == ({}, "all complete trials have the same result")
