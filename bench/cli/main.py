@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import types
 
 from bench.out_of_memory import ran_out_of_memory
@@ -73,6 +74,7 @@ Start with `bertbench doctor`, or `make bench` for a whole measurement.
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    threading.excepthook = _end_of_a_thread
     code = run(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that comes now would only cut short the end
     sys.exit(code)
@@ -134,6 +136,12 @@ def _after_interrupt(argv: list[str]) -> str:
     if argv[0] in _BEGIN_AGAIN or " ".join(argv[:2]) in _BEGIN_AGAIN:
         return "nothing unfinished is kept, the same command begins again"
     return "what was finished is kept, the same command continues"
+
+
+def _end_of_a_thread(ended: threading.ExceptHookArgs) -> None:
+    """Say nothing of threads that end for lack of memory: who waits for them says it."""
+    if ended.exc_value is None or not ran_out_of_memory(ended.exc_value):
+        threading.__excepthook__(ended)
 
 
 def _interrupt(number: int, frame: types.FrameType | None) -> None:

@@ -112,7 +112,11 @@ class Workers:
     def _has_lost(self) -> bool:
         # Its own alone: other pools of this process begin and end meanwhile.
         own = getattr(self._executor, "_processes", None) or {}
-        return any(child.exitcode is not None for child in list(own.values()))
+        # The executor's thread ends where it gets no memory for another one, and tells nobody.
+        thread = getattr(self._executor, "_executor_manager_thread", None)
+        return any(child.exitcode is not None for child in list(own.values())) or not (
+            thread is None or thread.is_alive()
+        )
 
 
 def _call(function: Callable[[Work], Result], unit: Work) -> Result:

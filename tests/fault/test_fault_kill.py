@@ -73,7 +73,8 @@ def _ask_to_end(bench: Bench, drawn: random.Random, everything: bool) -> None:
     if ended.code == -signal.SIGTERM:  # before anything of ours could run
         if bench.out.exists():
             raise BrokenError("died by SIGTERM without a word when it had begun to write")
-    elif ended.code == 130:
+    # Python ends itself by SIGINT where the interrupt came inside of an exec(); shells give 130 for both.
+    elif ended.code in (130, -signal.SIGINT):
         if "interrupted" not in ended.errors:
             raise BrokenError(f"exit code 130 without a word: {ended.errors[-500:]}")
     elif ended.code != 0:

@@ -9,6 +9,7 @@ FAULT_SCOPE=all together with every other process of the call; FAULT_TRACE=<file
 import hashlib
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -237,7 +238,14 @@ class Bench:
     def _names(self) -> set[str]:
         """Every file and folder of the place, but for what each call adds anew."""
         found = {path.relative_to(self.place).as_posix() for path in self.place.rglob("*")}
-        return {name for name in found if _is_temporary(name) or not self._is_ours(name)}
+        return {name for name in found if not self._is_ours(name) or _is_temporary(name)} - self._tried()
+
+    def _tried(self) -> set[str]:
+        """Files with which Python tries whether a folder takes temporary ones, left where it was killed right then."""
+        files = [
+            path for path in (self.place / "tmp").iterdir() if path.is_file() and re.fullmatch(r"\w{8}", path.name)
+        ]
+        return {path.relative_to(self.place).as_posix() for path in files if path.read_bytes() in (b"", b"blat")}
 
     def _is_ours(self, name: str) -> bool:
         return any(Path(name).match(pattern) for pattern in self.workload.ours)

@@ -62,3 +62,14 @@ def test_results_nobody_takes_do_not_disturb_the_executor_that_ends() -> None:
         pending = [item.future for item in executor._pending_work_items.values()]
         results.close()
         assert pending and not any(future.cancelled() for future in pending)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_executor_whose_thread_gets_no_memory_is_told_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(queue: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("multiprocessing.queues.Queue._start_thread", refuse)
+    with pytest.raises(UsageError, match="lack of memory"), Workers(2) as workers:
+        list(workers.map(abs, range(-3, 3)))
