@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
 
-.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers test test-slow fuzz gpu-acceptance check docs lock image-test clean
+.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow fuzz gpu-acceptance check docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ test: setup ## the fast tests, under 15 minutes on 2 cores (TEST_WORKERS=<n> pro
 test-slow: setup ## the tests with real tools, under 45 minutes on 2 cores
 	status=0; $(BIN)/python -m pytest tests/slow -m "not alone" --timeout 900 -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder || status=1; \
 	$(BIN)/python -m pytest tests/slow -m alone || status=1; exit $$status
+
+truth-test: setup ## what is true against what is reported, under 10 minutes on 2 cores that nothing else uses (OUT=<folder>)
+	TRUTH_OUT="$(or $(OUT),runs/truth)" $(BIN)/python -m pytest tests/truth --timeout 1800
 
 fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
 	FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} $(BIN)/python -m pytest tests/unit/analysis -k "damaged or mutated" --timeout 7200
