@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
 
-.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers test test-slow fault-test fuzz gpu-acceptance check audit docs lock image-test clean
+.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow fault-test fuzz gpu-acceptance check audit docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ test-slow: setup ## the tests with real tools, under 45 minutes on 2 cores
 fault-test: setup ## kills, full disks, lack of memory and other faults, under 25 minutes on 2 cores, a table into OUT=<folder> (KILLS=<n>, 50)
 	FAULT_OUT="$(or $(OUT),runs/faults)" KILLS=$${KILLS:-50} \
 	  $(BIN)/python -m pytest tests/fault -n $${TEST_WORKERS:-2} --dist loadgroup
+
+truth-test: setup ## what is true against what is reported, under 10 minutes on 2 cores that nothing else uses (OUT=<folder>)
+	TRUTH_OUT="$(or $(OUT),runs/truth)" $(BIN)/python -m pytest tests/truth --timeout 1800
 
 fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
 	FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} $(BIN)/python -m pytest tests/unit/analysis -k "damaged or mutated" --timeout 7200

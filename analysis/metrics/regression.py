@@ -21,7 +21,10 @@ from analysis.metrics.ratio import Ratio, by_key, decision, ratio_interval, run_
 from analysis.records import RunDirectory
 from common.errors import UsageError
 
-__all__ = ["Comparison", "Ratio", "compare_runs", "implementation_ratios", "ratio_interval", "ratios_of"]
+__all__ = ["Comparison", "Ratio", "compare_runs", "implementation_ratios", "judged", "ratio_interval", "ratios_of"]
+
+# Relative change of the step time above which a change counts, unless another one is asked for.
+THRESHOLD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ def _samples(trials: Sequence[LoadedTrial]) -> float:
     return float(np.median(counts))
 
 
-def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = 0.05) -> Comparison:
+def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD) -> Comparison:
     """Hold run b (new) against run a (old), configuration by configuration.
 
     Trials are rounds of one measurement where their circumstances agree too (data, window, seed, threads ...). A
@@ -118,10 +121,8 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = 0.05) -> C
 
     Rows hold CONFIGURATION, kind, data and data_fingerprint (those of b), step_time_ms_a, step_time_ms_b, time_ratio (b
     / a, above 1 is slower), time_ratio_low, time_ratio_high, throughput_ratio (b / a), time_saved (1 - b / a),
-    rounds_a, rounds_b, verdict, reason, differences (settings that do not agree). A regression is a 95 % interval
-    wholly above 1 + threshold, an improvement one wholly below 1 - threshold, "no change" one wholly between; anything
-    else, and too few processes, is "cannot decide". A configuration that ran and now ends as oom, crashed or timeout is
-    a regression.
+    rounds_a, rounds_b, verdict and reason (see `judged`), differences (settings that do not agree). A configuration
+    that ran and now ends as oom, crashed or timeout is a regression.
 
     Raises:
         UsageError: the threshold is not in [0, 1).
@@ -205,13 +206,26 @@ def _compare_row(
     row["step_time_ms_b"] = float(np.median([t.row["step_time_ms"] for t in after]))
     row |= {"time_ratio": ratio.value, "time_ratio_low": ratio.low, "time_ratio_high": ratio.high}
     row |= {"throughput_ratio": _samples(after) / _samples(before) / ratio.value, "time_saved": 1 - ratio.value}
-    reason = undecidable(len(before), len(after), max(ratio.value, 1 / ratio.value) - 1, spread)
+    return {**row, **judged(ratio, len(before), len(after), threshold, spread)}
+
+
+def judged(ratio: Ratio, before: int, after: int, threshold: float, spread: float | None) -> dict[str, str]:
+    """Return verdict and reason of a ratio of step times, new / old, of so many processes before and after.
+
+    A regression is a 95 % interval wholly above 1 + threshold, an improvement one wholly below 1 - threshold, "no
+    change" one wholly between; "slower" and "quicker" have an interval that excludes 1 and reaches across the
+    threshold; anything else, and too few processes, is "cannot decide".
+
+    Args:
+        ratio: with its interval.
+        before: processes of the old side.
+        after: processes of the new side.
+        threshold: relative change that counts.
+        spread: of `run_spread`.
+    """
+    reason = undecidable(before, after, max(ratio.value, 1 / ratio.value) - 1, spread)
     if reason is not None:
-        return {**row, "verdict": "cannot decide", "reason": reason}
-    return {**row, **_verdict(ratio, threshold)}
-
-
-def _verdict(ratio: Ratio, threshold: float) -> dict[str, str]:
+        return {"verdict": "cannot decide", "reason": reason}
     band = f"{100 * threshold:g} %"
     if ratio.low > 1 + threshold:
         return {"verdict": "regression", "reason": f"slower by more than {band}"}
@@ -219,6 +233,9 @@ def _verdict(ratio: Ratio, threshold: float) -> dict[str, str]:
         return {"verdict": "improvement", "reason": f"quicker by more than {band}"}
     if 1 - threshold <= ratio.low and ratio.high <= 1 + threshold:
         return {"verdict": "no change", "reason": f"within {band}"}
+    if ratio.low > 1 or ratio.high < 1:
+        found = "slower" if ratio.low > 1 else "quicker"
+        return {"verdict": found, "reason": f"whether by more than {band} is open: more rounds narrow the interval"}
     return {"verdict": "cannot decide", "reason": f"the interval reaches across {band}: more rounds narrow it"}
 
 

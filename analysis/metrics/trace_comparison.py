@@ -14,6 +14,9 @@ from common.errors import InputError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
+# Relative change of the step time above which a change counts, unless another one is asked for. One recording per side
+# says nothing of how processes differ: more than of runs is asked for.
+THRESHOLD = 0.05
 _KINDS = ("span", "busy", "compute", "exposed_communication", "exposed_memory", "idle")
 
 
@@ -48,7 +51,9 @@ class TraceComparison:
         return "faster" if self.ratio < 1 / (1 + self.threshold) else "same"
 
 
-def compare_traces(before: Sequence[Timeline], after: Sequence[Timeline], threshold: float = 0.05) -> TraceComparison:
+def compare_traces(
+    before: Sequence[Timeline], after: Sequence[Timeline], threshold: float = THRESHOLD
+) -> TraceComparison:
     """Compare two recordings of the same work.
 
     One recording per side says what changed in it; a process can be slow as a whole, which only repeated runs show.

@@ -22,8 +22,8 @@ class CompareOptions:
     """Run directory or trace to compare with (old)."""
     b: tyro.conf.Positional[Path]
     """Run directory or trace to judge (new)."""
-    threshold: float = 0.05
-    """Relative change of the step time that counts: 0.05 is 5 %."""
+    threshold: float | None = None
+    """Relative change of the step time that counts; 0.02 (2 %) of runs, 0.05 of traces."""
     json: bool = False
     """Print the comparison as JSON."""
     csv: Path | None = None
@@ -45,10 +45,11 @@ def main(argv: list[str]) -> int:
 
 
 def _runs(options: CompareOptions) -> int:
-    from analysis.metrics.regression import as_mapping, compare_runs
+    from analysis.metrics.regression import THRESHOLD, as_mapping, compare_runs
     from analysis.report.text import comparison_table
 
-    comparison = compare_runs(RunDirectory(options.a), RunDirectory(options.b), options.threshold)
+    threshold = THRESHOLD if options.threshold is None else options.threshold
+    comparison = compare_runs(RunDirectory(options.a), RunDirectory(options.b), threshold)
     if options.json:
         print(json.dumps(as_mapping(comparison), indent=2, allow_nan=False))
     else:
@@ -62,7 +63,7 @@ def _runs(options: CompareOptions) -> int:
 
 
 def _traces(options: CompareOptions) -> int:
-    from analysis.metrics.trace_comparison import compare_traces
+    from analysis.metrics.trace_comparison import THRESHOLD, compare_traces
     from analysis.report.trace_comparison_findings import findings
     from analysis.sources import open_sources
 
@@ -71,7 +72,8 @@ def _traces(options: CompareOptions) -> int:
         if not source.timelines:
             raise InputError(f"{source.path} holds no trace with times ({', '.join(source.kinds)}): give two traces")
     before, after = sources
-    found = compare_traces(before.timelines, after.timelines, options.threshold)
+    threshold = THRESHOLD if options.threshold is None else options.threshold
+    found = compare_traces(before.timelines, after.timelines, threshold)
     show(
         findings(found),
         [*(f"differs: {difference}" for difference in found.differences), *before.problems, *after.problems],

@@ -90,9 +90,9 @@ def test_the_comparison_shows_verdicts_and_differences(tmp_path: Path) -> None:
     a = write_sweep(tmp_path / "a", rounds=3, **SMALL)
     b = write_sweep(tmp_path / "b", rounds=3, scale=1.3, implementations=("hf",), dropout=0.0, **SMALL)
     text = comparison_table(compare_runs(a, b))
-    assert "hf batch 8 on 1 cpu: regression: slower by more than 5 %" in text
+    assert "hf batch 8 on 1 cpu: regression: slower by more than 2 %" in text
     assert "only in" in text and "dropout: 0.1 -> 0.0" in text
-    assert text.splitlines()[-1] == "1 regression; threshold 5 %"
+    assert text.splitlines()[-1] == "1 regression; threshold 2 %"
 
 
 def test_compare_exits_1_on_a_regression_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

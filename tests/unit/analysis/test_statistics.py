@@ -10,9 +10,11 @@ from analysis.metrics.statistics import (
     block_medians,
     describe,
     median_interval,
+    order_interval,
     percentile,
     relative_half_width,
     robust_deviation,
+    steps_per_independent_one,
     warmup_steps,
 )
 
@@ -153,3 +155,34 @@ def test_students_quantile_is_that_of_the_tables(degrees: float, quantile: float
     from analysis.metrics.statistics import student_quantile
 
     assert student_quantile(0.95, degrees) == pytest.approx(quantile, rel=1e-3)
+
+
+@pytest.mark.parametrize(("size", "rank"), [(6, 1.0), (10, 2.0), (20, 6.0), (100, 40.0)])
+def test_the_ranks_of_the_order_interval_are_those_of_the_binomial_distribution(size: int, rank: float) -> None:
+    # The values 1 .. n in an order in which neighbours are not alike: an interpolated rank is the value itself.
+    values = np.empty(size)
+    values[0::2], values[1::2] = np.arange(1, size + 1)[: -(-size // 2)], np.arange(1, size + 1)[-(-size // 2) :]
+    low, high = order_interval(values)
+    fewer = sum(math.comb(size, below) for below in range(round(rank))) / 2**size
+    assert 1 - 2 * fewer >= 0.95 > 1 - 2 * (fewer + math.comb(size, round(rank)) / 2**size) or rank == 1
+    assert rank <= low < rank + 1 and low + high == pytest.approx(size + 1)
+
+
+def test_few_independent_steps_are_covered_as_often_as_many() -> None:
+    random = np.random.default_rng(12)
+    for size in (6, 10, 20):
+        found = [order_interval(100 * random.lognormal(0, 0.5, size)) for _ in range(1000)]
+        assert 0.93 <= np.mean([low <= 100 <= high for low, high in found]) <= 0.985
+
+
+def test_steps_that_are_alike_count_for_fewer() -> None:
+    random = np.random.default_rng(13)
+    noise = random.normal(0, 1, 20001)
+    walk = np.zeros(20001)
+    for at in range(1, 20001):
+        walk[at] = 0.6 * walk[at - 1] + noise[at]
+    # 1 + 2 sum 2/pi asin(0.6^k) = 2.98
+    assert steps_per_independent_one(walk[1:]) == pytest.approx(2.98, rel=0.06)
+    assert steps_per_independent_one(noise) < 1.05
+    assert steps_per_independent_one([1.0, 2.0] * 20) == 1.0
+    assert steps_per_independent_one([5.0] * 20) == 1.0 and steps_per_independent_one([1.0, 2.0]) == 1.0
