@@ -76,7 +76,10 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     threading.excepthook = _end_of_a_thread
     code = run(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that comes now would only cut short the end
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # all is said: it would only change the exit code
     sys.exit(code)
 
 

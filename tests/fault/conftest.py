@@ -58,7 +58,7 @@ def kills_wanted() -> int:
 @pytest.fixture
 def tries() -> int:
     """How often the faults other than kill -9 are tried."""
-    return max(2, kill_count() // 8)
+    return max(2, kill_count() // 10)
 
 
 @pytest.fixture

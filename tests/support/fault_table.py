@@ -111,7 +111,7 @@ def markdown(rows: list[Row], seed: int, machine: dict[str, object]) -> str:
     ]
     skipped = [f"- {row.fault}, {row.workload}: {row.skipped}" for row in rows if row.skipped]
     lines += ["", "Not tried:", "", *skipped] if skipped else []
-    failed = [f"- {row.fault}, {row.workload}: {text}" for row in tried for text in row.failures]
+    failed = [f"- {row.fault}, {row.workload}: {' '.join(text.split())}" for row in tried for text in row.failures]
     lines += ["", "Not survived:", "", *failed] if failed else []
     return "\n".join(lines) + "\n"
 

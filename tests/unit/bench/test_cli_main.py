@@ -153,3 +153,15 @@ def test_a_request_to_end_that_comes_twice_ends_the_command_once() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 130, done.stderr
     assert done.stdout == "tidied up\n" and "interrupted" in done.stderr
+
+
+def test_a_request_to_end_that_comes_when_all_is_said_changes_nothing() -> None:
+    code = (
+        "import atexit, os, signal, sys, bench.cli.doctor\n"
+        "from bench.cli.main import main\n"
+        "atexit.register(lambda: [os.kill(os.getpid(), number) for number in (signal.SIGTERM, signal.SIGINT)])\n"
+        "bench.cli.doctor.main = lambda argv: 3\n"
+        "main(['doctor'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
