@@ -66,6 +66,7 @@ class AdamW(torch.optim.AdamW):
         if divisor is not None and others:
             torch._foreach_div_(others, divisor)
         super().step()
+        self._forget_copies()
         for parameter, gradient in low:
             parameter.grad = gradient
         return loss
@@ -78,6 +79,14 @@ class AdamW(torch.optim.AdamW):
                 if set_to_none and copy is not None and parameter.grad is not None and parameter.grad.dtype == LOW:
                     copy.spare, parameter.grad = parameter.grad, None
         super().zero_grad(set_to_none)
+
+    def _forget_copies(self) -> None:
+        """Have the copies of what has just been updated whole made again: the fused kernel leaves versions as they are."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                copy = copy_of(parameter)
+                if copy is not None and parameter.grad is not None:
+                    copy.version = -1
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], divisor: Tensor | None) -> None:
         state: dict[str, Tensor] = self.state[parameter]

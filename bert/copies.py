@@ -5,7 +5,8 @@ the products read it directly. Where nothing else than the optimizer looks at gr
 update), they stay in bf16, in memory that the next step uses again, and `bert.adamw` turns both around while a
 part of them is in the cache.
 
-A copy knows the version of its parameter, which PyTorch raises with every write: one that is behind is made again.
+A copy knows the version of its parameter, which PyTorch raises with every write but those of its fused optimizers: one
+that is behind is made again. `bert.adamw.AdamW` sees to the rest; a fused optimizer of PyTorch's own would not.
 
 Shapes: T rows, I input and O output features, V word pieces, H hidden width.
 """

@@ -35,11 +35,20 @@ def adamw(
 ) -> "torch.optim.Optimizer":
     """AdamW (Loshchilov and Hutter 2019) in one fused kernel, on CPUs and GPUs.
 
-    Make it after the model has been moved to its device. It does not clip: the loop's `max_grad_norm` does.
+    Make it after the model has been moved to its device, and has been given copies of its weights (bert.copies) if it
+    is to have any. It does not clip: the loop's `max_grad_norm` does.
     """
-    from bert.adamw import AdamW
+    import torch
 
-    return AdamW(parameter_groups(model, weight_decay), learning_rate, betas, eps, weight_decay)
+    from bert.copies import copy_of
+
+    groups = parameter_groups(model, weight_decay)
+    if any(copy_of(parameter) is not None for group in groups for parameter in group["params"]):
+        from bert.adamw import AdamW
+
+        return AdamW(groups, learning_rate, betas, eps, weight_decay)
+    # DeepSpeed's ZeRO knows PyTorch's own class alone.
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
 
 
 def lamb(

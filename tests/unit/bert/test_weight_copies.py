@@ -138,9 +138,10 @@ def _by_another_optimizer(made: BertForPretraining) -> None:
         made.encoder.layers[1].output.weight.mul_(0.5)
 
 
+@pytest.mark.parametrize("gradients", ["bf16", "float32"])
 @pytest.mark.parametrize("change", [_by_hand, _by_loading, _by_stepping, _by_another_optimizer])
-def test_a_copy_is_never_behind(change: Callable[[BertForPretraining], None]) -> None:
-    quick = model()
+def test_a_copy_is_never_behind(change: Callable[[BertForPretraining], None], gradients: str) -> None:
+    quick = model(ON, grad_accum_steps=1 if gradients == "bf16" else 2)
     backward(quick, batch_of(1))
     quick.zero_grad()
     change(quick)
@@ -166,6 +167,8 @@ def test_updates_are_those_of_torch_given_the_same_gradients(
     monkeypatch.setattr("bert.adamw._AT_ONCE", 96)  # parts that end inside of tensors
     quick = model()
     ours = adamw(quick, 1e-2)
+    assert isinstance(ours, AdamW)
+    assert type(adamw(model(frozenset()), 1e-2)) is torch.optim.AdamW, "the only class that DeepSpeed's ZeRO takes"
     reference = copy.deepcopy(quick)
     theirs = torch.optim.AdamW(parameter_groups(reference, 0.01), lr=1e-2, eps=1e-6, fused=True)
     strategy, precision = SingleStrategy(), Precision("bf16", "cpu")
