@@ -81,7 +81,7 @@ class AdamW(torch.optim.AdamW):
         super().zero_grad(set_to_none)
 
     def _forget_copies(self) -> None:
-        """Have the copies of what has just been updated whole made again: the fused kernel leaves versions as they are."""
+        """Have copies of what was updated whole made again: the fused kernel leaves versions as they are."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 copy = copy_of(parameter)
