@@ -18,7 +18,7 @@ TITLES = {
     "warm-up": "Known ends of warm-up",
     "intervals": "How often the 95 % interval holds the true median",
     "processes": "The same trial in ten processes",
-    "comparing": "What compare says of simulated pairs of runs",
+    "comparing": "What compare says of pairs of runs",
 }
 """Of the parts, in their order."""
 
@@ -28,6 +28,7 @@ class Book:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        self._test_begins = 0
         self._began = time.monotonic()
         self._load = os.getloadavg()
 
@@ -49,12 +50,16 @@ class Book:
         error = None if truth is None else reported - truth if unit == "share" else (reported - truth) / truth
         self._add(part, quantity, unit, truth, reported, error, "", None)
 
-    def failures(self, part: str) -> list[str]:
-        """Return the rows of a part that do not hold, in words."""
+    def begin_test(self) -> None:
+        """From here on rows are those of another test."""
+        self._test_begins = len(self.rows)
+
+    def failures(self) -> list[str]:
+        """Return the rows of this test that do not hold, in words."""
         return [
             f"{row['quantity']}: {row['reported']} against {row['truth']} ({row['limit']})"
-            for row in self.rows
-            if row["part"] == part and row["verdict"] == FAILS
+            for row in self.rows[self._test_begins :]
+            if row["verdict"] == FAILS
         ]
 
     def _add(

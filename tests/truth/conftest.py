@@ -11,8 +11,15 @@ from bench.devices import find_devices
 from bench.environment import capture
 
 
+@pytest.fixture
+def book(whole_book: Book) -> Book:
+    """The book, at the first row of a test."""
+    whole_book.begin_test()
+    return whole_book
+
+
 @pytest.fixture(scope="session")
-def book() -> Iterator[Book]:
+def whole_book() -> Iterator[Book]:
     """Rows of all tests, written down after the last one, whatever failed."""
     found = Book()
     yield found

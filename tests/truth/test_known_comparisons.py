@@ -25,7 +25,7 @@ def test_equal_sides_are_said_to_differ_in_under_5_percent(rounds: int, book: Bo
         name = f"{rounds} rounds, processes differ by {100 * case[1]:g} %"
         book.between("comparing", f"equal, {name}: said to differ", share(said, CHANGES), 0.0, 0.05, 0.0)
         book.between("comparing", f"equal, {name}: regression (exit code 1)", share(said, CHANGES[:1]), 0.0, 0.05, 0.0)
-    assert not book.failures("comparing")
+    assert not book.failures()
 
 
 @pytest.mark.parametrize("rounds", [FEWEST_PROCESSES, 5])
@@ -39,7 +39,7 @@ def test_a_slowdown_of_5_percent_is_found(rounds: int, book: Book) -> None:
         else:
             book.state("comparing", f"{name}: found", found, "share", 1.0)
         book.state("comparing", f"{name}: regression (exit code 1)", failed, "share", 1.0)
-    assert not book.failures("comparing")
+    assert not book.failures()
 
 
 def test_one_round_says_nothing(book: Book) -> None:
@@ -53,4 +53,4 @@ def test_one_round_says_nothing(book: Book) -> None:
             1.0,
             1.0,
         )
-    assert not book.failures("comparing")
+    assert not book.failures()

@@ -97,7 +97,7 @@ def test_one_rank_of_known_parts(book: Book, tmp_path: Path) -> None:
     per_sample = used / (BATCH * len(times))
     book.check("energy", "the same per sample", per_sample, row["joules_per_sample"], "J")
     check_places(book, found, "one rank")
-    assert not book.failures("steps") and not book.failures("energy")
+    assert not book.failures()
 
 
 def test_two_ranks_of_which_one_is_known_to_be_late(book: Book, tmp_path: Path) -> None:
@@ -131,12 +131,12 @@ def test_two_ranks_of_which_one_is_known_to_be_late(book: Book, tmp_path: Path) 
     )
     assert [of_rank["straggler"] for of_rank in row["per_rank"]] == [False, True]
     check_places(book, found, "two ranks")
-    assert not book.failures("steps")
+    assert not book.failures()
 
 
 def test_known_flops(book: Book, tmp_path: Path) -> None:
     plan = Plan(data_ms=(1.0,), products=12, size=768, backward_ms=(8.0,), optimizer_ms=(2.0,))
-    found = measure(tmp_path, plan, 1, "--start", "3", "--stop", "43", "--grad-accum", "2")
+    found = measure(tmp_path, plan, 1, "--start", "3", "--stop", "33", "--grad-accum", "2")
     row, truth = found.row, found.truth
     rate = 2 * plan.flops() / (float(np.median(truth.step_ms())) / 1000)
     book.check("steps", "known products: model FLOP/s", rate, row["model_flops_per_second"], "FLOP/s")
@@ -148,7 +148,7 @@ def test_known_flops(book: Book, tmp_path: Path) -> None:
     book.state(
         "steps", "known products: FLOP/s of the products alone, against the measured peak", products / best, "share"
     )
-    assert not book.failures("steps")
+    assert not book.failures()
 
 
 def test_a_known_warm_up_is_left_out(book: Book, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_known_warm_up_is_left_out(book: Book, tmp_path: Path) -> None:
         "steps", "six slow steps: median of the others", float(np.median(truth.step_ms())), row["step_time_ms"], "ms"
     )
     book.check("steps", "six slow steps: left out", 6, row["steps_warmup"], "steps", within=0.0)
-    assert not book.failures("steps")
+    assert not book.failures()
 
 
 def test_a_recording_shows_how_much_of_a_step_computes(book: Book, tmp_path: Path) -> None:
@@ -169,12 +169,12 @@ def test_a_recording_shows_how_much_of_a_step_computes(book: Book, tmp_path: Pat
     words = ["profile", NAME, "--implementations", NAME, "--presets", "tiny", "--seq-lens", str(SEQ_LEN)]
     words += ["--precisions", "fp32", "--device", "cpu", "--batch-sizes", str(BATCH), "--profiler", "torch"]
     shown = json.loads(
-        bertbench(variables, *words, "--start", "6", "--stop", "16", "--out", str(tmp_path / "run"), "--json")
+        bertbench(variables, *words, "--start", "4", "--stop", "12", "--out", str(tmp_path / "run"), "--json")
     )
     (profile,) = shown["profiles"]
     (rank,) = profile["compute_utilization"]
     # The profiled trial runs last, and its clock begins the file anew.
-    truth = read_truth(tmp_path / "log", 1, 6, 16)
+    truth = read_truth(tmp_path / "log", 1, 4, 12)
     begin, end = truth.window_ns()
     book.check("traces", "torch profiler: window of the recorded steps", (end - begin) / 1e6, rank["window_ms"], "ms")
     busy = sum(truth.part_ms("forward"))
@@ -185,4 +185,4 @@ def test_a_recording_shows_how_much_of_a_step_computes(book: Book, tmp_path: Pat
         rank["compute_utilization"],
         "share",
     )
-    assert not book.failures("traces")
+    assert not book.failures()

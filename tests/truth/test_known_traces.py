@@ -47,4 +47,4 @@ def test_a_recording_is_read_as_it_was_made(form: str, book: Book, tmp_path: Pat
         ("exposed, of the window", true["talk"] / trace.window, talk, "exposed_share"),
     ):
         book.check("traces", f"{form}: {quantity}", share, row[column], "share")
-    assert not book.failures("traces")
+    assert not book.failures()

@@ -18,7 +18,7 @@ from analysis.records import RunDirectory
 
 PROCESSES = 10
 TRIAL = ["--presets", "tiny", "--seq-lens", "128", "--batch-sizes", "8", "--precisions", "fp32"]
-TRIAL += ["--device", "cpu", "--devices", "1"]
+TRIAL += ["--device", "cpu", "--devices", "1", "--threads", "1"]
 WINDOW = ["--start", "10", "--stop", "60"]
 
 
