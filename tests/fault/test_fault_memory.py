@@ -11,6 +11,10 @@ from support.faults import Bench, BrokenError, without_a_traceback
 
 ALL = list(WORKLOADS)
 MIB = 2**20
+WAITS_SECONDS = 120.0
+# Where there is no memory for the first call in a thread, Thread.start of CPython waits for ever: what is left then is
+# to kill it, and to lose nothing.
+CPYTHON_HANGS = "Exception ignored in thread started by"
 # Private memory of the largest process of an undisturbed call is somewhere in between.
 LEAST_MIB, MOST_MIB = 64, 1200
 # The last is all that oneDNN says.
@@ -40,7 +44,13 @@ def test_memory_that_is_refused_loses_nothing(
 def _starve(bench: Bench, limit_mib: int, enough: list[bool]) -> None:
     bench.fresh()
     call = bench.start({resource.RLIMIT_DATA: limit_mib * MIB})
-    ended = call.ended()
+    try:
+        ended = call.ended(WAITS_SECONDS)
+    except BrokenError as error:
+        if CPYTHON_HANGS not in str(error):
+            raise
+        bench.finish(bench.look(call))
+        return
     if ended.code == 0:
         enough.append(True)
         return
