@@ -32,10 +32,11 @@ class Fp8Copy(Copy):
     def cast(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return [O, I], its transpose [I, O], both in rows, and the scale that they are multiplied by."""
         values = self.of(weight)
-        if self._cast is None or self._cast_version != self.version:
+        # Of the bf16 copy: PyTorch's fused optimizers leave the version of the parameter as it is.
+        if self._cast is None or self._cast_version != values._version:
             with torch.no_grad():
                 low, scale = quantize(values, _INPUT)
-                self._cast, self._cast_version = (low, low.t().contiguous(), scale), self.version
+                self._cast, self._cast_version = (low, low.t().contiguous(), scale), values._version
         return self._cast
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

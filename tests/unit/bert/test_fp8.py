@@ -59,6 +59,31 @@ def test_a_cast_weight_is_never_behind() -> None:
             assert torch.equal(linear(x, weight, bias).float(), torch.full((16, 16), value))
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_cast_weight_is_that_of_the_last_update(accumulation: int) -> None:
+    made, names = model(None), resolve_levers("bf16-weights+fp8", "cpu")
+    use_levers(made, names)
+    use_weight_copies(
+        made, names, precision="bf16", strategy="single", grad_accum_steps=accumulation, optimizer="adamw"
+    )
+    optimizer, strategy, precision = adamw(made, 1e-1), SingleStrategy(), Precision("bf16", "cpu")
+    weight = made.encoder.layers[0].intermediate.weight
+    casts = []
+    for _ in range(3):
+        with precision.autocast():
+            loss = made(batch_of([16, 3, 9, 1], 20)).loss
+        copy = copy_of(weight)
+        assert isinstance(copy, Fp8Copy)
+        low, transposed, scale = copy.cast(weight)
+        expected, expected_scale = quantize(weight.detach().bfloat16(), torch.float8_e4m3fn)
+        assert torch.equal(low.float(), expected.float()) and torch.equal(transposed.float(), expected.float().t())
+        assert torch.equal(scale, expected_scale)
+        casts.append(low.float() * scale)
+        strategy.backward(loss, precision)
+        strategy.step(optimizer, precision)
+    assert not torch.equal(casts[0], casts[1]) and not torch.equal(casts[1], casts[2])
+
+
 def test_a_model_learns_a_batch_as_in_bf16() -> None:
     losses = {}
     for text in ("bf16-weights", "bf16-weights+fp8"):
