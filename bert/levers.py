@@ -141,8 +141,8 @@ def use_levers(model: "nn.Module", names: frozenset[str]) -> None:
 
 _COMPILING = frozenset({"compile", "cuda-graphs"})
 
-# Strategies that leave every parameter whole, and the same tensor.
-_WHOLE_PARAMETERS = frozenset({"single", "ddp", "horovod"})
+# Strategies that leave every parameter whole and the same tensor, and the optimizer as it is.
+_WHOLE_PARAMETERS = frozenset({"single", "ddp"})
 
 
 def use_weight_copies(
@@ -154,7 +154,7 @@ def use_weight_copies(
         model: on its device, wrapped by the strategy.
         names: levers that are on.
         precision: of the products; only bf16 has copies.
-        strategy: its name; none that cuts parameters up has copies.
+        strategy: its name; none that cuts parameters up or wraps the optimizer has copies.
         grad_accum_steps: micro-steps per update; several add their gradients up in float32.
         optimizer: its name; AdamW alone takes gradients in bf16.
     """
