@@ -1,14 +1,11 @@
 """A real nsys records a real program with NVTX ranges; the reader gives back what the program did."""
 
-import importlib.metadata
-import os
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
 
 from analysis.metrics.range_tree import RangeNode, range_tree
 from analysis.metrics.utilization import compute_utilization
@@ -74,38 +71,13 @@ STEP = [
 ]
 
 
-def skip_unless_nsys_can_record_nvtx() -> None:
-    if shutil.which("nsys") is None:
-        pytest.skip("nsys is not installed")
-    try:
-        nvtx = importlib.metadata.version("nvtx")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("the package nvtx is not installed")
-    said = subprocess.run(["nsys", "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
-    year = re.search(r"\b(20\d\d)\.", said)
-    newer = tuple(int(part) for part in re.findall(r"\d+", nvtx)[:3]) > (0, 2, 11)
-    if newer and (year is None or int(year[1]) < 2023):
-        pytest.skip(f"nvtx {nvtx} loses its ranges with this nsys ({said.strip()}): nvtx 0.2.11 keeps them")
-
-
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     skip_unless_nsys_can_record_nvtx()
     folder = tmp_path_factory.mktemp("nsys")
     (folder / "program.py").write_text(PROGRAM)
-    command = ["nsys", "profile", "-t", "nvtx", "--sample=none", "--cpuctxsw=none", "-c", "nvtx"]
-    command += ["-p", "bertbench:capture@bertbench", "--capture-range-end=stop", "-o", "report", "-f", "true"]
-    done = subprocess.run(
-        [*command, sys.executable, "program.py"],
-        cwd=folder,
-        env={**os.environ, "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0", "SECRET_TOKEN": "hush-hush"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert (folder / "report.nsys-rep").is_file(), done.stdout + done.stderr
-    return folder / "report.nsys-rep"
+    options = ["-c", "nvtx", "-p", "bertbench:capture@bertbench", "--capture-range-end=stop"]
+    return record(folder, ["program.py"], options, {"SECRET_TOKEN": "hush-hush"})
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,10 @@
 """One run recorded by Nsight Systems and by the PyTorch profiler at once: both readers tell the same times."""
 
-import os
 import subprocess
-import sys
 
 import pytest
 from support.cli import ROOT
-from test_nsys_recording import skip_unless_nsys_can_record_nvtx
+from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
 
 from analysis.readers import kineto, nsys
 from analysis.timeline import Timeline
@@ -50,17 +48,8 @@ def timelines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Timeline, Timel
     folder = tmp_path_factory.mktemp("both")
     (folder / "program.py").write_text(PROGRAM)
     trace, database = folder / "trace-rank0.json.gz", folder / "report.sqlite"
-    command = ["nsys", "profile", "-t", "nvtx", "--sample=none", "--cpuctxsw=none", "-o", "report", "-f", "true"]
-    done = subprocess.run(
-        [*command, sys.executable, "program.py", str(trace)],
-        cwd=folder,
-        env={**os.environ, "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert (folder / "report.nsys-rep").is_file() and trace.is_file(), done.stdout + done.stderr
+    record(folder, ["program.py", str(trace)], [], {"PYTHONPATH": str(ROOT)})
+    assert trace.is_file()
     command = ["nsys", "export", "--quiet=true", "--type=sqlite", f"--output={database}", "report.nsys-rep"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=200)
     (found,) = nsys.read(database)
@@ -86,10 +75,10 @@ def test_phase_times_agree(timelines: tuple[Timeline, Timeline]) -> None:
 
 def agree(pairs: list[tuple[float, float]]) -> None:
     """The PyTorch profiler's range is around that of nsys: never shorter, and longer only where the program was held up
-    between their two calls, which at least one of all was not."""
+    between their two calls, which the middle one of all was not."""
     for one, other in pairs:
         assert one > other - 1e5, f"{pairs} ns"
-    assert min(one / other for one, other in pairs) == pytest.approx(1, abs=0.02), f"{pairs} ns"
+    assert sorted(one / other for one, other in pairs)[len(pairs) // 2] == pytest.approx(1, abs=0.02), f"{pairs} ns"
 
 
 def step_ns(timeline: Timeline, step: int) -> float:
