@@ -16,8 +16,9 @@ from torch.autograd.function import Function, once_differentiable
 
 from bert.config import ModelConfig
 from bert.copies import Linear
-from bert.dropout import keep_mask, keep_scale, own_kernels, random_levels
+from bert.dropout import own_kernels
 from bert.sequences import Chunk, Unpadded, chunks
+from bert.softmax import Weights, softmax_dropout, softmax_dropout_backward
 
 Where = Tensor | Unpadded | None
 """bool mask of rows, True for tokens that may be attended to, or None where all may: [B, 1, 1, S] of padded rows,
@@ -25,7 +26,13 @@ Where = Tensor | Unpadded | None
 
 
 def attend(
-    qkv: Tensor, where: Where, dropout_probability: float, *, in_chunks: bool = True, in_bf16: bool = True
+    qkv: Tensor,
+    where: Where,
+    dropout_probability: float,
+    *,
+    in_chunks: bool = True,
+    in_bf16: bool = True,
+    fused: bool = False,
 ) -> Tensor:
     """Return softmax(Q K^T / sqrt(D)) V, with dropout on the weights (Vaswani et al. 2017, eq. 1).
 
@@ -35,12 +42,16 @@ def attend(
         dropout_probability: of the weights.
         in_chunks: whether a CPU works on a few sequences at a time.
         in_bf16: whether a CPU multiplies bf16 matrices as such, if it has instructions for it; else in float32.
+        fused: whether a CPU does what stands between the products in one pass (bert.softmax).
 
     Returns:
         [B, S, N, D] or [T, N, D].
+
+    Raises:
+        MissingToolError: `fused`, and there is no C compiler.
     """
     if own_kernels(qkv) and (dropout_probability > 0.0 or qkv.requires_grad):
-        return _attend_here(qkv, where, dropout_probability, in_chunks, in_bf16)
+        return _attend_here(qkv, where, dropout_probability, in_chunks, in_bf16, fused)
     if isinstance(where, Unpadded) and qkv.is_cuda and qkv.dtype.itemsize == 2:
         return _attend_by_flash(qkv, where, dropout_probability)
     if isinstance(where, Unpadded):
@@ -59,6 +70,7 @@ class SelfAttention(nn.Module):
         self.dropout = config.attention_dropout
         self.in_chunks = True
         self.in_bf16 = True
+        self.fused = False
         self.qkv = Linear(config.hidden_size, 3 * config.hidden_size)
         self.output = Linear(config.hidden_size, config.hidden_size)
 
@@ -66,7 +78,8 @@ class SelfAttention(nn.Module):
         """Return [B, S, H] of [B, S, H], or [T, H] of [T, H], of tokens that lie so."""
         qkv = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
         probability = self.dropout if self.training else 0.0
-        context = attend(qkv, where, probability, in_chunks=self.in_chunks, in_bf16=self.in_bf16)
+        how = {"in_chunks": self.in_chunks, "in_bf16": self.in_bf16, "fused": self.fused}
+        context = attend(qkv, where, probability, **how)
         output: Tensor = self.output(context.flatten(-2))
         return output
 
@@ -95,15 +108,15 @@ def _attend_apart(qkv: Tensor, where: Unpadded, probability: float, in_chunks: b
     return torch.cat(parts)
 
 
-def _attend_here(qkv: Tensor, where: Where, probability: float, in_chunks: bool, in_bf16: bool) -> Tensor:
+def _attend_here(qkv: Tensor, where: Where, probability: float, in_chunks: bool, in_bf16: bool, fused: bool) -> Tensor:
     heads, products = qkv.shape[-2], _product_type(qkv.dtype, in_bf16)
     if isinstance(where, Unpadded):
         parts = where.chunks(heads, in_chunks)
-        found: Tensor = _Attention.apply(qkv, parts, None, probability, products)  # type: ignore[no-untyped-call]
+        found: Tensor = _Attention.apply(qkv, parts, None, probability, products, fused)  # type: ignore[no-untyped-call]
         return found
     rows, length = qkv.shape[:2]
     parts = tuple(chunks((length,) * rows, heads, in_chunks))
-    found = _Attention.apply(qkv.flatten(0, 1), parts, where, probability, products)  # type: ignore[no-untyped-call]
+    found = _Attention.apply(qkv.flatten(0, 1), parts, where, probability, products, fused)  # type: ignore[no-untyped-call]
     padded: Tensor = found.unflatten(0, (rows, length))
     return padded
 
@@ -126,31 +139,41 @@ class _Attention(Function):
         mask: Tensor | None,
         probability: float,
         products: torch.dtype,
+        fused: bool,
     ) -> Tensor:
         """Return [T, N, D] of qkv [T, 3, N, D]; a mask [B, 1, 1 or S, S] leaves keys of rows out."""
         with torch.autocast("cpu", enabled=False):
-            ctx.parts, ctx.probability, ctx.products = parts, probability, products
+            ctx.parts, ctx.products, ctx.how = parts, products, (qkv.shape[-1] ** -0.5, probability, fused)
             context = torch.empty_like(qkv[:, 0])
-            saved = []
+            saved: list[Tensor | None] = []
             for part in parts:
-                rows, weights, levels = _forward(_by_head(part.take(qkv), products), _own_mask(part, mask), probability)
-                part.put(context, rows)
-                saved += [weights, levels]
+                own, shape = _by_head(part.take(qkv), products)
+                kept, weights = softmax_dropout(
+                    torch.bmm(own[0], own[1].transpose(1, 2)), _own_mask(part, mask), *ctx.how
+                )
+                part.put(context, torch.bmm(kept, own[2]).view(shape[1:]).transpose(1, 2))
+                saved += weights
             ctx.save_for_backward(qkv, *saved)
             return context
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         qkv, *saved = ctx.saved_tensors
         with torch.autocast("cpu", enabled=False):
             grad_qkv = torch.empty_like(qkv)
             for number, part in enumerate(ctx.parts):
-                given = _by_head(part.take(grad)[:, :, None], ctx.products)
-                own = _by_head(part.take(qkv), ctx.products)
-                weights, levels = saved[2 * number : 2 * number + 2]
-                part.put(grad_qkv, _backward(given[0], own, weights, levels, ctx.probability))
-            return grad_qkv, None, None, None, None
+                (given,), _ = _by_head(part.take(grad)[:, :, None], ctx.products)
+                (query, key, value), shape = _by_head(part.take(qkv), ctx.products)
+                scores, kept = softmax_dropout_backward(
+                    torch.bmm(given, value.transpose(1, 2)), Weights(*saved[2 * number : 2 * number + 2]), *ctx.how
+                )
+                grads = torch.empty(3, *query.shape, dtype=query.dtype)
+                torch.bmm(scores, key, out=grads[0])
+                torch.bmm(scores.transpose(1, 2), query, out=grads[1])
+                torch.bmm(kept.transpose(1, 2), given, out=grads[2])
+                part.put(grad_qkv, grads.view(shape).permute(1, 3, 0, 2, 4))
+            return grad_qkv, None, None, None, None, None
 
 
 def _own_mask(part: Chunk, mask: Tensor | None) -> Tensor | None:
@@ -161,44 +184,7 @@ def _own_mask(part: Chunk, mask: Tensor | None) -> Tensor | None:
     return mask[first : first + len(part.lengths)]
 
 
-def _by_head(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """[b, m, K, N, D] of any strides and type -> [K, b, N, m, D], in memory of its own."""
+def _by_head(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, torch.Size]:
+    """[b, m, K, N, D] of any strides and type -> own memory [K, b x N, m, D], and the shape [K, b, N, m, D]."""
     heads = tensor.permute(2, 0, 3, 1, 4)
-    return torch.empty(heads.shape, dtype=dtype).copy_(heads)
-
-
-def _forward(qkv: Tensor, mask: Tensor | None, probability: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the context [b, m, N, D] of [3, b, N, m, D], the weights [b x N, m, m] before dropout, and its random
-    bits; None without dropout.
-    """
-    _, rows, heads, length, width = qkv.shape
-    query, key, value = qkv.flatten(1, 2)
-    scores = torch.bmm(query, key.transpose(1, 2))
-    weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).mul_(width**-0.5)
-    if mask is not None:
-        # The lowest finite number: a sequence without any real token gets equal weights, not NaN.
-        weights.view(rows, heads, length, length).masked_fill_(~mask, torch.finfo(weights.dtype).min)
-    torch.softmax(weights, -1, out=weights)
-    levels, kept = None, weights
-    if probability:
-        levels = random_levels(weights)
-        kept = keep_mask(levels, probability, weights.dtype).mul_(weights)
-    context = torch.bmm(kept.to(value.dtype), value).mul_(keep_scale(probability))
-    return context.view(rows, heads, length, width).transpose(1, 2), weights, levels
-
-
-def _backward(grad: Tensor, qkv: Tensor, weights: Tensor, levels: Tensor | None, probability: float) -> Tensor:
-    """Return the gradient [b, m, 3, N, D] of qkv [3, b, N, m, D], from that of the context [b, N, m, D]."""
-    width, shape = qkv.shape[-1], qkv.shape
-    query, key, value = qkv.flatten(1, 2)
-    grad = grad.flatten(0, 1).mul_(keep_scale(probability))
-    grad_weights, kept = torch.bmm(grad, value.transpose(1, 2)).to(weights.dtype), weights
-    if levels is not None:
-        kept = keep_mask(levels, probability, weights.dtype)
-        grad_weights.mul_(kept)
-        kept.mul_(weights)
-    grad_value = torch.bmm(kept.to(grad.dtype).transpose(1, 2), grad)
-    grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-    grad_scores = grad_scores.mul_(width**-0.5).to(grad.dtype)
-    grad_query, grad_key = torch.bmm(grad_scores, key), torch.bmm(grad_scores.transpose(1, 2), query)
-    return torch.stack([grad_query, grad_key, grad_value]).view(shape).permute(1, 3, 0, 2, 4)
+    return torch.empty(heads.shape, dtype=dtype).copy_(heads).flatten(1, 2), heads.shape

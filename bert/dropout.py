@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from bert.native import is_wanted, loops
+
 # A dropout probability is rounded to a multiple of 1 / _LEVELS, which moves it by at most 2^-17.
 _LEVELS = 1 << 16
 
@@ -39,9 +41,21 @@ def own_kernels(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def random_levels(like: Tensor) -> Tensor:
-    """Draw int16 numbers, uniform over all 2^16 values, in the shape of `like` from PyTorch's CPU generator."""
+def random_levels(like: Tensor, fused: bool = False) -> Tensor:
+    """Draw int16 numbers, uniform over all 2^16 values, in the shape of `like`.
+
+    They come from PyTorch's CPU generator, one number after another. `fused` takes one number from it as the key of
+    Philox4x32-10 (Salmon et al. 2011), which all threads compute at once, compiled as in bert.elementwise.
+
+    Raises:
+        MissingToolError: `fused`, and there is no C compiler.
+    """
     count = like.numel()
+    if fused and is_wanted():
+        levels = torch.empty(like.shape, dtype=torch.int16)
+        key = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) & (2**64 - 1)
+        loops().random_levels(count, torch.get_num_threads(), key, levels.data_ptr())
+        return levels
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)  # four numbers in each word
     return words.view(torch.int16)[:count].view(like.shape)
 

@@ -1,9 +1,11 @@
-/* Loops of bert/elementwise.py over rows of n values, each row by one thread; bert/native.py compiles them.
+/* Loops of bert/elementwise.py and bert/softmax.py over rows of n values, each row by one thread; bert/native.py
+   compiles them.
 
    Layer normalization: Ba et al. 2016, arXiv 1607.06450. GELU: Hendrycks and Gimpel 2016, arXiv 1606.08415.
    The file includes itself, once for each type T of what linear layers give. */
 #ifndef T
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -32,23 +34,81 @@ static inline bf16 to_bf16(float value)
     return value != value ? 0x7fc0 : nearest;
 }
 
-/* e^x of x <= 0: 2^k by the exponent's bits, 2^f of |f| <= 1/2 by the first 7 terms of its series, 2e-7 off at most. */
+/* Of -0 too. */
+static inline int is_negative(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return (int)(bits >> 31);
+}
+
+/* Integers in the order of floats, of which processors find the greatest faster. */
+static inline int32_t ordered(float value)
+{
+    int32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+static inline float from_ordered(int32_t order)
+{
+    int32_t bits = order ^ ((order >> 31) & 0x7fffffff);
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* e^x of x <= 0, 0 below the normal numbers: 2^k by the exponent's bits, e^r of r = x - k ln 2, |r| <= ln 2 / 2, by the
+   first 7 terms of its series; 3e-7 off at most. */
 static inline float exp_negative(float x)
 {
-    float power = x * 1.44269504f;
-    power = power < -126.0f ? -126.0f : power;
-    float k = floorf(power + 0.5f), f = power - k;
-    float series = 1.5403530e-4f;
-    series = series * f + 1.3333558e-3f;
-    series = series * f + 9.6181291e-3f;
-    series = series * f + 5.5504109e-2f;
-    series = series * f + 2.4022651e-1f;
-    series = series * f + 6.9314718e-1f;
-    series = series * f + 1.0f;
+    x = x < -88.0296919f ? -88.0296919f : x; /* -127 ln 2 */
+    float k = floorf(x * 1.44269504f + 0.5f);
+    /* ln 2 in two parts. Calls, since sums may be put in another order. */
+    float r = fmaf(k, 1.90465432e-9f, fmaf(k, -0.693147182f, x));
+    float series = 1.38888889e-3f;
+    series = series * r + 8.33333333e-3f;
+    series = series * r + 4.16666667e-2f;
+    series = series * r + 1.66666667e-1f;
+    series = series * r + 0.5f;
+    series = series * r + 1.0f;
+    series = series * r + 1.0f;
     uint32_t bits = (uint32_t)((int32_t)k + 127) << 23;
     float scale;
     memcpy(&scale, &bits, 4);
     return series * scale;
+}
+
+#define BLOCKS 16 /* of Philox at once, each of four words */
+
+/* Random levels of `count` elements: Philox4x32-10 of Salmon et al. 2011 (Parallel random numbers: as easy as 1, 2, 3),
+   counters from 0. Word w of a batch of 16 blocks begins at its level 32 w; the threads change nothing. */
+void random_levels(long count, int threads, uint64_t key, int16_t *levels)
+{
+    const long batch = 8 * BLOCKS, batches = (count + batch - 1) / batch;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long number = 0; number < batches; number++) {
+        uint32_t words[4][BLOCKS], first = (uint32_t)key, second = (uint32_t)(key >> 32);
+        for (int i = 0; i < BLOCKS; i++) {
+            uint64_t counter = (uint64_t)number * BLOCKS + i;
+            words[0][i] = (uint32_t)counter;
+            words[1][i] = (uint32_t)(counter >> 32);
+            words[2][i] = words[3][i] = 0;
+        }
+        for (int round = 0; round < 10; round++) {
+            for (int i = 0; i < BLOCKS; i++) {
+                uint64_t even = (uint64_t)words[0][i] * 0xd2511f53u, odd = (uint64_t)words[2][i] * 0xcd9e8d57u;
+                words[0][i] = (uint32_t)(odd >> 32) ^ words[1][i] ^ first;
+                words[1][i] = (uint32_t)odd;
+                words[2][i] = (uint32_t)(even >> 32) ^ words[3][i] ^ second;
+                words[3][i] = (uint32_t)even;
+            }
+            first += 0x9e3779b9u;
+            second += 0xbb67ae85u;
+        }
+        long left = count - number * batch;
+        memcpy(levels + number * batch, words, 2 * (left < batch ? left : batch));
+    }
 }
 
 #define T bf16
@@ -79,7 +139,6 @@ static inline void NAME(forward_row)(
     float *restrict wide, T *restrict narrow, float *mean, float *inverse)
 {
     float sum = 0.0f, squares = 0.0f;
-#pragma omp simd reduction(+ : sum)
     for (long i = 0; i < n; i++) {
         float own = LOAD(x[i]);
         float value = residual[i] + (drops ? (level[i] >= threshold ? own * scale : 0.0f) : own);
@@ -87,13 +146,11 @@ static inline void NAME(forward_row)(
         sum += value;
     }
     float middle = sum / n;
-#pragma omp simd reduction(+ : squares)
     for (long i = 0; i < n; i++) {
         float centred = wide[i] - middle;
         squares += centred * centred;
     }
     float steep = 1.0f / sqrtf(squares / n + eps);
-#pragma omp simd
     for (long i = 0; i < n; i++) {
         float value = (wide[i] - middle) * steep * weight[i] + bias[i];
         wide[i] = value;
@@ -130,7 +187,6 @@ static inline void NAME(backward_row)(
     float *restrict weight_sums, float *restrict bias_sums, float *restrict normed)
 {
     float sum = 0.0f, along = 0.0f;
-#pragma omp simd reduction(+ : sum, along)
     for (long i = 0; i < n; i++) {
         float own = LOAD(x[i]), grad = grad_wide[i];
         if (TWICE)
@@ -147,7 +203,6 @@ static inline void NAME(backward_row)(
     }
     sum /= n;
     along /= n;
-#pragma omp simd
     for (long i = 0; i < n; i++) {
         float grad = (grad_residual[i] - sum - normed[i] * along) * inverse;
         grad_residual[i] = grad;
@@ -193,6 +248,76 @@ void NAME(gelu_backward)(long count, int threads, const T *restrict grad, const 
         float tail = 0.5f * t * series * density;
         float below = value < 0.0f ? tail : 1.0f - tail;
         grad_x[i] = STORE(LOAD(grad[i]) * (below + 0.398942280f * value * density));
+    }
+}
+
+/* One row of softmax(scores factor) where allowed, and of what dropout keeps of it, times scale. The weights that are
+   dropped get their sign bit set. Where nothing is allowed all weights are equal. */
+static inline void NAME(softmax_row)(
+    long n, int masks, int drops, const T *restrict scores, const uint8_t *restrict allowed, float factor,
+    const int16_t *restrict level, int threshold, float scale, float *restrict weights, T *restrict kept)
+{
+    int32_t order = INT32_MIN;
+    for (long i = 0; i < n; i++) {
+        float value = LOAD(scores[i]) * factor;
+        if (masks)
+            value = allowed[i] ? value : -FLT_MAX;
+        weights[i] = value;
+        int32_t own = ordered(value);
+        order = own > order ? own : order;
+    }
+    float most = from_ordered(order), sum = 0.0f;
+    for (long i = 0; i < n; i++) {
+        float value = exp_negative(weights[i] - most);
+        weights[i] = value;
+        sum += value;
+    }
+    float part = 1.0f / sum;
+    for (long i = 0; i < n; i++) {
+        float value = weights[i] * part;
+        int keeps = drops ? level[i] >= threshold : 1;
+        weights[i] = keeps ? value : -value;
+        kept[i] = STORE(keeps ? value * scale : 0.0f);
+    }
+}
+
+/* scores, weights and kept [sequences, heads, n, n], rows of n of them all; levels is NULL without dropout. allowed is
+   [sequences, n, n] where `whole`, else [sequences, n]; NULL where all may be attended to. */
+void NAME(softmax_forward)(
+    long rows, long n, int threads, const T *scores, const uint8_t *allowed, long heads, int whole, float factor,
+    const int16_t *levels, int threshold, float scale, float *weights, T *kept)
+{
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long row = 0; row < rows; row++) {
+        long at = row * n, sequence = row / (heads * n);
+        const uint8_t *own = allowed ? allowed + (whole ? sequence * n + row % n : sequence) * n : allowed;
+        if (levels && own)
+            NAME(softmax_row)(n, 1, 1, scores + at, own, factor, levels + at, threshold, scale, weights + at, kept + at);
+        else if (levels)
+            NAME(softmax_row)(n, 0, 1, scores + at, own, factor, levels + at, threshold, scale, weights + at, kept + at);
+        else
+            NAME(softmax_row)(n, own != 0, 0, scores + at, own, factor, levels, threshold, scale, weights + at, kept + at);
+    }
+}
+
+/* Of rows of n: in grad, the gradient of what was kept, that of the scores takes its place; and what was kept again. */
+void NAME(softmax_backward)(
+    long rows, long n, int threads, T *restrict grad, const float *restrict weights, float factor, float scale,
+    T *restrict kept)
+{
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long row = 0; row < rows; row++) {
+        long begin = row * n, end = begin + n;
+        float along = 0.0f;
+        for (long i = begin; i < end; i++)
+            along += is_negative(weights[i]) ? 0.0f : LOAD(grad[i]) * weights[i];
+        along *= scale;
+        for (long i = begin; i < end; i++) {
+            int keeps = !is_negative(weights[i]);
+            float value = fabsf(weights[i]), own = keeps ? LOAD(grad[i]) * scale : 0.0f;
+            grad[i] = STORE(value * (own - along) * factor);
+            kept[i] = STORE(keeps ? value * scale : 0.0f);
+        }
     }
 }
 

@@ -20,7 +20,7 @@ from bert.dropout import dropout_add, keep_mask, keep_scale, own_kernels, random
 from bert.native import is_wanted, loops
 
 # Types of what linear layers give for which there are loops.
-_LOOPS = {torch.bfloat16: "bf16", torch.float32: "float"}
+LOOP_TYPES = {torch.bfloat16: "bf16", torch.float32: "float"}
 
 
 class Stream(NamedTuple):
@@ -45,7 +45,7 @@ def residual_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, probability: 
         residual: as the LayerNorm before gave it.
         norm: with weight and bias; it says whether this is training.
         probability: of dropout.
-        fused: whether in training on a CPU it is done in one pass each way, with the same random numbers.
+        fused: whether in training on a CPU it is done in one pass each way, with random numbers of its own.
 
     Raises:
         MissingToolError: there is no C compiler.
@@ -58,7 +58,7 @@ def residual_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, probability: 
 
 def gelu(x: Tensor, fused: bool = False) -> Tensor:
     """Return GELU(x) of any shape, by the error function; `fused` as in `residual_norm`."""
-    if fused and own_kernels(x) and x.requires_grad and x.dtype in _LOOPS and is_wanted():
+    if fused and own_kernels(x) and x.requires_grad and x.dtype in LOOP_TYPES and is_wanted():
         result: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
         return result
     return F.gelu(x)
@@ -80,9 +80,10 @@ class _ResidualNorm(Function):
     def forward(
         ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, probability: float
     ) -> tuple[Tensor, ...]:
-        levels = random_levels(x) if probability else None
+        by_loops = _has_loops(x, residual)
+        levels = random_levels(x, by_loops) if probability else None
         with torch.autocast("cpu", enabled=False):
-            forward = _loop_forward if _has_loops(x, residual) else _forward
+            forward = _loop_forward if by_loops else _forward
             x, residual = x.contiguous(), residual.contiguous()
             *results, mean, inverse = forward(x, residual, levels, weight, bias, eps, probability)
         ctx.save_for_backward(x, residual, levels, weight, mean, inverse)
@@ -113,13 +114,13 @@ class _Gelu(Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         grad, grad_x = grad.contiguous(), torch.empty_like(x)
-        loop = getattr(loops(), f"gelu_backward_{_LOOPS[x.dtype]}")
+        loop = getattr(loops(), f"gelu_backward_{LOOP_TYPES[x.dtype]}")
         loop(x.numel(), torch.get_num_threads(), grad.data_ptr(), x.data_ptr(), grad_x.data_ptr())
         return grad_x
 
 
 def _has_loops(x: Tensor, residual: Tensor) -> bool:
-    return residual.dtype == torch.float32 and x.dtype in _LOOPS and is_wanted()
+    return residual.dtype == torch.float32 and x.dtype in LOOP_TYPES and is_wanted()
 
 
 def _forward(
@@ -174,10 +175,10 @@ def _loop_forward(
     narrow = None if x.dtype == wide.dtype else torch.empty_like(x)
     mean, inverse = (torch.empty(*x.shape[:-1], 1) for _ in range(2))
     weight, bias = weight.contiguous(), bias.contiguous()
-    getattr(loops(), f"norm_forward_{_LOOPS[x.dtype]}")(
-        mean.numel(), width, torch.get_num_threads(), x.data_ptr(), residual.data_ptr(), _address(levels),
+    getattr(loops(), f"norm_forward_{LOOP_TYPES[x.dtype]}")(
+        mean.numel(), width, torch.get_num_threads(), x.data_ptr(), residual.data_ptr(), address(levels),
         threshold(probability), keep_scale(probability), eps, weight.data_ptr(), bias.data_ptr(), wide.data_ptr(),
-        _address(narrow), mean.data_ptr(), inverse.data_ptr(),
+        address(narrow), mean.data_ptr(), inverse.data_ptr(),
     )  # fmt: skip
     return wide, *([] if narrow is None else [narrow]), mean, inverse
 
@@ -196,9 +197,9 @@ def _loop_backward(
     width, threads = x.shape[-1], torch.get_num_threads()
     grad_x, grad_residual = torch.empty_like(x), torch.empty_like(residual)
     sums, weight = torch.zeros(threads, 3, width), weight.contiguous()
-    getattr(loops(), f"norm_backward_{_LOOPS[x.dtype]}")(
-        mean.numel(), width, threads, grads[0].data_ptr(), _address(grads[1] if len(grads) > 1 else None),
-        x.data_ptr(), residual.data_ptr(), _address(levels), threshold(probability), keep_scale(probability),
+    getattr(loops(), f"norm_backward_{LOOP_TYPES[x.dtype]}")(
+        mean.numel(), width, threads, grads[0].data_ptr(), address(grads[1] if len(grads) > 1 else None),
+        x.data_ptr(), residual.data_ptr(), address(levels), threshold(probability), keep_scale(probability),
         weight.data_ptr(), mean.data_ptr(), inverse.data_ptr(), grad_x.data_ptr(), grad_residual.data_ptr(),
         sums.data_ptr(),
     )  # fmt: skip
@@ -206,5 +207,6 @@ def _loop_backward(
     return grad_x, grad_residual, grad_weight, grad_bias
 
 
-def _address(tensor: Tensor | None) -> int | None:
+def address(tensor: Tensor | None) -> int | None:
+    """Return where the first element lies, for a loop; NULL for none."""
     return None if tensor is None else tensor.data_ptr()

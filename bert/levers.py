@@ -38,7 +38,9 @@ LEVERS = {
         ("cpu",),
     ),
     "fused-elementwise": Lever(
-        "dropout, residual and norm in one pass each way, GELU's backward pass in another", (), compiled=True
+        "dropout, residual and norm in one pass each way, so too attention's softmax and dropout; GELU's backward pass",
+        (),
+        compiled=True,
     ),
     "bf16-attention": Lever("with bf16, attention's products in bf16 too, where the CPU has instructions", ("cpu",)),
     "fp8": Lever("with bf16, the layers' linear products in FP8", ()),
@@ -137,6 +139,7 @@ def use_levers(model: "nn.Module", names: frozenset[str]) -> None:
         elif isinstance(part, SelfAttention):
             part.in_chunks = "chunks" in names
             part.in_bf16 = "bf16-attention" in names
+            part.fused = "fused-elementwise" in names
 
 
 _COMPILING = frozenset({"compile", "cuda-graphs"})

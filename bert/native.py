@@ -17,14 +17,32 @@ from common.errors import MissingToolError
 VARIABLE = "BERTBENCH_COMPILE"
 _SOURCE = Path(__file__).with_name("elementwise.c")
 # Nothing that changes how other code of the process computes, as -ffast-math does when it is linked.
-_FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
+_FLAGS = (
+    "-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
+    "-fassociative-math", "-fopenmp", "-shared", "-fPIC",
+)  # fmt: skip
 _LONGEST_SECONDS = 120.0
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+_RANDOM_LEVELS = (_LONG, _INT, ctypes.c_uint64, _POINTER)
 _ARGUMENTS = {
     "norm_forward": (_LONG, _LONG, _INT, *3 * (_POINTER,), _INT, _FLOAT, _FLOAT, *6 * (_POINTER,)),
     "norm_backward": (_LONG, _LONG, _INT, *5 * (_POINTER,), _INT, _FLOAT, *6 * (_POINTER,)),
     "gelu_backward": (_LONG, _INT, *3 * (_POINTER,)),
+    "softmax_forward": (
+        _LONG,
+        _LONG,
+        _INT,
+        *2 * (_POINTER,),
+        _LONG,
+        _INT,
+        _FLOAT,
+        _POINTER,
+        _INT,
+        _FLOAT,
+        *2 * (_POINTER,),
+    ),
+    "softmax_backward": (_LONG, _LONG, _INT, *2 * (_POINTER,), *2 * (_FLOAT,), _POINTER),
 }
 
 
@@ -45,10 +63,10 @@ def loops() -> ctypes.CDLL:
         found = ctypes.CDLL(os.fspath(library))
     except OSError as error:
         raise MissingToolError(f"{library} cannot be loaded ({error}): delete it, and it is compiled again") from error
-    for name, arguments in _ARGUMENTS.items():
-        for kind in ("bf16", "float"):
-            function = getattr(found, f"{name}_{kind}")
-            function.argtypes, function.restype = arguments, None
+    types = {f"{name}_{kind}": types for name, types in _ARGUMENTS.items() for kind in ("bf16", "float")}
+    for name, arguments in {"random_levels": _RANDOM_LEVELS, **types}.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, None
     return found
 
 

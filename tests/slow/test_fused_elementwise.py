@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.cli import Cli
+from support.softmax_formula import HEADS, LENGTH, MASKS
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
@@ -16,10 +17,12 @@ from bert import native
 from bert.batch import Batch, BatchCounts
 from bert.config import ModelConfig
 from bert.convert import load_hugging_face_state, to_hugging_face_state
+from bert.dropout import random_levels, threshold
 from bert.elementwise import gelu, residual_norm
 from bert.encoder import recompute_activations
 from bert.levers import use_levers
 from bert.model import BertForPretraining
+from bert.softmax import softmax_dropout, softmax_dropout_backward
 
 VOCAB = 101
 LENGTHS = ([16, 3, 9, 1], [1], [1, 1, 1], [13], [5, 64, 17, 31, 2, 64], [4, 0, 7], [7, 7])
@@ -28,7 +31,10 @@ LEVER = "fused-elementwise"
 
 @pytest.fixture(autouse=True)
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops, with the random numbers that PyTorch's functions get."""
     monkeypatch.setenv(native.VARIABLE, "1")
+    for module in ("elementwise", "softmax"):
+        monkeypatch.setattr(f"bert.{module}.random_levels", lambda like, fused: random_levels(like))
 
 
 def shape(dropout: float = 0.0) -> ModelConfig:
@@ -200,6 +206,7 @@ def test_two_ranks_train_as_without_it(cli: Cli, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
     results = trials(
         cli, "--levers", "unpad", f"unpad+{LEVER}", "--devices", "2", "--strategies", "ddp", "--batch-sizes", "2",
+        "--dropout", "0",
         "--start", "1", "--stop", "6",
     )  # fmt: skip
     assert [result["status"] for result in results] == ["ok", "ok"]
@@ -223,3 +230,90 @@ def test_the_compiler_warns_of_nothing(tmp_path: Path) -> None:
     done = subprocess.run([*command, "-o", os.fspath(tmp_path / "made.so")], capture_output=True, text=True, check=True)
     warnings = itertools.filterfalse(lambda line: "unused-parameter" in line, done.stderr.splitlines())
     assert not [line for line in warnings if "warning:" in line]
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_softmax_and_its_gradient_are_those_of_pytorchs_functions(
+    dtype: torch.dtype, name: str, probability: float
+) -> None:
+    torch.manual_seed(0)
+    scores, grad = (torch.randn(2 * HEADS, LENGTH, LENGTH).to(dtype) for _ in range(2))
+    both = []
+    for fused in (True, False):
+        torch.manual_seed(3)
+        kept, saved = softmax_dropout(scores.clone(), MASKS[name], 0.3, probability, fused)
+        assert (saved.levels is None) == (fused or not probability)
+        back, again = softmax_dropout_backward(grad.clone(), saved, 0.3, probability, fused)
+        assert torch.equal(kept, again)
+        both.append((kept, back, torch.get_rng_state()))
+    (kept, back, state), (wanted, wanted_back, wanted_state) = both
+    step = 2**-7 if dtype == torch.bfloat16 else 1e-5  # one step of bf16 is 2^-8
+    assert torch.equal(kept == 0, wanted == 0) and torch.equal(state, wanted_state)
+    torch.testing.assert_close(kept, wanted, rtol=step, atol=1e-6)
+    torch.testing.assert_close(back, wanted_back, rtol=step, atol=step * float(wanted_back.abs().max()))
+
+
+@pytest.mark.parametrize("length", [1, 3, 16, 33, 257])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 50.0, 1e4])
+def test_softmax_is_its_formula_to_the_last_digits_of_float32(length: int, spread: float) -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(6, length, length) * spread
+    kept, _ = softmax_dropout(scores, None, 1.0, 0.0, True)
+    rounded = 2**-24 * min(87, 8 * spread)  # the difference to the greatest score, in float32
+    torch.testing.assert_close(kept.double(), scores.double().softmax(-1), rtol=1e-6 + rounded, atol=1e-37)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_softmax_passes_on_what_is_not_a_number(value: float) -> None:
+    scores = torch.zeros(2, 4, 4)
+    scores[0, 1, 2] = value
+    kept, _ = softmax_dropout(scores, None, 1.0, 0.0, True)
+    assert torch.equal(kept.isnan(), scores.softmax(-1).isnan()) and kept[0, 1].isnan().all()
+
+
+def philox(counter: int, key: int) -> list[int]:
+    """The 8 numbers of 16 bits, low ones first, of a block of Philox4x32-10 as Salmon et al. 2011 define it."""
+    words = [counter >> 32 * n & 0xFFFFFFFF for n in range(4)]
+    first, second = key & 0xFFFFFFFF, key >> 32
+    for _ in range(10):
+        even, odd = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [odd >> 32 ^ words[1] ^ first, odd & 0xFFFFFFFF, even >> 32 ^ words[3] ^ second, even & 0xFFFFFFFF]
+        first, second = (first + 0x9E3779B9) & 0xFFFFFFFF, (second + 0xBB67AE85) & 0xFFFFFFFF
+    return [part for word in words for part in (word & 0xFFFF, word >> 16)]
+
+
+def test_the_reference_gives_the_published_answer() -> None:
+    words = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]  # of Random123's kat_vectors, all zeros
+    assert philox(0, 0) == [part for word in words for part in (word & 0xFFFF, word >> 16)]
+
+
+@pytest.mark.parametrize("count", [1, 7, 128, 1000, 4096 + 5])
+def test_random_levels_are_philox_whatever_the_threads(count: int) -> None:
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        torch.manual_seed(5)
+        found.append(random_levels(torch.empty(count), fused=True))
+    torch.set_num_threads(before)
+    assert torch.equal(*found) and found[0].dtype == torch.int16
+    torch.manual_seed(5)
+    key = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
+    blocks = [philox(block, key) for block in range(-(-count // 128) * 16)]
+    # In each 16 blocks the first words of all come first.
+    expected = [blocks[16 * many + block][2 * word + half] for many in range(-(-count // 128)) for word in range(4)
+                for block in range(16) for half in range(2)]  # fmt: skip
+    assert [number % 2**16 for number in found[0].tolist()] == expected[:count]
+
+
+def test_random_levels_drop_what_they_should_and_are_new_each_time() -> None:
+    torch.manual_seed(0)
+    first, second = (random_levels(torch.empty(1 << 20), fused=True) for _ in range(2))
+    for levels in (first, second):
+        dropped = (levels < threshold(0.1)).double()
+        deviation = (0.1 * 0.9 / len(levels)) ** 0.5
+        assert abs(float(dropped.mean()) - 0.1) < 4 * deviation
+        counts = torch.bincount(levels.int() + 2**15, minlength=2**16).double()
+        assert abs(float(((counts - 16).square() / 16).sum()) - 2**16) < 5 * (2 * 2**16) ** 0.5, "chi-squared"
+    assert abs(float(((first < 0) ^ (second < 0)).double().mean()) - 0.5) < 4 * 0.5 / 2**10
