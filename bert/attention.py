@@ -76,12 +76,14 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         """Return [B, S, H] of [B, S, H], or [T, H] of [T, H], of tokens that lie so."""
-        qkv = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1))
+        output: Tensor = self.output(self.context(self.qkv(hidden), where))
+        return output
+
+    def context(self, qkv: Tensor, where: Where) -> Tensor:
+        """Return what the heads attend to [..., H], of their queries, keys and values side by side [..., 3 H]."""
         probability = self.dropout if self.training else 0.0
         how = {"in_chunks": self.in_chunks, "in_bf16": self.in_bf16, "fused": self.fused}
-        context = attend(qkv, where, probability, **how)
-        output: Tensor = self.output(context.flatten(-2))
-        return output
+        return attend(qkv.unflatten(-1, (3, self.num_heads, -1)), where, probability, **how).flatten(-2)
 
 
 def _attend_by_flash(qkv: Tensor, where: Unpadded, probability: float) -> Tensor:

@@ -38,8 +38,8 @@ LEVERS = {
         ("cpu",),
     ),
     "fused-elementwise": Lever(
-        "dropout, residual and norm in one pass each way, so too attention's softmax and dropout; GELU's backward pass",
-        (),
+        "dropout, residual and norm in one pass each way, attention's softmax and dropout too; GELU's backward pass",
+        ("cpu",),
         compiled=True,
     ),
     "bf16-attention": Lever("with bf16, attention's products in bf16 too, where the CPU has instructions", ("cpu",)),

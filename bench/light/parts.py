@@ -23,7 +23,7 @@ from bench.light.products import (
     padded_layout,
     unpadded_layout,
 )
-from bert.attention import Where, attend
+from bert.attention import Where
 from bert.batch import Batch
 from bert.config import ModelConfig
 from bert.copies import LOW, copy_of, has_low_gradients
@@ -182,9 +182,8 @@ def _attention(subject: Subject) -> Part:
     qkv = subject.tensor(*ids.shape, 3 * config.hidden_size, grad=True)
 
     def forward() -> Tensor:
-        heads = qkv.unflatten(-1, (3, config.num_heads, -1))
-        levers = {"in_chunks": layer.in_chunks, "in_bf16": layer.in_bf16}
-        return attend(heads, where, config.attention_dropout, **levers).flatten(-2)
+        found: Tensor = layer.context(qkv, where)
+        return found
 
     component = attention_component(config, batch.counts, subject.layout, subject.dtype.itemsize)
     return Part(component, _both_ways(subject, forward, [qkv], _grad_of(subject, forward)))

@@ -46,7 +46,7 @@ def test_every_lever_gives_the_same_losses_and_gradients(text: str, bf16: bool) 
 
 
 def test_levers_go_by_name() -> None:
-    assert resolve_levers("auto", "cpu") == {"unpad", "chunks", "bf16-weights", "bf16-attention"}
+    assert resolve_levers("auto", "cpu") == {"unpad", "chunks", "bf16-weights", "bf16-attention", "fused-elementwise"}
     assert resolve_levers("auto", "cuda") == set()
     assert resolve_levers("none", "cpu") == set() and levers_text(()) == "none"
     assert levers_text(resolve_levers("unpad+chunks", "cuda")) == "chunks+unpad"
