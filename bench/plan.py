@@ -30,6 +30,8 @@ from common.errors import UsageError
 from common.registry import lookup
 
 AUTO = "auto"
+# Fewer processes do not show how much they differ by themselves.
+ROUNDS_THAT_DECIDE = 3
 WEAK, STRONG = "weak", "strong"
 
 
@@ -78,8 +80,8 @@ class Sweep:
     """Dropout probability everywhere, attention included."""
     seed: int = 42
     """Seed of weights, data order and dropout."""
-    rounds: int = 1
-    """Interleaved repetitions; 3 or more can decide."""
+    rounds: int | None = None
+    """Interleaved repetitions, 3 or more can decide; default 3 in throughput where implementations or levers compete, else 1."""
     start: int | None = None
     """First measured step (else: end of detected warm-up)."""
     stop: int | None = None
@@ -96,6 +98,12 @@ class Sweep:
     """Private memory per rank in GiB; more is oom."""
     threads: int | None = None
     """CPU threads per rank; default an equal share."""
+
+    @property
+    def repetitions(self) -> int:
+        """How often everything is measured."""
+        compete = len(self.implementations) > 1 or len(self.levers) > 1
+        return self.rounds or (ROUNDS_THAT_DECIDE if compete else 1)
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist and empty lists."""
@@ -125,7 +133,7 @@ class Sweep:
             if not getattr(self, option):
                 raise UsageError(f"--{option.replace('_', '-')} needs at least one value")
         lookup(dict.fromkeys((WEAK, STRONG)), self.scaling, "scaling")
-        if self.rounds < 1:
+        if self.rounds is not None and self.rounds < 1:
             raise UsageError(f"--rounds {self.rounds} must be at least 1")
         if self.memory_limit_gib is not None and not 0 < self.memory_limit_gib < math.inf:
             raise UsageError(f"--memory-limit-gib {self.memory_limit_gib} must be above 0 and finite")
@@ -223,7 +231,7 @@ def expand(
     options = sweep.strategy_options(names)
     trials = []
     for round_number, preset, seq_len, precision, world_size, strategy, batch, accumulated, memory in itertools.product(
-        range(sweep.rounds), sweep.presets, seq_lens, sweep.precisions, world_sizes, sweep.strategies,
+        range(sweep.repetitions), sweep.presets, seq_lens, sweep.precisions, world_sizes, sweep.strategies,
         sweep.batch_sizes, sweep.grad_accum, sweep.allocators,
     ):  # fmt: skip
         # The order of the competitors turns with the round, so that none is always first.

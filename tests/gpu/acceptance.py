@@ -41,6 +41,8 @@ def steps(run: Path) -> list[Step]:
         "auto",
         "unpad",
         "pack",
+        "--rounds",
+        "1",
     ]
     return [
         ("doctor", [*cli, "doctor", "--json"], 60),

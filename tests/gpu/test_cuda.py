@@ -39,7 +39,7 @@ def test_real_out_of_memory_is_a_row_and_the_next_trial_runs(cli: Cli) -> None:
 def test_three_more_implementations_stand_beside_ours(cli: Cli) -> None:
     pytest.importorskip("transformers")
     names = ("bertbench", "hf", "hf-compiled", "torch-encoder")
-    rows = sweep(cli, "--preset", "base", "--batch-sizes", "32", "--implementations", *names)
+    rows = sweep(cli, "--preset", "base", "--batch-sizes", "32", "--rounds", "1", "--implementations", *names)
     assert {row["implementation"]: row["status"] for row in rows} == dict.fromkeys(names, "ok")
 
 
@@ -141,7 +141,7 @@ def test_attention_without_padding_is_each_sequence_alone(dtype: torch.dtype) ->
 
 def test_training_without_padding_is_measured(cli: Cli) -> None:
     levers = ("auto", "unpad", "pack")
-    rows = sweep(cli, "--preset", "mini", "--precisions", "bf16", "--batch-sizes", "16", "--levers", *levers)
+    rows = sweep(cli, "--preset", "mini", "--precisions", "bf16", "--batch-sizes", "16", "--rounds", "1", "--levers", *levers)
     assert sorted((row["levers"], row["status"]) for row in rows) == [("", "ok"), ("pack", "ok"), ("unpad", "ok")]
 
 

@@ -206,7 +206,7 @@ def test_two_ranks_train_as_without_it(cli: Cli, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
     results = trials(
         cli, "--levers", "unpad", f"unpad+{LEVER}", "--devices", "2", "--strategies", "ddp", "--batch-sizes", "2",
-        "--dropout", "0",
+        "--dropout", "0", "--rounds", "1",
         "--start", "1", "--stop", "6",
     )  # fmt: skip
     assert [result["status"] for result in results] == ["ok", "ok"]

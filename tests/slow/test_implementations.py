@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_the_compiled_hugging_face_model_trains_and_its_first_step_is_no_measurement(cli: Cli) -> None:
-    done = cli.run(*SHORT, "--batch-sizes", "2", "--implementations", "hf", "hf-compiled", timeout=800)
+    done = cli.run(*SHORT, "--batch-sizes", "2", "--implementations", "hf", "hf-compiled", "--rounds", "1", timeout=800)
     assert done.returncode == 0, done.stderr
     eager, compiled = cli.results()
     assert compiled["status"] == "ok", compiled["reason"]

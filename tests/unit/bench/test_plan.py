@@ -17,7 +17,8 @@ CPU = Devices("cpu", (), 4)
 
 
 def test_every_combination_is_one_trial_with_an_id_of_its_own() -> None:
-    sweep = Sweep(batch_sizes=(4, 8), devices=(1, 2), precisions=("fp32", "bf16"), implementations=("bertbench", "hf"))
+    several = {"devices": (1, 2), "precisions": ("fp32", "bf16"), "implementations": ("bertbench", "hf")}
+    sweep = Sweep(batch_sizes=(4, 8), **several, rounds=1)
     trials = expand(sweep, CPU)
     assert len(trials) == len({trial.trial_id for trial in trials}) == 16
 
@@ -35,8 +36,15 @@ def test_competitors_take_turns_and_none_is_always_first() -> None:
     assert trials[0].micro_batch_size == trials[1].micro_batch_size, "they stand next to each other"
 
 
+def test_what_competes_is_measured_often_enough_to_decide() -> None:
+    assert len(expand(Sweep(implementations=("bertbench", "hf")), CPU)) == 2 * 3
+    assert len(expand(Sweep(levers=("auto", "none")), CPU)) == 2 * 3
+    assert len(expand(Sweep(implementations=("bertbench", "hf"), rounds=1), CPU)) == 2
+    assert len(expand(Sweep(batch_sizes=(4, 8)), CPU)) == 2
+
+
 def test_each_set_of_levers_is_a_competitor_of_our_own_model_alone() -> None:
-    sweep = Sweep(implementations=("bertbench", "hf"), levers=("auto", "none", "unpad+chunks", "chunks+unpad"))
+    sweep = Sweep(implementations=("bertbench", "hf"), levers=("auto", "none", "unpad+chunks", "chunks+unpad"), rounds=1)
     trials = expand(sweep, CPU)
     assert [(trial.implementation, trial.levers) for trial in trials] == [
         ("bertbench", ""), ("bertbench", "none"), ("bertbench", "chunks+unpad"), ("hf", ""),
@@ -51,7 +59,7 @@ def test_each_set_of_levers_is_a_competitor_of_our_own_model_alone() -> None:
 
 
 def test_each_allocator_is_a_trial_of_every_implementation_and_stands_beside_the_strategy() -> None:
-    trials = expand(Sweep(implementations=("bertbench", "hf"), allocators=("default", "keep")), CPU)
+    trials = expand(Sweep(implementations=("bertbench", "hf"), allocators=("default", "keep"), rounds=1), CPU)
     assert [(trial.implementation, trial.allocator) for trial in trials] == [
         ("bertbench", ""), ("hf", ""), ("bertbench", "keep"), ("hf", "keep"),
     ]  # fmt: skip
