@@ -17,7 +17,9 @@ of e bytes (2 in bf16 and fp16, else 4) and dropout masks of m bytes, a layer ke
     m H + 4 H      dropout mask, input of the second LayerNorm
 
 A fused attention keeps no weights; on CPUs attention keeps, per head, S x S weights of 4 bytes and, with dropout, 2
-random bytes for each. Where the layers compute real tokens alone, padding costs nothing: what is predicted is the most.
+random bytes for each. Levers (bert.levers) take less, and what is predicted is the most: where the layers compute real
+tokens alone, padding costs nothing; copies of weights stand in place of casts, with gradients in bf16; loops keep no
+random bytes of attention.
 Recomputed layers (Chen et al. 2016, arXiv 1604.06174) keep their input, 4 H bytes per token, and the tensors above
 exist for one layer at a time. Logits of M predicted positions over V words take (e + 8) M V bytes: themselves, their
 log-softmax and its gradient.
