@@ -81,7 +81,7 @@ class Sweep:
     seed: int = 42
     """Seed of weights, data order and dropout."""
     rounds: int | None = None
-    """Interleaved repetitions, 3 or more can decide; default 3 in throughput where implementations or levers compete, else 1."""
+    """Interleaved repetitions; default 3 in throughput where implementations or levers compete, else 1."""
     start: int | None = None
     """First measured step (else: end of detected warm-up)."""
     stop: int | None = None

@@ -1,5 +1,6 @@
 """The waterfall: from the floor of a step, loss by loss, to the step that was measured."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ Row = Mapping[str, Any]
 
 _ROW_HEIGHT = 0.34
 _LEAST_SHOWN = 1e-9
+# Characters of a line of the title that fit beside the names of the bars.
+_TITLE_WIDTH = 72
 
 
 def taken_apart(trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
@@ -37,7 +40,8 @@ def draw_waterfall(path: Path, row: Row) -> Picture:
     with matplotlib.rc_context(STYLE):
         figure, (axis,) = canvas(9.6, 1.1 + _ROW_HEIGHT * len(bars))
         _bars(axis, bars)
-        axis.set_title(f"{row['implementation']} {tables.model(row)} {tables.place(row)}")
+        title = f"{row['implementation']} {tables.model(row)} {tables.place(row)}"
+        axis.set_title("\n".join(textwrap.wrap(title, _TITLE_WIDTH, break_on_hyphens=False)))
         axis.set_xlabel("ms")
         save(figure, path)
     caption = (

@@ -74,9 +74,7 @@ def main(argv: list[str]) -> int:
     if options.sweep.start is None or options.sweep.stop is None:
         raise UsageError("profile needs the iterations to record: --start N --stop M records N .. M-1")
     devices = find_devices(options.device)
-    sweep = dataclasses.replace(
-        options.sweep, devices=options.sweep.devices or (1,), rounds=options.sweep.rounds or 1
-    )
+    sweep = dataclasses.replace(options.sweep, devices=options.sweep.devices or (1,), rounds=options.sweep.rounds or 1)
     trials = expand(sweep, devices, "profile", options.profiler, profiler_words(options))
     profiler = load_profiler(options.profiler, profiler_words(options))
     for trial in trials:

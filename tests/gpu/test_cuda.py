@@ -141,7 +141,9 @@ def test_attention_without_padding_is_each_sequence_alone(dtype: torch.dtype) ->
 
 def test_training_without_padding_is_measured(cli: Cli) -> None:
     levers = ("auto", "unpad", "pack")
-    rows = sweep(cli, "--preset", "mini", "--precisions", "bf16", "--batch-sizes", "16", "--rounds", "1", "--levers", *levers)
+    rows = sweep(
+        cli, "--preset", "mini", "--precisions", "bf16", "--batch-sizes", "16", "--rounds", "1", "--levers", *levers
+    )
     assert sorted((row["levers"], row["status"]) for row in rows) == [("", "ok"), ("pack", "ok"), ("unpad", "ok")]
 
 

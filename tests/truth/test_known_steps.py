@@ -101,7 +101,7 @@ def test_one_rank_of_known_parts(book: Book, tmp_path: Path) -> None:
 
 
 def test_two_ranks_of_which_one_is_known_to_be_late(book: Book, tmp_path: Path) -> None:
-    plan = Plan(data_ms=(10.0,), forward_ms=(30.0,), backward_ms=(50.0, 80.0), optimizer_ms=(20.0,))
+    plan = Plan(data_ms=(10.0,), forward_ms=(30.0,), backward_ms=(50.0, 110.0), optimizer_ms=(20.0,))
     found = measure(tmp_path, plan, 2, "--start", "5", "--stop", "55")
     row, truth = found.row, found.truth
     times = np.array(truth.step_ms())

@@ -17,8 +17,8 @@ CPU = Devices("cpu", (), 4)
 
 
 def test_every_combination_is_one_trial_with_an_id_of_its_own() -> None:
-    several = {"devices": (1, 2), "precisions": ("fp32", "bf16"), "implementations": ("bertbench", "hf")}
-    sweep = Sweep(batch_sizes=(4, 8), **several, rounds=1)
+    both = ("bertbench", "hf")
+    sweep = Sweep(batch_sizes=(4, 8), devices=(1, 2), precisions=("fp32", "bf16"), implementations=both, rounds=1)
     trials = expand(sweep, CPU)
     assert len(trials) == len({trial.trial_id for trial in trials}) == 16
 
@@ -44,7 +44,9 @@ def test_what_competes_is_measured_often_enough_to_decide() -> None:
 
 
 def test_each_set_of_levers_is_a_competitor_of_our_own_model_alone() -> None:
-    sweep = Sweep(implementations=("bertbench", "hf"), levers=("auto", "none", "unpad+chunks", "chunks+unpad"), rounds=1)
+    sweep = Sweep(
+        implementations=("bertbench", "hf"), levers=("auto", "none", "unpad+chunks", "chunks+unpad"), rounds=1
+    )
     trials = expand(sweep, CPU)
     assert [(trial.implementation, trial.levers) for trial in trials] == [
         ("bertbench", ""), ("bertbench", "none"), ("bertbench", "chunks+unpad"), ("hf", ""),
