@@ -54,3 +54,15 @@ def test_a_failing_step_is_a_row_and_a_missing_tool_is_no_failure(tmp_path: Path
     assert (good["outcome"], good["figures"]) == ("ok", {"x": 1})
     assert run_step("d", [sys.executable, "-c", "import time; time.sleep(30)"], 2, tmp_path)["outcome"] == "timeout"
     assert run_step("e", ["none"], 0.5, tmp_path)["outcome"] == "not reached"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_every_sweep_is_refused_for_want_of_a_gpu_alone(tmp_path: Path) -> None:
+    steps = acceptance().steps(tmp_path)  # type: ignore[attr-defined]
+    sweeps = [command for _, command, _ in steps if set(command) & {"throughput", "speed-of-light"}]
+    assert len(sweeps) == 4
+    for command in sweeps:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 2 and "no GPU can be used" in done.stderr and len(done.stderr.splitlines()) == 1, (
+            done.stderr
+        )
