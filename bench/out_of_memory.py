@@ -15,6 +15,9 @@ _WORDS = (
     "ALLOC_FAILED",
     "can't start new thread",
     "failed to map segment",
+    "cannot map zero-fill pages",
+    "cannot apply additional memory protection",
+    "cannot create TLS data structures",
 )
 
 

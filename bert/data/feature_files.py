@@ -5,8 +5,9 @@ Each is a safetensors file of columns whose metadata say what it was made of and
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.stages import Counts, fingerprint_of
 from bert.data.tensor_file import CHECKSUM, NotWholeError, write_columns
-from common.atomic import atomic_path, storage_errors, write_json
+from common.atomic import atomic_path, remove_left_overs, storage_errors, write_json
 from common.errors import InputError, SchemaError, UsageError
 from common.locks import discard, locked
 
@@ -141,9 +142,20 @@ def new_folder(folder: Path) -> Iterator[None]:
         raise
 
 
-def lock_for_features(folder: Path) -> AbstractContextManager[None]:
-    """Return the lock to hold while features are made in a folder; it waits. Raises as common.locks.locked."""
-    return locked(folder, "another preparation", "wait for it, or give another --output", wait=True)
+@contextmanager
+def lock_for_features(folder: Path, all_finished: Callable[[], bool]) -> Iterator[None]:
+    """Hold a folder while features are made in it, and remove what killed preparations left there; it waits.
+
+    One that cannot be written is not held where `all_finished` says that there is nothing to make.
+
+    Raises as common.locks.locked.
+    """
+    if folder.exists() and not os.access(folder, os.W_OK) and all_finished():
+        yield
+        return
+    with locked(folder, "another preparation", "wait for it, or give another --output", wait=True):
+        remove_left_overs(folder)
+        yield
 
 
 def keep_vocabulary(path: Path, vocabulary: Path) -> None:

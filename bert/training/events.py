@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bert.tasks.base import Evaluation
+if TYPE_CHECKING:
+    from bert.tasks.base import Evaluation
 
 LAST_GOOD_CHECKPOINT = "The last good checkpoint"
 """What a message about losses that are not finite says of where to go on."""
@@ -73,7 +74,7 @@ class Evaluated:
 
     applied_steps: int
     """Updates of the run."""
-    evaluation: Evaluation
+    evaluation: "Evaluation"
     """What was found."""
     seconds: float
     """Time it took, on this rank."""
@@ -121,7 +122,7 @@ class RunOutcome:
     """Checkpoint of this run that it went on from."""
     checkpoint: Path | None
     """Latest checkpoint; None where no update was made."""
-    evaluation: Evaluation | None
+    evaluation: "Evaluation | None"
     """Latest evaluation."""
     best: Best | None = None
     """Best evaluation, whose checkpoint stays; None where there was none."""

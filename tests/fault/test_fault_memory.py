@@ -17,8 +17,8 @@ WAITS_SECONDS = 120.0
 CPYTHON_HANGS = "Exception ignored in thread started by"
 # Private memory of the largest process of an undisturbed call is somewhere in between.
 LEAST_MIB, MOST_MIB = 64, 1200
-# The last is all that oneDNN says.
-WORDS = ("memory", "cannot allocate", "can't start new thread", "could not create a primitive")
+# The last two are all that oneDNN says, and all that the C++ runtime says when it ends a process.
+WORDS = ("memory", "cannot allocate", "can't start new thread", "could not create a primitive", "bad_alloc")
 
 
 @pytest.mark.parametrize("workload", ALL)

@@ -77,7 +77,8 @@ def test_what_a_killed_preparation_left_is_removed_by_the_next_one(tmp_path: Pat
     source, vocab = large(tmp_path / "train.json", 20), small_vocabulary(tmp_path)
     (tmp_path / "out/.squad-training.x.parts").mkdir(parents=True)
     (tmp_path / "out/.squad-training.x.parts/0.safetensors").write_bytes(b"x")
-    (tmp_path / "out/.squad-training.safetensors.y.tmp").write_bytes(b"x")
+    for name in (".squad-training.safetensors.y1_abcde.tmp", ".vocab.txt.s9q1z4n_.tmp"):
+        (tmp_path / "out" / name).write_bytes(b"x")
     (tmp_path / "out/mine.tmp").write_bytes(b"x")
     made = make(source, vocab, tmp_path / "out")
     names = {path.name for path in (tmp_path / "out").glob("*")} - {".lock"}

@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,10 +91,9 @@ def prepare(config: GapConfig, progress: Progress) -> list[GapSummary]:
         for split in splits
     ]
     made = [_features(file, own, vocabulary, progress) for file, own in zip(files, settings, strict=True)]
-    # Finished features may lie in a folder that cannot be written.
-    done = [_is_finished(config, file, one) for file, one in zip(files, made, strict=True)]
-    with nullcontext() if all(done) else lock_for_features(config.output):
-        return [_written(config, file, one, vocabulary) for file, one in zip(files, made, strict=True)]
+    pairs = list(zip(files, made, strict=True))
+    with lock_for_features(config.output, lambda: all(_is_finished(config, *pair) for pair in pairs)):
+        return [_written(config, *pair, vocabulary) for pair in pairs]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from bert.data.glue.tasks import TRAIN, GlueSpec, task_of
 from bert.data.pool import Progress
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, casing_note, load_vocabulary
-from common.atomic import storage_errors, write_text
+from common.atomic import write_text
 from common.errors import InputError
 
 
@@ -136,9 +135,8 @@ def _prepare(
             max_seq_length=config.max_seq_length,
         )
         features = config.output / file_name(settings, table.fingerprint)
-        # Finished features may lie in a folder that cannot be written.
-        known = finished(features, fingerprint_of_features(settings, table.fingerprint), read_counts, [])
-        with nullcontext() if known is not None else lock_for_features(config.output):
+        fingerprint = fingerprint_of_features(settings, table.fingerprint)
+        with lock_for_features(config.output, lambda: finished(features, fingerprint, read_counts, []) is not None):
             counts, kept = _features(config, features, settings, table, vocabulary, notes)
     text = None
     if config.text is not None and split == TRAIN:
@@ -156,9 +154,6 @@ def _features(
     """Make a file unless it is finished; return what was met, and whether it was."""
     assert config.vocab is not None
     fingerprint = fingerprint_of_features(settings, table.fingerprint)
-    with storage_errors(path):
-        for left_over in config.output.glob(".glue-*.tmp"):
-            left_over.unlink(missing_ok=True)
     known = finished(path, fingerprint, read_counts, notes)
     counts = known or Counts(dict(table.counts.numbers), {name: [*some] for name, some in table.counts.names.items()})
     if known is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.data.feature_files import SUFFIX, finished, new_folder
+from bert.data.feature_files import SUFFIX, finished, lock_for_features, new_folder
 from bert.data.pool import Progress, Workers
 from bert.data.squad.config import Mode, SquadConfig, cpu_count
 from bert.data.squad.features import Settings
@@ -29,9 +29,7 @@ from bert.data.squad.targets import NO_ANSWER
 from bert.data.squad.unit import Part, Unit, warm_up
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from common.atomic import storage_errors
 from common.errors import InputError, UsageError
-from common.locks import locked
 
 _GZIP_RATIO = 5
 """Of SQuAD's JSON, about."""
@@ -112,9 +110,10 @@ def _prepare(config: SquadConfig, source: Path, split: str, progress: Progress, 
             path = config.output / file_name(settings, dataset.fingerprint)
             read = time.monotonic() - began
         starting = time.monotonic() - began - read
-        with locked(config.output, "another preparation", "wait for it, or give another --output", wait=True):
-            _remove_left_over(config.output)
-            known = finished(path, fingerprint_of_features(settings, dataset.fingerprint), _known, notes)
+        known_of = functools.partial(finished, path, fingerprint_of_features(settings, dataset.fingerprint), _known)
+        with lock_for_features(config.output, lambda: known_of([]) is not None):
+            _remove_parts(config.output)
+            known = known_of(notes)
             if known is None:
                 work = _Work(config, dataset, settings, vocabulary, path, progress)
                 counts, shares = work.run(workers)
@@ -239,13 +238,10 @@ def _known(path: Path) -> tuple[str, Counts]:
     return read_metadata(path)[1:]
 
 
-def _remove_left_over(folder: Path) -> None:
-    """Remove what a killed preparation left; nobody else is at work in the folder."""
-    with storage_errors(folder):
-        for path in folder.glob(".squad-*.parts"):
-            shutil.rmtree(path, ignore_errors=True)
-        for path in folder.glob(".squad-*.tmp"):
-            path.unlink(missing_ok=True)
+def _remove_parts(folder: Path) -> None:
+    """Remove what workers of a killed preparation left; nobody else is at work in the folder."""
+    for path in folder.glob(".squad-*.parts"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _nothing(path: Path, counts: Counts) -> str:

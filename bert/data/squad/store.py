@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert.data.feature_files import OWN_VOCABULARY, SUFFIX, FeatureForm, files_in, keep_vocabulary, only_one
+from bert.data.feature_files import OWN_VOCABULARY, SUFFIX, FeatureForm, files_in, keep_notes, keep_vocabulary, only_one
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.squad import columns
 from bert.data.squad.features import Settings, SquadFeatures
@@ -15,7 +15,6 @@ from bert.data.squad.reading import content_of, fingerprint_of_content
 from bert.data.stages import Counts
 from bert.data.tensor_file import NotWholeError, check_content, map_columns, read_header
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from common.atomic import write_json
 from common.errors import InputError
 
 FORMAT = "bertbench squad features"
@@ -93,8 +92,8 @@ def write_notes(path: Path, source: Path, dataset: str, vocabulary: Path, settin
     """
     keep_vocabulary(path, vocabulary)
     state = source.stat()
-    write_json(
-        path.with_suffix(".json"),
+    keep_notes(
+        path,
         {
             "schema_version": SCHEMA_VERSION,
             "features": path.name,

@@ -170,6 +170,15 @@ def test_a_second_call_keeps_what_is_finished_and_mends_what_is_damaged(tmp_path
     assert first.features.read_bytes() == before
 
 
+def test_what_a_killed_call_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    first = made(tmp_path, learnable(5))
+    before = {path.name for path in first.features.parent.iterdir()}
+    (first.features.parent / ".vocab.txt.s9q1z4n_.tmp").write_bytes(b"x")
+    (first.features.parent / ".mine.tmp").write_bytes(b"x")
+    assert made(tmp_path, learnable(5)).kept
+    assert {path.name for path in first.features.parent.iterdir()} == before | {".mine.tmp"}
+
+
 def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
@@ -283,7 +292,8 @@ def test_finished_features_are_kept_in_a_folder_that_cannot_be_written(
 
     first = made(tmp_path, learnable(6))
     monkeypatch.setattr("tempfile.mkstemp", refused)
-    monkeypatch.setattr(Path, "touch", refused)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("common.locks.os.open", refused)
     config = GapConfig(
         input=(first.input,), vocab=tmp_path / "vocab.txt", output=tmp_path / "out", split="training", max_seq_length=32
     )

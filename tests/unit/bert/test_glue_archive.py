@@ -120,6 +120,14 @@ def test_a_table_of_something_else_is_known(glue: Path, task: str, table: str, s
     assert str(error.value).endswith(said) or f"{said}:" in str(error.value)
 
 
+def test_what_a_killed_call_left_is_removed_by_the_next_one(glue: Path) -> None:
+    folder = made(glue, "rte")[0].features.parent
+    before = {path.name for path in folder.iterdir()}
+    (folder / ".glue-rte-training.safetensors.s9q1z4n_.tmp").write_bytes(b"x")
+    assert all(summary.kept for summary in made_of(glue, "rte"))
+    assert {path.name for path in folder.iterdir()} == before
+
+
 def test_finished_features_are_kept_in_a_folder_that_cannot_be_written(
     glue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +136,8 @@ def test_finished_features_are_kept_in_a_folder_that_cannot_be_written(
 
     made(glue, "rte")
     monkeypatch.setattr("tempfile.mkstemp", refused)
-    monkeypatch.setattr(Path, "touch", refused)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("common.locks.os.open", refused)
     assert all(summary.kept for summary in made_of(glue, "rte"))
     with pytest.raises(StorageError, match="read-only"):
         made_of(glue, "cola")

@@ -1,5 +1,6 @@
 """What the inputs and the files of features must survive: named clearly, counted, never half-written."""
 
+import errno
 import gzip
 import json
 import shutil
@@ -16,7 +17,7 @@ from bert.data.squad.reading import read_dataset
 from bert.data.squad.store import open_features, read_features, vocabulary_of
 from bert.tasks.base import DataIdentity
 from bert.training.state import vocabulary_text
-from common.errors import InputError, SchemaError, UsageError
+from common.errors import InputError, SchemaError, StorageError, UsageError
 
 
 @pytest.fixture
@@ -151,6 +152,21 @@ def test_finished_features_are_kept_and_damaged_ones_made_again(source: Path, tm
     assert not repaired.kept and any("cut off or damaged and is made again" in note for note in repaired.notes)
     assert first.features.read_bytes() == content
     assert {path.name for path in tmp_path.glob("squad-*")} == {first.features.name, f"{first.features.stem}.json"}
+
+
+def test_finished_features_are_kept_in_a_folder_that_cannot_be_written(
+    source: Path, tmp_path: Path, vocab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    first = make(source, vocab, tmp_path / "out")
+    monkeypatch.setattr("tempfile.mkstemp", refused)
+    monkeypatch.setattr("common.locks.os.open", refused)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert make(source, vocab, tmp_path / "out").features == first.features
+    with pytest.raises(StorageError, match="read-only"):
+        make(source, vocab, tmp_path / "out", max_seq_length=100)
 
 
 def test_someone_elses_file_of_that_name_is_not_touched(source: Path, tmp_path: Path, vocab: Path) -> None:
