@@ -32,6 +32,15 @@ def ran_out_of_memory(error: BaseException) -> bool:
     return False
 
 
+def memory_is_short() -> bool:
+    """Whether 64 MiB are refused: CPython and libraries then raise whatever they come to, such as a SystemError."""
+    try:
+        bytearray(64 * 2**20)
+    except MemoryError:
+        return True
+    return False
+
+
 def oom_kill_count() -> int:
     """Return how often it has killed for lack of memory: in this cgroup where it counts, else in the machine."""
     for path in (_cgroup_folder() / "memory.events", Path("/proc/vmstat")):

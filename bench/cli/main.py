@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 
-from bench.out_of_memory import ran_out_of_memory
+from bench.out_of_memory import memory_is_short, ran_out_of_memory
 from common.errors import BertbenchError
 from common.redact import terminal_text
 
@@ -110,7 +110,7 @@ def run(argv: list[str]) -> int:
         sys.stderr.close()
         return 0
     except Exception as error:
-        if ran_out_of_memory(error):
+        if ran_out_of_memory(error) or (isinstance(error, SystemError | ImportError) and memory_is_short()):
             print(f"bertbench: {_OUT_OF_MEMORY}; {_after_interrupt(argv)}", file=sys.stderr)
             return 2
         if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:

@@ -1,10 +1,12 @@
 """Which errors say that memory was refused."""
 
 import errno
+import subprocess
+import sys
 
 import pytest
 
-from bench.out_of_memory import ran_out_of_memory
+from bench.out_of_memory import memory_is_short, ran_out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,14 @@ def test_a_refusal_of_memory_is_known(error: Exception) -> None:
 )
 def test_other_errors_are_no_lack_of_memory(error: Exception) -> None:
     assert not ran_out_of_memory(error)
+
+
+def test_memory_is_short_where_a_limit_leaves_little_of_it() -> None:
+    assert not memory_is_short()
+    code = (
+        "import resource, psutil; from bench.out_of_memory import memory_is_short; "
+        "most = psutil.Process().memory_info().data + 32 * 2**20; "
+        "resource.setrlimit(resource.RLIMIT_DATA, (most, most)); print(memory_is_short())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
