@@ -33,7 +33,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_is_short() -> bool:
-    """Whether 64 MiB are refused: CPython and libraries then raise whatever they come to, such as a SystemError."""
+    """Whether 64 MiB are refused: CPython and libraries then raise whatever they come to, SystemError or OSError."""
     try:
         bytearray(64 * 2**20)
     except MemoryError:

@@ -110,7 +110,7 @@ def run(argv: list[str]) -> int:
         sys.stderr.close()
         return 0
     except Exception as error:
-        if ran_out_of_memory(error) or (isinstance(error, SystemError | ImportError) and memory_is_short()):
+        if ran_out_of_memory(error) or memory_is_short():
             print(f"bertbench: {_OUT_OF_MEMORY}; {_after_interrupt(argv)}", file=sys.stderr)
             return 2
         if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
