@@ -5,6 +5,7 @@ The kind of every file is found out from its content. What cannot be read is nam
 
 import dataclasses
 import lzma
+import os
 import shutil
 import tarfile
 import tempfile
@@ -112,6 +113,29 @@ def is_run(path: Path) -> bool:
         return (path / "trials").is_dir()
     except OSError:  # a name longer than any: reading it says so
         return False
+
+
+def runs_below(path: Path) -> list[Path]:
+    """Return a run directory itself, or those below a folder, by name; links are not followed.
+
+    Raises:
+        InputError: there is none, or the folder cannot be read.
+    """
+    if is_run(path):
+        return [path]
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder: give run directories, or a folder that holds some")
+    found: list[Path] = []
+    for folder, names, _ in os.walk(path):
+        if is_run(Path(folder)):
+            found.append(Path(folder))
+            names.clear()
+        names.sort()
+    if not found:
+        raise InputError(
+            f"no run directory lies below {path}: give what `bertbench throughput` wrote, or a folder that holds some"
+        )
+    return found
 
 
 def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:

@@ -98,7 +98,7 @@ def _ratio_row(
             status = next(member.row["status"] for member in members if member.row["implementation"] == label)
             return {**empty, "decided": "cannot decide", "reason": f"{label} has no measurement: {status}"}
     time = ratio_interval([x.window_times() for x in mine], [x.window_times() for x in other])
-    work = _samples(mine) / _samples(other)
+    work = typical_samples(mine) / typical_samples(other)
     ratio, low, high = time.value * work, time.low * work, time.high * work
     row = {"throughput_ratio": ratio, "throughput_ratio_low": low, "throughput_ratio_high": high}
     # Per sample, so that it stays true where the sides' steps differ in size.
@@ -107,7 +107,8 @@ def _ratio_row(
     return {**row, "decided": decided, "reason": reason}
 
 
-def _samples(trials: Sequence[LoadedTrial]) -> float:
+def typical_samples(trials: Sequence[LoadedTrial]) -> float:
+    """Return the samples of a step of all ranks together: the median over the rounds."""
     counts = [trial.row.get("samples_per_step") or trial.trial.global_batch_size for trial in trials]
     return float(np.median(counts))
 
@@ -200,12 +201,13 @@ def _compare_row(
     names = ("step_time_ms_a", "step_time_ms_b", "time_ratio", "time_ratio_low", "time_ratio_high")
     row |= dict.fromkeys((*names, "throughput_ratio", "time_saved"))
     if not before or not after:
-        return {**row, **_verdict_of_statuses(before, after, old, new)}
+        return {**row, **status_verdict(old, new)}
     ratio = ratio_interval([t.window_times() for t in before], [t.window_times() for t in after])
     row["step_time_ms_a"] = float(np.median([t.row["step_time_ms"] for t in before]))
     row["step_time_ms_b"] = float(np.median([t.row["step_time_ms"] for t in after]))
     row |= {"time_ratio": ratio.value, "time_ratio_low": ratio.low, "time_ratio_high": ratio.high}
-    row |= {"throughput_ratio": _samples(after) / _samples(before) / ratio.value, "time_saved": 1 - ratio.value}
+    work = typical_samples(after) / typical_samples(before)
+    row |= {"throughput_ratio": work / ratio.value, "time_saved": 1 - ratio.value}
     return {**row, **judged(ratio, len(before), len(after), threshold, spread)}
 
 
@@ -239,10 +241,10 @@ def judged(ratio: Ratio, before: int, after: int, threshold: float, spread: floa
     return {"verdict": "cannot decide", "reason": f"the interval reaches across {band}: more rounds narrow it"}
 
 
-def _verdict_of_statuses(
-    before: Sequence[LoadedTrial], after: Sequence[LoadedTrial], old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]
-) -> dict[str, str]:
+def status_verdict(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> dict[str, str]:
+    """Return verdict and reason where the rounds of one side, or of both, have no step time."""
     was, now = old[0].row["status"], new[0].row["status"]
+    before, after = any(trial.ok for trial in old), any(trial.ok for trial in new)
     if before and now in ("oom", "crashed", "timeout"):
         return {"verdict": "regression", "reason": f"it ran, and now ends as {now}"}
     if after and was in ("oom", "crashed", "timeout"):

@@ -54,6 +54,11 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
+def wrapped(line: str, width: int) -> list[str]:
+    """Return a sentence as lines of at most so many characters, further ones indented."""
+    return textwrap.wrap(printable(line), width, subsequent_indent="  ", break_on_hyphens=False) or [""]
+
+
 def _broken(headings: Sequence[str]) -> list[str]:
     """Headings in lines, all of the same number, empty ones first."""
     lines = [

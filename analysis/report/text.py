@@ -1,6 +1,5 @@
 """Tables for the terminal, as text."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ from analysis.metrics.regression import Comparison
 from analysis.report import tables
 from analysis.report.input_tables import input_lines
 from analysis.report.sections import grouped_cautions, shown_rows
-from analysis.report.terminal import DEFAULT_WIDTH, printable, render
+from analysis.report.terminal import DEFAULT_WIDTH, render, wrapped
 
 Row = Mapping[str, Any]
 
@@ -36,7 +35,7 @@ def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = 
     if len({row.get("round") for row in shown}) > 1:
         columns.insert(1, tables.Column("round", _round, lambda row: str(_round(row))))
     text = render(tables.build("results", columns, shown), width, title)
-    lines = [wrapped for line in [*_failures(shown), *_decisions(ratios)] for wrapped in _wrap(line, width)]
+    lines = [part for line in [*_failures(shown), *_decisions(ratios)] for part in wrapped(line, width)]
     return "\n".join([text, *lines])
 
 
@@ -46,7 +45,7 @@ def peak_cautions(trials: Sequence[LoadedTrial], width: int = DEFAULT_WIDTH) -> 
     lines = []
     for group in groups:
         where = f" ({group.where})" if group.where else ""
-        lines += _wrap(f"caution: MFU: {'; '.join(group.messages)}{where}; {group.remedy}", width)
+        lines += wrapped(f"caution: MFU: {'; '.join(group.messages)}{where}; {group.remedy}", width)
     return "\n".join(lines)
 
 
@@ -70,10 +69,6 @@ def _round(row: Row) -> int:
     return int(row.get("round") or 0) + 1
 
 
-def _wrap(line: str, width: int) -> list[str]:
-    return textwrap.wrap(printable(line), width, subsequent_indent="  ", break_on_hyphens=False) or [""]
-
-
 def _decisions(ratios: Sequence[Row]) -> list[str]:
     """What repeated rounds decided, and one line per distinct reason why other ratios decide nothing."""
     measured = [row for row in ratios if row["throughput_ratio"] is not None]
@@ -93,7 +88,7 @@ def _decisions(ratios: Sequence[Row]) -> list[str]:
 
 def input_text(inputs: Sequence[Row], gaps: Sequence[Row], width: int = DEFAULT_WIDTH) -> str:
     """Return in sentences what the input delivers and what real data cost; empty where neither was measured."""
-    return "\n".join(part for line in input_lines(inputs, gaps) for part in _wrap(line, width))
+    return "\n".join(part for line in input_lines(inputs, gaps) for part in wrapped(line, width))
 
 
 def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
@@ -124,7 +119,7 @@ def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
     lines += [f"differs: {difference}" for difference in comparison.differences]
     for row in rows:
         lines += [f"differs at {_place(row)}: {text}" for text in row["differences"]]
-    lines = [*lines[:1], *(part for line in dict.fromkeys(lines[1:]) for part in _wrap(line, width))]
+    lines = [*lines[:1], *(part for line in dict.fromkeys(lines[1:]) for part in wrapped(line, width))]
     verdicts = [row["verdict"] for row in rows]
     tally = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts)) or "nothing compared"
     lines.append(f"{tally}; threshold {100 * comparison.threshold:g} %")

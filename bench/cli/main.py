@@ -48,12 +48,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "submit": ("bench.cli.submit", "render a job for Slurm, Kubernetes or AzureML, and hand it over"),
     "collect": ("bench.cli.collect", "gather the run directories of several nodes into one"),
     "report": ("bench.cli.report", "make the HTML report of a run directory or of a profile"),
+    "history": ("bench.cli.history", "what many runs measured over time; exit code 1 on a regression of the newest"),
     "compare": ("bench.cli.compare", "hold two runs or two traces against each other; exit code 1 on a regression"),
 }
 
 _BEGIN_AGAIN = (
     "doctor", "data csv", "convert", "predict", "eval", "results", "analyze", "core-util", "allreduce", "perfetto",
-    "submit", "collect", "report", "compare",
+    "submit", "collect", "report", "compare", "history",
 )  # fmt: skip
 """Commands that keep nothing of a call that did not end."""
 

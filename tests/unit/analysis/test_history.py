@@ -1,0 +1,169 @@
+"""Many runs over time: their order, what each is held against, and what is told of it."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fake_run
+import pytest
+from fake_run import ENVIRONMENT, SECOND, START_NS, noisy_times, step_rows, write_sweep, write_trial
+
+from analysis.metrics.history import History, history_of
+from analysis.records import RunDirectory, Trial
+from analysis.report.history_text import history_text
+from analysis.sources import runs_below
+from bench.cli.main import run as command
+from common.errors import InputError, UsageError
+
+DAY_NS = 86_400 * SECOND
+ONE = {"implementations": ("bertbench",), "batches": (16,), "worlds": (1,), "rounds": 3}
+
+
+@pytest.fixture
+def on_day(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Writes a run whose first step began on a day."""
+
+    def write(name: str, day: int, **options: Any) -> RunDirectory:
+        monkeypatch.setattr(fake_run, "START_NS", START_NS + day * DAY_NS)
+        return write_sweep(tmp_path / "runs" / name, **{**ONE, **options})
+
+    return write
+
+
+def changed(run: RunDirectory, **fields: Any) -> None:
+    for trial in run.trials():
+        trial.env_json.write_text(json.dumps({**ENVIRONMENT, "schema_version": 1, **fields}))
+
+
+def only(found: History) -> Any:
+    (series,) = found.series
+    return series
+
+
+def test_runs_stand_by_time_whatever_their_names_and_each_is_held_against_the_one_before(on_day: Any) -> None:
+    runs = [on_day("a", 3, scale=1.2), on_day("b", 1), on_day("c", 2, scale=1.001)]
+    found = history_of(runs)
+    points = only(found).points
+    assert [Path(point.run).name for point in points] == ["b", "c", "a"]
+    # 1_700_000_000 s of Unix time is 2023-11-14 22:13:20 UTC.
+    assert [point.began for point in points] == [f"2023-11-{day}T22:13:20Z" for day in (15, 16, 17)]
+    assert [point.verdict for point in points] == [None, "no change", "regression"]
+    assert points[0].time_ratio is None and points[0].time_ratio_first is None
+    assert points[1].time_ratio == pytest.approx(1.001, abs=0.005)
+    assert points[2].time_ratio == pytest.approx(1.2 / 1.001, rel=0.01)
+    assert points[2].time_ratio_first == pytest.approx(1.2, rel=0.01)
+    assert found.regressed
+    assert not history_of([runs[1], runs[2]]).regressed
+
+
+def test_speed_and_its_interval_are_those_of_the_typical_step(on_day: Any) -> None:
+    (point,) = only(history_of([on_day("a", 1)])).points
+    # Batch 16: 80 + 8 ms a step (fake_run.STEP_MS).
+    assert point.step_time_ms == pytest.approx(88, rel=0.01)
+    assert point.samples_per_second == pytest.approx(16 / point.step_time_ms * 1000)
+    assert point.samples_per_second_low < point.samples_per_second < point.samples_per_second_high
+    assert point.rounds == 3 and point.status == "ok"
+
+
+def test_small_losses_that_no_step_shows_are_seen_against_the_first(on_day: Any) -> None:
+    points = only(history_of([on_day(str(day), day, scale=1.015**day) for day in range(5)])).points
+    assert all(point.verdict != "regression" for point in points[1:])
+    assert points[-1].time_ratio_first == pytest.approx(1.015**4, rel=0.01)
+
+
+def test_another_machine_makes_a_row_of_its_own_and_other_versions_do_not(on_day: Any) -> None:
+    old, new, other = on_day("old", 1), on_day("new", 2), on_day("other", 3)
+    changed(old, git_commit="aaa")
+    changed(new, git_commit="bbb", libraries={"torch": "2.14.0", "numpy": "2.4.6"})
+    changed(other, device_name="Example GPU", gpus=[{"name": "Example GPU"}] * 2)
+    found = history_of([old, new, other])
+    by_machine = {one.row["machine"]: one.points for one in found.series}
+    assert {name: len(points) for name, points in by_machine.items()} == {
+        "Example CPU 9000, 8 cores": 2,
+        "2 x Example GPU": 1,
+    }
+    changes = by_machine["Example CPU 9000, 8 cores"][1].changed
+    assert changes == ("commit aaa -> bbb", "torch 2.13.0 -> 2.14.0")
+
+
+def test_a_copy_of_a_run_is_left_out_and_said(on_day: Any, tmp_path: Path) -> None:
+    run, later = on_day("a", 1), on_day("b", 2)
+    copy = RunDirectory(tmp_path / "copy")
+    shutil.copytree(run.path, copy.path)
+    found = history_of([run, copy, later])
+    assert len(only(found).points) == 2
+    assert found.problems == (f"{copy.path} is left out: it holds the measurements of {run.path}",)
+
+
+def test_what_stops_to_run_is_a_regression_and_the_next_is_held_against_the_last_that_ran(
+    on_day: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, again = on_day("good", 1), on_day("again", 3, scale=1.2)
+    failed = RunDirectory(tmp_path / "runs" / "failed")
+    monkeypatch.setattr(fake_run, "START_NS", START_NS + 2 * DAY_NS)
+    trial = Trial(preset="mini", precision="bf16", micro_batch_size=16)
+    write_trial(failed, trial, status="oom", reason="it needs 90 GiB", environment={})
+    # Its date is that of the other measurements of its run.
+    write_trial(
+        failed, dataclasses.replace(trial, micro_batch_size=4), {0: step_rows(noisy_times(30, 20, 1), 4)}, status="ok"
+    )
+    found = history_of([good, failed, again])
+    (series,) = [one for one in found.series if one.row["micro_batch_size"] == 16]
+    assert [point.status for point in series.points] == ["ok", "oom", "ok"]
+    assert [point.verdict for point in series.points] == [None, "regression", "regression"]
+    assert series.points[1].reason == "it ran, and now ends as oom: it needs 90 GiB"
+    assert series.points[1].samples_per_second is None and series.points[1].step_time_ms is None
+    assert series.points[2].time_ratio == pytest.approx(1.2, rel=0.01)
+
+
+def test_one_round_decides_nothing(on_day: Any) -> None:
+    points = only(history_of([on_day("a", 1, rounds=1), on_day("b", 2, rounds=1, scale=1.5)])).points
+    assert points[1].verdict == "cannot decide" and "three rounds or more" in points[1].reason
+
+
+def test_a_threshold_that_is_none_and_runs_without_a_measurement_are_refused(on_day: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must be in"):
+        history_of([on_day("a", 1)], threshold=1.0)
+    (tmp_path / "empty/trials").mkdir(parents=True)
+    with pytest.raises(InputError, match="holds no trials"):
+        history_of([RunDirectory(tmp_path / "empty")])
+
+
+def test_runs_are_found_at_any_depth_and_not_inside_of_one_another(on_day: Any, tmp_path: Path) -> None:
+    runs = [on_day("deep/er/a", 1), on_day("b", 2)]
+    shutil.copytree(runs[0].path, runs[1].path / "trials/x/run")
+    assert runs_below(tmp_path) == [tmp_path / "runs/b", tmp_path / "runs/deep/er/a"]
+    assert runs_below(runs[0].path) == [runs[0].path]
+    (tmp_path / "none").mkdir()
+    for path, words in ((tmp_path / "none", "no run directory lies below"), (tmp_path / "x", "is not a folder")):
+        with pytest.raises(InputError, match=words):
+            runs_below(path)
+
+
+def test_names_tell_runs_apart_and_unrepeated_measurements_take_a_line(on_day: Any) -> None:
+    runs = [on_day("monday/base", 1), on_day("tuesday/base", 2, batches=(16, 8))]
+    text = history_text(history_of(runs))
+    assert " monday/base " in text and " tuesday/base " in text
+    assert text.count("measured once") == 1 and "batch 8 on 1 cpu" in text
+    assert text.splitlines()[-1] == "2 configurations; the newest of each: 1 first, 1 no change; threshold 2 %"
+
+
+def test_the_command_writes_table_and_picture_and_its_exit_code_is_that_of_the_newest(
+    on_day: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_day("a", 1)
+    on_day("b", 2, scale=1.3)
+    (tmp_path / "runs/damaged/trials/x").mkdir(parents=True)
+    (tmp_path / "runs/damaged/trials/x/trial.json").write_text("{")
+    words = ["history", str(tmp_path / "runs"), str(tmp_path / "runs/a")]
+    assert command([*words, "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr()
+    assert "regression" in said.out and "wrote" in said.out and "damaged" in said.err and "Traceback" not in said.err
+    assert (tmp_path / "out/history.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out/history.csv").read_text().count("\n") == 3
+    assert command([*words, "--threshold", "0.5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["series"][0]["points"][1]["verdict"] == "no change"
+    assert command(["history"]) == 2
+    assert "needs run directories" in capsys.readouterr().err
