@@ -1,0 +1,41 @@
+"""What a rank is predicted to need at its peak, against what it took."""
+
+from pathlib import Path
+
+import pytest
+from support.cli import Cli
+
+from analysis.load import load_run
+from analysis.records import RunDirectory
+from bench.autotune_trials import model_config
+from bert.memory import predict_memory
+
+# 34 trials lay between 0.89 and 1.12 (docs/results/2026-11-22-memory.md).
+LEAST, MOST = 0.85, 1.15
+
+
+@pytest.mark.parametrize(("precision", "seq_len", "batches"), [("fp32", 128, (4, 16)), ("bf16", 512, (2, 8))])
+def test_the_predicted_peak_is_near_the_measured_one(
+    tmp_path: Path, precision: str, seq_len: int, batches: tuple[int, int]
+) -> None:
+    done = Cli(tmp_path / "run").run(
+        "--preset", "mini", "--precisions", precision, "--seq-lens", str(seq_len), "--data", "synthetic:full",
+        "--batch-sizes", *map(str, batches), "--levers", "none", "auto", "--rounds", "1", "--start", "1", "--stop", "2",
+        timeout=800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ratios = []
+    for trial in load_run(RunDirectory(tmp_path / "run")):
+        asked = trial.trial
+        predicted = predict_memory(
+            model_config(asked),
+            asked.task,
+            micro_batch_size=asked.micro_batch_size,
+            seq_len=asked.seq_len,
+            max_predictions=asked.max_predictions,
+            precision=asked.precision,
+            device=asked.device,
+        )
+        ratios.append(predicted.total / trial.row["peak_memory_bytes"])
+    assert len(ratios) == 4
+    assert min(ratios) > LEAST and max(ratios) < MOST, ratios
