@@ -34,7 +34,7 @@ def parsed(command: list[str], output: str) -> tuple[Any, str]:
         found = json.loads(output, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         return output[-2000:].strip().splitlines()[-3:], f"its output is no JSON: {error}"
-    return (found, "") if isinstance(found, dict) else (None, f"its output is no JSON object: {output[:100]!r}")
+    return found, ""
 
 
 def figures(name: str, found: Any) -> Any:
