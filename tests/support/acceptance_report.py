@@ -20,7 +20,7 @@ def markdown(record: Row) -> str:
     ]
     for part in (_steps, _throughput, _light, _memory, _cores, _roofline, _profiles, _names):
         lines += [*part(record), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
 def _outcomes(record: Row) -> str:

@@ -187,4 +187,5 @@ def test_the_page_has_every_figure_that_is_asked_for(tmp_path: Path) -> None:
         "## ncu: Roofline by kind of work", "## Kernels without a family",
     ):  # fmt: skip
         assert words in page, words
+    assert "\n\n\n" not in page
     assert all(len(line.split("|")) > 2 for line in page.splitlines() if line.startswith("|"))
