@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
 
-.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow fault-test fuzz gpu-acceptance check audit docs lock image-test clean
+.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow fault-test fuzz gpu-acceptance gpu-results check audit docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -71,6 +71,9 @@ fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
 # Uses the Python it is given, not .venv: GPU machines come with their own torch.
 gpu-acceptance: ## every check that needs a CUDA device, under 9 minutes, into OUT=<folder>
 	$(PYTHON) tests/gpu/acceptance.py "$(OUT)"
+
+gpu-results: ## write docs/results/<date>-<gpu>.json, .md and .png of what gpu-acceptance left in OUT=<folder>
+	$(PYTHON) tests/gpu/acceptance.py --publish "$(OUT)"
 
 check: setup ## ruff, ruff format, mypy --strict, bandit, shellcheck, hadolint, codespell
 	$(BIN)/ruff check .

@@ -17,10 +17,26 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     # Tensile's names list the options of its generator, which hold other families' words.
     ("GEMM", (), r"^(?:custom_)?cijk_"),
     ("copy", ("memcpy", "memset"), r"^triton_poi_fused(?:_+(?:to_copy|clone|copy|view|permute|transpose|cat))+_*\d*$"),
-    ("embedding", ("embedding", "permute_pooled_embs", "bounds_check_indices", "linearize_index"), ""),
+    # Its backward pass in PyTorch sorts the indices, cuts them into segments, and sums the gradient of each.
+    (
+        "embedding",
+        ("embedding", "permute_pooled_embs", "bounds_check_indices", "linearize_index", "krn_partial"),
+        r"num_of_(?:partial_)?segments|segment_offset|sum_and_scatter|compute_grad_weight",
+    ),
     (
         "optimizer",
-        ("multi_tensor_apply", "adam", "adagrad", "optimizer", "_foreach", "clip_grad", "fused_sgd"),
+        (
+            "multi_tensor_apply",
+            "adam",
+            "adagrad",
+            "optimizer",
+            "_foreach",
+            "clip_grad",
+            "fused_sgd",
+            "lpnorm",
+            "non_finite_check",
+            "amp_update_scale",
+        ),
         r"lamb(?!da)|(?<![a-z])sgd",
     ),
     (
@@ -34,11 +50,15 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "",
     ),
     ("softmax and loss", ("softmax", "soft_max", "cross_entropy", "crossentropy", "nll_loss"), r"(?<![a-z])loss"),
-    ("dropout", ("dropout", "bernoulli", "distribution_elementwise"), r"\baten::(?:rand|uniform|normal)"),
+    (
+        "dropout",
+        ("dropout", "bernoulli", "distribution_elementwise", "masked_scale"),
+        r"\baten::(?:rand|uniform|normal)",
+    ),
     (
         "convolution",
         ("convolution", "fprop", "dgrad", "wgrad", "winograd", "scudnn", "convolve", "implicit_con"),
-        r"(?<![a-z])conv(?!ert)",
+        r"(?<![a-z])conv(?!ert)|fft2d_(?:r2c|c2r)",  # cuDNN convolves large images by Fourier transforms
     ),
     (
         "GEMM",
@@ -55,6 +75,7 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...], str], ...] = (
             "nvjet",
             "mkldnn",
             "einsum",
+            "triton_mm",
         ),
         r"(?<!fb)gemm|\bmm\b|_mm(?:_|$)|(?<![a-z])linear\b|splitkreduce|einsum",  # fbgemm is a library of embeddings
     ),
@@ -64,16 +85,65 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...], str], ...] = (
         ("index_select", "indexselect", "index_put", "index_add", "indexfunc", "index_elementwise"),
         r"indexing_backward|\bindex\b|gather(?!topk)|scatter",
     ),
-    ("elementwise", ("triton_poi",), ""),
-    ("copy", ("copy", "fillfunctor", "clone", "contiguous", "nchwtonhwc", "nhwctonchw", "fill_kernel", "autocast"), ""),
-    ("copy", (), r"\baten::(?:to|_?cat|stack|fill|zero)|(?<![a-z])cast\b|cupy_fill"),
+    (
+        "pooling",
+        ("max_pool", "avg_pool", "average_pool", "maxpool", "avgpool", "pooling", "upsample", "interpolate"),
+        "",
+    ),
+    ("elementwise", ("triton_poi", "triton_for"), ""),
+    (
+        "reduction and sort",
+        (
+            "fill_reverse_indices",
+            "write_indices",
+            "nonzero",
+            "triton_spl",
+            "searchsorted",
+            "bucketize",
+            "scan_innermost",
+            "scan_outer",
+            "histogram",
+        ),
+        r"\bflag_kernel",
+    ),
+    # To convert is to copy into another type, 8 bits with their scale included.
+    (
+        "copy",
+        (
+            "copy",
+            "fillfunctor",
+            "clone",
+            "contiguous",
+            "nchwtonhwc",
+            "nhwctonchw",
+            "fill_kernel",
+            "fillbuffer",
+            "autocast",
+            "quantize",
+            "_qparam",
+            "rowwise_to_float",
+            "chunk_cat",
+            "repeat_interleave",
+            "compute_cuda_kernel",  # what PyTorch calls the kernel of repeat_interleave
+        ),
+        r"transpose\w*_kernel|batched_transpose",
+    ),
+    ("copy", (), r"\baten::(?:to|_?cat|stack|fill|zero)|(?<![a-z])(?<!with_)cast(?![a-z])|cupy_fill"),
+    # What a compiler has made of several operators, none of which its name tells.
+    ("fused", (), r"^triton_(?:_|unk|fused)|(?:^|_)fusion(?:_\d+)*$"),
     (
         "reduction and sort",
         ("reduce_kernel", "devicereduce", "devicescan", "radixsort", "triton_red", "triton_per", "topk"),
         r"\baten::(?:sum|mean|a?max|a?min|argmax|norm|linalg_vector_norm|cumsum|sort|any|all)\b|reduce_1block|dot_kernel|"
         r"bitonicsort|segmentedsort",
     ),
-    ("elementwise", ("elementwise", "functor", "cupy_"), r"^aten::"),
+    # What CUB and thrust do besides sorting, scanning and reducing is to apply a function to every element.
+    ("elementwise", (), r"parallel_?for|for_each|thrust\S*transform"),
+    ("reduction and sort", ("cub::", "thrust::"), ""),
+    ("elementwise", ("elementwise", "functor", "cupy_", "triu_tril"), r"^aten::|eigenmetakernel"),
+    # Libraries of one purpose: whatever else they name belongs to it.
+    ("convolution", ("cudnn", "miopen"), ""),
+    ("embedding", ("fbgemm_gpu::",), ""),
 )
 _COMPILED = tuple((label, words, re.compile(pattern) if pattern else None) for label, words, pattern in _FAMILIES)
 _MOST_READ = 4096  # characters of a name; those of real templates reach 3,000

@@ -16,6 +16,7 @@ from analysis.cells import inert
 from analysis.explain import explain
 from analysis.findings import Finding
 from analysis.metrics.core_utilization import rows as core_rows
+from analysis.metrics.name_coverage import NameCoverage, name_coverage
 from analysis.metrics.range_tree import RangeNode, range_tree
 from analysis.metrics.telemetry import telemetry_in_window
 from analysis.metrics.utilization import TRIAL_FIELDS, UTILIZATION_COLUMNS, compute_utilization_rows
@@ -45,6 +46,8 @@ class ProfileSummary:
     """Rows of core_utilization.csv."""
     sensors: tuple[dict[str, Any], ...] = ()
     """Rows of telemetry_in_window: what the sensors read while the window ran."""
+    coverage: NameCoverage
+    """Whether the names of the kernels say what they do."""
     problems: tuple[str, ...] = ()
     """What could not be read, one sentence each."""
 
@@ -121,6 +124,7 @@ def summarize(directory: TrialDirectory) -> ProfileSummary:
         compute=tuple({**row, **cost} for row in compute),
         core=tuple({**fields, **row, **cost} for row in core),
         sensors=tuple(_sensors(directory, trial)),
+        coverage=name_coverage(source.timelines, source.counters),
         problems=source.problems,
     )
     if directory.profile.is_dir():
@@ -245,5 +249,6 @@ def plain(summary: ProfileSummary) -> dict[str, Any]:
         "compute_utilization": list(summary.compute),
         "core_utilization": list(summary.core),
         "sensors": list(summary.sensors),
+        "kernel_names": summary.coverage.to_json(),
         "problems": list(summary.problems),
     }

@@ -19,7 +19,8 @@ class MaxBatch:
     micro_batch_size: int
     """The largest size that ran; 0 where not even 1 fits."""
     proved: bool
-    """Whether it ran PROOF_STEPS steps, and the next one was shown to fail for memory or the limit was reached."""
+    """Whether it ran PROOF_STEPS steps, and the next one (a step of the search larger) was shown to fail for memory or
+    the limit was reached."""
     fails_at: int | None
     """The smallest size that was shown to fail; None where the limit ended the search."""
     failure: str
@@ -35,9 +36,9 @@ class MaxBatch:
 class _Search:
     """Runs probes and remembers how they ended."""
 
-    def __init__(self, trial: Trial, run: Callable[[Trial], dict[str, Any]]) -> None:
+    def __init__(self, trial: Trial, run: Callable[[Trial], dict[str, Any]], step: int) -> None:
         self._trial = dataclasses.replace(trial, kind="probe")
-        self._run = run
+        self._run, self._step = run, step
         self.tried: list[tuple[int, str]] = []
         self.results: dict[int, dict[str, Any]] = {}
 
@@ -50,6 +51,10 @@ class _Search:
         self.tried.append((size, str(result["status"])))
         return str(result["status"])
 
+    def failed_for_memory(self, size: int) -> bool:
+        """Return whether the last trial of that size ended as oom."""
+        return bool(self.results[size]["status"] == "oom")
+
     def bounds(self, start: int, limit: int) -> tuple[int, int | None]:
         """Return the largest size that ran and the smallest that did not (None: the limit was reached)."""
         fits, fails, size = 0, None, min(start, limit)
@@ -59,8 +64,10 @@ class _Search:
                 fits, size = size, min(2 * size, limit)
             else:
                 fails = size
-        while fails is not None and fails - fits > 1 and self.results[fails]["status"] == "oom":
-            middle = (fits + fails) // 2
+        # Below the step too as long as nothing fits: "0" says that not even 1 does.
+        while fails is not None and fails - fits > (self._step if fits else 1) and self.failed_for_memory(fails):
+            half = (fails - fits) // 2
+            middle = fits + (half - half % self._step if half > self._step else half)
             if self.ends(middle, PROBE_STEPS) == "ok":
                 fits = middle
             else:
@@ -68,18 +75,20 @@ class _Search:
         return fits, fails
 
 
-def find_max_batch(trial: Trial, run: Callable[[Trial], dict[str, Any]], limit: int) -> MaxBatch:
+def find_max_batch(trial: Trial, run: Callable[[Trial], dict[str, Any]], limit: int, step: int = 1) -> MaxBatch:
     """Search upwards from `trial.micro_batch_size`; `run` runs a trial in a process of its own and returns its result.
 
     A size fits when its trial ends with status ok and is too large when it ends as oom. Any other end stops the search:
-    it says nothing about memory, so what was found is then not proved to be the largest.
+    it says nothing about memory, so what was found is then not proved to be the largest. With a `step` the search ends
+    when what fits and what fails are so far apart: a search by 32 has five trials fewer than one by 1.
     """
-    search = _Search(trial, run)
+    search = _Search(trial, run, step)
     fits, fails = search.bounds(trial.micro_batch_size, limit)
     # Memory can still grow after the first steps (fragmentation, longer batches): prove the size, step down if need be.
     while fits > 0 and search.ends(fits, PROOF_STEPS) != "ok":
         fails = fits
-        fits = fits - 1 if search.results[fits]["status"] == "oom" else 0
+        smaller = fits - step if fits > step else fits // 2
+        fits = smaller if search.failed_for_memory(fits) else 0
     tried = tuple(search.tried)
     if fails is None:
         return MaxBatch(fits, True, None, f"the limit of {limit} was reached without running out of memory", tried)

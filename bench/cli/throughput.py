@@ -42,6 +42,8 @@ class ThroughputOptions:
     """Find the largest batch that fits, from the first of --batch-sizes up."""
     max_batch_limit: int = 4096
     """Largest batch the search tries."""
+    max_batch_step: int = 1
+    """The search ends that near to the largest batch."""
     input_only: bool = False
     """Draw the batches and do nothing with them."""
     against_synthetic: bool = False
@@ -53,6 +55,8 @@ class ThroughputOptions:
         """Refuse options that exclude each other."""
         if any(number < 1 for number in self.nodes):
             raise UsageError(f"--nodes {' '.join(map(str, self.nodes))}: every number must be at least 1")
+        if self.max_batch_step < 1:
+            raise UsageError(f"--max-batch-step {self.max_batch_step} must be at least 1")
         if self.input_only and (self.against_synthetic or self.max_batch_search):
             other = "--against-synthetic" if self.against_synthetic else "--max-batch-search"
             raise UsageError(
@@ -182,7 +186,7 @@ def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, lau
             def probe(trial: Any) -> dict[str, Any]:
                 return run_trials(run, [trial], request, devices, launch, show_progress(options.json), note)[0]
 
-            outcome = find_max_batch(start, probe, options.max_batch_limit)
+            outcome = find_max_batch(start, probe, options.max_batch_limit, options.max_batch_step)
             found.append(
                 {
                     "implementation": start.implementation,

@@ -1,179 +1,243 @@
 """Everything that needs a CUDA device, in one run under nine minutes: `make gpu-acceptance OUT=<folder>`.
 
-Writes <folder>/acceptance.json (versions, and per step: command, seconds, outcome, figures), the run directory with its
-report, and small profiles. A step that fails is a row; the others still run. Exit code 1 when one failed, 2 without a
-GPU.
+Writes <folder>/acceptance.json (versions, and per step: command, seconds, outcome, figures) and acceptance.md after
+every step, the run directory with its report, logs, and small profiles. A step that fails is a row; the others still
+run. Exit code 1 when one failed, 2 without a GPU or without a folder to write into, 130 when it was interrupted.
+
+    python tests/gpu/acceptance.py --publish <folder>       (make gpu-results)
+
+makes docs/results/<date>-<gpu>.json and .md of what a run has left; that needs no GPU.
 """
 
+import contextlib
 import json
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TOTAL_SECONDS = 525.0
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from support.acceptance_checks import NOT_AS_EXPECTED, complaint, figures, parsed  # noqa: E402
+from support.acceptance_report import markdown  # noqa: E402
+from support.acceptance_steps import Step, seconds_for, steps  # noqa: E402
+
+from common.atomic import write_text  # noqa: E402
+from common.errors import StorageError  # noqa: E402
+
 KEPT_BYTES = 8 * 2**20
-
-LENGTHS = "synthetic:mean254"
-# Name, options, longest seconds. A lever that has not been measured on a GPU is off unless it is named.
-ROWS: tuple[tuple[str, list[str], float], ...] = (
-    (
-        "large 512",
-        [
-            "--preset", "large", "--seq-lens", "512", "--batch-sizes", "32", "--data", LENGTHS,
-            "--levers", "auto", "unpad", "fp8+unpad", "--implementations", "bertbench", "hf", "hf-compiled",
-        ],
-        130,
-    ),
-    (
-        "large 128",
-        [
-            "--preset", "large", "--seq-lens", "128", "--batch-sizes", "128",
-            "--levers", "auto", "compile", "fp8", "--implementations", "bertbench", "hf", "hf-compiled",
-        ],
-        130,
-    ),
-    (
-        "base",
-        [
-            "--preset", "base", "--seq-lens", "128", "512", "--batch-sizes", "32",
-            "--implementations", "bertbench", "hf", "torch-encoder",
-        ],
-        80,
-    ),
+FEWEST_SECONDS = 1.0
+GRACE_SECONDS = 10.0
+_MOST_OUTPUT = 64 * 2**20
+_USAGE = "usage: make gpu-acceptance OUT=<folder>, then make gpu-results OUT=<the same folder>\n"
+_TRIAL = ("implementation", "levers", "preset", "precision", "seq_len", "micro_batch_size", "data", "round")
+_RESULT = (
+    "status", "reason", "samples_per_second", "tokens_per_second", "step_time_ms", "step_time_ms_low",
+    "step_time_ms_high", "mfu", "peak_memory_bytes", "energy_joules", "joules_per_sample",
 )  # fmt: skip
-
-Step = tuple[str, list[str], float]
-
-
-def steps(run: Path) -> list[Step]:
-    """Return (name, command, longest seconds) of every step, the quickest and most telling first."""
-    cli = [sys.executable, "-m", "bench.cli.main"]
-    trial = ["--device", "cuda", "--devices", "1"]
-    window = ["--start", "10", "--stop", "13"]
-    profile = [*cli, "profile", "pretrain", *trial, "--timeout-seconds", "90", "--json"]
-    base = ["--preset", "base", "--precisions", "bf16", "--batch-sizes", "32"]
-    mini = ["--preset", "mini", "--precisions", "bf16", "--batch-sizes", "16"]
-    sweep = [*cli, "throughput", "pretrain", *trial, "--precisions", "bf16", "--rounds", "1", "--max-seconds", "4"]
-    sweep += ["--out", str(run), "--json"]
-    light = [*cli, "speed-of-light", "pretrain", "--device", "cuda", "--preset", "large", "--precision", "bf16"]
-    light += ["--seq-len", "512", "--data", LENGTHS, "--batch-size", "32", "--max-seconds", "20"]
-    return [
-        ("doctor", [*cli, "doctor", "--json"], 60),
-        *((f"throughput {name}", [*sweep, *options], limit) for name, options, limit in ROWS),
-        ("speed-of-light", [*light, "--levers", "unpad", "--out", str(run)], 60),
-        ("profile torch", [*profile, *base, *window, "--profiler", "torch", "--out", str(run)], 100),
-        ("profile nsys", [*profile, *mini, *window, "--profiler", "nsys", "--out", str(run)], 100),
-        ("profile ncu", [*profile, *mini, "--start", "3", "--stop", "5", "--profiler", "ncu", "--out", str(run)], 120),
-        (
-            "profile nvtx emit",
-            [*profile, *mini, *window, "--profiler", "nvtx", "--nvtx", "emit", "--out", str(run)],
-            60,
-        ),
-        ("report", [*cli, "report", str(run)], 60),
-        ("tests", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"], 240),
-    ]
 
 
 def main(argv: list[str]) -> int:
-    """Run every step into the folder argv[0]."""
-    if len(argv) != 1 or not argv[0]:
-        sys.stderr.write("usage: make gpu-acceptance OUT=<folder>\n")
+    """Run every step into the folder argv[0], or publish what lies in argv[1]."""
+    if len(argv) == 2 and argv[0] == "--publish" and argv[1]:
+        return publish(Path(argv[1]).resolve(), ROOT / "docs/results")
+    if len(argv) != 1 or not argv[0] or argv[0].startswith("-"):
+        sys.stderr.write(_USAGE)
         return 2
     import torch
 
     if not torch.cuda.is_available():
         sys.stderr.write("gpu-acceptance needs a CUDA device, and torch finds none here: `bertbench doctor` says why\n")
         return 2
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets what it starts behind & ignore the first
+        signal.signal(number, signal.default_int_handler)
     out = Path(argv[0]).resolve()
-    out.mkdir(parents=True, exist_ok=True)
+    return run_all(out, steps(out / "run"), versions())
+
+
+def run_all(out: Path, plan: list[Step], about: dict[str, Any]) -> int:
+    """Run the steps of a plan and keep the record true after each. Return the exit code."""
+    if (out / "acceptance.json").exists() or (out / "run").exists():
+        # What is finished there would not be measured again, and pass for a measurement of today's code.
+        sys.stderr.write(f"gpu-acceptance: {out} holds an earlier run: give another folder, or remove it\n")
+        return 2
     began = time.monotonic()
-    record: dict[str, Any] = {"command": "make gpu-acceptance", "versions": versions(), "steps": []}
-    for name, command, limit in steps(out / "run"):
-        left = TOTAL_SECONDS - (time.monotonic() - began)
-        record["steps"].append(run_step(name, command, min(limit, left), out / "logs"))
-        record["seconds"] = time.monotonic() - began
-        (out / "acceptance.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        sys.stdout.write(f"{name}: {record['steps'][-1]['outcome']} in {record['steps'][-1]['seconds']:.0f} s\n")
-        sys.stdout.flush()
-    keep_small_profiles(out)
+    record: dict[str, Any] = {"command": "make gpu-acceptance", "folder": str(out), "versions": about}
+    record |= {"began": datetime.now(UTC).isoformat(timespec="seconds"), "ended": "", "seconds": 0.0, "steps": []}
+    try:
+        (out / "logs").mkdir(parents=True, exist_ok=True)
+        write_record(out, record)
+        for number, step in enumerate(plan):
+            record["steps"].append({**blank(step), "outcome": "interrupted", "why": "it had begun"})
+            limit = seconds_for(number, plan, time.monotonic() - began)
+            record["steps"][-1] = run_step(step, limit, out / "logs")
+            record["seconds"] = time.monotonic() - began
+            write_record(out, record)
+            say(record["steps"][-1])
+        keep_small_profiles(out)
+    except KeyboardInterrupt:
+        record["seconds"], record["ended"] = time.monotonic() - began, "interrupted"
+        record["steps"] += [{**blank(step), "why": "interrupted before"} for step in plan[len(record["steps"]) :]]
+        return 130 if kept(out, record) else 1
+    except (StorageError, OSError) as error:
+        record["ended"] = f"ended early: {error}"
+        sys.stderr.write(f"gpu-acceptance: {error}; {out}/acceptance.json has what was recorded before\n")
+        kept(out, record)
+        return 2 if len(record["steps"]) == 0 else 1
+    missed = [step["name"] for step in record["steps"] if step["outcome"] == "not reached"]
+    if missed:
+        sys.stdout.write(f"not reached: {', '.join(missed)}\n")
     return 1 if any(step["outcome"] not in ("ok", "absent") for step in record["steps"]) else 0
 
 
-def run_step(name: str, command: list[str], limit: float, logs: Path) -> dict[str, Any]:
-    """Run one step; its standard output, where it is JSON, is its figures."""
-    logs.mkdir(exist_ok=True)
+def blank(step: Step) -> dict[str, Any]:
+    """Return the row of a step that did not run."""
+    row = {"name": step.name, "command": step.command[1:], "outcome": "not reached", "exit_code": None, "seconds": 0.0}
+    return {**row, "why": "", "said": [], "figures": None}
+
+
+def say(row: dict[str, Any]) -> None:
+    """Print how a step ended."""
+    why = f": {row['why'][:300]}" if row["why"] else ""
+    sys.stdout.write(f"{row['name']}: {row['outcome']} in {row['seconds']:.0f} s{why}\n")
+    sys.stdout.flush()
+
+
+def run_step(step: Step, limit: float, logs: Path) -> dict[str, Any]:
+    """Run one step for `limit` seconds at most; its standard output, where it is JSON, is its figures.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted; the command has been ended.
+        OSError: its log cannot be written.
+    """
+    row = blank(step)
+    if limit < FEWEST_SECONDS:
+        return {**row, "why": f"{max(0.0, limit):.0f} s are left beside what later steps need"}
+    logs.mkdir(parents=True, exist_ok=True)
+    base = logs / step.name.replace(" ", "-")
     began = time.monotonic()
-    outcome, figures, code, output, errors = "not reached", None, None, "", ""
-    if limit > 1:
+    # Files, not pipes: nothing that outlives the command can hold its end back, and a kill loses no line.
+    with base.with_suffix(".out").open("wb") as output, base.with_suffix(".err").open("wb") as errors:
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False, errors="replace"
+            child = subprocess.Popen(
+                step.command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
             )
-            code, output, errors = done.returncode, done.stdout, done.stderr
-            # 2 with "not on PATH": the tool is not installed on this machine, which is no failure of ours.
-            outcome = "ok" if code == 0 else "absent" if code == 2 and "not on PATH" in errors else "failed"
-        except subprocess.TimeoutExpired as error:
-            outcome, errors = "timeout", str(error)
-    if outcome == "ok" and name.startswith("profile ") and (lacking := complaint(name, output)):
-        outcome, errors = "failed", f"{errors}\n{lacking}"
-    (logs / f"{name.replace(' ', '-')}.txt").write_text(f"{output}\n{errors}\n", encoding="utf-8")
+        except OSError as error:
+            return {**row, "outcome": "failed", "why": f"cannot be started: {error}"}
+        try:
+            code: int | None = child.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            end(child)
+    row |= {"exit_code": code, "seconds": time.monotonic() - began}
+    said = text_of(base.with_suffix(".err"))
+    found, unread = parsed(step.command, text_of(base.with_suffix(".out")))
+    row |= {"said": said.strip().splitlines()[-5:], "figures": figures(step.name, found)}
+    if code is None:
+        return {**row, "outcome": "timeout", "why": f"ended after {limit:.0f} s"}
+    if code == 2 and "not on PATH" in said:  # the tool is not installed on this machine, which is no failure of ours
+        return {**row, "outcome": "absent", "why": said.strip().splitlines()[-1]}
+    why = "" if unread else complaint(step.name, found)
+    if code != 0:
+        why = "; ".join(filter(None, [f"exit code {code}", why or said.strip()[-300:]]))
+    why = unread if code == 0 and unread else why
+    return {**row, "outcome": "failed" if why else "ok", "why": why}
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End a command that still runs, politely first: it then writes down what it has and ends its ranks.
+
+    Whatever it has left behind in its session is ended in any case. Raises KeyboardInterrupt, when all that is done.
+    """
+    interrupted = False
     try:
-        figures = json.loads(output)
-    except ValueError:
-        figures = output.strip().splitlines()[-3:]
-    return {
-        "name": name,
-        "command": command[1:],
-        "outcome": outcome,
-        "exit_code": code,
-        "seconds": time.monotonic() - began,
-        "said": errors.strip().splitlines()[-5:],
-        "figures": figures,
-    }
+        if child.poll() is None:
+            child.terminate()
+            child.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    except KeyboardInterrupt:
+        interrupted = True
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    if interrupted:
+        raise KeyboardInterrupt
 
 
-def complaint(name: str, output: str) -> str:
-    """Return what a profile lacks although its command ended well; "" where it lacks nothing."""
-    profiles = json.loads(output)["profiles"]
-    if name == "profile nvtx emit":
-        return ""
-    for found in profiles:
-        if found["problems"]:
-            return f"problems: {found['problems']}"
-        rows = found["core_utilization"] if name == "profile ncu" else found["compute_utilization"]
-        if not rows:
-            return "no row of utilisation"
-        for row in rows:
-            if name == "profile ncu" and not row.get("kernels"):
-                return f"no kernel was counted: {row}"
-            if name != "profile ncu" and (row["counted"] != "GPU kernels" or not row["compute_utilization"]):
-                return f"no GPU kernels: {row}"
-    return ""
+def text_of(path: Path) -> str:
+    """Return a log as text, of a huge one the beginning."""
+    with path.open("rb") as file:
+        return file.read(_MOST_OUTPUT).decode("utf-8", errors="replace")
+
+
+def write_record(out: Path, record: dict[str, Any]) -> None:
+    """Write acceptance.json and acceptance.md, each whole or not at all. Raises StorageError."""
+    record["throughput"] = measured(out / "run")
+    write_text(out / "acceptance.json", json.dumps(record, indent=2) + "\n")
+    try:
+        page = markdown(record)
+    except NOT_AS_EXPECTED as error:  # figures of a step that failed can have any form
+        page = f"The record is in acceptance.json; it cannot be shown as tables: {type(error).__name__}: {error}\n"
+    write_text(out / "acceptance.md", page)
+
+
+def kept(out: Path, record: dict[str, Any]) -> bool:
+    """Try to write the record where things have gone wrong; say so where that fails too."""
+    try:
+        write_record(out, record)
+    except (StorageError, OSError) as error:
+        sys.stderr.write(f"gpu-acceptance: {error}\n")
+        return False
+    return True
+
+
+def measured(run: Path) -> list[dict[str, Any]]:
+    """Return what every trial of throughput in the run directory came to, those of steps that timed out included."""
+    rows = []
+    for path in sorted(run.glob("trials/*/result.json"), key=lambda path: path.stat().st_mtime):
+        try:
+            trial, result = (
+                json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+                for file in (path.parent / "trial.json", path)
+            )
+        except (OSError, ValueError):
+            continue
+        if trial.get("kind") == "throughput":
+            rows.append({**{key: trial.get(key) for key in _TRIAL}, **{key: result.get(key) for key in _RESULT}})
+    return rows
 
 
 def versions() -> dict[str, Any]:
     """Return what the figures depend on."""
     import torch
 
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    def said(*command: str) -> str:
+        try:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout.strip()
+
     return {
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
-        "gpus": driver.stdout.strip().splitlines(),
-        "commit": commit.stdout.strip(),
+        "gpus": said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").splitlines(),
+        "commit": said("git", "describe", "--always", "--dirty"),
     }
 
 
@@ -185,6 +249,35 @@ def keep_small_profiles(out: Path) -> None:
             target = out / "profiles" / file.relative_to(out / "run" / "trials")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)
+
+
+def publish(out: Path, results: Path) -> int:
+    """Write <results>/<date>-<gpu>.json and .md of a run, without the names of its folders, and its main picture."""
+    try:
+        text = (out / "acceptance.json").read_text(encoding="utf-8")
+        record = json.loads(text)
+        folder = str(record["folder"])
+        record = json.loads(text.replace(json.dumps(folder)[1:-1], "OUT").replace(json.dumps(str(ROOT))[1:-1], "."))
+        page = markdown(record)
+        device = (record["versions"]["gpus"] or ["no GPU"])[0]
+        name = f"{record['began'][:10]}-{short_name(device)}"
+        write_text(results / f"{name}.json", json.dumps(record, indent=2) + "\n")
+        picture = out / "run/report/throughput.png"
+        if picture.is_file():
+            shutil.copy(picture, results / f"{name}.png")
+            page += f"\n![Samples per second]({name}.png)\n"
+        write_text(results / f"{name}.md", page)
+    except (OSError, ValueError, KeyError, TypeError, StorageError) as error:
+        sys.stderr.write(f"gpu-acceptance: {out} holds no whole run that could be published: {error}\n")
+        return 2
+    sys.stdout.write(f"{results / name}.md\n")
+    return 0
+
+
+def short_name(device: str) -> str:
+    """Return "h200" of "NVIDIA H200, 570.86"."""
+    words = re.findall(r"[a-z0-9]+", device.partition(",")[0].lower())
+    return next((word for word in words if any(letter.isdigit() for letter in word)), "gpu")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from analysis.readers.kineto import read
 
 TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
 ATEN = "void at::native::"
+UNNAMED = ATEN + "(anonymous namespace)::"
 ELEMENTWISE = ATEN + "vectorized_elementwise_kernel<4, "
 
 
@@ -74,6 +75,35 @@ ELEMENTWISE = ATEN + "vectorized_elementwise_kernel<4, "
         ("triton_per_fused_sum_4", "reduction and sort"),
         (ATEN + "sbtopk::gatherTopK<float, unsigned int, 1, false>", "reduction and sort"),
         ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc", "convolution"),
+        (UNNAMED + "krn_partials_reduce_offset<long>(long*)", "embedding"),
+        (UNNAMED + "krn_partial_segment_offset<long>(long*, long const*)", "embedding"),
+        (UNNAMED + "compute_grad_weight<c10::BFloat16, long>(long const*)", "embedding"),
+        (UNNAMED + "sum_and_scatter<c10::BFloat16, long>(long const*)", "embedding"),
+        (UNNAMED + "compute_num_of_partial_segments<long>(long const*)", "embedding"),
+        (UNNAMED + "masked_scale_kernel<bool, float>(float*)", "dropout"),
+        (UNNAMED + "amp_update_scale_cuda_kernel(float*, int*, float const*)", "optimizer"),
+        (ATEN + "lpnorm_cleanup<float, (NormType)1, float>(float const*, int)", "optimizer"),
+        (ATEN + "conv_depthwise2d_grad_weight_kernel<1>", "convolution"),
+        (UNNAMED + "max_pool_backward_nchw<float, float>(float const*)", "pooling"),
+        ("void fft2d_r2c_32x32<float, false, 0u, false>(float2*, cudnn::reduced_divisor, bool)", "convolution"),
+        ("void cudnn::ops::scalePackedTensor_kernel<float, float>(long, float*, float)", "convolution"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_3_64x128x128", "attention"),
+        ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<1>>>", "attention"),
+        ("triton_tem_fused_flex_attention_0", "attention"),
+        ("void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int, int const*)", "embedding"),
+        ("void fbgemm_gpu::(anonymous namespace)::_compute_FP8_quantize_cuda_kernel<float>(float const*)", "copy"),
+        ("void transformer_engine::detail::cast_transpose_optimized_kernel<float>(float const*)", "copy"),
+        (ELEMENTWISE.replace("elementwise_kernel", "elementwise_kernel_with_cast"), "elementwise"),
+        ("void thrust::cuda_cub::core::_kernel_agent<thrust::cuda_cub::__parallel_for::Agent<1>>", "elementwise"),
+        ("void cub::CUB_200_NS::DeviceSelectSweepKernel<1>(cub::ScanTileState<int>)", "reduction and sort"),
+        (ATEN + "write_indices<long>(long*)", "reduction and sort"),
+        ("triton__0d1d2d3d4de", "fused"),
+        ("loop_add_fusion_3", "fused"),
+        ("triton_poi_fused_1", "elementwise"),
+        ("triton_red_fused_0", "reduction and sort"),
+        ("aten::transpose", "elementwise"),
+        ("aten::max_pool2d", "pooling"),
+        ("_fusion" * 600 + "!", "other"),
         ("saxpy(double *, double *)", "other"),
         ("", "other"),
     ],

@@ -37,6 +37,30 @@ def test_the_search_finds_the_exact_limit_and_shows_both_sides(capacity: int, st
     assert machine.trials[-1].stop_iteration == PROOF_STEPS and machine.trials[-1].micro_batch_size == capacity
 
 
+@given(capacity=st.integers(1, 300), start=st.integers(1, 64), step=st.integers(2, 40))
+def test_a_search_by_steps_ends_within_a_step_and_shows_both_sides(capacity: int, start: int, step: int) -> None:
+    machine = Machine(capacity)
+    found = find_max_batch(Trial(micro_batch_size=start), machine.run, 1024, step)
+    assert found.fails_at is not None and found.micro_batch_size <= capacity < found.fails_at
+    assert found.fails_at - found.micro_batch_size <= step
+    sizes = [size for size, _ in found.tried]
+    assert len(sizes) - len(set(sizes)) <= 1, "only the proof runs a size again"
+    assert found.proved and found.micro_batch_size > 0, "0 would say that not even 1 fits"
+
+
+def test_a_search_by_steps_saves_trials() -> None:
+    machines = Machine(137), Machine(137)
+    by_one = find_max_batch(Trial(micro_batch_size=64), machines[0].run, 4096)
+    by_32 = find_max_batch(Trial(micro_batch_size=64), machines[1].run, 4096, 32)
+    assert (by_one.micro_batch_size, by_32.micro_batch_size, by_32.fails_at) == (137, 128, 160)
+    assert len(by_one.tried) - len(by_32.tried) == 5
+
+
+def test_a_search_by_steps_goes_down_by_steps_where_the_proof_fails() -> None:
+    found = find_max_batch(Trial(micro_batch_size=8), Machine(20, proven=11).run, 1024, 8)
+    assert (found.micro_batch_size, found.fails_at) == (8, 16)
+
+
 def test_the_limit_ends_the_search_and_is_stated() -> None:
     found = find_max_batch(Trial(micro_batch_size=8), Machine(10_000).run, limit=100)
     assert found.micro_batch_size == 100 and found.fails_at is None and "limit of 100" in found.failure

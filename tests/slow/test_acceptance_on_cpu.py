@@ -1,0 +1,89 @@
+"""Every step of gpu-acceptance, run for real with the CPU and the smallest model in place of the GPU and its models."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support.acceptance_steps
+from support.acceptance_steps import Step, steps
+from support.cli import ROOT
+
+pytestmark = pytest.mark.timeout(2400)
+# What a CPU lacks (FP8), or is compiled for minutes there; levers and implementations of the same kind stand in.
+IN_PLACE = {
+    "cuda": "cpu", "tf32": "fp32", "fp8": "none", "fp8+unpad": "unpad+bf16-weights", "compile": "unpad",
+    "hf-compiled": "torch-encoder",
+}  # fmt: skip
+VALUES = {
+    "--preset": ["tiny"], "--batch-size": ["4"], "--max-seconds": ["1"],
+    "--timeout-seconds": ["300"],
+}  # fmt: skip
+
+
+def on_cpu(step: Step) -> Step:
+    """Return the step with another device, the smallest model and more time; all other words are as they are."""
+    words: list[str] = []
+    option = ""
+    for word in step.command:
+        if word.startswith("--"):
+            option = word
+            words.append(word)
+            if word in VALUES:
+                words += VALUES[word]
+            continue
+        if option in VALUES:
+            continue
+        if option == "--batch-sizes":
+            word = "8" if step.name == "max batch" else "4"
+        words.append(IN_PLACE.get(word, word))
+    if step.name == "max batch":
+        words += ["--memory-limit-gib", "0.9"]
+    return Step(step.name, words, 900, 0)
+
+
+def acceptance() -> Any:
+    spec = importlib.util.spec_from_file_location("acceptance", ROOT / "tests/gpu/acceptance.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_step_runs_and_lacks_only_what_a_cpu_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support.acceptance_steps, "TOTAL_SECONDS", 3600.0)
+    out = tmp_path / "out"
+    about = {"python": "3", "torch": "2", "cuda": None, "gpus": [], "commit": "c"}
+    assert acceptance().run_all(out, [on_cpu(step) for step in steps(out / "run")], about) == 1
+    record = json.loads((out / "acceptance.json").read_text())
+    found = {step["name"]: step for step in record["steps"]}
+    why = {name: step["why"] for name, step in found.items()}
+    codes = {name: step["exit_code"] for name, step in found.items()}
+
+    for name in ("throughput large 512", "throughput large 128", "throughput base"):
+        rows = found[name]["figures"]["rows"]
+        assert codes[name] == 0 and {row["status"] for row in rows} == {"ok"}, why[name]
+        lacking = [row for row in rows if row["joules_per_sample"] is None]
+        assert why[name].count("joules_per_sample") == len(lacking), "energy is missed with its reason, and only it"
+        assert why[name].count(": no ") == len(lacking)
+    measured = {row["trial_id"] for name in found if "throughput" in name for row in found[name]["figures"]["rows"]}
+    assert len(record["throughput"]) == len(measured) > 10, "with one preset some trials are two steps'"
+
+    (search,) = found["max batch"]["figures"]["max_batch"]
+    assert found["max batch"]["outcome"] == "ok", why["max batch"]
+    assert [search["fails_at"], "oom"] in search["tried"] and search["fails_at"] - search["micro_batch_size"] <= 32
+    assert found["speed-of-light"]["outcome"] == "ok", why["speed-of-light"]
+
+    assert codes["profile torch"] == 0 and why["profile torch"].startswith("no GPU kernels"), why["profile torch"]
+    assert found["profile ncu"]["outcome"] in ("absent", "failed") and codes["profile ncu"] == 2
+    if shutil.which("nsys") is None:
+        assert found["profile nsys"]["outcome"] == "absent"
+    else:
+        assert codes["profile nsys"] in (0, 2) and why["profile nsys"]
+    assert "nvtx" in why["profile nvtx emit"].lower() or found["profile nvtx emit"]["outcome"] == "ok"
+    assert found["doctor"]["outcome"] == found["report"]["outcome"] == found["tests"]["outcome"] == "ok"
+    assert (out / "run/report/report.html").is_file() and list((out / "profiles").rglob("*.json.gz"))
+    page = (out / "acceptance.md").read_text()
+    assert "| bertbench unpad | tiny 512 |" in page and "out of memory" not in page.split("## The largest batch")[0]
