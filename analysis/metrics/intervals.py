@@ -4,8 +4,6 @@ A set is an array of shape (n, 2), int64 nanoseconds: half-open intervals [start
 touching another. `merged` makes one out of any intervals; the other functions take and return such sets.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -72,12 +70,6 @@ def contains(intervals: Intervals, points: npt.ArrayLike) -> npt.NDArray[np.bool
     """Return for each of n points in time whether it is in the set."""
     place = np.searchsorted(intervals[:, 0], points, side="right")
     return np.asarray(place > np.searchsorted(intervals[:, 1], points, side="right"))
-
-
-def union_ns(spans: Sequence[tuple[int, int]]) -> int:
-    """Return the length of the union of [start, end) intervals in any order, ns."""
-    pairs = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
-    return total_ns(merged(pairs[:, 0], pairs[:, 1]))
 
 
 def _select(first: Intervals, second: Intervals, inside_second: bool) -> Intervals:

@@ -83,11 +83,6 @@ class Temporal:
         """Share of the communication that computation hides, 0 to 1; None where there is none."""
         return self.overlapped_communication_ns / self.communication_ns if self.communication_ns else None
 
-    @property
-    def non_compute_ns(self) -> int:
-        """Time in which something ran and nothing computed (Holistic Trace Analysis' name)."""
-        return self.busy_ns - self.compute_ns
-
 
 def work_sets(timeline: Timeline, memset_as_compute: bool = False) -> WorkSets:
     """Return what a rank did when.
