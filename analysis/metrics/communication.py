@@ -95,7 +95,7 @@ def communication_by_rank(
         exposed = difference(communication, computation)
         transfer: float | None = None
         if matching is not None and matching.complete(member):
-            transfer = total_ns(intersection(exposed, clipped(matching.transfer_set(member, timeline), *bounds)))
+            transfer = total_ns(intersection(exposed, clipped(matching.transfer_set(member), *bounds)))
         rows.append(
             {
                 "rank": timeline.rank,
@@ -113,38 +113,6 @@ def communication_by_rank(
             }
         )
     return _typed(rows, RANK_COLUMNS)
-
-
-def communication_by_step(timeline: Timeline) -> "pd.DataFrame":
-    """Return one row per marked step: rank, step, step_time_ms and the times and shares of RANK_COLUMNS in it."""
-    import pandas as pd
-
-    sets = work_sets(timeline)
-    communication = communication_set(timeline, sets)
-    hidden = intersection(communication, sets.compute)
-    begins, ends = (timeline.steps[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    lengths = np.maximum(ends - begins, 0).astype(float)
-    computing, total, overlapped = (
-        inside_ns(found, begins, ends).astype(float) for found in (sets.compute, communication, hidden)
-    )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = {
-            "communication_share": total / lengths,
-            "exposed_share": (total - overlapped) / lengths,
-            "overlap_share": overlapped / total,
-        }
-    return pd.DataFrame(
-        {
-            "rank": pd.array([timeline.rank] * len(lengths), dtype="Int64"),
-            "step": timeline.steps["step"].to_numpy(),
-            "step_time_ms": lengths / 1e6,
-            "compute_ms": computing / 1e6,
-            "communication_ms": total / 1e6,
-            "overlapped_ms": overlapped / 1e6,
-            "exposed_ms": (total - overlapped) / 1e6,
-            **shares,
-        }
-    )
 
 
 def communication_by_kind(timelines: Sequence[Timeline], matching: "Matching | None" = None) -> "pd.DataFrame":
