@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.metrics.intervals import Intervals, clipped, difference, inside_ns, intersection, merged, total_ns
+from analysis.metrics.kernel_tables import calls_with
 from analysis.metrics.temporal import Window, WorkSets, work_sets, work_window
 from analysis.names import bus_factor
 from analysis.timeline import Timeline, empty
@@ -259,15 +260,9 @@ def _typed(rows: list[dict[str, Any]], columns: dict[str, str]) -> "pd.DataFrame
 
 def launch_times(timeline: Timeline, correlations: Numbers) -> Numbers:
     """Return when the host launched each of n kernels, ns, by correlation id; -1 where the trace does not say."""
-    api = timeline.api
-    if not len(api):
-        return np.full(len(correlations), -1, dtype=np.int64)
-    ids, begins = api["correlation_id"].to_numpy(dtype=np.int64), api["start"].to_numpy(dtype=np.int64)
-    order = np.argsort(ids, kind="stable")
-    ids, begins = ids[order], begins[order]
-    place = np.searchsorted(ids, correlations).clip(max=len(ids) - 1)
-    known = (ids[place] == correlations) & (correlations >= 0)
-    return np.where(known, begins[place], -1)
+    calls = calls_with(timeline.api, correlations)
+    begins = np.append(timeline.api["start"].to_numpy(dtype=np.int64), -1)
+    return np.where(calls >= 0, begins[calls], -1)
 
 
 def communication_set(timeline: Timeline, sets: WorkSets) -> Intervals:

@@ -116,6 +116,15 @@ def work_window(timeline: Timeline, sets: WorkSets, window: Window = "steps") ->
     return (int(sets.busy[0, 0]), int(sets.busy[-1, 1])) if len(sets.busy) else None
 
 
+def event_window(timeline: Timeline) -> tuple[int, int] | None:
+    """Return begin and end of the marked steps, ns, or of all that was recorded where none is; None for nothing."""
+    tables = [timeline.steps] if len(timeline.steps) else [timeline.kernels, timeline.operators, timeline.ranges]
+    filled = [table for table in tables if len(table)]
+    if not filled:
+        return None
+    return min(int(table["start"].min()) for table in filled), max(int(table["end"].max()) for table in filled)
+
+
 def temporal_breakdown(
     timeline: Timeline, window: Window = "steps", memset_as_compute: bool = False
 ) -> Temporal | None:
