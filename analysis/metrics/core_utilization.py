@@ -50,8 +50,8 @@ PIPES: Mapping[str, tuple[str, ...]] = {
 }
 """Metrics of each pipe, best first: the first that the file has is used. `..._active` counts cycles in which the pipe
 worked, the others instructions against the highest rate."""
-FOUR = ("fma", "fp16", "tensor", "sfu")
-"""The kinds of cores that people ask for."""
+FOUR: Mapping[str, str] = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
+"""The kinds of cores that people ask for, and what they call them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

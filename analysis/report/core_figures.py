@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _PIPE_COLOURS = {"fma": BLUE, "fp16": SKY, "tensor": VERMILION, "sfu": ORANGE}
-_PIPE_NAMES = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
 # A kind of work has the same colour in every picture.
 _FAMILY_COLOURS = {
     "GEMM": VERMILION, "attention": BLUE, "norm": GREEN, "elementwise": ORANGE, "optimizer": PINK,
@@ -71,13 +70,13 @@ def draw_core_utilization(path: Path, groups: Mapping[str, CoreUse], label: str,
             tallest = max([tallest, *(value for value in (*values, *active) if value is not None)])
             colour = _PIPE_COLOURS[pipe]
             axis.bar(places, [value or 0.0 for value in active], width * 0.9, color=colour, alpha=0.28, linewidth=0)
-            axis.bar(places, [value or 0.0 for value in values], width * 0.9, color=colour, label=_PIPE_NAMES[pipe])
+            axis.bar(places, [value or 0.0 for value in values], width * 0.9, color=colour, label=FOUR[pipe])
             _numbers(axis, places, values, active)
         notes = []
         if not in_window and any(_value(groups[name], f"{pipe}_active", False) for name in names for pipe in known):
             notes.append("Pale: share of cycles in which the pipe worked.")
         if len(known) < len(FOUR):
-            notes.append(f"Not in this file: {', '.join(_PIPE_NAMES[pipe] for pipe in FOUR if pipe not in known)}.")
+            notes.append(f"Not in this file: {', '.join(FOUR[pipe] for pipe in FOUR if pipe not in known)}.")
         axis.set_xticks(range(len(names)), [_wrapped(name) for name in names], fontsize=8.5)
         axis.set_ylim(0, 1.15 * tallest)
         axis.set_xlim(-0.6, max(len(names) - 0.4, 0.6))

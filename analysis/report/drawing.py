@@ -92,6 +92,11 @@ def interval_bars(
     return bool(cut)
 
 
+def clock_unit(seconds: float) -> tuple[str, float]:
+    """Return the unit in which a time of that length is shown, and its seconds."""
+    return ("h", 3600.0) if seconds > 7200 else ("min", 60.0) if seconds > 120 else ("s", 1.0)
+
+
 def save(figure: "Canvas", path: Path) -> None:
     """Write a figure as PNG. Raises StorageError."""
     with atomic_path(path) as temporary, warnings.catch_warnings():

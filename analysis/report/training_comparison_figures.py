@@ -19,6 +19,7 @@ from analysis.report.drawing import (
     STYLE,
     VERMILION,
     canvas,
+    clock_unit,
     save,
     short_label,
 )
@@ -128,7 +129,7 @@ def _percent_of(comparison: TrainingComparison) -> str:
 
 def _progress(axis: "Axes", comparison: TrainingComparison) -> None:
     longest = max((float(np.nanmax(curve.seconds)) for curve in _timed(comparison)), default=0.0)
-    unit, seconds = ("h", 3600.0) if longest > 7200 else ("min", 60.0) if longest > 120 else ("s", 1.0)
+    unit, seconds = clock_unit(longest)
     axis.set_xlim(0, 1.12 * longest / seconds or 1)
     for number, curve in enumerate(comparison.curves):
         if curve not in _timed(comparison):
