@@ -22,7 +22,7 @@ def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = 
 
     Args:
         rows: result rows: a trial's fields, status, reason and measured columns.
-        ratios: what regression.implementation_ratios returned for the same run.
+        ratios: what regression.ratios_of returned for the same run.
         width: characters per line.
     """
     if not rows:
