@@ -66,12 +66,6 @@ def inside_ns(intervals: Intervals, begins: npt.ArrayLike, ends: npt.ArrayLike) 
     return _before(intervals, np.asarray(ends, dtype=np.int64)) - _before(intervals, np.asarray(begins, dtype=np.int64))
 
 
-def contains(intervals: Intervals, points: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Return for each of n points in time whether it is in the set."""
-    place = np.searchsorted(intervals[:, 0], points, side="right")
-    return np.asarray(place > np.searchsorted(intervals[:, 1], points, side="right"))
-
-
 def _select(first: Intervals, second: Intervals, inside_second: bool) -> Intervals:
     """Walk over all boundaries in order of time: each is where one of the sets begins or ends.
 

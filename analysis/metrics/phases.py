@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Numbers = npt.NDArray[np.int64]
-Labels = npt.NDArray[np.str_]
 PhaseNumbers = npt.NDArray[np.int8]
 Spans = Mapping[str, Mapping[str, Intervals]]
 
@@ -94,11 +93,6 @@ def phase_rows(timeline: Timeline) -> "pd.DataFrame":
         rows.append(row)
     types = {"rank": "Int64", "kernels": "Int64", "gpu_ms": "float64", "gpu_share": "float64", "host_share": "float64"}
     return pd.DataFrame(rows, columns=columns).astype(types)
-
-
-def kernel_phases(timeline: Timeline) -> Labels:
-    """Return the phase of each row of `kernels`: one of PHASES or "other"."""
-    return np.array(_ALL)[_kernel_numbers(timeline, _spans(timeline))]
 
 
 def _kernel_numbers(timeline: Timeline, spans: Spans) -> PhaseNumbers:
