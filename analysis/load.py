@@ -173,6 +173,8 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
     if row["status"] == "ok" and trial.kind in TAKEN_APART:
         try:
             row |= summarize_trial(trial, directory, price_per_hour)
+        except NewerSchemaError:
+            raise
         except (InputError, UsageError) as error:
             row |= {"status": "crashed", "reason": str(error)}
     elif row["status"] == "ok":
