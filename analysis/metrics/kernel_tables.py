@@ -134,18 +134,14 @@ def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
     )
 
 
-def family_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
+def family_rows(timeline: Timeline) -> "pd.DataFrame":
     """Return one row per family of kernels of a rank, those that take most first: FAMILY_ROW_COLUMNS."""
-    return families_of(kernel_rows(timeline, copies))
-
-
-def families_of(kernels: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the rows of kernel_rows of any number of ranks summed by rank and family, by rank, longest first."""
+    kernels = kernel_rows(timeline)
     if not len(kernels):
         return empty(FAMILY_ROW_COLUMNS)
     sums = ["calls", "total_ms", "kernel_time_share", "window_share"]
     grouped = kernels.groupby(["rank", "family"], dropna=False, sort=False)[sums].sum(min_count=1).reset_index()
-    return grouped.sort_values(["rank", "total_ms"], ascending=[True, False], kind="stable", ignore_index=True)
+    return grouped.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
 
 
 def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFrame":
