@@ -7,29 +7,13 @@ import numpy as np
 
 from analysis.metrics.training_comparison import TrainingComparison, VariantCurve
 from analysis.report import tables
-from analysis.report.drawing import (
-    BLUE,
-    GREEN,
-    GREY,
-    NOTE,
-    ORANGE,
-    PINK,
-    PURPLE,
-    SKY,
-    STYLE,
-    VERMILION,
-    canvas,
-    clock_unit,
-    save,
-    short_label,
-)
+from analysis.report.drawing import LINES, NOTE, STYLE, canvas, clock_unit, save, short_label
 from analysis.report.training import running_median
 from analysis.train_scores import in_words, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, PINK, GREY)
 _DASHES = ("-", (0, (4, 2.5)), (0, (1.2, 1.6)), (0, (6, 2, 1.2, 2)))
 # The first line is drawn broad, so that those that lie on it can be seen.
 _WIDTHS = (3.6, 1.7)
@@ -111,9 +95,9 @@ def _end(curve: VariantCurve) -> str:
 
 def line_style(number: int) -> dict[str, Any]:
     """How a line is drawn; no two of the first 32 look alike: each round of the colours moves the dashes on by one."""
-    again, colour = divmod(number, len(_COLOURS))
+    again, colour = divmod(number, len(LINES))
     return {
-        "color": _COLOURS[colour],
+        "color": LINES[colour],
         "linestyle": _DASHES[(colour + again) % len(_DASHES)],
         "linewidth": _WIDTHS[min(number, 1)],
     }
