@@ -75,7 +75,7 @@ class CollectiveTest:
         if self.warmup < 0:
             raise UsageError(f"--warmup {self.warmup} must be at least 0")
 
-    def sizes(self, precision: str, ranks: int) -> list[int]:
+    def sizes(self, ranks: int) -> list[int]:
         """Return the sizes in bytes, each a multiple of what divides over the ranks in parts of 16 bytes.
 
         Raises:

@@ -10,10 +10,11 @@ import numpy as np
 
 from analysis.metrics.ranks import combine
 from analysis.metrics.throughput import summarize
+from analysis.record_files import NewerSchemaError
 from analysis.records import SHAPE_COLUMNS, RunDirectory, Trial, TrialDirectory
 from analysis.strategy_labels import implementation_label, strategy_label, task_label
 from analysis.trial_summary import TAKEN_APART, summarize_trial
-from common.errors import InputError, SchemaError, UsageError
+from common.errors import InputError, UsageError
 
 # What names a measurement; with CIRCUMSTANCES it is what rounds repeat.
 CONFIGURATION = (*SHAPE_COLUMNS, "nodes", "device")
@@ -127,7 +128,7 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
 
     Raises:
         InputError: no run directory, or one without trials that can be read.
-        SchemaError: a record was written by a newer bertbench.
+        NewerSchemaError: a record was written by a newer bertbench.
         UsageError: price_per_hour is not above 0.
     """
     trials: list[LoadedTrial] = []
@@ -135,20 +136,15 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
     for directory in run.require().trials():
         try:
             trial = directory.read_trial()
-        except (InputError, UsageError, TypeError, ValueError) as error:
-            _refuse_newer(error)
+        except NewerSchemaError:
+            raise
+        except InputError as error:
             problems.append(f"trial {directory.path.name} is left out, its trial.json is damaged: {error}")
             continue
         trials.append(_load_trial(trial, directory, price_per_hour))
     if not trials:
         raise InputError(f"no trial of {run.path} can be read: {problems[0]}")
     return LoadedRun(tuple(trials), tuple(problems))
-
-
-def _refuse_newer(error: Exception) -> None:
-    """Raise `error` again when it says that a newer bertbench wrote the record: its meaning is not known here."""
-    if isinstance(error, SchemaError) and "upgrade bertbench" in str(error):
-        raise error
 
 
 def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float | None) -> LoadedTrial:
@@ -165,8 +161,9 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
         ranks = directory.read_ranks()
         environment = directory.read_environment()
         telemetry = directory.read_telemetry()
+    except NewerSchemaError:
+        raise
     except (InputError, OSError, ValueError) as error:
-        _refuse_newer(error)
         return LoadedTrial(trial, directory, {**base, "status": "crashed", "reason": str(error)}, [], {}, {})
     if result is None:
         result = {"status": "interrupted", "reason": "no result.json: it was ended, or is still running"}
@@ -176,6 +173,8 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
     if row["status"] == "ok" and trial.kind in TAKEN_APART:
         try:
             row |= summarize_trial(trial, directory, price_per_hour)
+        except NewerSchemaError:
+            raise
         except (InputError, UsageError) as error:
             row |= {"status": "crashed", "reason": str(error)}
     elif row["status"] == "ok":

@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from analysis.metrics.intervals import Intervals, clipped, difference, merged
+from analysis.metrics.phases import PHASES
+from analysis.metrics.range_tree import PREFIX
 from analysis.metrics.temporal import work_sets, work_window
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
-
-PHASES = ("data", "forward", "backward", "communication", "optimizer")
-_PREFIX = "bertbench:"
 
 
 def derived_tracks(timeline: Timeline) -> Iterator[tuple[str, "pd.DataFrame"]]:
@@ -21,9 +20,9 @@ def derived_tracks(timeline: Timeline) -> Iterator[tuple[str, "pd.DataFrame"]]:
     metrics.temporal defines them. Exposed communication is communication less computation, idle the window of the steps
     (of the work where no step is marked) less all work.
     """
-    phases = timeline.ranges[timeline.ranges["name"].isin([_PREFIX + phase for phase in PHASES])]
+    phases = timeline.ranges[timeline.ranges["name"].isin([PREFIX + phase for phase in PHASES])]
     if len(phases):
-        yield "phases", phases.assign(name=[str(name).removeprefix(_PREFIX) for name in phases["name"]])
+        yield "phases", phases.assign(name=[str(name).removeprefix(PREFIX) for name in phases["name"]])
     sets = work_sets(timeline)
     yield from _track("computation", sets.compute)
     if len(timeline.collectives):

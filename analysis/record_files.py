@@ -12,13 +12,17 @@ from common.errors import SchemaError
 SCHEMA_VERSION = 1
 
 
+class NewerSchemaError(SchemaError):
+    """A record was written by a newer version of the suite: what it means is not known here."""
+
+
 def write_record(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON record with the schema version. Raises StorageError."""
     write_json(path, {"schema_version": SCHEMA_VERSION, **value})
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read a JSON record. Raises SchemaError when it is damaged or of a newer schema."""
+    """Read a JSON record. Raises SchemaError when it is damaged, NewerSchemaError for a newer schema."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -27,7 +31,7 @@ def read_record(path: Path) -> dict[str, Any]:
     if not isinstance(version, int) or isinstance(version, bool):
         raise SchemaError(f"{path} has no schema_version: it was not written by bertbench")
     if version > SCHEMA_VERSION:
-        raise SchemaError(
+        raise NewerSchemaError(
             f"{path} has schema_version {version}, this bertbench reads up to {SCHEMA_VERSION}: upgrade bertbench"
         )
     return dict(value)

@@ -34,7 +34,6 @@ from analysis.record_files import write_record as write_record
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError, UsageError
 
-STATUSES = ("ok", "oom", "crashed", "timeout", "interrupted", "refused")
 KINDS = ("throughput", "input", "probe", "profile", "train", "comm", "components")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 

@@ -50,7 +50,7 @@ def measure(directory: TrialDirectory, trial: Trial, strategy: Strategy, record:
             for rank, place in enumerate(places):
                 write_record(directory.rank_json(rank), {"rank": rank, "place": place, **record})
             writer = stack.enter_context(RowWriter(collectives_csv(directory), list(COLLECTIVE_COLUMNS)))
-        for size in test.sizes(trial.precision, strategy.world_size):
+        for size in test.sizes(strategy.world_size):
             for placement in COLLECTIVES[test.name]:
                 rows = _measure_size(test, _Buffers.make(test.name, placement, size, trial.precision, strategy))
                 for row in rows if writer is not None else ():

@@ -82,7 +82,7 @@ def expand_collectives(sweep: CommSweep, devices: Devices, world: World | None =
             for dtype in dict.fromkeys(sweep.dtypes):
                 for size in worlds:
                     test = sweep.test(name)
-                    test.sizes(dtype, size)
+                    test.sizes(size)
                     trials.append(
                         Trial(
                             kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="",

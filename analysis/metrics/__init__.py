@@ -1,1 +1,1 @@
-"""Metrics as docs/explanation/measurement.md defines them; every function takes data, none reads a file."""
+"""Metrics as docs/explanation/measurement.md defines them. None reads a trace; those over runs read their records."""

@@ -62,7 +62,7 @@ class Matching:
         found[own["index"].to_numpy()] = own["transfer_ns"].to_numpy()
         return found
 
-    def transfer_set(self, member: int, timeline: Timeline) -> Intervals:
+    def transfer_set(self, member: int) -> Intervals:
         """Return when a rank transfers: the end of each of its collectives, after the wait."""
         own = self.members[(self.members["member"] == member) & self.members["transfer_ns"].notna()]
         ends = own["end"].to_numpy(dtype=np.int64)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.metrics.intervals import Intervals, clipped, difference, inside_ns, intersection, merged, total_ns
+from analysis.metrics.kernel_tables import calls_with
 from analysis.metrics.temporal import Window, WorkSets, work_sets, work_window
 from analysis.names import bus_factor
 from analysis.timeline import Timeline, empty
@@ -95,7 +96,7 @@ def communication_by_rank(
         exposed = difference(communication, computation)
         transfer: float | None = None
         if matching is not None and matching.complete(member):
-            transfer = total_ns(intersection(exposed, clipped(matching.transfer_set(member, timeline), *bounds)))
+            transfer = total_ns(intersection(exposed, clipped(matching.transfer_set(member), *bounds)))
         rows.append(
             {
                 "rank": timeline.rank,
@@ -113,38 +114,6 @@ def communication_by_rank(
             }
         )
     return _typed(rows, RANK_COLUMNS)
-
-
-def communication_by_step(timeline: Timeline) -> "pd.DataFrame":
-    """Return one row per marked step: rank, step, step_time_ms and the times and shares of RANK_COLUMNS in it."""
-    import pandas as pd
-
-    sets = work_sets(timeline)
-    communication = communication_set(timeline, sets)
-    hidden = intersection(communication, sets.compute)
-    begins, ends = (timeline.steps[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    lengths = np.maximum(ends - begins, 0).astype(float)
-    computing, total, overlapped = (
-        inside_ns(found, begins, ends).astype(float) for found in (sets.compute, communication, hidden)
-    )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = {
-            "communication_share": total / lengths,
-            "exposed_share": (total - overlapped) / lengths,
-            "overlap_share": overlapped / total,
-        }
-    return pd.DataFrame(
-        {
-            "rank": pd.array([timeline.rank] * len(lengths), dtype="Int64"),
-            "step": timeline.steps["step"].to_numpy(),
-            "step_time_ms": lengths / 1e6,
-            "compute_ms": computing / 1e6,
-            "communication_ms": total / 1e6,
-            "overlapped_ms": overlapped / 1e6,
-            "exposed_ms": (total - overlapped) / 1e6,
-            **shares,
-        }
-    )
 
 
 def communication_by_kind(timelines: Sequence[Timeline], matching: "Matching | None" = None) -> "pd.DataFrame":
@@ -291,15 +260,9 @@ def _typed(rows: list[dict[str, Any]], columns: dict[str, str]) -> "pd.DataFrame
 
 def launch_times(timeline: Timeline, correlations: Numbers) -> Numbers:
     """Return when the host launched each of n kernels, ns, by correlation id; -1 where the trace does not say."""
-    api = timeline.api
-    if not len(api):
-        return np.full(len(correlations), -1, dtype=np.int64)
-    ids, begins = api["correlation_id"].to_numpy(dtype=np.int64), api["start"].to_numpy(dtype=np.int64)
-    order = np.argsort(ids, kind="stable")
-    ids, begins = ids[order], begins[order]
-    place = np.searchsorted(ids, correlations).clip(max=len(ids) - 1)
-    known = (ids[place] == correlations) & (correlations >= 0)
-    return np.where(known, begins[place], -1)
+    calls = calls_with(timeline.api, correlations)
+    begins = np.append(timeline.api["start"].to_numpy(dtype=np.int64), -1)
+    return np.where(calls >= 0, begins[calls], -1)
 
 
 def communication_set(timeline: Timeline, sets: WorkSets) -> Intervals:

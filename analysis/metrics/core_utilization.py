@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import KernelCounters
-from analysis.metrics.core_phases import kernel_phases
 from analysis.metrics.kernel_work import dram_bytes, tensor_flop, thread_flop
 from analysis.names import family
 
@@ -51,8 +50,8 @@ PIPES: Mapping[str, tuple[str, ...]] = {
 }
 """Metrics of each pipe, best first: the first that the file has is used. `..._active` counts cycles in which the pipe
 worked, the others instructions against the highest rate."""
-FOUR = ("fma", "fp16", "tensor", "sfu")
-"""The kinds of cores that people ask for."""
+FOUR: Mapping[str, str] = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
+"""The kinds of cores that people ask for, and what they call them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,12 +130,6 @@ def core_use_by(
 def core_use_by_family(counters: KernelCounters, window_ns: float | None = None) -> dict[str, CoreUse]:
     """Return the same for each family of kernels (GEMM, attention, ...), longest first."""
     return core_use_by(counters, counters.kernels["name"].map(family), window_ns)
-
-
-def core_use_by_phase(counters: KernelCounters, window_ns: float | None = None) -> dict[str, CoreUse]:
-    """Return the same for each phase of a step, longest first; nothing where the file has no ranges of the suite."""
-    phases = kernel_phases(counters)
-    return {} if phases is None else core_use_by(counters, phases["phase"], window_ns)
 
 
 def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float] | None = None) -> list[dict[str, Any]]:

@@ -7,17 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from analysis.metrics.clock_reasons import POWER_CAP, SLOWED_DOWN, reason_names
+
 Reading = Mapping[str, Any]
 Series = Mapping[str, tuple[np.ndarray, np.ndarray]]
-
-# nvml.h, nvmlClocksEventReason*: what slows a GPU down because it is too hot or short of power.
-_THROTTLES = {
-    0x08: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-}
-_POWER_CAP = 0x04
 
 # Readings that cover less of a window than this say too little about the rest of it.
 _SMALLEST_COVERAGE = 0.9
@@ -157,4 +150,4 @@ def throttle_reasons(telemetry: Sequence[Reading], begin_ns: int, end_ns: int) -
     mask = 0
     for value in inside(telemetry, "throttle_reasons", begin_ns, end_ns):
         mask |= int(value)
-    return tuple(name for bit, name in _THROTTLES.items() if mask & bit), bool(mask & _POWER_CAP)
+    return reason_names(mask & SLOWED_DOWN), bool(mask & POWER_CAP)

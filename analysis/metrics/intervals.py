@@ -4,8 +4,6 @@ A set is an array of shape (n, 2), int64 nanoseconds: half-open intervals [start
 touching another. `merged` makes one out of any intervals; the other functions take and return such sets.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -66,18 +64,6 @@ def difference(first: Intervals, second: Intervals) -> Intervals:
 def inside_ns(intervals: Intervals, begins: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
     """Return how much of a set lies in each of n windows [begin, end), ns, n values; windows may overlap."""
     return _before(intervals, np.asarray(ends, dtype=np.int64)) - _before(intervals, np.asarray(begins, dtype=np.int64))
-
-
-def contains(intervals: Intervals, points: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Return for each of n points in time whether it is in the set."""
-    place = np.searchsorted(intervals[:, 0], points, side="right")
-    return np.asarray(place > np.searchsorted(intervals[:, 1], points, side="right"))
-
-
-def union_ns(spans: Sequence[tuple[int, int]]) -> int:
-    """Return the length of the union of [start, end) intervals in any order, ns."""
-    pairs = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
-    return total_ns(merged(pairs[:, 0], pairs[:, 1]))
 
 
 def _select(first: Intervals, second: Intervals, inside_second: bool) -> Intervals:

@@ -134,18 +134,14 @@ def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
     )
 
 
-def family_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
+def family_rows(timeline: Timeline) -> "pd.DataFrame":
     """Return one row per family of kernels of a rank, those that take most first: FAMILY_ROW_COLUMNS."""
-    return families_of(kernel_rows(timeline, copies))
-
-
-def families_of(kernels: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the rows of kernel_rows of any number of ranks summed by rank and family, by rank, longest first."""
+    kernels = kernel_rows(timeline)
     if not len(kernels):
         return empty(FAMILY_ROW_COLUMNS)
     sums = ["calls", "total_ms", "kernel_time_share", "window_share"]
     grouped = kernels.groupby(["rank", "family"], dropna=False, sort=False)[sums].sum(min_count=1).reset_index()
-    return grouped.sort_values(["rank", "total_ms"], ascending=[True, False], kind="stable", ignore_index=True)
+    return grouped.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
 
 
 def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFrame":
@@ -193,13 +189,22 @@ def launching_calls(timeline: Timeline) -> Numbers | None:
         or not len(api)
     ):
         return None
-    wanted, have = kernels["correlation_id"].to_numpy(), api["correlation_id"].to_numpy()
+    wanted = kernels["correlation_id"].to_numpy()
+    found = np.where(wanted > 0, calls_with(api, wanted), -1)
+    return found if (found >= 0).any() else None
+
+
+def calls_with(api: "pd.DataFrame", correlations: Numbers) -> Numbers:
+    """Return for each of n correlation ids the row of `api` that has it, the first of several; -1 where none has."""
+    have = api["correlation_id"].to_numpy()
+    if not len(have):
+        return np.full(len(correlations), -1, dtype=np.int64)
     rising = bool((have[1:] > have[:-1]).all())
     order = np.arange(len(have)) if rising else np.argsort(have, kind="stable")
     identifiers = have if rising else have[order]
-    place = np.searchsorted(identifiers, wanted).clip(max=len(identifiers) - 1)
-    found = np.where((identifiers[place] == wanted) & (wanted > 0), order[place], -1)
-    return found.astype(np.int64) if (found >= 0).any() else None
+    place = np.searchsorted(identifiers, correlations).clip(max=len(identifiers) - 1)
+    known = (identifiers[place] == correlations) & (correlations >= 0)
+    return np.where(known, order[place], -1).astype(np.int64, copy=False)
 
 
 def in_window(timeline: Timeline) -> tuple[Mask, int]:

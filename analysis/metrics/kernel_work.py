@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 THREAD_TYPES: Mapping[str, str] = {"fp32": "f", "fp64": "d", "fp16": "h"}
 """Types whose operations are counted outside the tensor cores, and their letter in the metrics' names. A packed fp16
-instruction works on two values and counts once, so that fp16 is a lower bound, at most half of what was done."""
+instruction works on two values and counts once, so that fp16 is a lower bound, at least half of what was done."""
 VOLTA_TENSOR_FLOP = 512
 """Operations of one tensor instruction of a warp on compute capability 7.0 (the factor in ncu's
 SpeedOfLight_HierarchicalTensorRooflineChart section). Later chips have instructions of several sizes."""

@@ -7,17 +7,12 @@ long delay is healthy: the CPU runs ahead.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.gpu_work import name_codes
 from analysis.metrics.kernel_tables import in_window, launching_calls
 from analysis.timeline import Timeline
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Numbers = npt.NDArray[np.int64]
 
@@ -66,7 +61,7 @@ def launch_queue(timeline: Timeline) -> LaunchQueue | None:
     started = timeline.kernels["start"].to_numpy()[chosen]
     delays, since_end = started - called, started - timeline.api["end"].to_numpy()[calls[chosen]]
     low, median, high = np.percentile(delays.clip(min=0) / 1e3, [5, 50, 95])
-    times, depth = _depth(called, started)
+    times, depth = queue_depth(called, started)
     lengths = np.diff(times)
     total = int(lengths.sum())
     return LaunchQueue(
@@ -85,56 +80,19 @@ def launch_queue(timeline: Timeline) -> LaunchQueue | None:
     )
 
 
-def queue_depth(timeline: Timeline) -> "pd.DataFrame":
-    """Return the depth of the queue over time: time_ns, depth (from then on), one row per change, in order of time."""
-    import pandas as pd
-
-    calls = launching_calls(timeline)
-    if calls is None:
-        return pd.DataFrame({"time_ns": np.zeros(0, dtype=np.int64), "depth": np.zeros(0, dtype=np.int64)})
-    chosen = calls >= 0
-    called = timeline.api["start"].to_numpy()[calls[chosen]]
-    times, depth = _depth(called, timeline.kernels["start"].to_numpy()[chosen])
-    return pd.DataFrame({"time_ns": times, "depth": depth})
-
-
-def api_rows(timeline: Timeline) -> "pd.DataFrame":
-    """Return the time of the CUDA runtime's and driver's calls by name: name, calls, total_ms, mean_us, max_us.
-
-    Sums over threads, calls that begin in the steps (in the trace where no step is marked), longest first.
-    """
-    import pandas as pd
-
-    api = timeline.api
-    if len(api) and len(timeline.steps):
-        starts = api["start"].to_numpy()
-        api = api[(starts >= timeline.steps["start"].min()) & (starts < timeline.steps["end"].max())]
-    codes, names = name_codes(api["name"])
-    codes = codes % len(names)
-    length = (api["end"].to_numpy() - api["start"].to_numpy()).astype(np.int64)
-    calls = np.bincount(codes, minlength=len(names))
-    total, longest = np.zeros(len(names), dtype=np.int64), np.zeros(len(names), dtype=np.int64)
-    np.add.at(total, codes, length)
-    np.maximum.at(longest, codes, length)
-    order = np.argsort(-total, kind="stable")
-    order = order[calls[order] > 0]
-    return pd.DataFrame(
-        {
-            "name": [names[index] for index in order],
-            "calls": calls[order],
-            "total_ms": total[order] / 1e6,
-            "mean_us": total[order] / calls[order] / 1e3,
-            "max_us": longest[order] / 1e3,
-        }
-    )
-
-
 def _distinct(numbers: Numbers) -> int:
     return int(np.count_nonzero(np.bincount(numbers)))
 
 
-def _depth(called: Numbers, started: Numbers) -> tuple[Numbers, Numbers]:
-    """Times of change and the depth from then on; what starts before its call never waits."""
+def queue_depth(called: Numbers, started: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the times at which the depth of the queue changes, ns, in order, and the depth from then on.
+
+    What starts before its call never waits.
+
+    Args:
+        called: when each of n pieces of work was launched, ns.
+        started: when each of them started, ns.
+    """
     waits = started > called
     called, started = called[waits], started[waits]
     if not len(called):

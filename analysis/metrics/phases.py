@@ -20,6 +20,7 @@ import numpy.typing as npt
 from analysis.gpu_work import name_codes
 from analysis.metrics.intervals import Intervals, clipped, difference, merged, total_ns, union
 from analysis.metrics.kernel_tables import in_window, is_communication, is_kind, launching_calls
+from analysis.metrics.temporal import event_window
 from analysis.names import OTHER
 from analysis.timeline import Timeline
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Numbers = npt.NDArray[np.int64]
-Labels = npt.NDArray[np.str_]
 PhaseNumbers = npt.NDArray[np.int8]
 Spans = Mapping[str, Mapping[str, Intervals]]
 
@@ -93,11 +93,6 @@ def phase_rows(timeline: Timeline) -> "pd.DataFrame":
         rows.append(row)
     types = {"rank": "Int64", "kernels": "Int64", "gpu_ms": "float64", "gpu_share": "float64", "host_share": "float64"}
     return pd.DataFrame(rows, columns=columns).astype(types)
-
-
-def kernel_phases(timeline: Timeline) -> Labels:
-    """Return the phase of each row of `kernels`: one of PHASES or "other"."""
-    return np.array(_ALL)[_kernel_numbers(timeline, _spans(timeline))]
 
 
 def _kernel_numbers(timeline: Timeline, spans: Spans) -> PhaseNumbers:
@@ -180,11 +175,10 @@ def _innermost(spans: Mapping[str, Intervals], points: Numbers) -> PhaseNumbers:
 
 def _host_ns(timeline: Timeline, spans: Spans) -> dict[str, int]:
     """Host time of each phase and of the rest of the window."""
-    tables = [timeline.steps] if len(timeline.steps) else [timeline.kernels, timeline.operators, timeline.ranges]
-    filled = [table for table in tables if len(table)]
-    if not filled:
+    window = event_window(timeline)
+    if window is None:
         return {}
-    begin, end = min(int(table["start"].min()) for table in filled), max(int(table["end"].max()) for table in filled)
+    begin, end = window
     taken = np.empty((0, 2), dtype=np.int64)
     found = {}
     for phase in _FIRST:

@@ -7,7 +7,6 @@ that contains the step and more (the run, the capture) is not of the step.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from analysis.timeline import Timeline
 from common.errors import UsageError
@@ -65,12 +64,6 @@ def range_tree(timeline: Timeline, step: int) -> RangeNode:
     return _node(root, 0, begin, end - begin, thread)
 
 
-def range_rows(tree: RangeNode) -> list[dict[str, Any]]:
-    """Return the tree as flat rows, each before what it contains: name, depth, thread, start_ms, duration_ms, share."""
-    columns = ("name", "depth", "thread", "start_ms", "duration_ms", "share")
-    return [{column: getattr(node, column) for column in columns} for node in _walk(tree)]
-
-
 @dataclass(slots=True)
 class _Span:
     name: str
@@ -113,9 +106,3 @@ def _node(span: _Span, depth: int, begin: int, length: int, thread: str) -> Rang
         share=(span.end - span.start) / length if length else 0.0,
         children=tuple(_node(child, depth + 1, begin, length, thread) for child in span.children),
     )
-
-
-def _walk(node: RangeNode) -> Iterable[RangeNode]:
-    yield node
-    for child in node.children:
-        yield from _walk(child)

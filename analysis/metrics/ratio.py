@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.load import Key, LoadedTrial, circumstances
-from analysis.metrics.statistics import block_medians, student_quantile
+from analysis.metrics.statistics import CONFIDENCE, block_medians, student_quantile, tails
 from common.errors import UsageError
 
 # Measuring fewer processes than this per side decides nothing by itself.
@@ -33,11 +33,10 @@ class Ratio:
 def ratio_interval(
     a: Sequence[np.ndarray],
     b: Sequence[np.ndarray],
-    confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
 ) -> Ratio:
-    """Return b's typical step time relative to a's, with a hierarchical bootstrap interval.
+    """Return b's typical step time relative to a's, with its 95 % interval, of a hierarchical bootstrap.
 
     A process may be fast or slow as a whole, so processes are resampled first and blocks of steps within each drawn
     process second (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time", ISMM; the blocks are those of
@@ -62,7 +61,7 @@ def ratio_interval(
     random = np.random.default_rng(seed)
     ratios = drawn_levels(b, resamples, random) / drawn_levels(a, resamples, random)
     value = _level(b) / _level(a)
-    return _interval(value, ratios, _logs(a), _logs(b), confidence)
+    return _interval(value, ratios, _logs(a), _logs(b))
 
 
 def _level(processes: Sequence[np.ndarray]) -> float:
@@ -73,20 +72,19 @@ def _logs(processes: Sequence[np.ndarray]) -> np.ndarray:
     return np.log([np.median(times) for times in processes])
 
 
-def _interval(value: float, drawn: np.ndarray, a: np.ndarray | None, b: np.ndarray, confidence: float) -> Ratio:
+def _interval(value: float, drawn: np.ndarray, a: np.ndarray | None, b: np.ndarray) -> Ratio:
     """Percentiles of the bootstrap's values, widened to Welch's t interval where processes are few."""
-    tail = 50.0 * (1.0 - confidence)
-    low, high = np.percentile(drawn, (tail, 100.0 - tail))
+    low, high = np.percentile(drawn, tails())
     sides = [side for side in (a, b) if side is not None]
     if min(len(side) for side in sides) < FEW_PROCESSES and max(len(side) for side in sides) > 1:
         centre = float(b.mean()) - (0.0 if a is None else float(a.mean()))
-        margin = _welch_margin(sides, confidence)
+        margin = _welch_margin(sides)
         low, high = min(low, np.exp(centre - margin)), max(high, np.exp(centre + margin))
     # A median of few may lie outside of an interval around their mean.
     return Ratio(value, min(value, float(low)), max(value, float(high)))
 
 
-def _welch_margin(sides: Sequence[np.ndarray], confidence: float) -> float:
+def _welch_margin(sides: Sequence[np.ndarray]) -> float:
     """Half the width of the interval of the difference of two means, or of one mean."""
     known = [float(side.var(ddof=1)) for side in sides if len(side) > 1]
     degrees = [len(side) - 1 for side in sides if len(side) > 1]
@@ -99,7 +97,7 @@ def _welch_margin(sides: Sequence[np.ndarray], confidence: float) -> float:
     else:
         parts = [(one / len(side)) ** 2 / (len(side) - 1) for one, side in zip(spread, sides, strict=True)]
         freedom = variance**2 / sum(parts)
-    return student_quantile(confidence, freedom) * float(np.sqrt(variance))
+    return student_quantile(CONFIDENCE, freedom) * float(np.sqrt(variance))
 
 
 def drawn_levels(processes: Sequence[np.ndarray], resamples: int, random: np.random.Generator) -> np.ndarray:
@@ -163,9 +161,7 @@ def decision(a: int, b: int, ratio: Ratio, spread: float | None) -> tuple[str, s
     )
 
 
-def typical_time(
-    processes: Sequence[np.ndarray], confidence: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> Ratio:
+def typical_time(processes: Sequence[np.ndarray], resamples: int = 2000, seed: int = 0) -> Ratio:
     """Return the typical step time over processes with its 95 % interval, in the unit of the times.
 
     What `ratio_interval` does, for one side. Raises UsageError where no process has a step.
@@ -174,4 +170,4 @@ def typical_time(
     if not processes:
         raise UsageError("a typical time needs a measured step")
     drawn = drawn_levels(processes, resamples, np.random.default_rng(seed))
-    return _interval(_level(processes), drawn, None, _logs(processes), confidence)
+    return _interval(_level(processes), drawn, None, _logs(processes))

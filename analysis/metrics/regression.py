@@ -21,8 +21,6 @@ from analysis.metrics.ratio import Ratio, by_key, decision, ratio_interval, run_
 from analysis.records import RunDirectory
 from common.errors import UsageError
 
-__all__ = ["Comparison", "Ratio", "compare_runs", "implementation_ratios", "judged", "ratio_interval", "ratios_of"]
-
 # Relative change of the step time above which a change counts, unless another one is asked for.
 THRESHOLD = 0.02
 
@@ -44,11 +42,6 @@ class Comparison:
     def regressed(self) -> bool:
         """Whether any row is a regression."""
         return any(row["verdict"] == "regression" for row in self.rows)
-
-
-def implementation_ratios(run: RunDirectory, reference: str = "hf") -> list[dict[str, Any]]:
-    """Return `ratios_of` for the trials of a run directory. Raises InputError, SchemaError (see load_run)."""
-    return ratios_of(load_run(run), reference)
 
 
 def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict[str, Any]]:

@@ -131,25 +131,25 @@ def _implied(counters: KernelCounters) -> dict[str, Ceiling]:
             clock = f"{unit}__cycles_elapsed.avg.per_second"
             per_cycle = 2 * frame[peak] if peak in frame else frame.get(derived)
             if kind not in found and per_cycle is not None and clock in frame:
-                rate = _middle(per_cycle * frame[clock], frame)
+                rate = _middle(per_cycle * frame[clock])
                 if rate:
                     found[kind] = Ceiling(kind, rate, f"counters, {peak if peak in frame else derived}")
     peak, clock = "dram__bytes.sum.peak_sustained", "dram__cycles_elapsed.avg.per_second"
-    if peak in frame and clock in frame and (rate := _middle(frame[peak] * frame[clock], frame)):
+    if peak in frame and clock in frame and (rate := _middle(frame[peak] * frame[clock])):
         found[DRAM] = Ceiling(DRAM, rate, f"counters, {peak}")
         return found
     moved = dram_bytes(frame)
     for name in _DRAM_PERCENTS:
         if name in frame and moved is not None:
             percent = frame[name].where(frame[name] >= _LEAST_PERCENT)
-            rate = _middle(moved / (frame["duration_ns"] / 1e9) / (percent / 100), frame)
+            rate = _middle(moved / (frame["duration_ns"] / 1e9) / (percent / 100))
             if rate:
                 found[DRAM] = Ceiling(DRAM, rate, f"counters, {name}")
                 break
     return found
 
 
-def _middle(rates: "pd.Series[float]", frame: "pd.DataFrame") -> float | None:
+def _middle(rates: "pd.Series[float]") -> float | None:
     """Median over the kernels: clocks differ from kernel to kernel."""
     known = rates[(rates > 0) & (rates < math.inf)]
     return float(known.median()) if len(known) else None

@@ -9,6 +9,9 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 Times = Sequence[float] | FloatArray
 
+CONFIDENCE = 0.95
+"""Probability that an interval of the suite holds what it is of."""
+
 # A step this many robust standard deviations from the settled level does not belong to it.
 _UNSETTLED_DEVIATIONS = 2.0
 # Beyond twice that a step's size says nothing more: one long pause must not decide where warm-up ends.
@@ -102,10 +105,8 @@ def block_medians(times: Times, resamples: int, random: np.random.Generator) -> 
     return np.asarray((array[order[lower]] + array[order[upper]]) / 2, dtype=np.float64)
 
 
-def median_interval(
-    times: Times, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
-) -> tuple[float, float]:
-    """Return the interval (low, high) of the median, in the unit of `times`.
+def median_interval(times: Times, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % interval (low, high) of the median, in the unit of `times`.
 
     It holds the percentiles of `block_medians`, which alone are too narrow for few steps, and `order_interval`. The
     same times and seed give the same interval. One value, or none, says nothing about spread: the interval is (nan,
@@ -114,14 +115,19 @@ def median_interval(
     if len(times) < 2:
         return (float("nan"), float("nan"))
     medians = block_medians(times, resamples, np.random.default_rng(seed))
-    tail = 50.0 * (1.0 - confidence)
-    low, high = np.percentile(medians, (tail, 100.0 - tail))
-    lowest, highest = order_interval(times, confidence)
+    low, high = np.percentile(medians, tails())
+    lowest, highest = order_interval(times)
     return (min(float(low), lowest), max(float(high), highest))
 
 
-def order_interval(times: Times, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the interval of the median between two of the sorted values, in the unit of `times`.
+def tails() -> tuple[float, float]:
+    """Return the percentiles between which CONFIDENCE of all draws lie."""
+    tail = 50.0 * (1.0 - CONFIDENCE)
+    return tail, 100.0 - tail
+
+
+def order_interval(times: Times) -> tuple[float, float]:
+    """Return the 95 % interval of the median between two of the sorted values, in the unit of `times`.
 
     How many of n independent values lie below their median is binomial, whatever they are distributed like, so two
     ranks enclose it with a known probability; between neighbouring ranks Hettmansperger and Sheather interpolate
@@ -131,17 +137,16 @@ def order_interval(times: Times, confidence: float = 0.95) -> tuple[float, float
 
     Args:
         times: at least one value.
-        confidence: probability to hold the median.
     """
     ordered = np.sort(np.asarray(times, dtype=np.float64))
     size = len(ordered)
     middle = (size + 1) / 2
-    reach = (middle - _outer_rank(size, confidence)) * np.sqrt(steps_per_independent_one(times))
+    reach = (middle - _outer_rank(size)) * np.sqrt(steps_per_independent_one(times))
     low, high = np.interp((middle - reach, middle + reach), np.arange(1, size + 1), ordered)
     return (float(low), float(high))
 
 
-def _outer_rank(size: int, confidence: float) -> float:
+def _outer_rank(size: int) -> float:
     """Return the rank, from 1 and between whole ones, from which to the same rank from the end the interval reaches."""
     if size < 2:
         return 1.0
@@ -150,10 +155,10 @@ def _outer_rank(size: int, confidence: float) -> float:
     # P(fewer than `rank` of `size` values lie below the median), and the same above it.
     fewer = np.cumsum(np.exp(logs[size] - logs[ranks - 1] - logs[size - ranks + 1] - size * np.log(2.0)))
     held = 1.0 - 2.0 * fewer
-    rank = max(1, int(np.count_nonzero(held >= confidence)))
-    if held[rank - 1] < confidence or rank == len(held):
+    rank = max(1, int(np.count_nonzero(held >= CONFIDENCE)))
+    if held[rank - 1] < CONFIDENCE or rank == len(held):
         return float(rank)
-    share = (held[rank - 1] - confidence) / (held[rank - 1] - held[rank])
+    share = (held[rank - 1] - CONFIDENCE) / (held[rank - 1] - held[rank])
     return float(rank + (size - rank) * share / (rank + (size - 2 * rank) * share))
 
 
@@ -194,11 +199,11 @@ def student_quantile(confidence: float, degrees: float) -> float:
     return float(np.sqrt(degrees) * np.tan(np.interp(confidence * mass[-1], mass, angles)))
 
 
-def relative_half_width(times: Times, confidence: float = 0.95) -> float:
+def relative_half_width(times: Times) -> float:
     """Return half the width of `median_interval`, relative to the median; inf for fewer than two values."""
     if len(times) < 2:
         return float("inf")
-    low, high = median_interval(times, confidence)
+    low, high = median_interval(times)
     middle = float(np.median(np.asarray(times, dtype=np.float64)))
     return (high - low) / 2 / middle if middle > 0 else float("inf")
 

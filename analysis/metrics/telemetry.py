@@ -5,25 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from analysis.metrics.clock_reasons import reason_names
 from analysis.metrics.energy import series
 from analysis.metrics.ranks import combine
 
 Row = Mapping[str, Any]
-
-CLOCK_REASONS: dict[int, str] = {
-    0x001: "idle",
-    0x002: "clocks set by the user",
-    0x004: "software power cap",
-    0x008: "hardware slowdown",
-    0x010: "sync boost",
-    0x020: "software thermal slowdown",
-    0x040: "hardware thermal slowdown",
-    0x080: "power brake",
-    0x100: "display clock",
-    0x200: "board limit",
-    0x400: "reliability voltage",
-}
-"""Names of NVML's bits (nvml.h, nvmlClocksEventReason* and nvmlClocksThrottleReason*): why clocks are what they are."""
 
 COUNTERS = frozenset({"energy_joules", "nvlink_rx_bytes", "nvlink_tx_bytes"})
 """Quantities that only grow: their increase says something, their mean does not."""
@@ -67,12 +53,6 @@ def telemetry_in_window(
             seconds = (end_ns - begin_ns) / 1e9
             table.append({"device": device, "quantity": quantity, **_summary(quantity, inside, seconds)})
     return sorted(table, key=lambda row: (row["device"], row["quantity"]))
-
-
-def reason_names(mask: int) -> tuple[str, ...]:
-    """Return the names of NVML's clock event (throttle) reasons in a bit mask, a bit without a name as "bit 0x..."."""
-    unknown = [1 << bit for bit in range(mask.bit_length()) if mask >> bit & 1 and 1 << bit not in CLOCK_REASONS]
-    return tuple([name for bit, name in CLOCK_REASONS.items() if mask & bit] + [f"bit {bit:#x}" for bit in unknown])
 
 
 def _summary(quantity: str, values: np.ndarray, seconds: float) -> dict[str, Any]:

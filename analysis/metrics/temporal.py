@@ -83,11 +83,6 @@ class Temporal:
         """Share of the communication that computation hides, 0 to 1; None where there is none."""
         return self.overlapped_communication_ns / self.communication_ns if self.communication_ns else None
 
-    @property
-    def non_compute_ns(self) -> int:
-        """Time in which something ran and nothing computed (Holistic Trace Analysis' name)."""
-        return self.busy_ns - self.compute_ns
-
 
 def work_sets(timeline: Timeline, memset_as_compute: bool = False) -> WorkSets:
     """Return what a rank did when.
@@ -119,6 +114,15 @@ def work_window(timeline: Timeline, sets: WorkSets, window: Window = "steps") ->
     if len(work):  # with those of no length
         return int(work.start.min()), int(work.end.max())
     return (int(sets.busy[0, 0]), int(sets.busy[-1, 1])) if len(sets.busy) else None
+
+
+def event_window(timeline: Timeline) -> tuple[int, int] | None:
+    """Return begin and end of the marked steps, ns, or of all that was recorded where none is; None for nothing."""
+    tables = [timeline.steps] if len(timeline.steps) else [timeline.kernels, timeline.operators, timeline.ranges]
+    filled = [table for table in tables if len(table)]
+    if not filled:
+        return None
+    return min(int(table["start"].min()) for table in filled), max(int(table["end"].max()) for table in filled)
 
 
 def temporal_breakdown(

@@ -105,7 +105,7 @@ def summarize(
         result |= _rates(window, unknown)
         result["per_rank"] = per_rank(steps, ranks, window.start, window.stop)
         result |= _utilisation(trial, ranks, result, unknown)
-        result |= _energy(trial, window, environment, telemetry, result, unknown)
+        result |= _energy(trial, window, environment, telemetry, unknown)
         result["rank_skew"] = max((r["skew"] for r in result["per_rank"] if r["skew"] is not None), default=None)
     else:
         reason = _why_empty(trial, steps, absent)
@@ -267,7 +267,6 @@ def _energy(
     window: Window,
     environment: Mapping[str, Any],
     telemetry: Sequence[Row],
-    result: Mapping[str, Any],
     unknown: dict[str, str],
 ) -> dict[str, Any]:
     begin, end = window.rows[0]["start_ns"], window.rows[-1]["end_ns"]

@@ -232,8 +232,7 @@ _OF_RANKS = (
 def _optimisation(trial: Trial) -> str:
     """What a training is made with, in words."""
     label = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
-    words = [trial.implementation, label, trial.precision]
-    return ", ".join(words)
+    return ", ".join([trial.implementation, label, trial.precision])
 
 
 def _losses_of_ranks(directory: TrialDirectory, step: int) -> list[float | None] | None:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from analysis.metrics.intervals import clipped, merged, total_ns
 from analysis.metrics.kernel_tables import is_communication
-from analysis.metrics.temporal import cpu_computation
+from analysis.metrics.temporal import cpu_computation, event_window
 from analysis.records import SHAPE_COLUMNS
 from analysis.timeline import Timeline
 
@@ -91,8 +91,8 @@ class Utilization:
 def compute_utilization(timeline: Timeline) -> Utilization:
     """Return the compute utilisation of one rank's trace, unknown values as None with a reason."""
     steps = len(timeline.steps)
-    window = _window(timeline)
-    if window is None:
+    window = event_window(timeline)
+    if window is None or window[1] <= window[0]:
         return Utilization(
             timeline.rank, steps, None, None, None, None, None, None, "", "the trace has no event with a length"
         )
@@ -140,15 +140,6 @@ def compute_utilization_rows(
     if not found:
         found = [Utilization(None, 0, None, None, None, None, None, None, "", reason or "the trial has no trace")]
     return [{**fields, **{name: getattr(item, name) for name in NUMBER_FIELDS}} for item in found]
-
-
-def _window(timeline: Timeline) -> tuple[int, int] | None:
-    tables = [timeline.steps] if len(timeline.steps) else [timeline.kernels, timeline.operators, timeline.ranges]
-    filled = [table for table in tables if len(table)]
-    if not filled:
-        return None
-    begin, end = min(int(table["start"].min()) for table in filled), max(int(table["end"].max()) for table in filled)
-    return (begin, end) if end > begin else None
 
 
 def _gpu_busy_ns(kernels: "pd.DataFrame", begin: int, end: int) -> tuple[float, float]:

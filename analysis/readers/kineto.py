@@ -55,15 +55,6 @@ def read(path: Path) -> Timeline:
     return _read(path).timeline
 
 
-def read_counters(path: Path) -> KernelCounters | None:
-    """Read the counters that Kineto's CUPTI range profiler left in a trace; None where there are none.
-
-    Raises:
-        InputError: as `read`.
-    """
-    return _read(path).counters
-
-
 @dataclass(frozen=True, slots=True)
 class Content:
     """All that is in one trace."""
@@ -123,7 +114,7 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
     from analysis.readers.kineto_counters import counters
 
     own = counters(
-        path, tables.counted, process=tables.process(), device_names=devices.names,
+        tables.counted, process=tables.process(), device_names=devices.names,
         capabilities=devices.capabilities, problems=problems,
     )  # fmt: skip
     return Content(timeline, own)

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from analysis.counters import IDENTITY, KernelCounters
 from analysis.readers.kineto_arguments import loose_json, whole_numbers
@@ -14,22 +13,20 @@ _UNITS = {".pct": "%", "bytes": "byte", "inst": "inst", "cycles": "cycle"}
 
 
 def counters(
-    path: Path,
     counted: Sequence[tuple[AnyEvent, int, int]],
     *,
     process: int | None,
     device_names: dict[int, str],
     capabilities: dict[int, tuple[int, int]],
     problems: Sequence[str],
-) -> KernelCounters | None:
-    """Return one row per counted range in order of time; None where the trace has none.
+) -> KernelCounters:
+    """Return one row per counted range, in order of time.
 
     The ranges are laid over the host's time when they were read, so that their durations are no kernel times: `cycles`
     and `duration_ns` are unknown. A range without a name is "__missing__".
 
     Args:
-        path: the file.
-        counted: events with their starts and durations, ns.
+        counted: events, at least one, with their starts and durations, ns.
         process: the traced process.
         device_names: GPU names by number.
         capabilities: compute capabilities by number.
@@ -37,8 +34,6 @@ def counters(
     """
     import pandas as pd
 
-    if not counted:
-        return None
     ordered = sorted(counted, key=lambda row: row[1])
     events = [event for event, _, _ in ordered]
     said = [found if isinstance(found := loose_json(event.args), dict) else {} for event in events]

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.gpu_work import GpuWork
-from analysis.readers.kineto_arguments import CommunicationArguments
 from analysis.readers.kineto_columns import Codes, categories
 from analysis.readers.kineto_events import Integers
-from analysis.readers.kineto_tables import CALL, KINDS, OPERATOR, RANGE, WORK, Tables, label, thread_name
+from analysis.readers.kineto_tables import CALL, KINDS, OPERATOR, RANGE, WORK, HostCall, Tables, label, thread_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,7 +18,6 @@ _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
 _SPANS = ("steps", "operators", "ranges")
 
 _Columns = dict[str, Any]
-_HostCalls = list[tuple[str, str, int, int, CommunicationArguments]]
 
 
 class Frames:
@@ -37,7 +35,7 @@ class Frames:
         self._names = {table: [label(name) for name in tables.names[table]] for table in self._columns}
         self._threads = [thread_name(thread) for thread in tables.threads]
         self._groups = groups
-        self._host_calls: _HostCalls = [
+        self._host_calls: list[HostCall] = [
             (name, thread, start + base_ns, end + base_ns, said) for name, thread, start, end, said in tables.host_calls
         ]
         self._kernel_calls = dict(tables.kernel_calls)

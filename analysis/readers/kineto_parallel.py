@@ -20,18 +20,15 @@ PAYS_FROM_BYTES = 16 << 20
 PACKED_RATIO = 15
 
 
-def each(
-    read: Callable[[Path], Any], paths: Sequence[Path], pays_from_bytes: int | None = None
-) -> Iterator[tuple[Path, Any]]:
+def each(read: Callable[[Path], Any], paths: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
     """Yield (file, what `read` returns, or the InputError that it raises) in the order given.
 
     Args:
         read: called in another process where it pays; what it returns is pickled there.
         paths: the files.
-        pays_from_bytes: in place of PAYS_FROM_BYTES, for results that are smaller.
     """
     workers = min(len(paths), _cores())
-    if workers < 2 or not _may_fork() or not _pays(paths, pays_from_bytes):
+    if workers < 2 or not _may_fork() or not _pays(paths):
         for path in paths:
             yield path, _caught(read, path)
         return
@@ -111,8 +108,8 @@ def _may_fork() -> bool:
     return hasattr(os, "fork") and threading.active_count() == 1
 
 
-def _pays(paths: Sequence[Path], least: int | None) -> bool:
-    return sum(map(_estimated_bytes, paths)) >= (PAYS_FROM_BYTES if least is None else least)
+def _pays(paths: Sequence[Path]) -> bool:
+    return sum(map(_estimated_bytes, paths)) >= PAYS_FROM_BYTES
 
 
 def _estimated_bytes(path: Path) -> int:

@@ -19,24 +19,24 @@ LONGEST_LINE = 1 << 20
 _MARKS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
 
 
-def log_lines(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[str]:
+def log_lines(path: Path) -> Iterator[str]:
     """Yield the lines without their ends; UTF-8, or UTF-16 by its mark; what cannot be decoded is replaced.
 
     Raises:
-        InputError: it is no regular file, cannot be read, is a damaged gzip file, or is larger than `most_bytes`.
+        InputError: it is no regular file, cannot be read, is a damaged gzip file, or is larger than MOST_BYTES.
     """
     try:
         require_regular(path)
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
-            yield from _lines(cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file, path, most_bytes)
+            yield from _lines(cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file, path)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"cannot read {path}: {error}; the file is damaged or cut short, copy it again") from error
 
 
-def _lines(file: BinaryIO, path: Path, most_bytes: int) -> Iterator[str]:
-    bounded = io.BufferedReader(_Bounded(file, path, most_bytes))
+def _lines(file: BinaryIO, path: Path) -> Iterator[str]:
+    bounded = io.BufferedReader(_Bounded(file, path))
     begin = bounded.peek(4)
     encoding = next((name for mark, name in _MARKS if begin.startswith(mark)), "utf-8")
     text = io.TextIOWrapper(bounded, encoding=encoding, errors="replace", newline=None)
@@ -47,11 +47,10 @@ def _lines(file: BinaryIO, path: Path, most_bytes: int) -> Iterator[str]:
 class _Bounded(io.RawIOBase):
     """Reads on until more than the limit has come."""
 
-    def __init__(self, file: BinaryIO, path: Path, most_bytes: int) -> None:
+    def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file = file
         self._path = path
-        self._most = most_bytes
-        self._left = most_bytes
+        self._left = MOST_BYTES
 
     def readable(self) -> bool:
         return True
@@ -61,7 +60,7 @@ class _Bounded(io.RawIOBase):
         self._left -= len(data)
         if self._left < 0:
             raise InputError(
-                f"{self._path} holds more than {self._most >> 20} MiB of text: cut the part that matters out of it"
+                f"{self._path} holds more than {MOST_BYTES >> 20} MiB of text: cut the part that matters out of it"
             )
         buffer[: len(data)] = data
         return len(data)

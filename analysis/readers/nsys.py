@@ -14,8 +14,8 @@ import numpy as np
 
 from analysis.readers.nsys_collectives import collectives
 from analysis.readers.nsys_database import is_of_nvprof, open_export
-from analysis.readers.nsys_ranges import Ranges, captured_rank, read_ranges, take_steps
-from analysis.readers.nsys_work import API_TABLES, PROCESS, WORK_TABLES, Columns, read_api, read_work
+from analysis.readers.nsys_ranges import PROCESS, Ranges, captured_rank, read_ranges, take_steps
+from analysis.readers.nsys_work import API_TABLES, WORK_TABLES, Columns, read_api, read_work
 from analysis.readers.sqlite_database import SQLITE_HEADER, Database
 from analysis.timeline import OPERATOR_COLUMNS, Timeline, empty
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.readers.profiler_csv import NS, Table, read_tables, whole
+from analysis.readers.profiler_csv import NS, Table, header_cells, read_tables, whole
 from analysis.summary import Summary
 from common.errors import InputError
 
@@ -53,7 +53,7 @@ def recognises(head: "Head") -> bool:
 
 
 def _looks_like_header(line: str) -> bool:
-    return ("Time" in line or "Total (" in line) and _is_header([cell.strip().strip('"') for cell in line.split(",")])
+    return ("Time" in line or "Total (" in line) and _is_header(header_cells(line))
 
 
 def read(path: Path) -> list[Summary]:
@@ -99,7 +99,7 @@ def _summaries(table: Table) -> list[Summary]:
     unit = table.units[total_place]
     sizes = unit in BYTES
     factor = BYTES[unit] if sizes else NS.get(unit)
-    problems = [f"{table.torn:,} lines are no rows of the table and were left out"] if table.torn else []
+    problems = table.problems
     if factor is None:
         return [_empty(table, f"times in the unit {unit!r} are not known: the table was left out")]
     suffix = "bytes" if sizes else "ns"

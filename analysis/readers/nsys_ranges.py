@@ -22,12 +22,13 @@ DOMAIN = "bertbench"
 LAST_TIME = 1 << 62
 """Times from here on are damage, ns."""
 CAPTURE = "bertbench:capture"
+PROCESS = 1 << 24
+"""globalPid and globalTid hold the process above these bits, the thread in them."""
 
 _TABLE = "NVTX_EVENTS"
 _MPI_TABLES = ("MPI_P2P_EVENTS", "MPI_COLLECTIVES_EVENTS", "MPI_START_WAIT_EVENTS", "MPI_OTHER_EVENTS")
 _RANGE_TYPES = (59, 60, 70, 71)  # push/pop, start/end; the same two from NVTXT files
 _DOMAIN_TYPE = 75
-_PROCESS = 1 << 24
 _PAYLOADS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
 _COLUMNS = {
     "start": MISSING,
@@ -70,17 +71,15 @@ def read_ranges(database: Database, recorded_until: set[int]) -> Ranges:
     columns = {name: values[kept] for name, values in columns.items()}
     texts = _texts(database, columns, "text", "textId")
     extended = _texts(database, columns, "jsonText", "jsonTextId")
-    known = columns["globalTid"] >= 0
-    process = np.where(known, columns["globalTid"] // _PROCESS, -1)
+    process, thread = _owners(columns["globalTid"])
     is_range = columns["eventType"] != _DOMAIN_TYPE
     problems: list[str] = []
     domains = _domains(columns, texts, process, "domainId" in database.tables.get(_TABLE, ()), problems)
 
     columns = {name: values[is_range] for name, values in columns.items()}
-    text, extended, process = texts[is_range], extended[is_range], process[is_range]
+    text, extended, process, thread = (values[is_range] for values in (texts, extended, process, thread))
     domain = _domain_names(process, columns["domainId"], domains, problems)
     end, cut = _ends(columns, text, recorded_until, problems)
-    thread = np.where(columns["globalTid"] >= 0, columns["globalTid"] % _PROCESS, -1)
     frame = pd.DataFrame(
         {
             "name": _qualified(domain, text),
@@ -113,10 +112,14 @@ def _mpi_calls(database: Database) -> "pd.DataFrame":
         names = database.strings(columns["textId"])
         ids, place = distinct_rows(columns["textId"])
         texts = np.array([f"MPI:{names.get(number, 'call')}" for (number,) in ids], dtype=object)[place]
-        known = columns["globalTid"] >= 0
-        process = np.where(known, columns["globalTid"] // _PROCESS, -1)
-        thread = _thread_names(process, np.where(known, columns["globalTid"] % _PROCESS, -1))
-        own = {"name": texts, "thread": thread, "start": columns["start"], "end": columns["end"], "domain": "MPI"}
+        process, thread = _owners(columns["globalTid"])
+        own = {
+            "name": texts,
+            "thread": _thread_names(process, thread),
+            "start": columns["start"],
+            "end": columns["end"],
+            "domain": "MPI",
+        }
         payload = pd.array([pd.NA] * len(texts), dtype="Int64")
         frames.append(pd.DataFrame({**own, "payload": payload, "json": "", "cut": False, "process": process}))
     return pd.concat(frames, ignore_index=True)
@@ -267,7 +270,13 @@ def _qualified(domain: Any, text: Any) -> Any:
     return np.array(names, dtype=object)[place]
 
 
+def _owners(ids: Integers) -> tuple[Integers, Integers]:
+    """Process and thread of each globalTid, -1 where it was not recorded."""
+    known = ids >= 0
+    return np.where(known, ids // PROCESS, -1), np.where(known, ids % PROCESS, -1)
+
+
 def _thread_names(process: Integers, thread: Integers) -> Any:
     pairs, place = distinct_rows(process, thread)
-    names = [f"{owner % _PROCESS}/{number}" if owner >= 0 else "" for owner, number in pairs]
+    names = [f"{owner % PROCESS}/{number}" if owner >= 0 else "" for owner, number in pairs]
     return np.array(names, dtype=object)[place]

@@ -14,6 +14,7 @@ from analysis.readers.profiler_csv import (
     Table,
     bare_tables,
     devices_of,
+    header_cells,
     in_order,
     kind_of,
     read_tables,
@@ -36,10 +37,7 @@ _GPU_SIZES = ("grdx", "grdy", "grdz", "blkx", "blky", "blkz")
 def recognises(head: "Head") -> bool:
     """Return whether a file holds a trace of nsys."""
     lines = head.text.splitlines()[:2000]
-    return any(
-        "Start" in line and "Name" in line and _is_header([cell.strip().strip('"') for cell in line.split(",")])
-        for line in lines
-    )
+    return any("Start" in line and "Name" in line and _is_header(header_cells(line)) for line in lines)
 
 
 def read(path: Path) -> list[Timeline]:
@@ -57,8 +55,7 @@ def read(path: Path) -> list[Timeline]:
     devices: dict[int, str] = {}
     problems: list[str] = []
     for table in read_tables(path, _is_header, title_of):
-        if table.torn:
-            problems.append(f"{table.torn:,} lines are no rows of their table and were left out")
+        problems += table.problems
         times = _times(table, problems)
         if times is None or not table.rows:
             continue

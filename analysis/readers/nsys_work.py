@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.readers.nsys_ranges import LAST_TIME
+from analysis.readers.nsys_ranges import LAST_TIME, PROCESS
 from analysis.readers.sqlite_database import MISSING, Database, Integers, Numbers, distinct_rows
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PROCESS = 1 << 24
-"""globalPid and globalTid hold the process above these bits, the thread in them."""
 WORK_TABLES = {
     "kernel": "CUPTI_ACTIVITY_KIND_KERNEL",
     "memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.readers.nvprof_trace import BYTES
-from analysis.readers.profiler_csv import NS, Table, number, read_tables, whole
+from analysis.readers.profiler_csv import NS, Table, header_cells, number, read_tables, whole
 from analysis.summary import Summary
 from common.errors import InputError
 
@@ -37,7 +37,7 @@ def recognises(head: "Head") -> bool:
     """Return whether a file was written by nvprof, as CSV or as text."""
     lines = head.text.splitlines()
     return any(re.match(r"^=+\d*=+ NVPROF is profiling", line) for line in lines[:5000]) or any(
-        _is_header([cell.strip().strip('"') for cell in line.split(",")]) for line in lines if "Avg" in line
+        _is_header(header_cells(line)) for line in lines if "Avg" in line
     )
 
 
@@ -88,7 +88,7 @@ def _totals(table: Table, seen: dict[str, Any]) -> list[Summary]:
     place = table.place("time")
     if not rows or place is None:
         return []
-    problems = [f"{table.torn:,} lines are no rows of the table and were left out"] if table.torn else []
+    problems = table.problems
     # "time(%)" has become ("time", "%"): the total is the other one.
     total_place = next((at for at, name in enumerate(table.names) if name == "time" and table.units[at] in NS), None)
     if total_place is None:
@@ -133,7 +133,7 @@ def _metrics(table: Table, seen: dict[str, Any]) -> list[Summary]:
     if not table.rows:
         return []
     rows = len(table.rows)
-    problems = [f"{table.torn:,} lines are no rows of the table and were left out"] if table.torn else []
+    problems = table.problems
     columns: dict[str, Any] = {
         "device": table.texts("device"),
         "kernel": table.texts("kernel"),

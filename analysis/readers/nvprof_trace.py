@@ -18,6 +18,7 @@ from analysis.readers.profiler_csv import (
     Table,
     bare_tables,
     devices_of,
+    header_cells,
     in_order,
     kind_of,
     read_tables,
@@ -42,7 +43,7 @@ _RANGE_TYPES = {"name": "str", "thread": "str", "start": "int64", "end": "int64"
 
 def recognises(head: "Head") -> bool:
     """Return whether a file holds a trace of nvprof."""
-    return any(_is_header([cell.strip().strip('"') for cell in line.split(",")]) for line in head.text.splitlines())
+    return any(_is_header(header_cells(line)) for line in head.text.splitlines())
 
 
 def read(path: Path) -> Timeline:
@@ -57,8 +58,7 @@ def read(path: Path) -> Timeline:
     processes: set[int] = set()
     problems: list[str] = []
     for table in read_tables(path, _is_header, lambda line: _title(line, processes), has_units_row=True):
-        if table.torn:
-            problems.append(f"{table.torn:,} lines are no rows of their table and were left out")
+        problems += table.problems
         units = [table.units[table.place(name) or 0] for name in ("start", "duration")]
         if not table.rows or not all(unit in NS for unit in units):
             problems += [f"times in the units {units} are not known: a table was left out"] if table.rows else []

@@ -15,24 +15,6 @@ _POINTER = b"version https://git-lfs"
 _WITH_GZIP_HEADER = 16 + zlib.MAX_WBITS
 
 
-def read_bytes(path: Path, what: str, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the content, unpacked where it is gzip-compressed.
-
-    Args:
-        path: the file.
-        what: what it should be, such as "trace", for the message.
-        most_bytes: unpacked size that is accepted.
-
-    Raises:
-        InputError: it cannot be read, is damaged, larger than `most_bytes`, or is a Git LFS pointer.
-    """
-
-    def refuse(reason: str) -> None:
-        raise InputError(f"cannot read {path}: {reason}; the file is damaged or cut short, copy it again")
-
-    return b"".join(unpacked_blocks(path, what, refuse, most_bytes=most_bytes))
-
-
 def unpacked_blocks(
     path: Path,
     what: str,

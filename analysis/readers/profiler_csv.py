@@ -42,6 +42,11 @@ class Table:
     torn: int = 0
     """Lines that are no row of the table."""
 
+    @property
+    def problems(self) -> list[str]:
+        """What of it could not be read, one sentence each."""
+        return [f"{self.torn:,} lines are no rows of the table and were left out"] if self.torn else []
+
     def place(self, *names: str) -> int | None:
         """Return where the first of these columns is, None where the table has none of them."""
         return next((self.names.index(name) for name in names if name in self.names), None)
@@ -55,6 +60,11 @@ class Table:
         """Return the numbers of the first of these columns times a factor, NaN where a cell holds none."""
         texts = self.texts(*names)
         return None if texts is None else np.array([number(text) for text in texts], dtype=np.float64) * factor
+
+
+def header_cells(line: str) -> list[str]:
+    """Return the cells of a line that may be a header, without quotes; quicker than csv where most lines are none."""
+    return [cell.strip().strip('"') for cell in line.split(",")]
 
 
 def split_unit(name: str) -> tuple[str, str]:

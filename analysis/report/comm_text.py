@@ -9,7 +9,6 @@ from analysis.metrics.links import Link, link_rows
 from analysis.report import tables
 from analysis.report.terminal import printable
 
-_PROGRAM = {name: f"{name}_perf" for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast")}
 _HEADER = (
     "#\n"
     "#{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:^33}  {:^33}\n"
@@ -33,7 +32,7 @@ def nccl_tests_text(trial: LoadedTrial) -> str:
 
 def _head(trial: LoadedTrial) -> Iterator[str]:
     test = CollectiveTest.of(trial.trial)
-    yield f"# Collective test starting: {_PROGRAM[test.name]}"
+    yield f"# Collective test starting: {test.name}_perf"
     iterations = "20 ms" if test.iterations is None else str(test.iterations)
     yield (
         f"# nThread 1 nGpus 1 minBytes {test.min_bytes} maxBytes {test.max_bytes} step: {test.factor:g}(factor) warmup "

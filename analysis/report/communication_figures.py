@@ -174,7 +174,7 @@ def _parts(matching: Matching, member: int, timeline: Timeline, sets: WorkSets) 
     hidden = ("hidden communication", intersection(communication, sets.compute), _HIDDEN)
     if not matching.complete(member):
         return [hidden, ("exposed communication", exposed, _TRANSFER)]
-    transfer = matching.transfer_set(member, timeline)
+    transfer = matching.transfer_set(member)
     return [
         hidden,
         ("exposed wait", difference(exposed, transfer), _WAIT),

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _PIPE_COLOURS = {"fma": BLUE, "fp16": SKY, "tensor": VERMILION, "sfu": ORANGE}
-_PIPE_NAMES = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
 # A kind of work has the same colour in every picture.
 _FAMILY_COLOURS = {
     "GEMM": VERMILION, "attention": BLUE, "norm": GREEN, "elementwise": ORANGE, "optimizer": PINK,
@@ -44,7 +43,7 @@ _MOST_KERNELS = 200
 _LARGEST_AREA, _SMALLEST_AREA = 420.0, 14.0
 
 
-def draw_core_utilization(path: Path, groups: Mapping[str, CoreUse], label: str, *, in_window: bool = False) -> Path:
+def draw_core_utilization(path: Path, groups: Mapping[str, CoreUse], label: str) -> Path:
     """Draw a group of four bars per batch size, kind of work or phase; return `path`.
 
     A pale bar behind FMA and tensor cores is the share of cycles in which the pipe worked at all. A pipe that is not in
@@ -54,34 +53,33 @@ def draw_core_utilization(path: Path, groups: Mapping[str, CoreUse], label: str,
         path: PNG to write.
         groups: what `core_use_by_family` and its siblings return, or CoreUse by batch size; the first 12 are drawn.
         label: what the groups are ("batch size", "kind of work").
-        in_window: draw the shares of the window, idle time included, instead of those while kernels run.
     """
     import matplotlib
 
     names = list(groups)[:_MOST_GROUPS]
     with matplotlib.rc_context(STYLE):
         figure, (axis,) = canvas(max(5.2, 1.6 + 1.0 * len(names)), 3.7)
-        known = [pipe for pipe in FOUR if any(_value(groups[name], pipe, in_window) is not None for name in names)]
+        known = [pipe for pipe in FOUR if any(_value(groups[name], pipe) is not None for name in names)]
         width = 0.8 / max(1, len(known))
         tallest = 5.0
         for position, pipe in enumerate(known):
             places = [index + (position - (len(known) - 1) / 2) * width for index in range(len(names))]
-            values = [_value(groups[name], pipe, in_window) for name in names]
-            active = [None if in_window else _value(groups[name], f"{pipe}_active", False) for name in names]
+            values = [_value(groups[name], pipe) for name in names]
+            active = [_value(groups[name], f"{pipe}_active") for name in names]
             tallest = max([tallest, *(value for value in (*values, *active) if value is not None)])
             colour = _PIPE_COLOURS[pipe]
             axis.bar(places, [value or 0.0 for value in active], width * 0.9, color=colour, alpha=0.28, linewidth=0)
-            axis.bar(places, [value or 0.0 for value in values], width * 0.9, color=colour, label=_PIPE_NAMES[pipe])
+            axis.bar(places, [value or 0.0 for value in values], width * 0.9, color=colour, label=FOUR[pipe])
             _numbers(axis, places, values, active)
         notes = []
-        if not in_window and any(_value(groups[name], f"{pipe}_active", False) for name in names for pipe in known):
+        if any(_value(groups[name], f"{pipe}_active") for name in names for pipe in known):
             notes.append("Pale: share of cycles in which the pipe worked.")
         if len(known) < len(FOUR):
-            notes.append(f"Not in this file: {', '.join(_PIPE_NAMES[pipe] for pipe in FOUR if pipe not in known)}.")
+            notes.append(f"Not in this file: {', '.join(FOUR[pipe] for pipe in FOUR if pipe not in known)}.")
         axis.set_xticks(range(len(names)), [_wrapped(name) for name in names], fontsize=8.5)
         axis.set_ylim(0, 1.15 * tallest)
         axis.set_xlim(-0.6, max(len(names) - 0.4, 0.6))
-        axis.set_ylabel("of the window (%)" if in_window else "of the highest rate (%)")
+        axis.set_ylabel("of the highest rate (%)")
         axis.set_xlabel(label)
         axis.grid(axis="x", visible=False)
         if known:
@@ -128,9 +126,9 @@ def draw_roofline(path: Path, found: Roofline) -> Path:
     return path
 
 
-def _value(use: CoreUse, pipe: str, in_window: bool) -> float | None:
+def _value(use: CoreUse, pipe: str) -> float | None:
     found = use.pipes.get(pipe)
-    return None if found is None else found.in_window_percent if in_window else found.percent
+    return None if found is None else found.percent
 
 
 def _numbers(

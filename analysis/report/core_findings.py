@@ -18,7 +18,6 @@ NOT_IN_FILE = "not in this file"
 
 _IDLE, _BUSY, _LARGE = 1.0, 60.0, 0.3
 _MOVES_DATA = ("elementwise", "copy", "norm", "dropout", "activation", "optimizer", "softmax and loss")
-_PLAIN = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
 
 
 def findings(
@@ -160,7 +159,7 @@ def _groups_table(
     table = pd.DataFrame(rows)
     pipes = [str(name) for name in table if str(name).endswith("_utilization") and table[name].isna().all()]
     known = {name for use in uses for name in FOUR if use.pipes[name].metric is not None}
-    lacking = [_PLAIN[name] for name in FOUR if rows and name not in known]
+    lacking = [FOUR[name] for name in FOUR if rows and name not in known]
     said = f" {_sentence(NOT_IN_FILE)[:-1]}: {', '.join(lacking)}." if lacking else ""
     return table.drop(columns=pipes), said
 
@@ -193,8 +192,8 @@ def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse]) -> str:
     if not use.kernels:
         return "No kernel was counted: check that the window of the profile holds GPU work."
     known = {name: use.pipes[name].percent for name in FOUR if use.pipes[name].percent is not None}
-    lacking = [_PLAIN[name] for name in FOUR if name not in known]
-    said = ", ".join(f"{_PLAIN[name]} {percent_text(percent)}" for name, percent in known.items())
+    lacking = [FOUR[name] for name in FOUR if name not in known]
+    said = ", ".join(f"{FOUR[name]} {percent_text(percent)}" for name, percent in known.items())
     start = f"While kernels run, of their highest rate: {said}." if known else ""
     if lacking:
         start += (
@@ -228,7 +227,7 @@ def _longest_sentence(groups: Mapping[str, CoreUse]) -> str:
     share = _time_share(use, groups)
     start = f"{name} takes {_percent(100 * share)} of the time" if math.isfinite(share) else f"{name} takes longest"
     known = {pipe: use.pipes[pipe].percent for pipe in ("tensor", "fma")}
-    said = [f"{_PLAIN[pipe]} at {value:.1f} %" for pipe, value in known.items() if value is not None]
+    said = [f"{FOUR[pipe]} at {value:.1f} %" for pipe, value in known.items() if value is not None]
     start += f", with {' and '.join(said)}" if said else ""
     if name in _MOVES_DATA:
         return f"{start}: such kernels move data more than they compute; fuse them (torch.compile, fused optimizer)."

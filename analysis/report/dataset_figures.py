@@ -69,17 +69,14 @@ def draw_lengths(path: Path, splits: Sequence[LengthCounts], title: str = "") ->
         whole.set_title(", ".join(part for part in (short_label(title) or "Lengths", per_bar) if part))
         segments.set_title(f"Segments of the {short_label(splits[0].name)} instances")
         lines = [*map(_summary, splits), "A pair that is too long loses pieces of its longer segment, until it fits."]
-        named = {text: handle for axis in (whole, segments) for handle, text in zip(*_legend(axis), strict=True)}
+        named: dict[str, Any] = {}
+        for axis in (whole, segments):
+            named |= {text: handle for handle, text in zip(*axis.get_legend_handles_labels(), strict=True)}
         names = sorted(named, key=lambda text: text != short_label(splits[0].name))
         figure.legend([named[text] for text in names], names, loc="outside upper left", ncols=4, fontsize=8.5)
         figure.supxlabel("\n".join(lines), fontsize=8, color=NOTE, x=0.01, ha="left")
         save(figure, path)
     return path
-
-
-def _legend(axis: "Axes") -> tuple[list[Any], list[str]]:
-    handles, names = axis.get_legend_handles_labels()
-    return handles, names
 
 
 def _width(seq_len: int) -> int:

@@ -17,6 +17,8 @@ BLUE, VERMILION, ORANGE, PINK = "#0072B2", "#D55E00", "#E69F00", "#CC79A7"
 GREEN, SKY, PURPLE, BROWN = "#009E73", "#56B4E9", "#8C6BB1", "#A6761D"
 INK, NOTE, FAINT, GREY, PALE = "#1F2933", "#52606D", "#E4E7EB", "#7F7F7F", "#B8BEC7"
 """Text, notes, grid lines, what has no colour of its own, and the pale form of it."""
+LINES = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, PINK, GREY)
+"""Of lines in one picture, in their order."""
 
 # Where they are installed, letters that the first ones lack are taken from them.
 _FURTHER_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Noto Sans Devanagari", "Noto Sans Thai")
@@ -90,6 +92,11 @@ def interval_bars(
     if cut:
         axis.plot(cut, [top] * len(cut), color=colour, linestyle="none", marker="^", markersize=7)
     return bool(cut)
+
+
+def clock_unit(seconds: float) -> tuple[str, float]:
+    """Return the unit in which a time of that length is shown, and its seconds."""
+    return ("h", 3600.0) if seconds > 7200 else ("min", 60.0) if seconds > 120 else ("s", 1.0)
 
 
 def save(figure: "Canvas", path: Path) -> None:

@@ -25,7 +25,7 @@ def input_tables(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[tables.Tabl
             tables.measured("shards read, samples/s", "shards_read_samples_per_second"),
             tables.measured("training samples/s", "training_samples_per_second"),
             tables.measured("input / training", "throughput_ratio", tables.ratio),
-            _interval("throughput_ratio", lambda value: f"{value:.2f}"),
+            tables.spread("throughput_ratio", lambda value: f"{value:.2f}"),
             tables.measured("rounds", "rounds", tables.count),
         ]
         found.append(tables.build("input", tables.without_constant_model(columns, inputs), inputs))
@@ -35,7 +35,7 @@ def input_tables(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[tables.Tabl
             tables.measured("real samples/s", "samples_per_second"),
             tables.measured("made-up samples/s", "synthetic_samples_per_second"),
             tables.measured("gap", "gap", signed),
-            _interval("gap", signed),
+            tables.spread("gap", signed),
             tables.measured("rounds", "rounds", tables.count),
             tables.plain("differs", "decided"),
         ]
@@ -79,11 +79,6 @@ def _who() -> list[tables.Column]:
         tables.Column("devices", lambda row: row["world_size"], tables.devices),
         tables.Column("batch", lambda row: row["micro_batch_size"], tables.batch),
     ]
-
-
-def _interval(name: str, form: Any) -> tables.Column:
-    low, high = f"{name}_low", f"{name}_high"
-    return tables.Column("95 % interval", lambda row: row[low], lambda row: tables.interval(row[low], row[high], form))
 
 
 def _place(row: Row) -> str:

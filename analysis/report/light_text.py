@@ -40,11 +40,7 @@ def waterfall_table(rows: Sequence[Row]) -> tables.Table:
     columns = [
         tables.Column("of the step", name, name, False),
         tables.Column("ms", lambda row: row["ms"], lambda row: _signed(row["ms"])),
-        tables.Column(
-            "95 % interval",
-            lambda row: row["ms_low"],
-            lambda row: tables.interval(row["ms_low"], row["ms_high"], _signed),
-        ),
+        tables.spread("ms", _signed),
         tables.Column("share", lambda row: row["share"], lambda row: f"{100 * row['share']:.1f} %"),
     ]
     return tables.build("waterfall", columns, with_floor(rows))
@@ -70,11 +66,7 @@ def components_table(rows: Sequence[Row]) -> tables.Table:
         tables.plain("shape", "shape"),
         tables.measured("calls", "calls_per_step", tables.count),
         tables.measured("one call ms", "time_ms"),
-        tables.Column(
-            "95 % interval",
-            lambda row: row["time_ms_low"],
-            lambda row: tables.interval(row["time_ms_low"], row["time_ms_high"], tables.number),
-        ),
+        tables.spread("time_ms", tables.number),
         tables.measured("in a step ms", "step_ms"),
         tables.measured("floor ms", "floor_ms"),
         tables.Column("rate", lambda row: row["of_ceiling"], _rate),

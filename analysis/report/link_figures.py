@@ -9,28 +9,13 @@ import numpy as np
 from analysis.metrics.links import Link
 from analysis.report import tables
 from analysis.report.comm_text import named
-from analysis.report.drawing import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    PURPLE,
-    SKY,
-    STYLE,
-    VERMILION,
-    Picture,
-    canvas,
-    save,
-    short_label,
-)
+from analysis.report.drawing import LINES, STYLE, Picture, canvas, save, short_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Row = Mapping[str, Any]
 
-_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, PINK, GREY)
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _MOST_LINES = 8
 _MOST_CONFIGURATIONS = 4
@@ -78,7 +63,7 @@ def _count(links: Sequence[Link]) -> int:
 
 
 def _line(times: "Axes", errors: "Axes", link: Link, ranks: int, number: int) -> None:
-    colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+    colour, marker = LINES[number % len(LINES)], _MARKERS[number % len(_MARKERS)]
     points = [point for point in link.points if point.ranks == ranks]
     sizes = [point.size_bytes for point in points]
     measured = np.array([point.time_us for point in points])
@@ -131,7 +116,7 @@ def draw_projection(folder: Path, rows: Sequence[Row], scaling: Sequence[Row]) -
             words = [members[0]["implementation"]]
             words += [members[0]["strategy"]] if several else []
             name = " ".join(words if one_model else [*words, tables.model(members[0])])
-            _curve(rate, efficiency, members, measured, (name, _COLOURS[number]))
+            _curve(rate, efficiency, members, measured, (name, LINES[number]))
         shown = [row for members in [*groups.values()][:_MOST_CONFIGURATIONS] for row in members]
         sizes = {int(row["world_size"]) for row in shown} | {int(row["base_world_size"]) for row in shown}
         known = {int(row["world_size"]) for row in scaling if _configuration(row) in groups}

@@ -88,11 +88,7 @@ def _collectives(rows: Sequence[Row]) -> tables.Table:
         tables.Column("placement", _placement, _placement, False),
         tables.measured("size", "size_bytes", tables.size),
         tables.measured("time µs", "time_us"),
-        tables.Column(
-            "95 % interval",
-            lambda row: row["time_us_low"],
-            lambda row: tables.interval(row["time_us_low"], row["time_us_high"], tables.number),
-        ),
+        tables.spread("time_us", tables.number),
         tables.measured("algbw GB/s", "algbw_gb_s"),
         tables.measured("busbw GB/s", "busbw_gb_s"),
         tables.measured("wrong", "wrong", tables.count),
@@ -107,13 +103,6 @@ def _placement(row: Row) -> str:
 
 
 def _links(rows: Sequence[Row]) -> tables.Table:
-    def spread(name: str) -> tables.Column:
-        return tables.Column(
-            "95 % interval",
-            lambda row: row[f"{name}_low"],
-            lambda row: tables.interval(row[f"{name}_low"], row[f"{name}_high"], tables.number),
-        )
-
     columns = [
         tables.plain("collective", "collective"),
         tables.plain("dtype", "dtype"),
@@ -122,9 +111,9 @@ def _links(rows: Sequence[Row]) -> tables.Table:
         tables.measured("nodes", "nodes", tables.count),
         tables.measured("sizes", "sizes", tables.count),
         tables.measured("alpha µs", "alpha_us"),
-        spread("alpha_us"),
+        tables.spread("alpha_us", tables.number),
         tables.measured("bandwidth GB/s", "bandwidth_gb_s"),
-        spread("bandwidth_gb_s"),
+        tables.spread("bandwidth_gb_s", tables.number),
         tables.measured("median error", "median_error", tables.percent),
         tables.measured("largest error", "largest_error", tables.percent),
         tables.measured("at", "largest_error_bytes", tables.size),
@@ -137,13 +126,6 @@ def _links(rows: Sequence[Row]) -> tables.Table:
 
 
 def _projection(rows: Sequence[Row]) -> tables.Table:
-    def spread(name: str, form: Any = tables.number) -> tables.Column:
-        return tables.Column(
-            "95 % interval",
-            lambda row: row[f"{name}_low"],
-            lambda row: tables.interval(row[f"{name}_low"], row[f"{name}_high"], form),
-        )
-
     columns = [
         tables.plain("implementation", "implementation"),
         tables.plain("strategy", "strategy"),
@@ -153,14 +135,14 @@ def _projection(rows: Sequence[Row]) -> tables.Table:
             "devices", lambda row: row["world_size"], lambda row: f"{row['base_world_size']} → {row['world_size']}"
         ),
         tables.measured("projected samples/s", "samples_per_second"),
-        spread("samples_per_second"),
+        tables.spread("samples_per_second", tables.number),
         tables.measured("projected step ms", "step_time_ms"),
         tables.measured("own work ms", "work_ms"),
         tables.measured("waiting ms", "waiting_ms"),
         tables.measured("all-reduce ms", "all_reduce_ms"),
         tables.measured("exposed ms", "exposed_ms"),
         tables.measured("efficiency", "efficiency", tables.percent),
-        spread("efficiency", tables.percent),
+        tables.spread("efficiency", tables.percent),
         tables.Column("check", lambda row: row["check_error"], _check),
         tables.plain("assuming", "assumption"),
     ]

@@ -42,7 +42,7 @@ def _communication(source: Source, folder: Path, found: Pictures) -> None:
 
     if not any(len(timeline.collectives) for timeline in source.timelines):
         return
-    drawings: tuple[tuple[str, str, Callable[..., Path | None], str, str, bool], ...] = (
+    drawings: tuple[tuple[str, str, Callable[..., Path | None], str, str], ...] = (
         (
             "all_reduce_by_rank",
             "communication.png",
@@ -50,7 +50,6 @@ def _communication(source: Source, folder: Path, found: Pictures) -> None:
             "Communication per rank",
             "Overlapped: computation ran meanwhile. Transfer: the shortest duration of a collective over the ranks, "
             "what it takes when nobody waits. Wait: the rest, spent until the last rank came.",
-            False,
         ),
         (
             "buckets",
@@ -58,7 +57,6 @@ def _communication(source: Source, folder: Path, found: Pictures) -> None:
             figures.draw_bucket_timeline,
             "Collectives of one step",
             "When each ran on each rank; the exposed part has no computation beside it.",
-            False,
         ),
         (
             "collectives",
@@ -66,13 +64,12 @@ def _communication(source: Source, folder: Path, found: Pictures) -> None:
             figures.draw_bandwidth,
             "Bus bandwidth by message size",
             "One point per collective. Small messages are bound by latency, large ones by the links' rate.",
-            False,
         ),
     )
-    for finding, file, drawing, title, caption, half in drawings:
+    for finding, file, drawing, title, caption in drawings:
         path = drawing(folder / file, source.timelines)
         if path is not None:
-            found.setdefault(finding, []).append(Picture(path, title, caption, half))
+            found.setdefault(finding, []).append(Picture(path, title, caption))
 
 
 def _cores(

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from analysis.metrics.range_tree import RangeNode
 from analysis.report import tables
+from analysis.report.terminal import DEFAULT_WIDTH, printable
 
-DEFAULT_WIDTH = 150
 DEFAULT_LIMIT = 3
 
 _INDENT = "  "
@@ -75,9 +75,9 @@ def _kind(node: RangeNode) -> tuple[str, bool]:
 def _line(group: Sequence[RangeNode], depth: int) -> Line:
     first, last = group[0], group[-1]
     total = sum(node.duration_ms for node in group)
-    name = _printable(first.name)
+    name = printable(first.name)
     if len(group) > 1:
-        names = name if first.name == last.name else f"{name} ... {_printable(last.name)}"
+        names = name if first.name == last.name else f"{name} ... {printable(last.name)}"
         name = f"{names}: {len(group)} x {tables.number(total / len(group))} ms"
     threads = {node.thread for node in group if not node.own_thread}
     thread = f"{len(threads)} threads" if len(threads) > 1 else next(iter(threads), "")
@@ -86,13 +86,9 @@ def _line(group: Sequence[RangeNode], depth: int) -> Line:
         tables.number(first.start_ms),
         tables.number(total),
         tables.percent(sum(node.share for node in group)),
-        _printable(thread),
+        printable(thread),
     )
 
 
 def _shortened(name: str, room: int) -> str:
     return name if len(name) <= room else f"{name[: room - 3]}..."
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -176,10 +176,7 @@ def _short(trial: LoadedTrial) -> str:
 
 def results(rows: Sequence[Row], ratios: Sequence[Row]) -> tables.Table:
     """Return the table of all trials, failed ones too."""
-    columns = tables.result_columns(ratios)
-    if not ratios:
-        columns = [column for column in columns if not column.heading.startswith("×")]  # noqa: RUF001
-    columns = tables.without_constant_model(columns, rows)
+    columns = tables.without_constant_model(tables.result_columns(ratios), rows)
     if len({row.get("round") for row in rows}) > 1:
         columns.insert(1, tables.measured("round", "round", tables.count))
     if any(row.get("joules_per_sample") is not None for row in rows):
@@ -240,11 +237,10 @@ def scaling_tables(scaling: Sequence[Row]) -> list[tables.Table]:
         tables.measured("samples/s", "samples_per_second"),
         tables.measured("speed-up", "speedup", tables.ratio),
         tables.measured("efficiency", "efficiency", tables.percent),
-        tables.Column(
-            "95 % interval",
-            lambda row: row["efficiency_low"],
-            lambda row: tables.interval(row["efficiency_low"], row["efficiency_high"], tables.percent),
-            title=lambda row: f"over {row['rounds']} process{'es'[: 2 * (row['rounds'] != 1)]} per side",
+        tables.spread(
+            "efficiency",
+            tables.percent,
+            lambda row: f"over {row['rounds']} process{'es'[: 2 * (row['rounds'] != 1)]} per side",
         ),
         tables.measured("rounds", "rounds", tables.count),
         tables.plain("measured against", "basis"),

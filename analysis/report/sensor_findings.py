@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.findings import Finding
-from analysis.metrics.telemetry import COUNTERS, reason_names
+from analysis.metrics.clock_reasons import POWER_CAP, SLOWED_DOWN, reason_names
+from analysis.metrics.telemetry import COUNTERS
 from analysis.summary import Summary
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _ORDER = ("power_watts", "sm_clock_mhz", "temperature_celsius", "gpu_utilization_percent", "gpu_memory_used_bytes")
-# nvml.h: hardware slowdown, software and hardware thermal slowdown, power brake; the power cap stands apart.
-_SLOW = 0x08 | 0x20 | 0x40 | 0x80
-_CAP = 0x04
 _BUSY_PERCENT = 80
 _LONG = 0.1  # share of the samples
 
@@ -76,9 +74,9 @@ def _means(table: "pd.DataFrame", quantity: str) -> list[float]:
 
 def _suspicions(table: "pd.DataFrame") -> Iterator[str]:
     masks = table.loc[table["quantity"] == "throttle_reasons", "value"].to_numpy().astype(np.int64)
-    for bits, text in ((_SLOW, "slowed down"), (_CAP, "held at the power limit")):
+    for bits, text in ((SLOWED_DOWN, "slowed down"), (POWER_CAP, "held at the power limit")):
         share = float(np.mean((masks & bits) != 0)) if len(masks) else 0.0
-        if share > 0 and (bits == _SLOW or share >= _LONG):
+        if share > 0 and (bits == SLOWED_DOWN or share >= _LONG):
             named = int(np.bitwise_or.reduce(masks)) & bits
             yield f"GPUs were {text} in {share:.0%} of the samples ({', '.join(reason_names(named))})"
     for device, part in table.groupby("device", observed=True):

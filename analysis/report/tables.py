@@ -200,6 +200,17 @@ def measured(heading: str, name: str, form: Callable[[Any], str] = number) -> Co
     )
 
 
+def spread(name: str, form: Callable[[Any], str] = fine, title: Callable[[Row], str] | None = None) -> Column:
+    """A column of the 95 % intervals of a number: its fields are <name>_low and <name>_high."""
+    low, high = f"{name}_low", f"{name}_high"
+    return Column(
+        "95 % interval",
+        lambda row: row.get(low),
+        lambda row: interval(row.get(low), row.get(high), form),
+        title=title or (lambda row: _why(row, low)),
+    )
+
+
 def _why(row: Row, name: str) -> str:
     return str((row.get("unknown") or {}).get(name, "")) if row.get(name) is None else ""
 
@@ -228,9 +239,8 @@ def ratio_lookup(ratios: Sequence[Row]) -> Callable[[Row], Row | None]:
 
 
 def result_columns(ratios: Sequence[Row]) -> list[Column]:
-    """Columns of the table of all trials."""
+    """Columns of the table of all trials; that of the ratio only where there are any."""
     find = ratio_lookup(ratios)
-    reference = ratios[0]["reference"] if ratios else "hf"
 
     def of(row: Row) -> Any:
         return (find(row) or {}).get("throughput_ratio") if row.get("status") == "ok" else None
@@ -251,15 +261,10 @@ def result_columns(ratios: Sequence[Row]) -> list[Column]:
         measured("samples/s", "samples_per_second"),
         measured("tokens/s", "tokens_per_second"),
         measured("step ms", "step_time_ms"),
-        Column(
-            "95 % interval",
-            lambda row: row.get("step_time_ms_low"),
-            lambda row: interval(row.get("step_time_ms_low"), row.get("step_time_ms_high")),
-            title=lambda row: _why(row, "step_time_ms_low"),
-        ),
+        spread("step_time_ms"),
         measured("MFU", "mfu", percent),
         measured("peak memory", "peak_memory_bytes", size),
-        Column(f"× {reference}", of, lambda row: ratio(of(row)), title=decided),  # noqa: RUF001
+        *([Column(f"× {ratios[0]['reference']}", of, lambda row: ratio(of(row)), title=decided)] if ratios else []),  # noqa: RUF001
         Column("status", lambda row: str(row["status"]), lambda row: str(row["status"]), False, title=status),
     ]
 

@@ -21,16 +21,13 @@ def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = 
 
     Args:
         rows: result rows: a trial's fields, status, reason and measured columns.
-        ratios: what regression.implementation_ratios returned for the same run.
+        ratios: what regression.ratios_of returned for the same run.
         width: characters per line.
     """
     if not rows:
         return "no trials"
     shown = sorted(shown_rows(rows) or rows, key=tables.order)
-    columns = tables.result_columns(ratios)
-    if not ratios:
-        columns = [column for column in columns if not column.heading.startswith("×")]  # noqa: RUF001
-    columns = tables.without_constant_model(columns, shown)
+    columns = tables.without_constant_model(tables.result_columns(ratios), shown)
     title = f"BERT {tables.model(shown[0])}" if all(column.heading != "model" for column in columns) else ""
     if len({row.get("round") for row in shown}) > 1:
         columns.insert(1, tables.Column("round", _round, lambda row: str(_round(row))))
@@ -105,11 +102,7 @@ def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
         tables.measured("old ms", "step_time_ms_a"),
         tables.measured("new ms", "step_time_ms_b"),
         tables.measured("new/old time", "time_ratio", tables.ratio),
-        tables.Column(
-            "95 % interval",
-            lambda row: row["time_ratio_low"],
-            lambda row: tables.interval(row["time_ratio_low"], row["time_ratio_high"], lambda x: f"{x:.3f}"),
-        ),
+        tables.spread("time_ratio", lambda value: f"{value:.3f}"),
         tables.measured("time saved", "time_saved", tables.percent),
         tables.plain("verdict", "verdict"),
     ]

@@ -11,7 +11,20 @@ import numpy.typing as npt
 from analysis.load import LoadedTrial
 from analysis.report import tables
 from analysis.report.answer import Answer, Figure
-from analysis.report.drawing import BLUE, GREEN, GREY, INK, ORANGE, PALE, STYLE, VERMILION, Picture, canvas, save
+from analysis.report.drawing import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    STYLE,
+    VERMILION,
+    Picture,
+    canvas,
+    clock_unit,
+    save,
+)
 from analysis.train_records import TrainRun, read_events
 from analysis.train_scores import Score, in_words, loss_unit, score, scores_in
 from common.errors import InputError
@@ -347,7 +360,7 @@ def _throughput(path: Path, attempts: Sequence[LoadedTrial], told: _Told) -> Pic
             # What came before a step was told of before it began.
             breaks.append(np.unique(np.searchsorted([row["start_ns"] for row in rows], pauses)))
             before += own[-1]
-    unit, seconds = ("h", 3600.0) if before > 7200 else ("min", 60.0) if before > 120 else ("s", 1.0)
+    unit, seconds = clock_unit(before)
     dot = _dot_size(sum(len(rates) for _, rates in curves))
     for number, (times, rates) in enumerate(curves):
         axis.plot(times / seconds, rates, linestyle="none", marker=".", markersize=dot, color=GREY, alpha=0.6)

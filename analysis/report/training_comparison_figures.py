@@ -7,28 +7,13 @@ import numpy as np
 
 from analysis.metrics.training_comparison import TrainingComparison, VariantCurve
 from analysis.report import tables
-from analysis.report.drawing import (
-    BLUE,
-    GREEN,
-    GREY,
-    NOTE,
-    ORANGE,
-    PINK,
-    PURPLE,
-    SKY,
-    STYLE,
-    VERMILION,
-    canvas,
-    save,
-    short_label,
-)
+from analysis.report.drawing import LINES, NOTE, STYLE, canvas, clock_unit, save, short_label
 from analysis.report.training import running_median
 from analysis.train_scores import in_words, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, PINK, GREY)
 _DASHES = ("-", (0, (4, 2.5)), (0, (1.2, 1.6)), (0, (6, 2, 1.2, 2)))
 # The first line is drawn broad, so that those that lie on it can be seen.
 _WIDTHS = (3.6, 1.7)
@@ -110,9 +95,9 @@ def _end(curve: VariantCurve) -> str:
 
 def line_style(number: int) -> dict[str, Any]:
     """How a line is drawn; no two of the first 32 look alike: each round of the colours moves the dashes on by one."""
-    again, colour = divmod(number, len(_COLOURS))
+    again, colour = divmod(number, len(LINES))
     return {
-        "color": _COLOURS[colour],
+        "color": LINES[colour],
         "linestyle": _DASHES[(colour + again) % len(_DASHES)],
         "linewidth": _WIDTHS[min(number, 1)],
     }
@@ -128,7 +113,7 @@ def _percent_of(comparison: TrainingComparison) -> str:
 
 def _progress(axis: "Axes", comparison: TrainingComparison) -> None:
     longest = max((float(np.nanmax(curve.seconds)) for curve in _timed(comparison)), default=0.0)
-    unit, seconds = ("h", 3600.0) if longest > 7200 else ("min", 60.0) if longest > 120 else ("s", 1.0)
+    unit, seconds = clock_unit(longest)
     axis.set_xlim(0, 1.12 * longest / seconds or 1)
     for number, curve in enumerate(comparison.curves):
         if curve not in _timed(comparison):

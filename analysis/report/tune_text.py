@@ -61,9 +61,7 @@ def trials_table(found: Row, rows: Sequence[Row]) -> tables.Table:
         return tables.UNKNOWN if row["value"] is None else score(name).text(row["value"])
 
     columns = [
-        tables.Column(
-            "trial", lambda row: row["number"], lambda row: f"{row['number']}{'*' * (row['number'] == best)}"
-        ),
+        tables.Column("trial", lambda row: row["number"], number),
         tables.Column("state", lambda row: _STATES.index(row["state"]), lambda row: str(row["state"]), False),
         tables.Column(found["objective"]["label"], lambda row: row["value"], value_of),
         *(_parameter(parameter, rows) for parameter in found["space"]),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.component_records import components_json
 from analysis.load import load_run
 from analysis.records import (
     PRECISIONS,
@@ -160,6 +161,17 @@ def test_a_newer_trial_makes_the_whole_run_refused(tmp_path: Path) -> None:
     directory = run.trial("t")
     directory.path.mkdir(parents=True)
     directory.trial_json.write_text(json.dumps({**Trial().to_json(), "schema_version": SCHEMA_VERSION + 1}))
+    with pytest.raises(SchemaError, match="upgrade bertbench"):
+        load_run(run)
+
+
+def test_newer_parts_of_a_step_make_the_whole_run_refused_and_no_trial_crashed(tmp_path: Path) -> None:
+    run, trial = RunDirectory(tmp_path), Trial(kind="components")
+    directory = run.trial(trial.trial_id)
+    directory.path.mkdir(parents=True)
+    write_record(directory.trial_json, trial.to_json())
+    write_record(directory.result_json, {"status": "ok"})
+    components_json(directory).write_text(json.dumps({"schema_version": SCHEMA_VERSION + 1, "components": []}))
     with pytest.raises(SchemaError, match="upgrade bertbench"):
         load_run(run)
 

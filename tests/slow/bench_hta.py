@@ -43,8 +43,8 @@ def work(folders):
             make_tables(timeline)
             key = f"{folder.name}/{timeline.rank}"
             found = temporal_breakdown(timeline, window="kernels")
-            ranks[key] = [found.span_ns / 1e3, found.idle_ns / 1e3, found.compute_ns / 1e3, found.non_compute_ns / 1e3,
-                          100 * found.overlap_share]
+            ranks[key] = [found.span_ns / 1e3, found.idle_ns / 1e3, found.compute_ns / 1e3,
+                          (found.busy_ns - found.compute_ns) / 1e3, 100 * found.overlap_share]
             times = kernel_times(timeline, window="kernels")
             kernels[key] = dict(zip(times.names, (times.total_ns / 1e3).tolist()))
     return ranks, kernels

@@ -75,7 +75,7 @@ def write_collectives(
     write_record(directory.result_json, {"status": "ok", "reason": ""})
     write_record(directory.env_json, environment or {"gpus": [{"name": "G"}] * 64, "cpu": {"physical_cores": 8}})
     lines = [",".join(COLLECTIVE_COLUMNS)]
-    for size in test.sizes("fp32", ranks):
+    for size in test.sizes(ranks):
         true = ring_all_reduce_us(ranks, size, alpha_us, bandwidth_gb_s) * (1 + bias * random.standard_normal())
         for number in range(repetitions):
             time = true * float(np.exp(noise * random.standard_normal()))

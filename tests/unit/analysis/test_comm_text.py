@@ -67,9 +67,9 @@ def test_the_line_is_told_in_a_sentence(tmp_path: Path) -> None:
 def test_sizes_are_shared_by_the_ranks_in_whole_parts() -> None:
     test = CollectiveTest(name="all_gather", min_bytes=1, max_bytes=1000, factor=2, repetitions=1, iterations=None,
                           warmup=0)  # fmt: skip
-    assert test.sizes("fp32", 3) == [48, 96, 240, 480]
+    assert test.sizes(3) == [48, 96, 240, 480]
     with pytest.raises(UsageError, match="give 16384 or more"):
-        test.sizes("fp32", 1024)
+        test.sizes(1024)
 
 
 @pytest.mark.parametrize(("text", "size"), [("1024", 1024), ("4k", 4096), ("1.5M", 3 << 19), ("2GiB", 2 << 30)])

@@ -13,7 +13,6 @@ from analysis.metrics.communication import (
     buckets,
     communication_by_kind,
     communication_by_rank,
-    communication_by_step,
 )
 from analysis.names import bus_factor
 from analysis.report.communication_findings import findings, no_communication
@@ -70,15 +69,6 @@ def test_exposed_time_is_split_into_wait_and_transfer_by_the_other_ranks() -> No
     assert late["times_last"].tolist() == [2, 0]
     assert late["wait_caused_ms"].tolist() == [20, 0]
     assert late["arrival_skew_ms"].tolist() == [10, 0]
-
-
-def test_steps_add_up_to_the_whole() -> None:
-    base = one_rank()
-    halves = timeline(0, steps=[(1, 0, 50 * MS), (2, 50 * MS, 100 * MS)])
-    table = communication_by_step(dataclasses.replace(base, steps=halves.steps))
-    assert table["communication_ms"].tolist() == [20, 25]
-    assert table["exposed_ms"].tolist() == [10, 20]
-    assert table["overlap_share"].tolist() == [0.5, 0.2]
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:

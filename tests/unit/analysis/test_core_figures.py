@@ -65,12 +65,6 @@ def test_a_pipe_that_is_not_in_the_file_is_named_and_has_no_bar(tmp_path: Path, 
     assert (tmp_path / "e.png").read_bytes().startswith(PNG)
 
 
-def test_shares_of_the_window_are_drawn_when_asked_for(tmp_path: Path, texts: list[str]) -> None:
-    use = core_use(example(tmp_path), ncu_csv.WINDOW_NS)
-    draw_core_utilization(tmp_path / "u.png", {"4": use}, "micro batch size", in_window=True)
-    assert "of the window (%)" in texts and "14" in texts and "16" in texts
-
-
 def test_ceilings_are_labelled_and_families_named(tmp_path: Path, texts: list[str]) -> None:
     draw_roofline(tmp_path / "r.png", roofline(with_work(tmp_path)))
     assert (tmp_path / "r.png").read_bytes().startswith(PNG)

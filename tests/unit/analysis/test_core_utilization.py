@@ -16,8 +16,8 @@ from analysis.metrics.core_utilization import (
     FOUR,
     PIPES,
     core_use,
+    core_use_by,
     core_use_by_family,
-    core_use_by_phase,
     rows,
 )
 from analysis.names import family
@@ -244,12 +244,14 @@ def test_processes_have_phases_of_their_own() -> None:
 
 
 def test_without_ranges_there_is_no_phase() -> None:
-    assert kernel_phases(EXAMPLE) is None and core_use_by_phase(EXAMPLE) == {}
+    assert kernel_phases(EXAMPLE) is None
     assert kernel_phases(phased((("other@x",), ()))) is None
 
 
 def test_use_by_phase_is_weighted_inside_each_phase() -> None:
-    by_phase = core_use_by_phase(STEP)
+    phases = kernel_phases(STEP)
+    assert phases is not None
+    by_phase = core_use_by(STEP, phases["phase"])
     assert by_phase["forward"].pipes["fma"].percent == pytest.approx((200 * 10 + 300 * 20) / 500)
     assert by_phase["backward"].pipes["fma"].percent == 30 and by_phase[NO_PHASE].kernels == 2
     assert next(iter(by_phase)) == NO_PHASE  # 600 + 800 cycles: longest first

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.readers.kineto import read, read_counters, read_ranks, recognises
+from analysis.counters import KernelCounters
+from analysis.readers.kineto import read, read_many, read_ranks, recognises
 from analysis.readers.registry import read_head
 
 TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
@@ -84,11 +85,12 @@ def test_triton_operators_with_a_stream_are_no_gpu_work() -> None:
 
 
 def test_counters_of_the_range_profiler_are_read() -> None:
-    found = read_counters(HTA / "cupti_profiler__benchmark_result_924719_1679055439_trace.json.gz")
-    assert found is not None and len(found.kernels) == 77 and found.device_name == "NVIDIA A100-PG509-200"
+    paths = [HTA / "cupti_profiler__benchmark_result_924719_1679055439_trace.json.gz",
+             HTA / "trace_compare__test__test.json.gz"]  # fmt: skip
+    (found,) = (content for _, content in read_many(paths) if isinstance(content, KernelCounters))
+    assert len(found.kernels) == 77 and found.device_name == "NVIDIA A100-PG509-200"
     assert found.kernels["smsp__sass_thread_inst_executed_op_fadd_pred_on.sum"].iloc[5] == 86_114_304
     assert found.compute_capability == (8, 0) and found.kernels["duration_ns"].isna().all()
-    assert read_counters(HTA / "trace_compare__test__test.json.gz") is None
 
 
 def test_every_public_trace_is_recognised_and_read_whole() -> None:

@@ -1,12 +1,13 @@
 """The launch queue: delays, depth and calls, counted by hand and by brute force."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.timelines import timeline
 
 from analysis.metrics.kernel_tables import launching_calls
-from analysis.metrics.launches import api_rows, launch_queue, queue_depth
+from analysis.metrics.launches import launch_queue, queue_depth
 
 LAUNCH = "cudaLaunchKernel"
 
@@ -24,7 +25,7 @@ def test_without_calls_or_ids_nothing_is_tied() -> None:
     kernels = [("a", 7, 10, 20, 5)]
     assert launching_calls(timeline(kernels=kernels)) is launch_queue(timeline(kernels=kernels)) is None
     unrelated = timeline(kernels=kernels, api=[(LAUNCH, 1, 2, 6), ("cudaDeviceSynchronize", 3, 4)])
-    assert launching_calls(unrelated) is None and len(queue_depth(unrelated)) == 0
+    assert launching_calls(unrelated) is launch_queue(unrelated) is None
 
 
 def test_delays_and_depth_by_hand() -> None:
@@ -42,9 +43,9 @@ def test_delays_and_depth_by_hand() -> None:
     # waiting: 0..5 one, 5..10 none, 10..60 one, 60..110 two, 110..120 one, 120..210 none, 210..230 one
     assert found.depth_max == 2 and found.depth_mean == pytest.approx((5 + 50 + 100 + 10 + 20) / 230)
     assert found.empty_share == pytest.approx(95 / 230)
-    depth = queue_depth(trace)
-    assert depth["time_ns"].tolist() == [0, 5_000, 10_000, 60_000, 110_000, 120_000, 210_000, 230_000]
-    assert depth["depth"].tolist() == [1, 0, 1, 2, 1, 0, 1, 0]
+    times, depth = queue_depth(np.array([0, 10, 60, 210]), np.array([5, 110, 120, 230]))
+    assert times.tolist() == [0, 5, 10, 60, 110, 120, 210, 230]
+    assert depth.tolist() == [1, 0, 1, 2, 1, 0, 1, 0]
 
 
 def test_work_that_starts_before_its_call_is_counted_and_never_waits() -> None:
@@ -55,19 +56,9 @@ def test_work_that_starts_before_its_call_is_counted_and_never_waits() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(-5, 40)), min_size=1, max_size=12))
 def test_the_depth_agrees_with_counting_at_every_nanosecond(launches: list[tuple[int, int]]) -> None:
-    kernels = [("k", 7, call + delay, call + delay + 1, i + 1) for i, (call, delay) in enumerate(launches)]
-    trace = timeline(kernels=kernels, api=[(LAUNCH, call, call + 1, i + 1) for i, (call, _) in enumerate(launches)])
-    table = queue_depth(trace)
-    changes = dict(zip(table["time_ns"], table["depth"], strict=True))
+    called, delays = np.array(launches).T
+    changes = dict(zip(*(values.tolist() for values in queue_depth(called, called + delays)), strict=True))
     depth = 0
     for moment in range(-10, 90):
         depth = changes.get(moment, depth)
         assert depth == sum(call <= moment < call + delay for call, delay in launches), moment
-
-
-def test_calls_by_name_inside_the_steps() -> None:
-    calls = [(LAUNCH, 10, 30), (LAUNCH, 40, 50), ("cudaStreamSynchronize", 60, 160), (LAUNCH, 300, 400)]
-    rows = api_rows(timeline(steps=[(0, 0, 200)], api=calls))
-    assert rows["name"].tolist() == ["cudaStreamSynchronize", LAUNCH] and rows["calls"].tolist() == [1, 2]
-    assert rows.loc[1, ["total_ms", "mean_us", "max_us"]].tolist() == pytest.approx([30e-6, 0.015, 0.02])
-    assert len(api_rows(timeline())) == 0

@@ -7,7 +7,7 @@ import pytest
 from support.profiles import sample
 
 from analysis.readers.ncu import read as read_ncu
-from analysis.readers.packed import read_bytes
+from analysis.readers.packed import unpacked_blocks
 from analysis.readers.registry import read_head
 from analysis.sources import MOST_FILES, open_sources
 from bench.cli.main import run
@@ -26,7 +26,7 @@ def test_a_name_longer_than_any_is_one_message(command: str, capfd: pytest.Captu
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    for reads in (read_head, read_ncu, open_sources, lambda path: read_bytes(path, "trace")):
+    for reads in (read_head, read_ncu, open_sources, lambda path: list(unpacked_blocks(path, "trace", print))):
         with pytest.raises(InputError, match="file"):
             reads(pipe)
     assert run(["core-util", str(pipe)]) == 2

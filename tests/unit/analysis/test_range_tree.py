@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from test_kineto_reader import event, write
 
-from analysis.metrics.range_tree import RangeNode, range_rows, range_tree
+from analysis.metrics.range_tree import RangeNode, range_tree
 from analysis.readers.kineto import read
 from analysis.report.range_tree_text import range_tree_text
 from analysis.timeline import Timeline
@@ -31,8 +31,12 @@ def timeline(ranges: list[Range], steps: tuple[tuple[int, float, float], ...] = 
     return Timeline(rank=0, steps=marked, operators=nothing, kernels=nothing, ranges=table)
 
 
+def nodes(tree: RangeNode) -> list[RangeNode]:
+    return [tree, *(node for child in tree.children for node in nodes(child))]
+
+
 def shape(tree: RangeNode) -> list[tuple[str, int]]:
-    return [(row["name"], row["depth"]) for row in range_rows(tree)]
+    return [(node.name, node.depth) for node in nodes(tree)]
 
 
 FORWARD: list[Range] = [
@@ -60,10 +64,10 @@ def test_ranges_nest_by_containment_with_times_relative_to_the_step() -> None:
         ("layer.1", 2),
         ("backward", 1),
     ]
-    rows = {row["name"]: row for row in range_rows(tree)}
-    assert (rows["step 3"]["start_ms"], rows["step 3"]["duration_ms"], rows["step 3"]["share"]) == (0, 100, 1)
-    assert (rows["layer.0.mlp"]["start_ms"], rows["layer.0.mlp"]["duration_ms"]) == (21, 9)
-    assert rows["layer.0.mlp"]["share"] == pytest.approx(0.09)
+    rows = {node.name: node for node in nodes(tree)}
+    assert (rows["step 3"].start_ms, rows["step 3"].duration_ms, rows["step 3"].share) == (0, 100, 1)
+    assert (rows["layer.0.mlp"].start_ms, rows["layer.0.mlp"].duration_ms) == (21, 9)
+    assert rows["layer.0.mlp"].share == pytest.approx(0.09)
 
 
 def test_order_in_the_table_does_not_matter() -> None:
@@ -89,7 +93,7 @@ def test_other_threads_stand_under_the_step_by_time_never_inside_this_thread_s_r
 
 def test_a_range_over_an_end_of_the_step_counts_with_the_part_inside() -> None:
     tree = range_tree(timeline([("before", "1/2", 50, 120), ("after", "1/2", 190, 260), ("whole", "1/2", 100, 200)]), 3)
-    lengths = {row["name"]: (row["start_ms"], row["duration_ms"]) for row in range_rows(tree)}
+    lengths = {node.name: (node.start_ms, node.duration_ms) for node in nodes(tree)}
     assert lengths == {"step 3": (0, 100), "whole": (0, 100), "before": (0, 20), "after": (90, 10)}
 
 

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from fake_run import ENVIRONMENT, noisy_times, step_rows, write_sweep, write_trial
 
-from analysis.metrics.regression import compare_runs, implementation_ratios, ratio_interval
+from analysis.load import load_run
+from analysis.metrics.ratio import ratio_interval
+from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.records import RunDirectory, Trial
 from common.errors import UsageError
 
@@ -69,24 +71,24 @@ def test_an_empty_side_is_refused() -> None:
 
 
 def test_one_round_per_side_cannot_decide_however_large_the_difference(tmp_path: Path) -> None:
-    (row,) = implementation_ratios(write_sweep(tmp_path, **SMALL))
+    (row,) = ratios_of(load_run(write_sweep(tmp_path, **SMALL)))
     assert row["throughput_ratio"] == pytest.approx(118 / 48, rel=0.02)
     assert row["time_saved"] == pytest.approx(1 - 48 / 118, rel=0.02)
     assert row["decided"] == "cannot decide" and "run-to-run spread is not known" in row["reason"]
 
 
 def test_three_rounds_decide_and_two_do_not_where_nothing_else_was_repeated(tmp_path: Path) -> None:
-    (three,) = implementation_ratios(write_sweep(tmp_path / "three", rounds=3, **SMALL))
+    (three,) = ratios_of(load_run(write_sweep(tmp_path / "three", rounds=3, **SMALL)))
     assert three["decided"] == "yes" and (three["rounds"], three["reference_rounds"]) == (3, 3)
-    (two,) = implementation_ratios(write_sweep(tmp_path / "two", rounds=2, **SMALL))
+    (two,) = ratios_of(load_run(write_sweep(tmp_path / "two", rounds=2, **SMALL)))
     assert two["decided"] == "cannot decide"
 
 
 def test_equal_implementations_are_found_not_to_differ(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, implementations=("hf", "x"), rounds=4, **SMALL)
     slow = write_sweep(tmp_path / "same", implementations=("a", "hf-trainer"), rounds=4, **SMALL)
-    assert implementation_ratios(run)[0]["decided"] == "yes"
-    assert implementation_ratios(slow, reference="a")[0]["decided"] == "no"
+    assert ratios_of(load_run(run))[0]["decided"] == "yes"
+    assert ratios_of(load_run(slow), reference="a")[0]["decided"] == "no"
 
 
 def test_one_round_decides_beyond_the_known_spread_of_the_machine(tmp_path: Path) -> None:
@@ -99,7 +101,7 @@ def test_one_round_decides_beyond_the_known_spread_of_the_machine(tmp_path: Path
         write_trial(
             run, dataclasses.replace(close, implementation=name), {0: step_rows(noisy_times(median, 30, 7), 32)}
         )
-    found = {row["micro_batch_size"]: row for row in implementation_ratios(run)}
+    found = {row["micro_batch_size"]: row for row in ratios_of(load_run(run))}
     assert found[16]["decided"] == "yes"
     assert found[32]["decided"] == "cannot decide" and "within this machine's run-to-run spread" in found[32]["reason"]
 
@@ -108,14 +110,14 @@ def test_a_failed_side_is_named_instead_of_a_ratio(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, implementations=("bertbench",), **SMALL)
     trial = Trial(preset="mini", precision="bf16", micro_batch_size=8, implementation="hf")
     write_trial(run, trial, status="oom", reason="rank 0: out of memory")
-    (row,) = implementation_ratios(run)
+    (row,) = ratios_of(load_run(run))
     assert row["throughput_ratio"] is None and row["reason"] == "hf has no measurement: oom"
 
 
 def test_other_data_in_the_same_folder_are_not_held_against_each_other(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, implementations=("bertbench",), **SMALL)
     write_sweep(tmp_path, implementations=("hf",), data="synthetic:full", **SMALL)
-    assert implementation_ratios(run) == []
+    assert ratios_of(load_run(run)) == []
 
 
 def compare(tmp_path: Path, scale: float, rounds: int = 3, **changes: object) -> list[dict]:

@@ -6,7 +6,7 @@ import pytest
 from fake_run import write_sweep, write_trial
 
 from analysis.load import LoadedTrial, load_run
-from analysis.metrics.regression import compare_runs, implementation_ratios
+from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.records import Trial, TrialDirectory
 from analysis.report.tables import count, flops, interval, number, percent, size
 from analysis.report.text import comparison_table, peak_cautions, results_table
@@ -45,7 +45,7 @@ def test_the_table_has_a_line_per_trial_failed_ones_too(tmp_path: Path) -> None:
         run, Trial(preset="mini", precision="bf16", micro_batch_size=64), status="oom", reason="rank 0: no memory"
     )
     rows = [trial.row for trial in load_run(run)]
-    text = results_table(rows, implementation_ratios(run))
+    text = results_table(rows, ratios_of(load_run(run)))
     lines = [line for line in text.splitlines() if "1 cpu" in line]
     assert "2.4" in lines[0] and lines[2].endswith(" oom")
     assert lines[3:] == ["oom bertbench batch 64 on 1 cpu: rank 0: no memory"]
