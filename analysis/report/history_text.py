@@ -58,11 +58,7 @@ def _table(one: Series, width: int) -> str:
         tables.plain("run", "name"),
         tables.measured("rounds", "rounds", tables.count),
         tables.measured("samples/s", "samples_per_second"),
-        tables.Column(
-            "95 % interval",
-            lambda row: row["samples_per_second_low"],
-            lambda row: tables.interval(row["samples_per_second_low"], row["samples_per_second_high"]),
-        ),
+        tables.spread("samples_per_second"),
         tables.measured("step ms", "step_time_ms"),
         tables.measured("time / before", "time_ratio", lambda value: tables.number(value, 4)),
         tables.measured("time / first", "time_ratio_first", lambda value: tables.number(value, 4)),
