@@ -17,39 +17,33 @@ from bench.out_of_memory import memory_is_short, ran_out_of_memory
 from common.errors import BertbenchError
 from common.redact import terminal_text
 
-# name -> (module, one line of help); a module is imported when its command is called.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "doctor": ("bench.cli.doctor", "what this machine is, which tools can run, the remedy for each lack"),
-    "data": ("bench.cli.data", "prepare and check inputs: `data pretrain` turns text into HDF5 shards"),
-    "convert": ("bench.cli.convert", "turn a TensorFlow, Hugging Face or NVIDIA checkpoint into a folder of weights"),
-    "train": ("bench.cli.train", "train, resume, evaluate: pretraining, SQuAD, GAP, GLUE, CSV files of texts"),
-    "predict": ("bench.cli.predict", "what a trained model answers: `predict squad` writes predictions.json"),
-    "eval": ("bench.cli.eval", "official scores of predictions: SQuAD 1.1 and 2.0, GAP, GLUE"),
-    "results": ("bench.cli.results", "what a text classification has come to, from any of the files it left"),
-    "compare-strategies": (
-        "bench.cli.compare_strategies",
-        "one training by strategies, precisions, implementations: time, losses, scores",
-    ),
-    "compare-heads": ("bench.cli.compare_heads", "GAP with each head: validation loss and accuracy by epoch, time"),
-    "launch": ("bench.cli.launch", "run any program with torchrun on one node or several, with unequal GPU counts"),
-    "tune": ("bench.cli.tune", "search hyper-parameters: each trial is a training, laggards are pruned"),
-    "autotune": ("bench.cli.autotune", "find the fastest batch, strategy and memory trade by measuring a few of them"),
-    "throughput": ("bench.cli.throughput", "sweep batch sizes, devices, precisions, implementations; measure each"),
-    "speed-of-light": ("bench.cli.speed_of_light", "the floor of a step, and what the measured step loses to what"),
-    "comm": ("bench.cli.comm", "measure all-reduce and its sisters alone, by size, as nccl-tests prints them"),
-    "profile": ("bench.cli.profile", "run trials under a profiler for iterations [start, stop)"),
-    "analyze": ("bench.cli.analyze", "say what a profile, a trace, a table of counters or a log shows"),
-    "core-util": ("bench.cli.core_util", "use of FMA, FP16, Tensor and SFU cores from Nsight Compute's tables"),
-    "allreduce": (
-        "bench.cli.allreduce",
-        "communication: overlapped, exposed, waiting, and what if it were free",
-    ),
-    "perfetto": ("bench.cli.perfetto", "write traces for ui.perfetto.dev, with steps, phases, exposed communication"),
-    "submit": ("bench.cli.submit", "render a job for Slurm, Kubernetes or AzureML, and hand it over"),
-    "collect": ("bench.cli.collect", "gather the run directories of several nodes into one"),
-    "report": ("bench.cli.report", "make the HTML report of a run directory or of a profile"),
-    "history": ("bench.cli.history", "what many runs measured over time; exit code 1 on a regression of the newest"),
-    "compare": ("bench.cli.compare", "hold two runs or two traces against each other; exit code 1 on a regression"),
+# name -> module, imported when its command is called.
+COMMANDS: dict[str, str] = {
+    "doctor": "bench.cli.doctor",
+    "data": "bench.cli.data",
+    "convert": "bench.cli.convert",
+    "train": "bench.cli.train",
+    "predict": "bench.cli.predict",
+    "eval": "bench.cli.eval",
+    "results": "bench.cli.results",
+    "compare-strategies": "bench.cli.compare_strategies",
+    "compare-heads": "bench.cli.compare_heads",
+    "tune": "bench.cli.tune",
+    "autotune": "bench.cli.autotune",
+    "throughput": "bench.cli.throughput",
+    "speed-of-light": "bench.cli.speed_of_light",
+    "comm": "bench.cli.comm",
+    "profile": "bench.cli.profile",
+    "analyze": "bench.cli.analyze",
+    "core-util": "bench.cli.core_util",
+    "allreduce": "bench.cli.allreduce",
+    "perfetto": "bench.cli.perfetto",
+    "launch": "bench.cli.launch",
+    "submit": "bench.cli.submit",
+    "collect": "bench.cli.collect",
+    "report": "bench.cli.report",
+    "compare": "bench.cli.compare",
+    "history": "bench.cli.history",
 }
 
 _BEGIN_AGAIN = (
@@ -60,16 +54,29 @@ _BEGIN_AGAIN = (
 
 _OUT_OF_MEMORY = "out of memory: free some, raise the limit (`ulimit`, cgroup), or use fewer --workers or --devices"
 
-_USAGE = """usage: bertbench COMMAND [options]
+USAGE = """usage: bertbench COMMAND [options]
 
-Measures and explains how fast BERT trains.
+Measures and explains how fast BERT trains. Start with `bertbench doctor`, or
+with `make bench` for a whole measurement.
 
-{commands}
+  doctor                   what this machine is, which tools can run
+  data, convert            prepare data sets; take and give checkpoints
+  train, predict           train a task or resume it; what a model answers
+  eval, results            official scores; what a classification has come to
+  compare-strategies       one training by strategies, precisions, libraries
+  compare-heads            GAP with each head, epoch by epoch
+  tune, autotune           search what trains best; search what trains fastest
+  throughput               samples/s by batch, devices, precision, library
+  speed-of-light           the floor of a step, and what the step loses to what
+  comm                     measure all-reduce and its sisters alone, by size
+  profile                  iterations [start, stop) under a profiler
+  analyze, core-util       what a profile shows; FMA, FP16, Tensor and SFU cores
+  allreduce, perfetto      exposed communication; traces for ui.perfetto.dev
+  launch, submit, collect  start on nodes; hand to a cluster; gather the runs
+  report                   the HTML page of a run or of a profile
+  compare, history         two runs or traces; many runs: exit code 1 if slower
 
-  bertbench COMMAND --help   options of a command
-  bertbench --version        version
-
-Start with `bertbench doctor`, or `make bench` for a whole measurement.
+bertbench COMMAND --help shows its options, bertbench --version the version.
 """
 
 
@@ -89,7 +96,7 @@ def run(argv: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode shows ? where it has no character
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage(), end="")
+        print(USAGE, end="")
         return 0 if argv else 2
     if argv[0] == "--version":
         from importlib.metadata import version
@@ -121,16 +128,10 @@ def run(argv: list[str]) -> int:
         return 2
 
 
-def usage() -> str:
-    """Return the screen that `bertbench --help` shows."""
-    width = max(map(len, COMMANDS))
-    return _USAGE.format(commands="\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()))
-
-
 def _command(name: str) -> str:
     from common.registry import lookup
 
-    return lookup(COMMANDS, name, "command")[0]
+    return lookup(COMMANDS, name, "command")
 
 
 def _after_interrupt(argv: list[str]) -> str:

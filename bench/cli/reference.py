@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.cli.main import COMMANDS, usage
+from bench.cli.main import COMMANDS, USAGE
 from common.atomic import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,8 +30,8 @@ failed, 130 interrupted.
 
 def page() -> str:
     """Return the text of the page."""
-    parts = [_INTRODUCTION, f"```\n{usage()}```\n"]
-    for module, _ in COMMANDS.values():
+    parts = [_INTRODUCTION, f"```\n{USAGE}```\n"]
+    for module in COMMANDS.values():
         options: dict[str, type] = importlib.import_module(module).OPTIONS
         for words, dataclass in options.items():
             parts.append(f"## bertbench {words}\n\n{_first_line(dataclass)}\n\n{_table(dataclass)}")

@@ -126,7 +126,7 @@ def test_wrong_options_are_told(tmp_path: Path, words: list[str]) -> None:
 def test_a_bad_file_ends_with_code_2_and_one_message(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("hello\n")
     code = (
-        "import sys; from bench.cli import main; main.COMMANDS['core-util'] = ('bench.cli.core_util', '');"
+        "import sys; from bench.cli import main; main.COMMANDS['core-util'] = 'bench.cli.core_util';"
         "sys.exit(main.run(['core-util', sys.argv[1]]))"
     )
     argv = [sys.executable, "-c", code, str(tmp_path / "bad.csv")]
