@@ -256,7 +256,7 @@ def remarks(planned: Sequence[PlannedVariant], devices: Devices) -> list[str]:
                 "losses are the same"
             )
         if settings.task in _OTHER_LOSSES:
-            found.append(f"{_OTHER_LOSSES[settings.task]}: losses differ a little")
+            found.append(f"{_OTHER_LOSSES[settings.task]}: losses differ, the more the more padding there is")
     return found
 
 
