@@ -194,7 +194,7 @@ def _bins(
         return (), ()
     try:
         lengths, counts = (tuple(int(value) for value in np.atleast_1d(values)) for values in found)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path}: its bins are damaged ({error}): make it again") from error
     ascending: Sequence[int] = sorted(set(lengths))
     if tuple(ascending) != lengths or lengths[-1:] != (seq_len,) or lengths[0] < 1:

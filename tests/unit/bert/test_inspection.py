@@ -188,6 +188,7 @@ def test_bins_must_hold_the_lengths_they_say(folder: Path) -> None:
         ([8, 16], [20, 20]),
         ([16, 8, 24], [20, 10, 10]),
         ([24], [20, 20]),
+        ([], []),
     ):
         _binned(folder, lengths, counts)
         assert list(failed(look(folder))) == ["bins_add_up"]
