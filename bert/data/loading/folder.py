@@ -1,13 +1,13 @@
 """Folders of HDF5 shards: found and described. Imports no torch: plans look at folders with it."""
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert.checkpoints.model_config import read_json
 from bert.data.pretraining.naming import METADATA_FILE, SHARD_NAME
 from bert.data.pretraining.shards import ShardInfo, check_shard
 from common.errors import InputError
@@ -164,13 +164,12 @@ def _vocab_size(parent: Path, infos: Iterable[ShardInfo], split: str) -> int | N
     path = parent / METADATA_FILE
     if not path.exists():
         return None
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-        size, planned = int(metadata["vocab_size"]), metadata["shards"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is no metadata of shards ({error}): make it again with `data pretrain`") from error
+    metadata = read_json(path)
+    size, planned = metadata.get("vocab_size"), metadata.get("shards")
+    if not isinstance(size, int) or not isinstance(planned, list):
+        raise InputError(f"{path} is no metadata of shards: make it again with `data pretrain`")
     names = {info.path.name for info in infos if info.path.parent == parent}
-    wanted = {name for name in planned if (match := SHARD_NAME.fullmatch(name)) and match["split"] == split}
+    wanted = {name for name in planned if (match := SHARD_NAME.fullmatch(str(name))) and match["split"] == split}
     missing = sorted(wanted - names)
     if missing:
         raise InputError(
