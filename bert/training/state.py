@@ -82,7 +82,7 @@ class TrainState:
             )
             whole = state.applied_steps >= 0 and state.samples_seen >= 0 and isinstance(state.position, dict)
             whole = whole and (state.best is None or (state.best.applied_steps >= 0 and state.best.value * 0 == 0))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InputError(f"its state is damaged ({error!r})") from error
         if not whole or not isinstance(state.scaler, dict):
             raise InputError("its state holds values that no run has")

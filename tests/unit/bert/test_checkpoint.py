@@ -120,6 +120,8 @@ def test_states_with_damaged_values_are_errors_not_tracebacks(copy: Path) -> Non
     changes: list[dict[str, Any]] = [{name: None} for name in ("settings", "data", "progress", "files", "position")]
     changes += [{"scaler": 3}, {"evaluation": {}}, {"samples_seen": -1}, {"files": {"../x": {}}}, {"progress": {}}]
     changes += [{"settings": {**whole["settings"], "steps": "many"}}, {"settings": {**whole["settings"], "odd": 1}}]
+    counted = {"samples": 1, "counts": {}}
+    changes += [{"evaluation": {"values": {"mlm_loss": value}, **counted}} for value in ("low", 10**400)]
     for change in changes:
         path.write_text(json.dumps({**whole, **change}))
         with pytest.raises(InputError, match="step-0000004"):
