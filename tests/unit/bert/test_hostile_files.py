@@ -24,6 +24,7 @@ from bert.data.glue.tasks import TASKS
 from bert.data.remote.listings import Choice, plan_dump
 from bert.data.remote.web import range_of
 from bert.data.stages import Counts
+from bert.data.tensor_file import NotWholeError, map_columns
 from bert.glue.answers import read_answers
 from common.errors import InputError, MissingToolError
 
@@ -123,6 +124,16 @@ def test_numbers_of_thousands_of_digits_from_a_server_are_unknown() -> None:
     status = {"jobs": {"articlesdump": {"status": "done", "files": {name: {}}}}}
     with pytest.raises(InputError, match="no finished pages-articles dump"):
         plan_dump(lambda address: json.dumps(status).encode(), Choice(date="20261101"))
+
+
+@pytest.mark.parametrize(("rows", "end"), [(1.5, 12), (-1, -8), (-(2**70), -(2**73)), (2, 16.0)])
+def test_columns_of_half_a_row_or_fewer_than_none_are_refused(rows: float, end: float, tmp_path: Path) -> None:
+    column = {"dtype": "I64", "shape": [rows], "data_offsets": [0, end]}
+    whole = {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}
+    header = json.dumps({"a": column, "b": whole}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(NotWholeError):
+        map_columns(tmp_path / "a.safetensors")
 
 
 def test_views_of_a_foreign_database_may_call_no_function_that_touches_the_machine(tmp_path: Path) -> None:
