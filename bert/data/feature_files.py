@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.json_notes import read_notes
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.stages import Counts, fingerprint_of
 from bert.data.tensor_file import CHECKSUM, NotWholeError, write_columns
@@ -169,12 +170,8 @@ def keep_vocabulary(path: Path, vocabulary: Path) -> None:
 def keep_notes(path: Path, notes: Mapping[str, Any]) -> None:
     """Write a JSON beside features, unless it is there and says the same. Raises StorageError."""
     place = path.with_suffix(".json")
-    try:
-        if json.loads(place.read_bytes()) == notes:
-            return
-    except (OSError, ValueError):
-        pass  # there is none, or no whole one
-    write_json(place, notes)
+    if read_notes(place) != notes:
+        write_json(place, notes)
 
 
 def made_of(path: Path, pattern: str, key: str) -> Path | None:
@@ -186,10 +183,7 @@ def made_of(path: Path, pattern: str, key: str) -> Path | None:
         key: under which the JSON names it.
     """
     files = files_in(path, pattern) if path.is_dir() else [path]
-    try:
-        named = json.loads(files[0].with_suffix(".json").read_bytes())[key]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    named = read_notes(files[0].with_suffix(".json")).get(key) if files else None
     return Path(named) if isinstance(named, str) and Path(named).is_file() else None
 
 

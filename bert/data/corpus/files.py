@@ -1,14 +1,13 @@
 """The files a corpus is made of: found, told apart, and identified by their content."""
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from bert.data.json_notes import read_notes
 from common.atomic import write_json
 from common.errors import InputError
 
@@ -101,7 +100,7 @@ def identify(paths: Sequence[Path], folder: Path, memory: Path) -> list[Source]:
         InputError: a file cannot be read; the message names it.
         StorageError: the hashes cannot be kept.
     """
-    known = _known(memory)
+    known = read_notes(memory)
     sources, seen = [], {}
     for path in paths:
         # A name that is not UTF-8 cannot be written into a manifest.
@@ -126,11 +125,3 @@ def _digest(path: Path) -> str:
         while block := file.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _known(memory: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(memory.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -5,9 +5,9 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from bert.data.feature_files import OWN_VOCABULARY, SUFFIX, FeatureForm, files_in, keep_vocabulary, only_one
+from bert.data.json_notes import read_notes
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.squad import columns
 from bert.data.squad.features import Settings, SquadFeatures
@@ -197,7 +197,7 @@ def vocabulary_of(path: Path, settings: Settings, given: Path | None = None) -> 
         InputError: it is at none of these places, or the one that was given is another one.
     """
     file = _one_of(path, settings.split) if path.is_dir() else path
-    noted = _notes_beside(file).get("vocab")
+    noted = read_notes(file.with_suffix(".json")).get("vocab")
     places = [Path(noted)] if isinstance(noted, str) else []
     own = [file.with_suffix(OWN_VOCABULARY), file.with_name(VOCABULARY_FILE)]
     places = [given] if given is not None else [*places, *own]
@@ -217,17 +217,8 @@ def _one_of(folder: Path, split: str | None) -> Path:
     return only_one(files_in(folder, f"squad-{split or '*'}"), folder, what, command(split, output=folder))
 
 
-def _notes_beside(path: Path) -> dict[str, Any]:
-    """Return what stands in the JSON beside a file; nothing where there is none."""
-    try:
-        found = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _remake(path: Path, settings: Settings | None = None) -> str:
-    notes = _notes_beside(path)
+    notes = read_notes(path.with_suffix(".json"))
     try:
         settings = settings or Settings(**notes["settings"])
         return command(None, Path(notes["input"]), Path(notes["vocab"]), path.parent, settings)
@@ -243,7 +234,7 @@ def _damaged(path: Path, error: Exception) -> InputError:
 
 def _check_dataset(path: Path, settings: Settings) -> None:
     """Raise InputError where the dataset lies where it lay, with another content."""
-    notes = _notes_beside(path)
+    notes = read_notes(path.with_suffix(".json"))
     source = notes.get("input")
     try:
         if not isinstance(source, str) or not Path(source).is_file():
