@@ -5,7 +5,7 @@ Each is a safetensors file of columns whose metadata say what it was made of and
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from bert.data.json_notes import read_notes
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.stages import Counts, fingerprint_of
-from bert.data.tensor_file import CHECKSUM, NotWholeError, write_columns
+from bert.data.tensor_file import CHECKSUM, NotWholeError, check_content, read_header, write_columns
 from common.atomic import atomic_path, storage_errors, write_json
 from common.errors import InputError, SchemaError, UsageError
 from common.locks import discard, locked
@@ -97,37 +97,34 @@ class FeatureForm(Generic[Settings]):
             raise NotWholeError(f"its metadata are damaged: {strange[0][:60]!r} is none of them")
         return found
 
+    def finished(self, path: Path, fingerprint: str, notes: list[str]) -> Counts | None:
+        """Return the counts of a file that was made before, its checksum looked at; None where it has to be made.
 
-def finished(
-    path: Path, fingerprint: str, read: Callable[[Path], tuple[str, Counts]], notes: list[str]
-) -> Counts | None:
-    """Return the counts of a file that was made before; None where it has to be made.
+        Args:
+            path: the file.
+            fingerprint: that of the file it would be.
+            notes: is told why a file that is there is made again.
 
-    Args:
-        path: the file.
-        fingerprint: that of the file it would be.
-        read: returns a file's fingerprint and counts, and raises InputError where it is damaged.
-        notes: is told why a file that is there is made again.
-
-    Raises:
-        InputError: it was not made here.
-        SchemaError: a newer version wrote it.
-    """
-    if not path.exists():
+        Raises:
+            InputError: it was not made here.
+            SchemaError: a newer version wrote it.
+        """
+        if not path.exists():
+            return None
+        try:
+            _, known, counts = self.read(path, read_header(path)[0])
+            check_content(path)
+        except (NotWholeError, OSError) as error:
+            if str(error) == _FOREIGN:
+                raise InputError(
+                    f"{path} was not made here and will not be touched: move it, or give another --output"
+                ) from error
+            notes.append(f"{path.name} was cut off or damaged and is made again")
+            return None
+        if known == fingerprint:
+            return counts
+        notes.append(f"{path.name} was made by another version and is made again")
         return None
-    try:
-        known, counts = read(path)
-    except InputError as error:
-        if _FOREIGN in str(error):
-            raise InputError(
-                f"{path} was not made here and will not be touched: move it, or give another --output"
-            ) from error
-        notes.append(f"{path.name} was cut off or damaged and is made again")
-        return None
-    if known == fingerprint:
-        return counts
-    notes.append(f"{path.name} was made by another version and is made again")
-    return None
 
 
 @contextmanager

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert.data.feature_files import SUFFIX, finished, lock_for_features, new_folder
+from bert.data.feature_files import SUFFIX, lock_for_features, new_folder
 from bert.data.glue.archive import find_table, missing_tables, unused_folders, what_is_there
 from bert.data.glue.config import GlueConfig
 from bert.data.glue.features import Settings, make_columns
 from bert.data.glue.hub import read_hub
-from bert.data.glue.store import file_name, fingerprint_of_features, read_counts, write_features, write_notes
+from bert.data.glue.store import FORM, file_name, write_features, write_notes
 from bert.data.glue.tables import GlueRow, GlueTable, read_table
 from bert.data.glue.tasks import TRAIN, GlueSpec, task_of
 from bert.data.pool import Progress
@@ -137,7 +137,7 @@ def _prepare(
         )
         features = config.output / file_name(settings, table.fingerprint)
         # Finished features may lie in a folder that cannot be written.
-        known = finished(features, fingerprint_of_features(settings, table.fingerprint), read_counts, [])
+        known = FORM.finished(features, FORM.fingerprint(settings, table.fingerprint), [])
         with nullcontext() if known is not None else lock_for_features(config.output):
             counts, kept = _features(config, features, settings, table, vocabulary, notes)
     text = None
@@ -155,11 +155,11 @@ def _features(
 ) -> tuple[Counts, bool]:
     """Make a file unless it is finished; return what was met, and whether it was."""
     assert config.vocab is not None
-    fingerprint = fingerprint_of_features(settings, table.fingerprint)
+    fingerprint = FORM.fingerprint(settings, table.fingerprint)
     with storage_errors(path):
         for left_over in config.output.glob(".glue-*.tmp"):
             left_over.unlink(missing_ok=True)
-    known = finished(path, fingerprint, read_counts, notes)
+    known = FORM.finished(path, fingerprint, notes)
     counts = known or Counts(dict(table.counts.numbers), {name: [*some] for name, some in table.counts.names.items()})
     if known is None:
         columns = make_columns(table, settings, vocabulary, counts)

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.data.feature_files import SUFFIX, finished, new_folder
+from bert.data.feature_files import SUFFIX, new_folder
 from bert.data.pool import Progress, Workers
 from bert.data.squad.config import Mode, SquadConfig, cpu_count
 from bert.data.squad.features import Settings
 from bert.data.squad.parts import SHARES, Place, cut, make_and_keep, parts_place, received, shares_of
 from bert.data.squad.reading import Dataset, RawParagraph, read_dataset, together
 from bert.data.squad.store import (
+    FORM,
     file_name,
-    fingerprint_of_features,
-    read_metadata,
     write_features,
     write_notes,
 )
@@ -114,7 +113,7 @@ def _prepare(config: SquadConfig, source: Path, split: str, progress: Progress, 
         starting = time.monotonic() - began - read
         with locked(config.output, "another preparation", "wait for it, or give another --output", wait=True):
             _remove_left_over(config.output)
-            known = finished(path, fingerprint_of_features(settings, dataset.fingerprint), _known, notes)
+            known = FORM.finished(path, FORM.fingerprint(settings, dataset.fingerprint), notes)
             if known is None:
                 work = _Work(config, dataset, settings, vocabulary, path, progress)
                 counts, shares = work.run(workers)
@@ -189,7 +188,7 @@ class _Work:
                 raise InputError(_nothing(self.dataset.path, counts))
             columns = [part.columns for part in parts if isinstance(part.columns, dict)]
             assert len(columns) == len(parts), "every part has been received"
-            fingerprint = fingerprint_of_features(self.settings, self.dataset.fingerprint)
+            fingerprint = FORM.fingerprint(self.settings, self.dataset.fingerprint)
             write_features(self.path, columns, self.settings, fingerprint, self.vocabulary, counts)
             dataset = self.dataset
             write_notes(self.path, dataset.path, dataset.fingerprint, self.config.vocab, self.settings, counts)
@@ -233,10 +232,6 @@ def _worker_count(config: SquadConfig, source: Path) -> tuple[int, list[str]]:
     if config.workers > cpus:
         return cpus, [f"--workers {config.workers} is more than the {cpus} CPUs there are: {cpus} are used"]
     return config.workers, []
-
-
-def _known(path: Path) -> tuple[str, Counts]:
-    return read_metadata(path)[1:]
 
 
 def _remove_left_over(folder: Path) -> None:

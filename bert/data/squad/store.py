@@ -13,21 +13,16 @@ from bert.data.squad import columns
 from bert.data.squad.features import Settings, SquadFeatures
 from bert.data.squad.reading import content_of, fingerprint_of_content
 from bert.data.stages import Counts
-from bert.data.tensor_file import NotWholeError, check_content, map_columns, read_header
+from bert.data.tensor_file import NotWholeError, check_content, map_columns
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from common.atomic import write_json
 from common.errors import InputError
 
-FORMAT = "bertbench squad features"
 SCHEMA_VERSION = 1
 """Raised when the columns change or hold other values for the same dataset and settings."""
-_FORM = FeatureForm(FORMAT, SCHEMA_VERSION, Settings, "special_ids")
+FORM = FeatureForm("bertbench squad features", SCHEMA_VERSION, Settings, "special_ids")
+"""What files of these features are known by."""
 _LENGTHS = ("max_seq_length", "doc_stride", "max_query_length")
-
-
-def fingerprint_of_features(settings: Settings, dataset: str) -> str:
-    """Return a hash of everything that the content depends on; `dataset` is the hash of the dataset's content."""
-    return _FORM.fingerprint(settings, dataset)
 
 
 def file_name(settings: Settings, dataset: str) -> str:
@@ -81,7 +76,7 @@ def write_features(
     """Write the file, whole or not at all. Raises StorageError."""
     special = {"pad": vocabulary.pad_id, "cls": vocabulary.cls_id, "sep": vocabulary.sep_id}
     further = json.dumps(special, sort_keys=True)
-    _FORM.write(path, columns.joined(parts), settings, fingerprint, counts, further)
+    FORM.write(path, columns.joined(parts), settings, fingerprint, counts, further)
 
 
 def write_notes(path: Path, source: Path, dataset: str, vocabulary: Path, settings: Settings, counts: Counts) -> None:
@@ -111,21 +106,6 @@ def write_notes(path: Path, source: Path, dataset: str, vocabulary: Path, settin
     )
 
 
-def read_metadata(path: Path) -> tuple[Settings, str, Counts]:
-    """Return a file's settings, fingerprint and counts, without its columns, whose checksum is looked at.
-
-    Raises:
-        InputError: it cannot be read, is damaged, or is something else.
-        SchemaError: a newer version wrote it.
-    """
-    try:
-        found = _FORM.read(path, read_header(path)[0])
-        check_content(path)
-        return found
-    except (NotWholeError, OSError) as error:
-        raise _damaged(path, error) from error
-
-
 def read_features(path: Path) -> SquadFeatures:
     """Read a file of features: hold it against its checksum and map its columns into memory.
 
@@ -138,7 +118,7 @@ def read_features(path: Path) -> SquadFeatures:
     """
     try:
         metadata, found = map_columns(path)
-        settings, fingerprint, _ = _FORM.read(path, metadata)
+        settings, fingerprint, _ = FORM.read(path, metadata)
         special = json.loads(metadata["special_ids"])
         features = SquadFeatures(
             settings=settings,
