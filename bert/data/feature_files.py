@@ -89,7 +89,7 @@ class FeatureForm(Generic[Settings]):
             counts = Counts()
             counts.merge(json.loads(metadata["counts"]))
             found = settings, metadata["fingerprint"], counts
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise NotWholeError(f"its metadata are damaged: {error!r}") from error
         known = {"format", "schema_version", "settings", "fingerprint", "counts", self.further, CHECKSUM}
         strange = sorted(metadata.keys() - known)

@@ -100,7 +100,7 @@ def read_features(path: Path) -> GapFeatures:
         settings, fingerprint, _ = FORM.read(path, metadata)
         check_content(path)
         return _whole(columns, settings, fingerprint, int(metadata["pad_id"]))
-    except (NotWholeError, OSError, ValueError, KeyError) as error:
+    except (NotWholeError, OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error
 
 

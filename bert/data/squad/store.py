@@ -129,7 +129,7 @@ def read_features(path: Path) -> SquadFeatures:
             **columns.whole(found),
         )
         check_content(path)
-    except (NotWholeError, OSError, ValueError, KeyError, TypeError) as error:
+    except (NotWholeError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, error) from error
     _check_dataset(path, settings)
     return features
