@@ -253,5 +253,5 @@ def _what_is(path: Path) -> str:
         return f"{path} does not exist"
     if not path.is_dir():
         return f"{path} is a file"
-    names: list[Any] = sorted(entry.name for entry in path.iterdir())
+    names = sorted(entry.name for entry in path.iterdir())
     return f"{path} holds {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}" if names else f"{path} is empty"

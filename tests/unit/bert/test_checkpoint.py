@@ -219,15 +219,17 @@ def test_what_a_killed_process_left_is_removed(finished: Path, copy: Path) -> No
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("failing", ["write_safetensors", "write_json", "_confirm"])
+@pytest.mark.parametrize(
+    "failing",
+    ["tensors.write_safetensors", "checkpoint.write_safetensors", "checkpoint.write_json", "checkpoint.sync_folder"],
+)
 def test_a_failed_save_leaves_the_earlier_checkpoints_and_no_half_one(
     finished: Path, copy: Path, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    module = "bert.training.tensors" if failing == "write_safetensors" else "bert.training.checkpoint"
-    monkeypatch.setattr(f"{module}.{failing}", full)
+    monkeypatch.setattr(f"bert.training.{failing}", full)
     with pytest.raises(StorageError, match=r"step-0000005.*the disk is full"):
         again(finished, copy, steps=6)
     monkeypatch.undo()
