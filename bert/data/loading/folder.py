@@ -1,18 +1,15 @@
 """Folders of HDF5 shards: found and described. Imports no torch: plans look at folders with it."""
 
 import hashlib
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert.checkpoints.model_config import read_json
-from bert.data.pretraining.naming import METADATA_FILE, SHARD_NAME
+from bert.data.pretraining.naming import METADATA_FILE, PREPARATION_NAME, SHARD_NAME
 from bert.data.pretraining.shards import ShardInfo, check_shard
 from common.errors import InputError
-
-_PREPARATION_NAME = re.compile(r"hdf5_lower_case_.*seq_len_(?P<seq_len>\d+)_.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +82,12 @@ def _order(path: Path) -> tuple[str, int]:
 
 def _preparation(path: Path, folder: Path) -> Path:
     """Return the `hdf5_lower_case_...` folder above a shard; without one, `folder` itself."""
-    return next((parent for parent in path.parents if _PREPARATION_NAME.fullmatch(parent.name)), folder)
+    return next((parent for parent in path.parents if PREPARATION_NAME.fullmatch(parent.name)), folder)
 
 
 def _choose(folder: Path, groups: dict[Path, list[Path]], seq_len: int | None) -> dict[Path, list[Path]]:
     def length(preparation: Path) -> int:
-        match = _PREPARATION_NAME.fullmatch(preparation.name)
+        match = PREPARATION_NAME.fullmatch(preparation.name)
         return int(match["seq_len"]) if match else check_shard(groups[preparation][0]).seq_len
 
     lengths = {preparation: length(preparation) for preparation in sorted(groups)}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.lengths import default_max_predictions
-from bert.data.pretraining.instances import InstanceConfig
+from bert.data.pretraining.config import InstanceConfig
 from bert.data.stages import Part
 from common.errors import UsageError
 

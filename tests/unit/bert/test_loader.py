@@ -15,8 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert.data.loading import pieces
-from bert.data.loading.batches import Hdf5Batches, check_shard, find_shards, folder_info, read_shard, write_shard
+from bert.data.loading.batches import Hdf5Batches
+from bert.data.loading.folder import find_shards, folder_info
 from bert.data.pretraining.instances import Instances
+from bert.data.pretraining.shard_writer import write_shard
+from bert.data.pretraining.shards import check_shard, read_shard
 from bert.tasks.base import DataSpec
 from common.errors import InputError, UsageError
 
