@@ -38,12 +38,6 @@ FINE_TUNING: Mapping[str, Any] = MappingProxyType(
 from 5e-5 to 2e-5); a task may have other values."""
 
 
-def rows_behind(source: str) -> Path | None:
-    """Return where the rows of a source lie, those too whose lengths made-up ones have; None where there are none."""
-    modelled = lengths_folder(source)
-    return modelled if modelled is not None or is_synthetic(source) else Path(source)
-
-
 def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows, source: str) -> None:
     """Refuse rows by which no model can be judged that was trained on others.
 

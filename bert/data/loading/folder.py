@@ -37,11 +37,6 @@ class ShardFolder:
     mappable: tuple[bool, ...]
     """Per file: its data lies plainly in it, so that it can be mapped into memory."""
 
-    @property
-    def samples_per_shard(self) -> tuple[int, ...]:
-        """Samples of each file."""
-        return tuple(map(sum, self.counts))
-
     def columns(self, which: int) -> int:
         """Tokens per sample of a bin, padding included."""
         return self.bin_lengths[which]
