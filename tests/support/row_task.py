@@ -13,8 +13,8 @@ from bert.data.lengths import is_synthetic, lengths_folder
 from bert.data.ragged import Ragged
 from bert.data.rows import TokenRows
 from bert.tasks import DATA, TASKS
-from bert.tasks.classification_data import EVALUATION, FINE_TUNING, ClassificationData
-from bert.tasks.data import DataSource
+from bert.tasks.classification_data import EVALUATION, ClassificationData
+from bert.tasks.data import FINE_TUNING, DataSource
 from bert.tasks.options import TaskOption
 from common.errors import InputError
 
