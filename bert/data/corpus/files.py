@@ -16,7 +16,6 @@ TEXT_SUFFIXES = (".txt",)
 """Books, articles, any plain text."""
 PREPARED_PREFIXES = ("hdf5_lower_case_", "sharded_", "extracted", "cleaned", "sentences", "tokens_")
 """Beginnings of the names of folders that `data pretrain` writes: never taken for input."""
-_BLOCK = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +119,5 @@ def identify(paths: Sequence[Path], folder: Path, memory: Path) -> list[Source]:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -23,7 +23,6 @@ CHECKSUMS = {"md5": 32, "sha1": 40, "sha256": 64}
 """Checksums that can be checked, and their hexadecimal digits."""
 Tell = Callable[[int, int | None], None]
 """Called with the bytes that are on the disk, and the bytes in all (None = the server does not say)."""
-_HASH_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +255,8 @@ class _Fetch:
 
 
 def _hash(path: Path, kind: str) -> Any:
-    digest = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as file:
-        while block := file.read(_HASH_BYTES):
-            digest.update(block)
-    return digest
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
 
 
 @contextmanager
