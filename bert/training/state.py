@@ -121,13 +121,13 @@ def vocabulary_text(data: DataIdentity) -> str | None:
         InputError: it cannot be read.
     """
     from bert.data.pretraining.naming import VOCABULARY_FILE
-    from bert.data.vocabulary import load_vocabulary
+    from bert.data.vocabulary import either_fingerprint
 
     if data.vocabulary is None:
         return None
     source = Path(data.source).joinpath(*data.shards[:1])
     folder = source if source.is_dir() else source.parent
     for path in (folder / VOCABULARY_FILE, *sorted(folder.glob(f"*.{VOCABULARY_FILE}"))):
-        if path.is_file() and data.vocabulary in {load_vocabulary(path, case).fingerprint for case in (True, False)}:
+        if path.is_file() and data.vocabulary in either_fingerprint(path):
             return path.read_text(encoding="utf-8")
     return None
