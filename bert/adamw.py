@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter 2019) that also sees to bf16 gradients and bf16 copies of weights, part by part."""
 
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,14 +41,8 @@ class AdamW(torch.optim.AdamW):
             # Divided by, this is the factor of clip_grad_norm_.
             self._divisor = ((norm + 1e-6) / max_norm).clamp(min=1.0)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update every parameter that has a gradient. Returns what `closure` returns, called before, if given."""
         loss: float | None = None
         if closure is not None:

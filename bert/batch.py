@@ -43,6 +43,12 @@ class Batch:
     tensors: dict[str, torch.Tensor]
     counts: BatchCounts
 
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """The attention mask [B, S], None where all tokens are real: known on the CPU, a GPU need not be asked."""
+        all_real = self.counts.real_tokens == self.counts.padded_tokens
+        return None if all_real else self.tensors["attention_mask"]
+
     def to(self, device: torch.device) -> "Batch":
         """Copy to `device`; from pinned memory the copy does not block."""
         if device.type == "cpu":

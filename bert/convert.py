@@ -148,7 +148,7 @@ def match_hugging_face_state(
         if not absent:
             values[name] = _assemble(name, [weights[part] for part in theirs], ours[name], encoder.config)
     missing.extend(sorted(ours.keys() - names.keys()))  # heads that Hugging Face has no names for
-    has_decoder = _PREDICTION_BIAS in _all_names(ours, prefix)
+    has_decoder = "masked_words.bias" in ours
     placed |= {second for second, first in _TIED.items() if first in placed and (has_decoder or first not in given)}
     lacking = [name for name in missing if name.startswith(("embeddings.", "encoder."))]
     if not values or (lacking and not allow_missing):
@@ -221,10 +221,6 @@ def _names(ours: Collection[str], prefix: str) -> dict[str, tuple[str, ...]]:
     """Our parameters -> the Hugging Face parameters they are made of; heads without a counterpart are left out."""
     pairs = ((name, _their_names(name, prefix)) for name in ours)
     return {name: theirs for name, theirs in pairs if theirs}
-
-
-def _all_names(ours: Collection[str], prefix: str) -> set[str]:
-    return {part for theirs in _names(ours, prefix).values() for part in theirs}
 
 
 def _their_names(name: str, prefix: str) -> tuple[str, ...]:

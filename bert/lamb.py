@@ -1,7 +1,7 @@
 """LAMB (You et al. 2020, arXiv:1904.00962) as NVIDIA's BERT trains with it, several tensors to a kernel."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -94,14 +94,8 @@ class Lamb(torch.optim.Optimizer):
             )
         super().load_state_dict(state_dict)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update every parameter that has a gradient. Returns what `closure` returns, called before, if given."""
         loss: float | None = None
         if closure is not None:

@@ -44,7 +44,7 @@ class BertForPretraining(nn.Module):
     def forward(self, batch: Batch) -> PretrainingOutput:
         """Return the losses of a pretraining batch (bert.batch.Batch names its tensors)."""
         tensors = batch.tensors
-        encoded = self.encoder(tensors["input_ids"], _mask(batch), tensors["token_type_ids"])
+        encoded = self.encoder(tensors["input_ids"], batch.mask, tensors["token_type_ids"])
         with phase(self.observer, "masked_words"):
             predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
             word_logits = self.masked_words(predicted, self.encoder.embeddings.word.weight)
@@ -72,7 +72,7 @@ class BertForQuestionAnswering(nn.Module):
         Only windows whose targets are positions of real tokens count for the losses, and only real tokens compete.
         """
         tensors = batch.tensors
-        mask = _mask(batch)
+        mask = batch.mask
         hidden = self.encoder(tensors["input_ids"], mask, tensors["token_type_ids"]).hidden
         with phase(self.observer, "answer_span"):
             logits = self.answer_span(hidden, mask)
@@ -124,7 +124,7 @@ class BertForLabels(nn.Module, ABC):
         """Return what the encoder makes of a batch; `types` [B, S], embedded from 1 on by [T, H], replace segments."""
         tensors = batch.tensors
         segments, further = (tensors["token_type_ids"], None) if types is None else types
-        output: EncoderOutput = self.encoder(tensors["input_ids"], _mask(batch), segments, further)
+        output: EncoderOutput = self.encoder(tensors["input_ids"], batch.mask, segments, further)
         return output
 
     def forward(self, batch: Batch) -> ClassificationOutput:
@@ -154,9 +154,3 @@ class BertForSequenceClassification(BertForLabels):
         with phase(self.observer, "classifier"):
             result: Tensor = self.classifier(dropout(pooled, self.config.hidden_dropout, self.training))
         return result
-
-
-def _mask(batch: Batch) -> Tensor | None:
-    """The attention mask [B, S], None where all tokens are real: known on the CPU, a GPU need not be asked."""
-    all_real = batch.counts.real_tokens == batch.counts.padded_tokens
-    return None if all_real else batch.tensors["attention_mask"]

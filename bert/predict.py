@@ -9,7 +9,6 @@ from torch import nn
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
 from bert.config import ModelConfig
-from bert.tasks import make_task
 from bert.tasks.base import DataIdentity, TrainableTask
 from bert.training.initial import load_initial, unpadded
 from bert.training.resume import find_weights
@@ -26,29 +25,6 @@ class Opened:
     """Its shape."""
     source: Path
     """Folder, file or prefix of the weights."""
-
-
-def trained_task(checkpoint: Path, name: str, otherwise: str, warn: Callable[[str], None]) -> TrainableTask:
-    """Return a task with the options that the run which saved a checkpoint had.
-
-    Args:
-        checkpoint: as `open_model` takes it.
-        name: of the task.
-        otherwise: options where the weights are no checkpoint of a run, as bert.tasks.resolve_options gives them.
-        warn: told of damaged checkpoints that were passed over.
-
-    Raises:
-        InputError: there is no checkpoint, it is damaged, or that of another task.
-        UsageError: `otherwise` lacks what the task needs.
-    """
-    needed = f"predictions need a model trained on {name}"
-    found = find_weights(checkpoint, DataIdentity(source=str(checkpoint)), warn, needed, whole=False).checkpoint
-    if found is None:
-        return make_task(name, otherwise)
-    settings = found.state.settings
-    if settings.task != name:
-        raise InputError(f"{found.path} was trained on {settings.task}, {needed}: give another checkpoint")
-    return make_task(name, settings.task_options)
 
 
 def open_model(checkpoint: Path, task: TrainableTask, data: DataIdentity, warn: Callable[[str], None]) -> Opened:

@@ -50,7 +50,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         with storage_errors(path):
-            _sync(temporary)
+            sync_folder(temporary)
             try:
                 temporary.rename(final)  # over an empty folder, too
             except OSError as error:
@@ -59,7 +59,7 @@ def new_folder(path: Path) -> Iterator[Path]:
                 if error.errno == errno.EBUSY:
                     raise UsageError(f"{path} is a mounted disk: choose a folder inside it") from error
                 raise
-            _sync(final.parent)
+            sync_folder(final.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -113,8 +113,8 @@ def _lock(handle: int) -> bool | None:
     return True
 
 
-def _sync(folder: Path) -> None:
-    """Make the names in `folder` outlive a power cut."""
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in `folder`: they outlive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

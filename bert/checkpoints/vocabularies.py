@@ -6,7 +6,7 @@ from pathlib import Path
 from bert.checkpoints.model_config import read_json
 from bert.checkpoints.read import Found
 from bert.config import ModelConfig
-from bert.data.vocabulary import load_vocabulary
+from bert.data.vocabulary import either_fingerprint, load_vocabulary
 from bert.training.checkpoint import STATE_FILE, read
 from common.atomic import atomic_path
 from common.errors import InputError
@@ -41,7 +41,7 @@ def check_vocabulary(found: Found, vocab: Path, pieces: int, config: ModelConfig
     if pieces > config.vocab_size:
         raise _wrong_vocabulary(vocab, pieces, config)
     trained = read(found.path, whole=False).state.data.vocabulary if (found.path / STATE_FILE).is_file() else None
-    if trained is not None and trained not in {load_vocabulary(vocab, cased).fingerprint for cased in (True, False)}:
+    if trained is not None and trained not in either_fingerprint(vocab):
         raise InputError(
             f"{vocab} ({pieces} pieces) is not the vocabulary that {found.path} was trained with ({config.vocab_size} "
             "pieces): its ids would mean other words; give the vocab.txt that lies beside the training data"

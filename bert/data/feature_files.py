@@ -15,9 +15,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.json_notes import read_notes
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.stages import Counts, fingerprint_of
-from bert.data.tensor_file import CHECKSUM, NotWholeError, write_columns
+from bert.data.tensor_file import CHECKSUM, NotWholeError, check_content, read_header, write_columns
 from common.atomic import atomic_path, remove_left_overs, storage_errors, write_json
 from common.errors import InputError, SchemaError, UsageError
 from common.locks import discard, locked
@@ -89,7 +90,7 @@ class FeatureForm(Generic[Settings]):
             counts = Counts()
             counts.merge(json.loads(metadata["counts"]))
             found = settings, metadata["fingerprint"], counts
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise NotWholeError(f"its metadata are damaged: {error!r}") from error
         known = {"format", "schema_version", "settings", "fingerprint", "counts", self.further, CHECKSUM}
         strange = sorted(metadata.keys() - known)
@@ -97,37 +98,34 @@ class FeatureForm(Generic[Settings]):
             raise NotWholeError(f"its metadata are damaged: {strange[0][:60]!r} is none of them")
         return found
 
+    def finished(self, path: Path, fingerprint: str, notes: list[str]) -> Counts | None:
+        """Return the counts of a file that was made before, its checksum looked at; None where it has to be made.
 
-def finished(
-    path: Path, fingerprint: str, read: Callable[[Path], tuple[str, Counts]], notes: list[str]
-) -> Counts | None:
-    """Return the counts of a file that was made before; None where it has to be made.
+        Args:
+            path: the file.
+            fingerprint: that of the file it would be.
+            notes: is told why a file that is there is made again.
 
-    Args:
-        path: the file.
-        fingerprint: that of the file it would be.
-        read: returns a file's fingerprint and counts, and raises InputError where it is damaged.
-        notes: is told why a file that is there is made again.
-
-    Raises:
-        InputError: it was not made here.
-        SchemaError: a newer version wrote it.
-    """
-    if not path.exists():
+        Raises:
+            InputError: it was not made here.
+            SchemaError: a newer version wrote it.
+        """
+        if not path.exists():
+            return None
+        try:
+            _, known, counts = self.read(path, read_header(path)[0])
+            check_content(path)
+        except (NotWholeError, OSError) as error:
+            if str(error) == _FOREIGN:
+                raise InputError(
+                    f"{path} was not made here and will not be touched: move it, or give another --output"
+                ) from error
+            notes.append(f"{path.name} was cut off or damaged and is made again")
+            return None
+        if known == fingerprint:
+            return counts
+        notes.append(f"{path.name} was made by another version and is made again")
         return None
-    try:
-        known, counts = read(path)
-    except InputError as error:
-        if _FOREIGN in str(error):
-            raise InputError(
-                f"{path} was not made here and will not be touched: move it, or give another --output"
-            ) from error
-        notes.append(f"{path.name} was cut off or damaged and is made again")
-        return None
-    if known == fingerprint:
-        return counts
-    notes.append(f"{path.name} was made by another version and is made again")
-    return None
 
 
 @contextmanager
@@ -181,12 +179,8 @@ def keep_vocabulary(path: Path, vocabulary: Path) -> None:
 def keep_notes(path: Path, notes: Mapping[str, Any]) -> None:
     """Write a JSON beside features, unless it is there and says the same. Raises StorageError."""
     place = path.with_suffix(".json")
-    try:
-        if json.loads(place.read_bytes()) == notes:
-            return
-    except (OSError, ValueError):
-        pass  # there is none, or no whole one
-    write_json(place, notes)
+    if read_notes(place) != notes:
+        write_json(place, notes)
 
 
 def made_of(path: Path, pattern: str, key: str) -> Path | None:
@@ -198,10 +192,7 @@ def made_of(path: Path, pattern: str, key: str) -> Path | None:
         key: under which the JSON names it.
     """
     files = files_in(path, pattern) if path.is_dir() else [path]
-    try:
-        named = json.loads(files[0].with_suffix(".json").read_bytes())[key]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    named = read_notes(files[0].with_suffix(".json")).get(key) if files else None
     return Path(named) if isinstance(named, str) and Path(named).is_file() else None
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bert.data.json_notes import read_notes
 from common.atomic import storage_errors, write_json
 from common.errors import InputError, UsageError
 
@@ -137,7 +138,7 @@ class StageFolder:
             InputError: the folder holds files that this pipeline did not write; the message names one.
             StorageError: the folder cannot be written.
         """
-        known = _read(self.path)
+        known = read_notes(self.path / MANIFEST_FILE)
         with storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             foreign = _foreign_files(self.path, known, self.companions)
@@ -189,7 +190,7 @@ class StageFolder:
 
     def finished(self) -> Finished | None:
         """Return the stage if it is complete with these settings and this input."""
-        known = _read(self.path)
+        known = read_notes(self.path / MANIFEST_FILE)
         if known.get("fingerprint") != self.fingerprint or not known.get("complete"):
             return None
         try:
@@ -270,7 +271,7 @@ def read_finished(folder: Path, stage: str) -> Finished:
     Raises:
         InputError: the stage was not run, is unfinished, or a file of it is gone; the message says what to run.
     """
-    known = _read(folder)
+    known = read_notes(folder / MANIFEST_FILE)
     if known.get("stage") != stage or not known.get("complete"):
         state = "unfinished" if known else "not there"
         raise InputError(
@@ -290,11 +291,3 @@ def read_finished(folder: Path, stage: str) -> Finished:
             f"run `bertbench data pretrain --stages {stage}` again"
         )
     return found
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -23,7 +23,7 @@ from bert.data.lengths import (
 )
 from bert.data.loading.folder import folder_info
 from bert.data.loading.sample_lengths import SampleLengths, folder_lengths
-from bert.data.loading.squad_batches import SquadBatches
+from bert.data.loading.squad_batches import SquadBatches, find_features
 from bert.data.synthetic_rows import Rows, rows_in_all
 from bert.tasks.base import DataSpec
 from common.errors import InputError
@@ -73,15 +73,11 @@ class SyntheticBatches:
     def __init__(self, spec: DataSpec, content: Content | None = None) -> None:
         self.spec = spec
         self._content = content or PRETRAINING
-        tokens = max(1, spec.micro_batch_size * spec.seq_len)
-        self.pool_size = min(self._content.largest_pool, max(2, POOL_TOKENS // tokens))
         self._slots = self._like_real()
-        if self._slots:
-            self.pool_size = len(self._slots)
-        else:
-            # After so many batches the first sample of the next one is that of the first.
-            count = rows_in_all(spec.seq_len)
-            self.pool_size = count // math.gcd(count, spec.world_size * spec.micro_batch_size)
+        # After so many batches of a distribution the first sample of the next one is that of the first.
+        count = rows_in_all(spec.seq_len)
+        repeats = count // math.gcd(count, spec.world_size * spec.micro_batch_size)
+        self.pool_size = len(self._slots) or repeats
         self._rows: Rows | None = None
         self._pool: dict[int, Batch] = {}
         self._step = 0
@@ -93,7 +89,7 @@ class SyntheticBatches:
         if path is None:
             check_distribution(spec.source, spec.seq_len, self._content.task)
             return []
-        return self._content.like_real(path, spec, self.pool_size)
+        return self._content.like_real(path, spec, min(self._content.largest_pool, self._most_kept()))
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield micro-batches on the CPU for ever."""
@@ -162,7 +158,8 @@ def _like_shards(folder: Path, spec: DataSpec, pool_size: int) -> Slots:
 
 def _like_windows(path: Path, spec: DataSpec, pool_size: int) -> Slots:
     # Only lengths are taken from them: their vocabulary may be any.
-    real = SquadBatches(replace(spec, source=str(path), vocab_size=sys.maxsize))
+    features = find_features(path, "training", spec.seq_len)
+    real = SquadBatches(replace(spec, source=str(path), vocab_size=sys.maxsize), features)
     return [(lengths, spec.seq_len) for lengths in real.lengths_of_batches(pool_size)]
 
 
@@ -187,27 +184,19 @@ def pretraining_batch(rng: np.random.Generator, lengths: Lengths, spec: DataSpec
     the mask id.
     """
     rows, columns = len(lengths), spec.seq_len
-    mask_id = _first_special(spec) + 3
-    column = np.arange(columns)
-    real = column < lengths[:, None]
-    ids = rng.integers(min(mask_id + 1, spec.vocab_size - 1), spec.vocab_size, (rows, columns))
-    middle = rng.integers(2, lengths - 2)
-    _set_special(ids, middle, lengths, spec)
+    arrays, middle = _two_texts(rng, lengths, columns, lengths - 2, spec)
+    ids, column = arrays["input_ids"], np.arange(columns)
     counts = np.minimum(spec.max_predictions, np.maximum(1, np.rint(0.15 * lengths))).astype(np.int64)
     # At most n - 3 tokens of a sequence can be masked.
     counts = np.minimum(counts, lengths - 3)
-    excluded = ~real | (column == 0) | (column == middle[:, None]) | (column == lengths[:, None] - 1)
+    excluded = (column == 0) | (column == middle[:, None]) | (column >= lengths[:, None] - 1)
     order = np.argsort(np.where(excluded, 2.0, rng.random((rows, columns))), axis=1)
     masked = np.zeros((rows, columns), dtype=bool)
     np.put_along_axis(masked, order, np.arange(columns) < counts[:, None], axis=1)
     positions = np.flatnonzero(masked)
     labels = ids.reshape(-1)[positions]
-    ids.reshape(-1)[positions[rng.random(len(positions)) < 0.8]] = mask_id
-    segment = (column > middle[:, None]) & real
-    arrays = {
-        "input_ids": ids,
-        "attention_mask": real.astype(np.int64),
-        "token_type_ids": segment.astype(np.int64),
+    ids.reshape(-1)[positions[rng.random(len(positions)) < 0.8]] = _first_special(spec) + 3
+    arrays |= {
         "masked_positions": positions,
         "masked_labels": labels,
         "next_sentence_labels": rng.integers(0, 2, rows),
@@ -220,17 +209,10 @@ def question_batch(rng: np.random.Generator, lengths: Lengths, spec: DataSpec) -
 
     A question has up to 18 word pieces, an answer up to 4.
     """
-    rows, columns = len(lengths), padded_length(int(lengths.max()), spec.seq_len, spec.padding)
-    column = np.arange(columns)
-    real = column < lengths[:, None]
-    ids = rng.integers(min(_first_special(spec) + 4, spec.vocab_size - 1), spec.vocab_size, (rows, columns))
-    middle = rng.integers(2, np.minimum(lengths - 2, 20))
-    _set_special(ids, middle, lengths, spec)
+    columns = padded_length(int(lengths.max()), spec.seq_len, spec.padding)
+    arrays, middle = _two_texts(rng, lengths, columns, np.minimum(lengths - 2, 20), spec)
     starts = rng.integers(middle + 1, lengths - 1)
-    arrays = {
-        "input_ids": ids,
-        "attention_mask": real.astype(np.int64),
-        "token_type_ids": ((column > middle[:, None]) & real).astype(np.int64),
+    arrays |= {
         "start_positions": starts,
         "end_positions": rng.integers(starts, np.minimum(starts + 4, lengths - 1)),
     }
@@ -252,20 +234,29 @@ def row_batch(
     uniform on 0 .. 1. `columns` draws what the batches of a task have besides, each [B, ...].
     """
     tokens = padded_length(int(lengths.max()), spec.seq_len, spec.padding)
-    column = np.arange(tokens)
-    real = column < lengths[:, None]
-    ids = rng.integers(min(_first_special(spec) + 4, spec.vocab_size - 1), spec.vocab_size, (len(lengths), tokens))
-    middle = rng.integers(2, lengths - 2)
-    _set_special(ids, middle, lengths, spec)
+    arrays, _ = _two_texts(rng, lengths, tokens, lengths - 2, spec)
     drawn = rng.random(len(lengths), dtype=np.float32) if regression else rng.integers(0, labels, len(lengths))
-    arrays = {
-        "input_ids": ids,
-        "attention_mask": real.astype(np.int64),
-        "token_type_ids": ((column > middle[:, None]) & real).astype(np.int64),
-        "labels": drawn,
-        **({} if columns is None else columns(rng, lengths)),
-    }
+    arrays |= {"labels": drawn, **({} if columns is None else columns(rng, lengths))}
     return _batch(arrays, lengths, 0)
+
+
+def _two_texts(
+    rng: np.random.Generator, lengths: Lengths, columns: int, most: Lengths, spec: DataSpec
+) -> tuple[dict[str, Array], Lengths]:
+    """Draw [CLS] text [SEP] text [SEP] of these lengths [B], padded to so many columns.
+
+    Returns:
+        input_ids, attention_mask and token_type_ids [B, S], and the columns of the first [SEP] [B], below `most` [B].
+    """
+    column = np.arange(columns)
+    real = column < lengths[:, None]
+    first_word = min(_first_special(spec) + 4, spec.vocab_size - 1)
+    ids = rng.integers(first_word, spec.vocab_size, (len(lengths), columns))
+    middle = rng.integers(2, most)
+    _set_special(ids, middle, lengths, spec)
+    second = (column > middle[:, None]) & real
+    arrays = {"input_ids": ids, "attention_mask": real.astype(np.int64), "token_type_ids": second.astype(np.int64)}
+    return arrays, middle
 
 
 def _first_special(spec: DataSpec) -> int:

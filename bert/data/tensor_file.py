@@ -102,14 +102,16 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
         header = json.loads(content)
         metadata = header.pop("__metadata__", {})
         columns = {name: (_TYPES[one["dtype"]], *one["shape"], *one["data_offsets"]) for name, one in header.items()}
-        ends = [int(begin) + int(rows) * np.dtype(kind).itemsize for kind, rows, begin, _ in columns.values()]
-        fits = all(end == column[3] and column[2] >= 0 for end, column in zip(ends, columns.values(), strict=True))
+        whole = all(isinstance(number, int) and number >= 0 for _, *numbers in columns.values() for number in numbers)
+        fits = whole and all(
+            begin + rows * np.dtype(kind).itemsize == end for kind, rows, begin, end in columns.values()
+        )
         texts = all(isinstance(value, str) for value in metadata.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotWholeError("it is no safetensors file of columns") from error
     if not (fits and texts):
         raise NotWholeError("its header contradicts itself")
-    needed = 8 + length + max(ends, default=0)
+    needed = 8 + length + max((end for *_, end in columns.values()), default=0)
     if needed != size:
         raise NotWholeError(f"it has {size:,} bytes in place of {needed:,}" + (": it is cut off" * (size < needed)))
     return metadata, columns, 8 + length

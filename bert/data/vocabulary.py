@@ -129,6 +129,12 @@ def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
     return Vocabulary(tuple(pieces), lower_case)
 
 
+def either_fingerprint(path: Path) -> set[str]:
+    """Return the fingerprints that a `vocab.txt` has with either casing of the text. Raises as load_vocabulary."""
+    pieces = load_vocabulary(path, lower_case=True).pieces
+    return {Vocabulary(pieces, lower_case).fingerprint for lower_case in (True, False)}
+
+
 def casing_note(vocabulary: Vocabulary) -> str | None:
     """Say where the pieces and the casing of the text do not seem to belong together; None where they do."""
     cased = sum(map(_is_cased, vocabulary.pieces))

@@ -1,12 +1,11 @@
 """The model that GAP is trained with: an encoder and one of the heads in bert.gap.heads."""
 
-from contextlib import nullcontext
-
 from torch import Tensor, nn
 
 from bert.batch import Batch
 from bert.config import ModelConfig
 from bert.data.gap.examples import LABELS
+from bert.encoder import phase
 from bert.gap.heads import HEADS, MentionHead
 from bert.model import BertForLabels
 from bert.observer import Observer
@@ -35,7 +34,6 @@ class BertForMentions(BertForLabels):
         (head,) = self.mention_head.values()
         assert isinstance(head, MentionHead)
         encoded = self.encode(batch, head.types(batch.tensors))
-        observer = self.observer
-        with observer.phase("mention_head") if observer.model_phases else nullcontext():
+        with phase(self.observer, "mention_head"):
             logits: Tensor = head(encoded, batch.tensors)
         return logits

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bert.data.bounded import read_at_most
+from bert.data.gap.reading import told_lines
 from bert.gap.scores import DECISIONS, Decision
 from common.atomic import write_text
 from common.errors import InputError
@@ -17,7 +18,6 @@ from common.errors import InputError
 KAGGLE_COLUMNS = ("ID", "A", "B", "NEITHER")
 MOST_BYTES = 2**28
 """Size beyond which a file is taken for something else."""
-_MOST_TOLD = 5
 # What is left of a sum of 1 when three probabilities are rounded to three digits.
 _LEAST_DEVIATION = 0.002
 _TRUTHS = {"true": True, "false": False}
@@ -109,9 +109,9 @@ def _read_official(path: Path, text: str) -> GapPredictions:
         )
     notes = []
     if repeated:
-        notes.append(f"{len(repeated):,} line(s) with an id of before ({_lines(repeated)}): the first one counts")
+        notes.append(f"{len(repeated):,} line(s) with an id of before ({told_lines(repeated)}): the first one counts")
     if strange:
-        notes.append(f"{len(strange):,} line(s) with something else than TRUE and FALSE ({_lines(strange)})")
+        notes.append(f"{len(strange):,} line(s) with something else than TRUE and FALSE ({told_lines(strange)})")
     return GapPredictions(decisions, None, tuple(notes))
 
 
@@ -141,7 +141,7 @@ def _read_kaggle(path: Path, text: str, names: Sequence[str]) -> GapPredictions:
     decisions = {name: DECISIONS[int(np.argmax(shares))] for name, shares in found.items()}
     notes = _sum_notes(sums)
     if repeated:
-        notes.append(f"{len(repeated):,} line(s) with an id of before ({_lines(repeated)}): the first one counts")
+        notes.append(f"{len(repeated):,} line(s) with an id of before ({told_lines(repeated)}): the first one counts")
     return GapPredictions(decisions, found, tuple(notes))
 
 
@@ -185,8 +185,3 @@ def _sum_notes(sums: Mapping[int, float]) -> list[str]:
         f"{len(odd):,} row(s) of probabilities do not add up to 1 and were divided by their sum, as Kaggle does; line "
         f"{line} is furthest from it with {furthest:.4g}"
     ]
-
-
-def _lines(numbers: Sequence[int]) -> str:
-    some = ", ".join(map(str, numbers[:_MOST_TOLD]))
-    return f"line{'s' * (len(numbers) > 1)} {some}{', ...' if len(numbers) > _MOST_TOLD else ''}"

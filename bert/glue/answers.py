@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.glue.tables import GlueTable, label_of, read_lines
+from bert.data.glue.tables import GlueTable, label_of, read_lines, row_number
 from bert.data.glue.tasks import REGRESSION_RANGE, GlueSpec
 from common.atomic import write_text
 from common.errors import InputError
@@ -76,15 +76,15 @@ def read_answers(path: Path, spec: GlueSpec) -> dict[int, float]:
         if not line.strip():
             continue
         index, separator, text = line.partition("\t")
-        value = label_of(spec, text.strip(), anywhere=True)
-        if not separator or not (index.isascii() and index.isdigit()):
+        row, value = row_number(index), label_of(spec, text.strip(), anywhere=True)
+        if not separator or row is None:
             raise InputError(f"{path}, line {number}: {line[:_SHOWN]!r} is no index and prediction with a tab between")
         if value is None:
             answers = ", ".join(spec.classes) or "a number"
             raise InputError(f"{path}, line {number}: {text[:_SHOWN]!r} is no answer of {spec.name}: {answers}")
-        if int(index) in found:
-            raise InputError(f"{path}, line {number}: a second answer for index {index}: leave one")
-        found[int(index)] = value
+        if row in found:
+            raise InputError(f"{path}, line {number}: a second answer for index {row}: leave one")
+        found[row] = value
     return found
 
 

@@ -12,8 +12,6 @@ from common.errors import InputError
 if TYPE_CHECKING:
     from bert.data.squad.features import SquadFeatures
 
-VERSIONS = ("1.1", "2.0")
-
 
 @dataclass(frozen=True, slots=True)
 class Golds:

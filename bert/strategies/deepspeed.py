@@ -29,7 +29,6 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
 
     def __init__(self, options: Options = NO_OPTIONS) -> None:
         super().__init__(options)
-        self._options = options
         self._resolved: Resolved | None = None
         self._plan = NO_PLAN
         self._model: _EngineModel | None = None
@@ -68,9 +67,9 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
             optimizer=plan.optimizer,
             learning_rate=plan.learning_rate,
             weight_decay=plan.weight_decay,
-            zero_stage=self._options.get("zero_stage"),
+            zero_stage=self.options.get("zero_stage"),
         )
-        self._resolved = resolve(self._options.get("config") or {}, run)
+        self._resolved = resolve(self.options.get("config") or {}, run)
         _check_precision(plan.precision)
         self._whole = WholeModel(model, observer)
         self._model = _EngineModel(model.to(self.device))

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from bert.batch import Batch, BatchCounts
-from bert.config import ModelConfig
+from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.data.lengths import PADDINGS
 from bert.observer import Observer
 from bert.precision import Precision
@@ -28,7 +28,7 @@ class DataSpec:
     """Sequences per rank and micro-step."""
     max_predictions: int = 20
     """Predicted positions per sequence at most (pretraining)."""
-    vocab_size: int = 30522
+    vocab_size: int = BERT_UNCASED_VOCAB_SIZE
     """Word pieces; synthetic ids stay below it."""
     seed: int = 42
     """Seed of the order and of synthetic content."""

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
@@ -11,37 +10,11 @@ from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthe
 from bert.data.loading.flat_batches import lengths_fingerprint
 from bert.data.loading.row_batches import check_rows
 from bert.data.rows import TokenRows
-from bert.tasks.data import NO_OPTIONS, DataSource, Trained
+from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError
 
 TRAINING, EVALUATION = "training", "evaluation"
-
-FINE_TUNING: Mapping[str, Any] = MappingProxyType(
-    {
-        "preset": "base",
-        "optimizer": "adamw",
-        "learning_rate": 3e-5,
-        "schedule": "linear",
-        "warmup": 0.1,
-        "weight_decay": 0.01,
-        "seq_len": 128,
-        "global_batch_size": 32,
-        "micro_batch_size": 8,
-        "max_grad_norm": 1.0,
-        "epochs": 3.0,
-        "evaluates": True,
-        "seed": 42,
-    }
-)
-"""What such a task is trained with where nothing is given (Devlin et al. 2018, section 4.1: batch 32, 3 epochs, rates
-from 5e-5 to 2e-5); a task may have other values."""
-
-
-def rows_behind(source: str) -> Path | None:
-    """Return where the rows of a source lie, those too whose lengths made-up ones have; None where there are none."""
-    modelled = lengths_folder(source)
-    return modelled if modelled is not None or is_synthetic(source) else Path(source)
 
 
 def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows, source: str) -> None:
@@ -68,7 +41,7 @@ def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows
 class ClassificationData(ABC):
     """Labelled rows, real or made up. Implementations are stateless.
 
-    A task gives `name`, `rows` and `labels`; what differs from the rest it overrides.
+    A task gives `name`, `rows`, `labels` and `prepare_command`; what differs from the rest it overrides.
     """
 
     name: str
@@ -156,13 +129,12 @@ class ClassificationData(ABC):
         return rows
 
     def max_predictions(self, seq_len: int) -> int:
-        """None: no word is masked."""
+        """0: no word is masked."""
         return 0
 
     def next_command(self, trained: Trained) -> list[str] | None:
         """A prediction, where there is such a command; here a conversion."""
-        folder = trained.run.with_name(f"{trained.run.name}-hugging-face")
-        return ["bertbench", "convert", str(trained.checkpoint), str(folder)]
+        return trained.conversion()
 
     def loss_label(self, options: Mapping[str, Any] = NO_OPTIONS) -> str:
         """That of classes, or of values."""

@@ -101,7 +101,7 @@ def row_logits(
         has = f"a head of {model.labels}" if isinstance(model, BertForLabels) else "no head for them"
         raise UsageError(f"{classes} logits of each row are wanted, {type(model).__name__} has {has}")
     logits = np.zeros((len(rows), classes), dtype=np.float32)
-    batches = evaluation_rows(rows, micro_batch_size, rank, world_size, chosen=chosen)
+    batches = evaluation_rows(rows, micro_batch_size, rank, world_size, chosen)
     for numbers, output in outputs(model, batches, device, precision, told):
         logits[numbers] = output.logits.float().cpu().numpy()
     return logits

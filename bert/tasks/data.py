@@ -10,6 +10,25 @@ from bert.config import ModelConfig
 from bert.tasks.options import TaskOption
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+FINE_TUNING: Mapping[str, Any] = MappingProxyType(
+    {
+        "preset": "base",
+        "optimizer": "adamw",
+        "learning_rate": 3e-5,
+        "schedule": "linear",
+        "warmup": 0.1,
+        "weight_decay": 0.01,
+        "seq_len": 128,
+        "global_batch_size": 32,
+        "micro_batch_size": 8,
+        "max_grad_norm": 1.0,
+        "epochs": 3.0,
+        "evaluates": True,
+        "seed": 42,
+    }
+)
+"""What a task is fine-tuned with where nothing is given (Devlin et al. 2018, section 4.1: batch 32, 3 epochs, rates
+from 5e-5 to 2e-5); a task may have other values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +70,11 @@ class Trained:
         """Return the words of `bertbench predict` with the checkpoint, into a folder beside the run."""
         out = self.run.with_name(f"{self.run.name}-predictions")
         return ["bertbench", "predict", task, "--checkpoint", str(self.checkpoint), *words, "--out", str(out)]
+
+    def conversion(self) -> list[str]:
+        """Return the words of `bertbench convert` with the checkpoint, into a folder beside the run."""
+        folder = self.run.with_name(f"{self.run.name}-hugging-face")
+        return ["bertbench", "convert", str(self.checkpoint), str(folder)]
 
     def folder(self) -> Path:
         """Return the folder that the data lie in."""

@@ -10,8 +10,8 @@ from bert.data.gap.config import DEFAULT_LENGTH, MENTIONS
 from bert.data.gap.examples import LABELS
 from bert.data.lengths import is_synthetic
 from bert.data.rows import TokenRows
-from bert.tasks.classification_data import EVALUATION, FINE_TUNING, ClassificationData, check_judging
-from bert.tasks.data import NO_OPTIONS, Trained
+from bert.tasks.classification_data import EVALUATION, ClassificationData, check_judging
+from bert.tasks.data import FINE_TUNING, NO_OPTIONS, Trained
 from bert.tasks.options import TaskOption
 from common.errors import UsageError
 

@@ -77,8 +77,7 @@ class PretrainData:
 
     def next_command(self, trained: Trained) -> list[str] | None:
         """A conversion, so that fine-tuning anywhere can begin from it."""
-        folder = trained.run.with_name(f"{trained.run.name}-hugging-face")
-        return ["bertbench", "convert", str(trained.checkpoint), str(folder)]
+        return trained.conversion()
 
     def loss_label(self, options: Mapping[str, Any] = NO_OPTIONS) -> str:
         """Masked words and next sentences."""

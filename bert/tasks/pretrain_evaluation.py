@@ -113,9 +113,7 @@ class TestShards:
 def _logits(model: BertForPretraining, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of the predicted positions [M, V] and of the samples [B, 2]."""
     tensors = batch.tensors
-    all_real = batch.counts.real_tokens == batch.counts.padded_tokens
-    mask = None if all_real else tensors["attention_mask"]
-    encoded = model.encoder(tensors["input_ids"], mask, tensors["token_type_ids"])
+    encoded = model.encoder(tensors["input_ids"], batch.mask, tensors["token_type_ids"])
     predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
     return model.masked_words(predicted, model.encoder.embeddings.word.weight), model.next_sentence(encoded.pooled)
 

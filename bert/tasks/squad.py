@@ -38,7 +38,7 @@ class SquadTask:
         """Synthetic batches, or those of a features file. Raises InputError that names the file at fault."""
         if is_synthetic(spec.source):
             return SyntheticBatches(spec, QUESTIONS)
-        return SquadBatches(spec, split)
+        return SquadBatches(spec, find_features(Path(spec.source), split, spec.seq_len))
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Mean of start and end loss, a scalar."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthetic, lengths_folder
-from bert.tasks.data import NO_OPTIONS, DataSource, Trained
+from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError, UsageError
 
@@ -47,22 +47,7 @@ class SquadData:
     seq_len = 384
     paddings: tuple[str, ...] = PADDINGS
     options: tuple[TaskOption, ...] = ()
-    defaults: Mapping[str, Any] = MappingProxyType(
-        {
-            "preset": "base",
-            "optimizer": "adamw",
-            "learning_rate": 3e-5,
-            "schedule": "linear",
-            "warmup": 0.1,
-            "weight_decay": 0.01,
-            "seq_len": 384,
-            "global_batch_size": 32,
-            "micro_batch_size": 8,
-            "max_grad_norm": 1.0,
-            "epochs": 2.0,
-            "seed": 42,
-        }
-    )
+    defaults: Mapping[str, Any] = MappingProxyType({**FINE_TUNING, "seq_len": 384, "epochs": 2.0, "evaluates": False})
 
     def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
         """Look at a features file. Raises InputError: there is none, or it is damaged."""
@@ -114,7 +99,7 @@ class SquadData:
             )
 
     def max_predictions(self, seq_len: int) -> int:
-        """None: no word is masked."""
+        """0: no word is masked."""
         return 0
 
     def prepare_command(self, seq_len: int) -> str:

@@ -99,7 +99,7 @@ def window_logits(
     if not isinstance(model, BertForQuestionAnswering):
         raise UsageError(f"{type(model).__name__} has no head that finds answers: give a model trained on squad")
     flat = np.zeros((2, int(features.lengths.sum())), dtype=np.float32)
-    batches = evaluation_batches(features, micro_batch_size, rank, world_size, chosen=chosen)
+    batches = evaluation_batches(features, micro_batch_size, rank, world_size, chosen)
     for numbers, output in outputs(model, batches, device, precision, told):
         for row, logits in enumerate((output.start_logits, output.end_logits)):
             put_values(features, numbers, logits.float().cpu().numpy(), flat[row])

@@ -11,12 +11,10 @@ A checkpoint is written into a temporary folder, confirmed by the disk and renam
 under its own name it is whole at every instant. In a run over several nodes all of them have to see the folder.
 """
 
-import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,13 +23,15 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from bert.checkpoints.folder import sync_folder
 from bert.checkpoints.model_config import read_json
 from bert.checkpoints.ours import config_of, write_model
+from bert.checkpoints.tensor_files import write_safetensors
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.strategies.base import Strategy
 from bert.training.agreement import known_to_first, together
 from bert.training.state import TrainState
-from bert.training.tensors import OPTIMIZER_FILE, collected, rng_file, save_moments, save_rng
+from bert.training.tensors import OPTIMIZER_FILE, collected, rng_file, save_rng
 from common.atomic import storage_errors, write_json, write_text
 from common.errors import InputError, SchemaError, StorageError
 
@@ -112,7 +112,7 @@ def save(
 
     def write_moments(moments: Mapping[str, torch.Tensor]) -> None:
         if strategy.rank == 0:
-            save_moments(temporary / OPTIMIZER_FILE, moments)
+            write_safetensors(temporary / OPTIMIZER_FILE, moments)
             if vocabulary is not None:
                 write_text(temporary / VOCABULARY_FILE, vocabulary)
 
@@ -163,7 +163,7 @@ def _seal(temporary: Path, state: TrainState, ranks: int) -> int:
         raise StorageError(f"{temporary} lacks {', '.join(absent)}: use a folder that all nodes share")
     files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in sorted(temporary.iterdir())}
     write_json(temporary / STATE_FILE, {**state.to_json(), "files": files})
-    _confirm(temporary)
+    sync_folder(temporary)
     return sum(path.stat().st_size for path in temporary.iterdir())
 
 
@@ -173,7 +173,7 @@ def _replace(temporary: Path, final: Path) -> None:
     if final.exists():
         final.rename(old)
     temporary.rename(final)
-    _confirm(final.parent)
+    sync_folder(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -235,8 +235,10 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
         SchemaError: a newer version wrote it.
     """
     content = read_json(path / STATE_FILE)
-    with _naming(path):
+    try:
         state = TrainState.from_json(content)
+    except InputError as error:
+        raise type(error)(f"the checkpoint {path} cannot be used: {error}") from error
     files = content.get("files")
     if not isinstance(files, dict) or not {"model.safetensors", OPTIMIZER_FILE}.issubset(files):
         raise InputError(f"the checkpoint {path} is damaged: {STATE_FILE} does not list its files")
@@ -245,14 +247,6 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
         if problem:
             raise InputError(f"the checkpoint {path} is damaged: {name} {problem}")
     return Checkpoint(path, state)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        raise type(error)(f"the checkpoint {path} cannot be used: {error}") from error
 
 
 def _problem(file: Path, noted: object, whole: bool) -> str:
@@ -276,12 +270,3 @@ def _crc32(path: Path) -> int:
         while chunk := file.read(_CHUNK_BYTES):
             value = zlib.crc32(chunk, value)
     return value
-
-
-def _confirm(folder: Path) -> None:
-    """Wait until the disk has the names in a folder."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

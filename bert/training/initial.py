@@ -30,7 +30,7 @@ _BODY = re.compile(r"(^|[./])(embeddings[./]|layers?\.\d+\.|layer_\d+/)")
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class NotTaken:
     """What was not taken from a checkpoint."""
 
     missing: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Taken:
     """Names in the checkpoint, as they are there, that this run's model has no place for."""
 
 
-def load_initial(initial: Initial, model: nn.Module, config: ModelConfig, whole: bool) -> Taken:
+def load_initial(initial: Initial, model: nn.Module, config: ModelConfig, whole: bool) -> NotTaken:
     """Copy the weights of a checkpoint into a fresh model, which stays as it was where that fails.
 
     Args:
@@ -55,17 +55,17 @@ def load_initial(initial: Initial, model: nn.Module, config: ModelConfig, whole:
     found = initial.found or find_checkpoint(initial.weights)
     if found.format == OURS and whole:
         load_weights(found.path, model, config)
-        return Taken()
-    values, taken = _ours(found, model, config) if found.format == OURS else _foreign(found, model, config)
+        return NotTaken()
+    values, left = _ours(found, model, config) if found.format == OURS else _foreign(found, model, config)
     with torch.no_grad():
         model.load_state_dict(values, strict=False)
         for part in model.modules():
             if isinstance(part, MaskedWordHead):
                 part.reset_padding()
-    return taken
+    return left
 
 
-def _ours(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str, Tensor], Taken]:
+def _ours(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str, Tensor], NotTaken]:
     saved, state = load_model(found.path)
     check_same_shape(saved, config, found.path)
     bare = not any(name.startswith(_ENCODER) for name in state)
@@ -84,10 +84,11 @@ def _ours(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str
         for name, original in names.items()
         if name in wanted
     }
-    return values, Taken(tuple(missing), tuple(sorted([names[name] for name in names.keys() - wanted.keys()] + other)))
+    unused = sorted([names[name] for name in names.keys() - wanted.keys()] + other)
+    return values, NotTaken(tuple(missing), tuple(unused))
 
 
-def _foreign(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str, Tensor], Taken]:
+def _foreign(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str, Tensor], NotTaken]:
     if found.config is not None:
         check_same_shape(unpadded(read_config(found.config), config), config, found.path)
     weights = read_weights(found)
@@ -105,7 +106,7 @@ def _foreign(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[
             f"{found.path} holds {len(body)} weights of a body that this run's model has not, {body[0]} first: begin "
             "with the shape these weights were made with"
         )
-    return values, Taken(report.missing, unused)
+    return values, NotTaken(report.missing, unused)
 
 
 def _other_classifier(

@@ -32,7 +32,7 @@ from typing import Any
 from bert.checkpoints.ours import is_model_folder
 from bert.checkpoints.read import Found, find_checkpoint
 from bert.data.lengths import is_synthetic
-from bert.data.vocabulary import load_vocabulary
+from bert.data.vocabulary import either_fingerprint
 from bert.tasks.base import DataIdentity
 from bert.training.checkpoint import STATE_FILE, Checkpoint, checkpoint_path, latest, read, saved_steps
 from bert.training.settings import TrainSettings
@@ -219,13 +219,12 @@ def find_weights(
             f"{_what_is(path)}, {needed}: a folder step-..., the folder of a run, or anything that `bertbench convert` "
             f"reads{why}"
         ) from error
-    if found.vocab is not None and data.vocabulary is not None:
-        hashes = [load_vocabulary(found.vocab, lower_case).fingerprint for lower_case in (True, False)]
-        if data.vocabulary not in hashes:
-            raise InputError(
-                f"{found.vocab} is another vocabulary than the one that {data.source} was made with: its ids mean "
-                "other words, prepare the data with the vocabulary beside the weights"
-            )
+    given = data.vocabulary
+    if found.vocab is not None and given is not None and given not in either_fingerprint(found.vocab):
+        raise InputError(
+            f"{found.vocab} is another vocabulary than the one that {data.source} was made with: its ids mean "
+            "other words, prepare the data with the vocabulary beside the weights"
+        )
     return Initial(found.path, None, found)
 
 
@@ -253,5 +252,5 @@ def _what_is(path: Path) -> str:
         return f"{path} does not exist"
     if not path.is_dir():
         return f"{path} is a file"
-    names: list[Any] = sorted(entry.name for entry in path.iterdir())
+    names = sorted(entry.name for entry in path.iterdir())
     return f"{path} holds {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}" if names else f"{path} is empty"

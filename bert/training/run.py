@@ -29,7 +29,7 @@ from bert.training.best import Evaluations
 from bert.training.checkpoint import Checkpoint, latest_on_all, remove_left_overs, save
 from bert.training.events import LAST_GOOD_CHECKPOINT, Event, Report, Resumed, RunOutcome, Saved, Warned
 from bert.training.feed import Feed
-from bert.training.initial import Taken, load_initial
+from bert.training.initial import NotTaken, load_initial
 from bert.training.losses import LossLog
 from bert.training.parts import data_spec, make_optimizer, make_training, step_plan
 from bert.training.resume import Initial, changed_settings, check_resumable, find_initial
@@ -128,7 +128,7 @@ class _Run:
         self.resumed_from, initial = self._origin()
         torch.manual_seed(settings.seed)
         self.model = self.task.build_model(self.config, observer)
-        taken = None if initial is None else together(strategy, lambda: self._load_model(initial))
+        left = None if initial is None else together(strategy, lambda: self._load_model(initial))
         self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         levers = resolve_levers(settings.levers, strategy.device.type)
         use_levers(self.model, levers)
@@ -141,8 +141,8 @@ class _Run:
         )  # fmt: skip
         self.optimizer = make_optimizer(settings, wrapped)
         strategy.prepare(self.optimizer, self.precision)
-        if initial is not None and taken is not None:
-            self._load_optimizer(initial, taken)
+        if initial is not None and left is not None:
+            self._load_optimizer(initial, left)
         self.feed = together(strategy, self._open_feed)
         samples_seen = 0 if self.resumed_from is None else self.resumed_from.state.samples_seen
         self.log = LossLog(self.task, self.counts, settings.global_batch_size, settings.grad_accum_steps, samples_seen)
@@ -172,13 +172,13 @@ class _Run:
         whole = self.strategy.rank == 0
         return None, together(self.strategy, lambda: find_initial(self.settings, self.data, self._warn, whole))
 
-    def _load_model(self, initial: Initial) -> Taken:
+    def _load_model(self, initial: Initial) -> NotTaken:
         if self.resumed_from is None:
             return load_initial(initial, self.model, self.config, whole=not self.task.begins_from_encoder)
         load_weights(initial.weights, self.model, self.config)
-        return Taken()
+        return NotTaken()
 
-    def _load_optimizer(self, initial: Initial, taken: Taken) -> None:
+    def _load_optimizer(self, initial: Initial, left: NotTaken) -> None:
         """Take the moments, unless they are another optimizer's or model's; say what the run begins from."""
         checkpoint, settings = initial.checkpoint, self.settings
         if self.resumed_from is None and self.task.begins_from_encoder:
@@ -201,13 +201,13 @@ class _Run:
                 new_phase=self.resumed_from is None,
                 moments=same,
                 changed={} if self.resumed_from is None else changed_settings(settings, self.resumed_from),
-                missing=taken.missing,
-                unused=taken.unused,
+                missing=left.missing,
+                unused=left.unused,
             )
         )
-        if taken.missing and not self.task.begins_from_encoder:
+        if left.missing and not self.task.begins_from_encoder:
             self._warn(
-                f"{len(taken.missing)} weights of the model are not in {initial.weights}, {taken.missing[0]} first: "
+                f"{len(left.missing)} weights of the model are not in {initial.weights}, {left.missing[0]} first: "
                 "they begin with random values"
             )
 

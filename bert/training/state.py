@@ -82,7 +82,7 @@ class TrainState:
             )
             whole = state.applied_steps >= 0 and state.samples_seen >= 0 and isinstance(state.position, dict)
             whole = whole and (state.best is None or (state.best.applied_steps >= 0 and state.best.value * 0 == 0))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InputError(f"its state is damaged ({error!r})") from error
         if not whole or not isinstance(state.scaler, dict):
             raise InputError("its state holds values that no run has")
@@ -121,13 +121,13 @@ def vocabulary_text(data: DataIdentity) -> str | None:
         InputError: it cannot be read.
     """
     from bert.data.pretraining.naming import VOCABULARY_FILE
-    from bert.data.vocabulary import load_vocabulary
+    from bert.data.vocabulary import either_fingerprint
 
     if data.vocabulary is None:
         return None
     source = Path(data.source).joinpath(*data.shards[:1])
     folder = source if source.is_dir() else source.parent
     for path in (folder / VOCABULARY_FILE, *sorted(folder.glob(f"*.{VOCABULARY_FILE}"))):
-        if path.is_file() and data.vocabulary in {load_vocabulary(path, case).fingerprint for case in (True, False)}:
+        if path.is_file() and data.vocabulary in either_fingerprint(path):
             return path.read_text(encoding="utf-8")
     return None

@@ -82,13 +82,9 @@ def collected(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Te
     return found
 
 
-def save_moments(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the tensors of an optimizer's state, named `<parameter>.<key>`, in their own types. Raises StorageError."""
-    write_safetensors(path, tensors)
-
-
 def load_moments(path: Path, shapes: Mapping[str, torch.Size], config: ModelConfig) -> dict[str, dict[str, Tensor]]:
-    """Return what `save_moments` wrote, by parameter and key, for a model whose vocabulary may be padded otherwise.
+    """Return the optimizer's state of a file, in which it is named `<parameter>.<key>`, by parameter and key, for a
+    model whose vocabulary may be padded otherwise.
 
     Args:
         path: the file.

@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.records import RunDirectory
 from bert.data.pretraining.instances import Instances
-from bert.data.pretraining.shards import write_shard
+from bert.data.pretraining.shard_writer import write_shard
 
 SEQ_LEN, SAMPLES = 16, 50
 REPOSITORY = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert.data.pretraining.instances import Instances
-from bert.data.pretraining.shards import write_shard
+from bert.data.pretraining.shard_writer import write_shard
 
 pytestmark = pytest.mark.alone
 SEQ_LEN, PREDICTIONS, SAMPLES = 128, 20, 20_000

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from bert.data.lengths import is_synthetic, lengths_folder
 from bert.data.ragged import Ragged
 from bert.data.rows import TokenRows
 from bert.tasks import DATA, TASKS
-from bert.tasks.classification_data import EVALUATION, FINE_TUNING, ClassificationData, rows_behind
-from bert.tasks.data import DataSource
+from bert.tasks.classification_data import EVALUATION, ClassificationData
+from bert.tasks.data import FINE_TUNING, DataSource
 from bert.tasks.options import TaskOption
 from common.errors import InputError
 
@@ -111,10 +112,10 @@ class RowData(ClassificationData):
         return int(options["labels"])
 
     def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
-        place = rows_behind(source.source)
-        if place is None:
+        modelled = lengths_folder(source.source)
+        if modelled is None and is_synthetic(source.source):
             return {"labels": 2, **options}
-        found = self.rows(place, "training", {})
+        found = self.rows(modelled or Path(source.source), "training", {})
         return {**options, "labels": int(found.labels.max()) + 1}
 
     def prepare_command(self, seq_len: int) -> str:

@@ -28,7 +28,7 @@ _MOST_HEADER_BYTES = 2**20
 _END_OF_PAGE = b"</page>"
 _START_OF_PAGE = re.compile(rb"<page[\s>]")
 _TITLE = re.compile(rb"<title>([^<]*)</title>")
-_NAMESPACE = re.compile(r'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
+_NAMESPACE = re.compile(r'<namespace key="(-?\d{1,9})"[^>]*>([^<]*)</namespace>')
 _FILES, _MEDIA, _CATEGORIES = 6, -2, 14
 
 

@@ -1,14 +1,13 @@
 """The files a corpus is made of: found, told apart, and identified by their content."""
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from bert.data.json_notes import read_notes
 from common.atomic import write_json
 from common.errors import InputError
 
@@ -17,7 +16,6 @@ TEXT_SUFFIXES = (".txt",)
 """Books, articles, any plain text."""
 PREPARED_PREFIXES = ("hdf5_lower_case_", "sharded_", "extracted", "cleaned", "sentences", "tokens_")
 """Beginnings of the names of folders that `data pretrain` writes: never taken for input."""
-_BLOCK = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def identify(paths: Sequence[Path], folder: Path, memory: Path) -> list[Source]:
         InputError: a file cannot be read; the message names it.
         StorageError: the hashes cannot be kept.
     """
-    known = _known(memory)
+    known = read_notes(memory)
     sources, seen = [], {}
     for path in paths:
         # A name that is not UTF-8 cannot be written into a manifest.
@@ -121,16 +119,5 @@ def identify(paths: Sequence[Path], folder: Path, memory: Path) -> list[Source]:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _known(memory: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(memory.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -77,7 +77,7 @@ def _paragraphs(page: bytes, header: Header, counts: Counts) -> list[str]:
     head = page[: text_at.start()] if text_at else page
     namespace = _NAMESPACE.search(head)
     # Decided on the bytes: most pages of a full dump are not articles, and parsing them would cost more than that.
-    if namespace is not None and int(namespace[1]) != 0:
+    if namespace is not None and namespace[1].strip(b"-0"):
         counts.add(OTHERS)
         return []
     if b"<redirect" in head:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from bert.data.corpus.splitter import Splitter, load_splitter, splitter_version
+from bert.data.corpus.splitter import Splitter, load_splitter
 from bert.data.pool import Progress, Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from common.atomic import atomic_path
@@ -21,8 +21,6 @@ BLOCK_BYTES = 2**16
 """Paragraphs of one document are given to the splitter together up to this size."""
 WINDOW_BYTES = 2**18
 """A longer paragraph is given to the splitter in windows of this size, each begun at the last sentence's beginning."""
-
-__all__ = ["BLOCK_BYTES", "COUNTS", "MOST_SENTENCE_CHARACTERS", "WINDOW_BYTES", "segment", "splitter_version"]
 
 
 @dataclass(frozen=True, slots=True)

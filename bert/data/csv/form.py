@@ -123,7 +123,7 @@ def names_delimiter(text: str) -> str | None:
     return found[1] if found else None
 
 
-def first_record(path: Path, sample: str, delimiter: str, quoting: bool, unnamed: bool = False) -> list[str]:
+def first_record(path: Path, sample: str, delimiter: str, quoting: bool, unnamed: bool) -> list[str]:
     """Return the first row that is neither blank nor a marker of git.
 
     Args:
@@ -182,7 +182,7 @@ def _find_encoding(path: Path) -> tuple[str, str]:
         return ("utf-8-sig", "nearly every line") if _is_damaged_utf8(path) else _by_bytes(path, found.codec)
     if found.codec == "utf-8-sig":
         who = "a byte order mark" if head.startswith(codecs.BOM_UTF8) else "every byte"
-        return "utf-8-sig", f"{who}" if found.count_name is None else "nearly every byte"
+        return "utf-8-sig", who if found.count_name is None else "nearly every byte"
     return found.codec, "a byte order mark"
 
 

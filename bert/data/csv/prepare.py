@@ -25,7 +25,6 @@ from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
 from common.locks import locked
 
-_HASH_BLOCK = 2**20
 _DIVIDING = ("seed", "validation", "test", "max_seq_length", "lower_case", "vocabulary")
 """Options that never leave the samples and splits as they were."""
 MANY_LABELS = 0.5
@@ -169,14 +168,11 @@ def _options(config: CsvConfig, vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str:
-    found = hashlib.blake2b(digest_size=16)
     try:
         with path.open("rb") as file:
-            while block := file.read(_HASH_BLOCK):
-                found.update(block)
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; give a CSV file") from error
-    return found.hexdigest()
 
 
 def _build(config: CsvConfig, vocabulary: Vocabulary, progress: Progress) -> None:

@@ -43,11 +43,6 @@ class TextSet:
     """Number of each row's text [N], ascending."""
 
     @property
-    def text_count(self) -> int:
-        """Return the number of texts."""
-        return len(np.unique(self.texts))
-
-    @property
     def checksum(self) -> str:
         """Return a hash of all of it, the one that checksum_of gives."""
         columns = (self.ids, self.lengths, self.labels, self.texts)

@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from bert.data.feature_files import finished, keep_notes, keep_vocabulary, lock_for_features
+from bert.data.feature_files import keep_notes, keep_vocabulary, lock_for_features
 from bert.data.gap.config import MENTIONS, GapConfig
 from bert.data.gap.examples import GapExample, Mention
 from bert.data.gap.features import GENDER_NAMES, MENTION_ENDS, MENTION_STARTS, GapFeatures, Settings
 from bert.data.gap.mentions import TokenText, fit, tokenize
 from bert.data.gap.reading import Flaw, GapFile, read_gap, told_flaws
 from bert.data.gap.store import (
+    FORM,
     SCHEMA_VERSION,
     file_name,
-    fingerprint_of_features,
-    read_metadata,
     texts,
     write_features,
     write_readable,
@@ -110,7 +109,7 @@ def _written(config: GapConfig, file: GapFile, made: _Made, vocabulary: Vocabula
     began = time.monotonic()
     path = config.output / file_name(made.features.settings, file.fingerprint)
     notes = _notes(file, made, config.vocab)
-    kept = finished(path, made.features.fingerprint, _known, notes) is not None
+    kept = FORM.finished(path, made.features.fingerprint, notes) is not None
     if not kept:
         write_features(path, made.features, made.counts)
     if not kept or not path.with_suffix(".tsv").is_file():
@@ -124,11 +123,7 @@ def _written(config: GapConfig, file: GapFile, made: _Made, vocabulary: Vocabula
 
 def _is_finished(config: GapConfig, file: GapFile, made: _Made) -> bool:
     path = config.output / file_name(made.features.settings, file.fingerprint)
-    return finished(path, made.features.fingerprint, _known, []) is not None and path.with_suffix(".tsv").is_file()
-
-
-def _known(path: Path) -> tuple[str, Counts]:
-    return read_metadata(path)[1:]
+    return FORM.finished(path, made.features.fingerprint, []) is not None and path.with_suffix(".tsv").is_file()
 
 
 def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary, progress: Progress) -> _Made:
@@ -152,7 +147,7 @@ def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary, progres
         progress(title, min(first + _BATCH, len(examples)), len(examples))
     if not kept:
         raise InputError(f"no row of {file.path} can be used: {'; '.join(told_flaws(flaws))}")
-    features = _together(kept, fitted, flaws, settings, vocabulary, fingerprint_of_features(settings, file.fingerprint))
+    features = _together(kept, fitted, flaws, settings, vocabulary, FORM.fingerprint(settings, file.fingerprint))
     counts.add("features", len(kept))
     counts.add("left out", len(flaws))
     for example in kept:

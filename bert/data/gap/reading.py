@@ -97,14 +97,16 @@ def told_flaws(flaws: Sequence[Flaw]) -> list[str]:
     for flaw in flaws:
         kinds.setdefault(flaw.kind, []).append(flaw)
     return [
-        f"{len(found):,} row(s) with {kind}, {_lines(found)} (line {found[0].line}: {found[0].detail})"
+        f"{len(found):,} row(s) with {kind}, {told_lines([flaw.line for flaw in found])} "
+        f"(line {found[0].line}: {found[0].detail})"
         for kind, found in kinds.items()
     ]
 
 
-def _lines(flaws: Sequence[Flaw]) -> str:
-    some = ", ".join(str(flaw.line) for flaw in flaws[:_MOST_TOLD])
-    return f"line{'s' * (len(flaws) > 1)} {some}{', ...' if len(flaws) > _MOST_TOLD else ''}"
+def told_lines(numbers: Sequence[int]) -> str:
+    """Return the numbers of lines in words, the first few of many."""
+    some = ", ".join(map(str, numbers[:_MOST_TOLD]))
+    return f"line{'s' * (len(numbers) > 1)} {some}{', ...' if len(numbers) > _MOST_TOLD else ''}"
 
 
 def _content(path: Path) -> bytes:

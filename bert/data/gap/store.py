@@ -15,15 +15,15 @@ from bert.data.gap.features import GENDER_NAMES, MENTION_ENDS, MENTION_STARTS, G
 from bert.data.ragged import Ragged
 from bert.data.rows import TokenRows
 from bert.data.stages import Counts
-from bert.data.tensor_file import NotWholeError, check_content, map_columns, read_header
+from bert.data.tensor_file import NotWholeError, check_content, map_columns
 from bert.data.vocabulary import Vocabulary
 from common.atomic import write_text
 from common.errors import InputError
 
-FORMAT = "bertbench gap features"
 SCHEMA_VERSION = 1
 """Raised when the columns change or hold other values for the same TSV and settings."""
-_FORM = FeatureForm(FORMAT, SCHEMA_VERSION, Settings, "pad_id")
+FORM = FeatureForm("bertbench gap features", SCHEMA_VERSION, Settings, "pad_id")
+"""What files of these features are known by."""
 READABLE_COLUMNS = (
     *("ID", "label", "gender", "tokens"),
     *("P-first", "P-last", "A-first", "A-last", "B-first", "B-last"),
@@ -40,11 +40,6 @@ _TYPES: dict[str, tuple[str, ...]] = {
     "labels": ("<i8",),
     "genders": ("|u1",),
 }
-
-
-def fingerprint_of_features(settings: Settings, content: str) -> str:
-    """Return a hash of everything that the columns depend on; `content` is the hash of the TSV."""
-    return _FORM.fingerprint(settings, content)
 
 
 def file_name(settings: Settings, content: str) -> str:
@@ -74,7 +69,7 @@ def write_features(path: Path, features: GapFeatures, counts: Counts) -> None:
     columns |= {name: rows.columns[name].astype("<i4").ravel() for name in (MENTION_STARTS, MENTION_ENDS)}
     columns |= {"labels": rows.labels.astype("<i8"), "genders": features.genders.astype("|u1")}
     parts = {name: [column] for name, column in columns.items()}
-    _FORM.write(path, parts, features.settings, rows.fingerprint, counts, str(rows.pad_id))
+    FORM.write(path, parts, features.settings, rows.fingerprint, counts, str(rows.pad_id))
 
 
 def write_readable(path: Path, features: GapFeatures, vocabulary: Vocabulary) -> Path:
@@ -93,21 +88,6 @@ def write_readable(path: Path, features: GapFeatures, vocabulary: Vocabulary) ->
     return beside
 
 
-def read_metadata(path: Path) -> tuple[Settings, str, Counts]:
-    """Return a file's settings, fingerprint and counts, after its checksum was looked at.
-
-    Raises:
-        InputError: it cannot be read, is damaged, or is something else.
-        SchemaError: a newer version wrote it.
-    """
-    try:
-        found = _FORM.read(path, read_header(path)[0])
-        check_content(path)
-        return found
-    except (NotWholeError, OSError) as error:
-        raise _damaged(path, error) from error
-
-
 def read_features(path: Path) -> GapFeatures:
     """Read a file of features: hold it against its checksum and map its columns into memory.
 
@@ -117,10 +97,10 @@ def read_features(path: Path) -> GapFeatures:
     """
     try:
         metadata, columns = map_columns(path)
-        settings, fingerprint, _ = _FORM.read(path, metadata)
+        settings, fingerprint, _ = FORM.read(path, metadata)
         check_content(path)
         return _whole(columns, settings, fingerprint, int(metadata["pad_id"]))
-    except (NotWholeError, OSError, ValueError, KeyError) as error:
+    except (NotWholeError, OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error
 
 

@@ -9,8 +9,6 @@ from bert.data.glue.tasks import TRAIN, GlueSpec
 from bert.data.stages import Counts
 from common.errors import InputError, MissingToolError
 
-HUB_NAME = "nyu-mll/glue"
-"""Where the library finds GLUE."""
 _OLDEST = 4
 """Release of `datasets` since which a dataset is data alone: before it came with programs, which were run."""
 _BATCH = 10_000

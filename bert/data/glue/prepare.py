@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert.data.feature_files import SUFFIX, finished, lock_for_features, new_folder
+from bert.data.feature_files import SUFFIX, lock_for_features, new_folder
 from bert.data.glue.archive import find_table, missing_tables, unused_folders, what_is_there
 from bert.data.glue.config import GlueConfig
 from bert.data.glue.features import Settings, make_columns
 from bert.data.glue.hub import read_hub
-from bert.data.glue.store import file_name, fingerprint_of_features, read_counts, write_features, write_notes
+from bert.data.glue.store import FORM, file_name, write_features, write_notes
 from bert.data.glue.tables import GlueRow, GlueTable, read_table
 from bert.data.glue.tasks import TRAIN, GlueSpec, task_of
 from bert.data.pool import Progress
@@ -135,8 +135,8 @@ def _prepare(
             max_seq_length=config.max_seq_length,
         )
         features = config.output / file_name(settings, table.fingerprint)
-        fingerprint = fingerprint_of_features(settings, table.fingerprint)
-        with lock_for_features(config.output, lambda: finished(features, fingerprint, read_counts, []) is not None):
+        fingerprint = FORM.fingerprint(settings, table.fingerprint)
+        with lock_for_features(config.output, lambda: FORM.finished(features, fingerprint, []) is not None):
             counts, kept = _features(config, features, settings, table, vocabulary, notes)
     text = None
     if config.text is not None and split == TRAIN:
@@ -153,8 +153,8 @@ def _features(
 ) -> tuple[Counts, bool]:
     """Make a file unless it is finished; return what was met, and whether it was."""
     assert config.vocab is not None
-    fingerprint = fingerprint_of_features(settings, table.fingerprint)
-    known = finished(path, fingerprint, read_counts, notes)
+    fingerprint = FORM.fingerprint(settings, table.fingerprint)
+    known = FORM.finished(path, fingerprint, notes)
     counts = known or Counts(dict(table.counts.numbers), {name: [*some] for name, some in table.counts.names.items()})
     if known is None:
         columns = make_columns(table, settings, vocabulary, counts)

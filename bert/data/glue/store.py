@@ -15,13 +15,13 @@ from bert.data.glue.tasks import TASKS, TRAIN
 from bert.data.ragged import Ragged
 from bert.data.rows import TokenRows
 from bert.data.stages import Counts
-from bert.data.tensor_file import NotWholeError, check_content, map_columns, read_header
+from bert.data.tensor_file import NotWholeError, check_content, map_columns
 from common.errors import InputError, UsageError
 
-FORMAT = "bertbench glue features"
 SCHEMA_VERSION = 1
 """Raised when the columns change or hold other values for the same table and settings."""
-_FORM = FeatureForm(FORMAT, SCHEMA_VERSION, Settings, "pad_id")
+FORM = FeatureForm("bertbench glue features", SCHEMA_VERSION, Settings, "pad_id")
+"""What files of these features are known by."""
 _TYPES = {
     "ids.values": ("<u2", "<i4"),
     "ids.offsets": ("<i8",),
@@ -29,11 +29,6 @@ _TYPES = {
     "labels": ("<i8", "<f4"),
     "index": ("<i8",),
 }
-
-
-def fingerprint_of_features(settings: Settings, table: str) -> str:
-    """Return a hash of everything that the content depends on; `table` is the hash of the table's rows."""
-    return _FORM.fingerprint(settings, table)
 
 
 def file_name(settings: Settings, table: str) -> str:
@@ -60,7 +55,7 @@ def write_features(
     counts: Counts,
 ) -> None:
     """Write the file, whole or not at all. Raises StorageError."""
-    _FORM.write(path, columns, settings, fingerprint, counts, str(pad_id))
+    FORM.write(path, columns, settings, fingerprint, counts, str(pad_id))
 
 
 def write_notes(path: Path, source: Path, vocabulary: Path, settings: Settings, counts: Counts) -> None:
@@ -80,21 +75,6 @@ def write_notes(path: Path, source: Path, vocabulary: Path, settings: Settings, 
         "examples": dict(sorted(counts.names.items())),
     }
     keep_notes(path, notes)
-
-
-def read_counts(path: Path) -> tuple[str, Counts]:
-    """Return a file's fingerprint and counts, without its columns, whose checksum is looked at.
-
-    Raises:
-        InputError: it cannot be read, is damaged, or is something else.
-        SchemaError: a newer version wrote it.
-    """
-    try:
-        _, fingerprint, counts = _metadata(path, read_header(path)[0])
-        check_content(path)
-    except (NotWholeError, OSError) as error:
-        raise _damaged(path, error) from error
-    return fingerprint, counts
 
 
 def read_features(path: Path) -> GlueFeatures:
@@ -223,7 +203,7 @@ def _features(
 
 def _metadata(path: Path, metadata: Mapping[str, str]) -> tuple[Settings, str, Counts]:
     """As FeatureForm.read; raises NotWholeError too where the task has no such split."""
-    settings, fingerprint, counts = _FORM.read(path, metadata)
+    settings, fingerprint, counts = FORM.read(path, metadata)
     try:
         known = settings.split in settings.spec.splits
     except UsageError as error:

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -208,7 +209,7 @@ def _rows(lines: Iterable[str], first: int, layout: _Layout, spec: GlueSpec, cou
         if len(fields) != layout.width:
             counts.add(RAGGED, example=f"{place}: {len(fields)} in place of {layout.width}")
             continue
-        index = number if layout.index is None else _whole(fields[layout.index])
+        index = number if layout.index is None else row_number(fields[layout.index])
         texts = [fields[column] for column in layout.texts]
         label = None if layout.label is None else fields[layout.label]
         row = make_row(spec, index, texts, label, seen, counts, place, layout.label is not None)
@@ -279,5 +280,6 @@ def label_of(spec: GlueSpec, text: str, anywhere: bool = False) -> float | None:
     return value if math.isfinite(value) and low <= value <= high else None
 
 
-def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() else None
+def row_number(text: str) -> int | None:
+    """Return the number that a row has in its table; None for none: 18 digits are what an int64 holds for certain."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None

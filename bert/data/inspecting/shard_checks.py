@@ -170,7 +170,7 @@ def _read_bins(attributes: Any, name: str, header: _Header, violations: Violatio
     except (TypeError, ValueError) as error:
         violations.add("bins_add_up", f"{name}: {error}")
         return
-    if lengths.ndim != 1 or lengths.shape != counts.shape:
+    if lengths.ndim != 1 or lengths.shape != counts.shape or not len(lengths):
         violations.add("bins_add_up", f"{name}: {lengths.shape} lengths, {counts.shape} counts")
     elif (np.diff(lengths) <= 0).any() or lengths[0] < 1 or lengths[-1] != header.seq_len:
         violations.add("bins_add_up", f"{name}: lengths {lengths.tolist()}, L = {header.seq_len}")

@@ -1,7 +1,6 @@
 """HDF5 shards as files: found in a folder, opened, read in blocks of rows. Imports no torch."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.pretraining.naming import SHARD_NAME
+from bert.data.pretraining.naming import PREPARATION_NAME, SHARD_NAME
 from bert.data.pretraining.shards import opened
 from common.errors import InputError
 
 SUFFIXES = (".hdf5", ".h5")
-_PREPARATION_LENGTH = re.compile(r"hdf5_lower_case_.*seq_len_(?P<seq_len>\d+)_.*")
 _BLOCK_VALUES = 2**20
 """Values of the widest dataset in one block: a few MiB, which stays in the processor's cache."""
 _MOST_BLOCKS_PER_CHUNK = 16
@@ -102,7 +100,7 @@ def _order(path: Path) -> tuple[bool, str, int]:
 
 def _seq_len(group: ShardGroup) -> int | None:
     for parent in (group.folder, *group.folder.parents):
-        if match := _PREPARATION_LENGTH.fullmatch(parent.name):
+        if match := PREPARATION_NAME.fullmatch(parent.name):
             return int(match["seq_len"])
     for path in group.shards:
         try:

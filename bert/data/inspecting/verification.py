@@ -5,7 +5,7 @@ rows in a shard does. What does not concern the values is noted, and is no diffe
 fingerprints of the settings, what metadata say besides what they say about the shards' content.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from bert.data.inspecting.tallies import row_hashes
 from bert.data.pool import Progress
 from bert.data.pretraining.naming import METADATA_FILE, VOCABULARY_FILE
 from bert.data.pretraining.shard_writer import SETTINGS_ATTRIBUTE
-from bert.data.pretraining.shards import opened
+from bert.data.pretraining.shards import datasets_of, opened
 from common.errors import InputError, UsageError
 
 _COPY_BYTES = 4 * 2**20
@@ -125,7 +125,7 @@ def _damage(folder: str, path: Path) -> str | None:
     """What is wrong with a file, None where all of it can be read."""
     try:
         with opened(path) as file:
-            for name, dataset in _datasets(file).items():
+            for name, dataset in datasets_of(file).items():
                 if dataset.shape:
                     for _ in read_blocks(file, [name]):
                         pass
@@ -148,7 +148,7 @@ def _same_bytes(first: Path, second: Path) -> bool:
 
 
 def _compare_content(name: str, first: Any, second: Any, comparison: Comparison) -> None:
-    datasets = [_datasets(file) for file in (first, second)]
+    datasets = [datasets_of(file) for file in (first, second)]
     for dataset in sorted(datasets[0].keys() ^ datasets[1].keys()):
         where = "A" if dataset in datasets[0] else "B"
         comparison.differences.append(Difference(name, f"the dataset {dataset} is only in {where}", dataset))
@@ -167,19 +167,6 @@ def _compare_content(name: str, first: Any, second: Any, comparison: Comparison)
             stored.add((_storage(one), _storage(other)))
     for ours, theirs in sorted(stored):
         comparison.notes.append(f"{name}: stored as {ours} in A, {theirs} in B")
-
-
-def _datasets(file: Any) -> dict[str, Any]:
-    import h5py
-
-    found: dict[str, Any] = {}
-
-    def visit(name: str, member: Any) -> None:
-        if isinstance(member, h5py.Dataset):
-            found[name] = member
-
-    file.visititems(visit)
-    return found
 
 
 def _storage(dataset: Any) -> str:
@@ -213,8 +200,7 @@ def _same_values(first: Any, second: Any) -> bool:
 def _short(value: Any) -> str:
     if value is None:
         return "none"
-    text = str(np.asarray(value).tolist())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return _short_json(np.asarray(value).tolist())
 
 
 def _compare_values(name: str, dataset: str, first: Any, second: Any, comparison: Comparison) -> None:
@@ -278,9 +264,6 @@ def _compare_beside(first: Path, second: Path, prefix: str, comparison: Comparis
                 compare(prefix + name, first / name, second / name, comparison)
         elif any(there):
             comparison.notes.append(f"{prefix}{name} is only in {'A' if there[0] else 'B'}")
-
-
-Compare = Callable[[str, Path, Path, Comparison], None]
 
 
 def _compare_vocabulary(name: str, first: Path, second: Path, comparison: Comparison) -> None:

@@ -9,27 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.loading.folder import ShardFolder, find_shards, folder_info
+from bert.data.loading.folder import folder_info
 from bert.data.loading.pieces import Pieces, Reading
 from bert.data.loading.position import Position
 from bert.data.pretraining.instances import Instances
-from bert.data.pretraining.shards import check_shard, read_shard, write_shard
 from common.errors import InputError
 
 if TYPE_CHECKING:
     from bert.batch import Batch
     from bert.tasks.base import DataSpec
-
-__all__ = [
-    "Hdf5Batches",
-    "ShardFolder",
-    "check_shard",
-    "find_shards",
-    "folder_info",
-    "read_shard",
-    "to_batch",
-    "write_shard",
-]
 
 Int64 = npt.NDArray[np.int64]
 

@@ -105,7 +105,7 @@ def lengths_fingerprint(longest: int, lengths: Int64) -> str:
 
 
 def evaluation_order(
-    lengths: Int64, micro_batch_size: int, rank: int = 0, world_size: int = 1, chosen: Int64 | None = None
+    lengths: Int64, micro_batch_size: int, rank: int, world_size: int, chosen: Int64 | None
 ) -> Iterator[Int64]:
     """Yield the numbers [B] of the sequences of each batch of a rank, so that every sequence comes once.
 

@@ -1,18 +1,15 @@
 """Folders of HDF5 shards: found and described. Imports no torch: plans look at folders with it."""
 
 import hashlib
-import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.data.pretraining.naming import METADATA_FILE, SHARD_NAME
+from bert.checkpoints.model_config import read_json
+from bert.data.pretraining.naming import METADATA_FILE, PREPARATION_NAME, SHARD_NAME
 from bert.data.pretraining.shards import ShardInfo, check_shard
 from common.errors import InputError
-
-_PREPARATION_NAME = re.compile(r"hdf5_lower_case_.*seq_len_(?P<seq_len>\d+)_.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +36,6 @@ class ShardFolder:
     """Samples of each file in each bin; in the file they lie bin after bin."""
     mappable: tuple[bool, ...]
     """Per file: its data lies plainly in it, so that it can be mapped into memory."""
-
-    @property
-    def samples_per_shard(self) -> tuple[int, ...]:
-        """Samples of each file."""
-        return tuple(map(sum, self.counts))
 
     def columns(self, which: int) -> int:
         """Tokens per sample of a bin, padding included."""
@@ -85,12 +77,12 @@ def _order(path: Path) -> tuple[str, int]:
 
 def _preparation(path: Path, folder: Path) -> Path:
     """Return the `hdf5_lower_case_...` folder above a shard; without one, `folder` itself."""
-    return next((parent for parent in path.parents if _PREPARATION_NAME.fullmatch(parent.name)), folder)
+    return next((parent for parent in path.parents if PREPARATION_NAME.fullmatch(parent.name)), folder)
 
 
 def _choose(folder: Path, groups: dict[Path, list[Path]], seq_len: int | None) -> dict[Path, list[Path]]:
     def length(preparation: Path) -> int:
-        match = _PREPARATION_NAME.fullmatch(preparation.name)
+        match = PREPARATION_NAME.fullmatch(preparation.name)
         return int(match["seq_len"]) if match else check_shard(groups[preparation][0]).seq_len
 
     lengths = {preparation: length(preparation) for preparation in sorted(groups)}
@@ -164,13 +156,12 @@ def _vocab_size(parent: Path, infos: Iterable[ShardInfo], split: str) -> int | N
     path = parent / METADATA_FILE
     if not path.exists():
         return None
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-        size, planned = int(metadata["vocab_size"]), metadata["shards"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is no metadata of shards ({error}): make it again with `data pretrain`") from error
+    metadata = read_json(path)
+    size, planned = metadata.get("vocab_size"), metadata.get("shards")
+    if not isinstance(size, int) or not isinstance(planned, list):
+        raise InputError(f"{path} is no metadata of shards: make it again with `data pretrain`")
     names = {info.path.name for info in infos if info.path.parent == parent}
-    wanted = {name for name in planned if (match := SHARD_NAME.fullmatch(name)) and match["split"] == split}
+    wanted = {name for name in planned if (match := SHARD_NAME.fullmatch(str(name))) and match["split"] == split}
     missing = sorted(wanted - names)
     if missing:
         raise InputError(

@@ -73,7 +73,6 @@ def evaluation_rows(
     micro_batch_size: int,
     rank: int = 0,
     world_size: int = 1,
-    padding: str = "longest",
     chosen: Int64 | None = None,
 ) -> "Iterator[tuple[Int64, Batch]]":
     """Yield every row of a rank once, with the numbers of the rows [B] that each batch consists of.
@@ -81,4 +80,4 @@ def evaluation_rows(
     Where numbers of rows were `chosen`, only those are yielded. The order is that of evaluation_order.
     """
     for numbers in evaluation_order(rows.lengths, micro_batch_size, rank, world_size, chosen):
-        yield numbers, row_batch(rows, numbers, padding)
+        yield numbers, row_batch(rows, numbers)

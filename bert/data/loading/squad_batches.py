@@ -25,23 +25,19 @@ class SquadBatches(FlatBatches):
     """Endless batches of the windows of a features file, in FlatBatches' order.
 
     Args:
-        spec: `source` is what open_features takes.
-        split: 'training' or 'evaluation'.
-        features: to use instead of opening `spec.source`.
+        spec: which batches.
+        features: from `spec.source`.
 
     Raises:
-        InputError: there are no features (the message has the command that makes them), they are damaged, or they have
-            windows of another length, a larger vocabulary than `spec`, or none.
-        SchemaError: a newer version wrote them.
+        InputError: they have no window, or a larger vocabulary than `spec`.
         UsageError: no such padding.
     """
 
-    def __init__(self, spec: "DataSpec", split: str = "training", features: SquadFeatures | None = None) -> None:
-        self.features = find_features(Path(spec.source), split, spec.seq_len) if features is None else features
-        if not len(self.features):
+    def __init__(self, spec: "DataSpec", features: SquadFeatures) -> None:
+        if not len(features):
             raise InputError(f"the features in {spec.source} hold no window: make them from questions with contexts")
-        found = self.features
-        super().__init__(spec, found.lengths, found.settings.vocab_size, found.fingerprint)
+        self.features = features
+        super().__init__(spec, features.lengths, features.settings.vocab_size, features.fingerprint)
 
     def _batch(self, numbers: Int64) -> "Batch":
         return window_batch(self.features, numbers, self.spec.padding)
@@ -74,7 +70,6 @@ def evaluation_batches(
     micro_batch_size: int,
     rank: int = 0,
     world_size: int = 1,
-    padding: str = "longest",
     chosen: Int64 | None = None,
 ) -> "Iterator[tuple[Int64, Batch]]":
     """Yield every window of a rank once, with the numbers of the windows [B] that each batch consists of.
@@ -82,7 +77,7 @@ def evaluation_batches(
     Where numbers of windows were `chosen`, only those are yielded. The order is that of evaluation_order.
     """
     for numbers in evaluation_order(features.lengths, micro_batch_size, rank, world_size, chosen):
-        yield numbers, window_batch(features, numbers, padding)
+        yield numbers, window_batch(features, numbers)
 
 
 def window_batch(features: SquadFeatures, numbers: Int64, padding: str = "longest") -> "Batch":

@@ -4,8 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert.config import BERT_UNCASED_VOCAB_SIZE
 from bert.data.lengths import default_max_predictions
-from bert.data.pretraining.instances import InstanceConfig
+from bert.data.pretraining.config import InstanceConfig
 from bert.data.stages import Part
 from common.errors import UsageError
 
@@ -46,7 +47,7 @@ class PrepareConfig:
     """What finds sentences: blingfire, or rules (where blingfire does not run)."""
     vocab: Path | None = None
     """BERT vocab.txt; default one trained on the text."""
-    vocab_size: int = 30522
+    vocab_size: int = BERT_UNCASED_VOCAB_SIZE
     """Pieces of a trained vocabulary at most."""
     seq_lens: tuple[int, ...] = (128,)
     """Tokens per instance; 128 512 makes both phases and tokenises once."""

@@ -109,7 +109,8 @@ def sentences(runner: StageRunner, texts: Sequence[Finished]) -> Finished | None
         InputError: extract or clean is not complete.
         MissingToolError: the splitter does not run here.
     """
-    from bert.data.corpus.sentences import VERSION, segment, splitter_version
+    from bert.data.corpus.sentences import VERSION, segment
+    from bert.data.corpus.splitter import splitter_version
 
     config = runner.config
     if not texts:

@@ -17,8 +17,6 @@ from bert.data.pretraining.pairs import Pairs, joined, make_pairs
 from bert.data.pretraining.tokens import TokenShard
 from common.errors import UsageError
 
-__all__ = ["InstanceConfig", "Instances", "Plan", "plan_instances"]
-
 Int32 = npt.NDArray[np.int32]
 Int8 = npt.NDArray[np.int8]
 BLOCK_ROWS = 2048

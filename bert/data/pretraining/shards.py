@@ -18,11 +18,8 @@ from bert.data.pretraining.shard_writer import (
     BIN_LENGTHS_ATTRIBUTE,
     COLUMNS,
     SETTINGS_ATTRIBUTE,
-    write_shard,
 )
 from common.errors import InputError
-
-__all__ = ["SETTINGS_ATTRIBUTE", "ShardInfo", "check_shard", "map_shard", "opened", "read_shard", "write_shard"]
 
 _MOST_GROWTH = 1100
 """Bytes that a byte of a file can hold: Deflate, which shards are compressed with, makes at most 1,032 of one."""
@@ -132,13 +129,7 @@ def _refuse_claims(path: Path, file: Any) -> None:
     """Refuse data that lie in other files of this machine, and a header that announces more than the file can hold."""
     import h5py
 
-    found: dict[str, Any] = {}
-
-    def visit(name: str, member: Any) -> None:
-        if isinstance(member, h5py.Dataset):
-            found[name] = member
-
-    file.visititems(visit)
+    found = datasets_of(file)
     links = [name for name in file if not isinstance(file.get(name, getlink=True), h5py.HardLink)]
     links += [name for name, dataset in found.items() if dataset.is_virtual or dataset.external]
     if links:
@@ -148,6 +139,20 @@ def _refuse_claims(path: Path, file: Any) -> None:
         raise InputError(
             f"{path} has {size:,} bytes and announces {announced:,} bytes of data, more than it can hold: get it again"
         )
+
+
+def datasets_of(file: Any) -> dict[str, Any]:
+    """Return all datasets of an open file, at any depth, by their names in it."""
+    import h5py
+
+    found: dict[str, Any] = {}
+
+    def visit(name: str, member: Any) -> None:
+        if isinstance(member, h5py.Dataset):
+            found[name] = member
+
+    file.visititems(visit)
+    return found
 
 
 def _check(path: Path, file: Any) -> ShardInfo:
@@ -194,7 +199,7 @@ def _bins(
         return (), ()
     try:
         lengths, counts = (tuple(int(value) for value in np.atleast_1d(values)) for values in found)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path}: its bins are damaged ({error}): make it again") from error
     ascending: Sequence[int] = sorted(set(lengths))
     if tuple(ascending) != lengths or lengths[-1:] != (seq_len,) or lengths[0] < 1:

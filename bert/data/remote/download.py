@@ -6,7 +6,6 @@ anew and never as two halves of different files).
 """
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert.data.json_notes import read_notes
 from bert.data.remote.web import Again, DownloadError, Transfer, check_address, opened, patiently, range_of, read_block
 from common.atomic import storage_errors, write_json
 from common.errors import InputError, StorageError
@@ -23,7 +23,6 @@ CHECKSUMS = {"md5": 32, "sha1": 40, "sha256": 64}
 """Checksums that can be checked, and their hexadecimal digits."""
 Tell = Callable[[int, int | None], None]
 """Called with the bytes that are on the disk, and the bytes in all (None = the server does not say)."""
-_HASH_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ class _Fetch:
 
     def _attempt(self) -> None:
         """Ask once for what is missing. Raises Again, DownloadError, StorageError."""
-        known = self._known()
+        known = read_notes(self.state)
         total = self.size if self.size is not None else known.get("size")
         have = self._usable(known, total)
         if have and have == total:  # killed between the last byte and the renaming
@@ -172,13 +171,6 @@ class _Fetch:
                 raise
             self._drop()
             raise Again("the file on the server is another one now", 0.0, error.status) from error
-
-    def _known(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.state.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
     def _usable(self, known: dict[str, Any], total: Any) -> int:
         """Return how many bytes of the part can be continued."""
@@ -263,11 +255,8 @@ class _Fetch:
 
 
 def _hash(path: Path, kind: str) -> Any:
-    digest = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as file:
-        while block := file.read(_HASH_BYTES):
-            digest.update(block)
-    return digest
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
 
 
 @contextmanager

@@ -65,7 +65,7 @@ class RemoteFile:
 # Multistream before plain: its bz2 streams of 100 pages can be unpacked side by side. Parts before the single file: a
 # wrong checksum costs one of them, they are published earlier, and two come at a time.
 _JOBS = ("articlesmultistreamdump", "articlesmultistreamdumprecombine", "articlesdump", "articlesdumprecombine")
-_DUMP = r"{wiki}-{date}-pages-articles(-multistream)?\d*\.xml(-p(\d+)p\d+)?\.bz2"
+_DUMP = r"{wiki}-{date}-pages-articles(-multistream)?\d*\.xml(-p(\d{{1,18}})p\d+)?\.bz2"
 
 
 def plan_dump(ask: Ask, choice: Choice) -> list[RemoteFile]:
@@ -134,7 +134,7 @@ def plan_exports(ask: Ask, choice: Choice) -> list[RemoteFile]:
     for date in dates:
         folder = f"{root}{date}/xml/bzip2/"
         sums = _sums(_optional(ask, folder + "SHA256SUMS") or b"", 64)
-        pattern = re.compile(rf"({re.escape(choice.wiki)})-{date}-p(\d+)p\d+\.xml\.bz2")
+        pattern = re.compile(rf"({re.escape(choice.wiki)})-{date}-p(\d{{1,18}})p\d+\.xml\.bz2")
         names = sorted(filter(pattern.fullmatch, sums), key=lambda name: (_first_page(pattern, name), name))
         if names:
             target = f"{choice.wiki}-{date}/"

@@ -4,7 +4,6 @@ The list of files is kept beside them (plan-KEY.json), so that a second call ask
 dump has come out, and so that a finished download needs no network.
 """
 
-import json
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from bert.data.json_notes import read_notes
 from bert.data.pool import Progress
 from bert.data.remote.download import Checksum, fetch, is_whole, part_of
 from bert.data.remote.listings import Choice, RemoteFile
@@ -169,7 +169,7 @@ class _Run:
         self.sum = 0
         sizes = [file.size for file in files]
         self.total = None if None in sizes else sum(size for size in sizes if size is not None)
-        self.verified = _read_json(target / VERIFIED_FILE)
+        self.verified = read_notes(target / VERIFIED_FILE)
 
     def all(self, plan_path: Path) -> int:
         """Fetch what is missing; return the bytes that came over the network."""
@@ -278,7 +278,7 @@ def _write_plan(path: Path, source: NamedSource, base: str, files: Sequence[Remo
 
 def _read_plan(path: Path) -> list[RemoteFile] | None:
     """Return the files of an earlier call; None where there was none, or by another version of this program."""
-    plan = _read_json(path)
+    plan = read_notes(path)
     if plan.get("version") != _VERSION:
         return None
     try:
@@ -292,11 +292,3 @@ def _file(entry: dict[str, Any]) -> RemoteFile:
     if ".." in name.split("/") or name.startswith("/") or not (size is None or isinstance(size, int)):
         raise ValueError(name)
     return RemoteFile(name, str(address), size, Checksum(**checksum) if checksum else None)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -214,8 +214,9 @@ def range_of(answer: Any) -> tuple[int, int | None]:
     """
     if answer.status != 206:
         length = answer.headers.get("Content-Length") or ""
-        return 0, int(length) if length.isdigit() else None
-    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", (answer.headers.get("Content-Range") or "").strip())
+        return 0, int(length) if re.fullmatch("[0-9]{1,18}", length) else None
+    told = (answer.headers.get("Content-Range") or "").strip()
+    found = re.fullmatch(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18}|\*)", told)
     if found is None:
         raise Again("the server sent a part without saying which")
     return int(found[1]), None if found[2] == "*" else int(found[2])
@@ -224,7 +225,7 @@ def range_of(answer: Any) -> tuple[int, int | None]:
 def _retry_after(headers: Any) -> float | None:
     """Return the seconds of Retry-After, which is a number or a date."""
     text = (headers.get("Retry-After") or "").strip()
-    if text.isdigit():
+    if text.isdecimal():
         return float(text)
     try:
         return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())

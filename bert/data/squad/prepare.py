@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.data.feature_files import SUFFIX, finished, lock_for_features, new_folder
+from bert.data.feature_files import SUFFIX, lock_for_features, new_folder
 from bert.data.pool import Progress, Workers
 from bert.data.squad.config import Mode, SquadConfig, cpu_count
 from bert.data.squad.features import Settings
 from bert.data.squad.parts import SHARES, Place, cut, make_and_keep, parts_place, received, shares_of
 from bert.data.squad.reading import Dataset, RawParagraph, read_dataset, together
 from bert.data.squad.store import (
+    FORM,
     file_name,
-    fingerprint_of_features,
-    read_metadata,
     write_features,
     write_notes,
 )
@@ -110,7 +109,7 @@ def _prepare(config: SquadConfig, source: Path, split: str, progress: Progress, 
             path = config.output / file_name(settings, dataset.fingerprint)
             read = time.monotonic() - began
         starting = time.monotonic() - began - read
-        known_of = functools.partial(finished, path, fingerprint_of_features(settings, dataset.fingerprint), _known)
+        known_of = functools.partial(FORM.finished, path, FORM.fingerprint(settings, dataset.fingerprint))
         with lock_for_features(config.output, lambda: known_of([]) is not None):
             _remove_parts(config.output)
             known = known_of(notes)
@@ -188,7 +187,7 @@ class _Work:
                 raise InputError(_nothing(self.dataset.path, counts))
             columns = [part.columns for part in parts if isinstance(part.columns, dict)]
             assert len(columns) == len(parts), "every part has been received"
-            fingerprint = fingerprint_of_features(self.settings, self.dataset.fingerprint)
+            fingerprint = FORM.fingerprint(self.settings, self.dataset.fingerprint)
             write_features(self.path, columns, self.settings, fingerprint, self.vocabulary, counts)
             dataset = self.dataset
             write_notes(self.path, dataset.path, dataset.fingerprint, self.config.vocab, self.settings, counts)
@@ -232,10 +231,6 @@ def _worker_count(config: SquadConfig, source: Path) -> tuple[int, list[str]]:
     if config.workers > cpus:
         return cpus, [f"--workers {config.workers} is more than the {cpus} CPUs there are: {cpus} are used"]
     return config.workers, []
-
-
-def _known(path: Path) -> tuple[str, Counts]:
-    return read_metadata(path)[1:]
 
 
 def _remove_parts(folder: Path) -> None:

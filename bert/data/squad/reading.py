@@ -16,7 +16,6 @@ from bert.data.bounded import read_at_most
 from bert.data.corpus.streams import refuse_other_files
 from common.errors import InputError
 
-VERSIONS = ("1.1", "2.0")
 MOST_BYTES = 2 * 2**30
 """Decompressed size beyond which a file is taken for something else (SQuAD 2.0's training set has 42 MB)."""
 _REMEDY = "give the JSON of SQuAD 1.1 or 2.0, plain or .gz (`bertbench data download squad` gets it)"

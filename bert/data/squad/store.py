@@ -5,28 +5,23 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from bert.data.feature_files import OWN_VOCABULARY, SUFFIX, FeatureForm, files_in, keep_notes, keep_vocabulary, only_one
+from bert.data.json_notes import read_notes
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.squad import columns
 from bert.data.squad.features import Settings, SquadFeatures
 from bert.data.squad.reading import content_of, fingerprint_of_content
 from bert.data.stages import Counts
-from bert.data.tensor_file import NotWholeError, check_content, map_columns, read_header
+from bert.data.tensor_file import NotWholeError, check_content, map_columns
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from common.errors import InputError
 
-FORMAT = "bertbench squad features"
 SCHEMA_VERSION = 1
 """Raised when the columns change or hold other values for the same dataset and settings."""
-_FORM = FeatureForm(FORMAT, SCHEMA_VERSION, Settings, "special_ids")
+FORM = FeatureForm("bertbench squad features", SCHEMA_VERSION, Settings, "special_ids")
+"""What files of these features are known by."""
 _LENGTHS = ("max_seq_length", "doc_stride", "max_query_length")
-
-
-def fingerprint_of_features(settings: Settings, dataset: str) -> str:
-    """Return a hash of everything that the content depends on; `dataset` is the hash of the dataset's content."""
-    return _FORM.fingerprint(settings, dataset)
 
 
 def file_name(settings: Settings, dataset: str) -> str:
@@ -80,7 +75,7 @@ def write_features(
     """Write the file, whole or not at all. Raises StorageError."""
     special = {"pad": vocabulary.pad_id, "cls": vocabulary.cls_id, "sep": vocabulary.sep_id}
     further = json.dumps(special, sort_keys=True)
-    _FORM.write(path, columns.joined(parts), settings, fingerprint, counts, further)
+    FORM.write(path, columns.joined(parts), settings, fingerprint, counts, further)
 
 
 def write_notes(path: Path, source: Path, dataset: str, vocabulary: Path, settings: Settings, counts: Counts) -> None:
@@ -110,21 +105,6 @@ def write_notes(path: Path, source: Path, dataset: str, vocabulary: Path, settin
     )
 
 
-def read_metadata(path: Path) -> tuple[Settings, str, Counts]:
-    """Return a file's settings, fingerprint and counts, without its columns, whose checksum is looked at.
-
-    Raises:
-        InputError: it cannot be read, is damaged, or is something else.
-        SchemaError: a newer version wrote it.
-    """
-    try:
-        found = _FORM.read(path, read_header(path)[0])
-        check_content(path)
-        return found
-    except (NotWholeError, OSError) as error:
-        raise _damaged(path, error) from error
-
-
 def read_features(path: Path) -> SquadFeatures:
     """Read a file of features: hold it against its checksum and map its columns into memory.
 
@@ -137,7 +117,7 @@ def read_features(path: Path) -> SquadFeatures:
     """
     try:
         metadata, found = map_columns(path)
-        settings, fingerprint, _ = _FORM.read(path, metadata)
+        settings, fingerprint, _ = FORM.read(path, metadata)
         special = json.loads(metadata["special_ids"])
         features = SquadFeatures(
             settings=settings,
@@ -148,7 +128,7 @@ def read_features(path: Path) -> SquadFeatures:
             **columns.whole(found),
         )
         check_content(path)
-    except (NotWholeError, OSError, ValueError, KeyError, TypeError) as error:
+    except (NotWholeError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, error) from error
     _check_dataset(path, settings)
     return features
@@ -196,7 +176,7 @@ def vocabulary_of(path: Path, settings: Settings, given: Path | None = None) -> 
         InputError: it is at none of these places, or the one that was given is another one.
     """
     file = _one_of(path, settings.split) if path.is_dir() else path
-    noted = _notes_beside(file).get("vocab")
+    noted = read_notes(file.with_suffix(".json")).get("vocab")
     places = [Path(noted)] if isinstance(noted, str) else []
     own = [file.with_suffix(OWN_VOCABULARY), file.with_name(VOCABULARY_FILE)]
     places = [given] if given is not None else [*places, *own]
@@ -216,17 +196,8 @@ def _one_of(folder: Path, split: str | None) -> Path:
     return only_one(files_in(folder, f"squad-{split or '*'}"), folder, what, command(split, output=folder))
 
 
-def _notes_beside(path: Path) -> dict[str, Any]:
-    """Return what stands in the JSON beside a file; nothing where there is none."""
-    try:
-        found = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _remake(path: Path, settings: Settings | None = None) -> str:
-    notes = _notes_beside(path)
+    notes = read_notes(path.with_suffix(".json"))
     try:
         settings = settings or Settings(**notes["settings"])
         return command(None, Path(notes["input"]), Path(notes["vocab"]), path.parent, settings)
@@ -242,7 +213,7 @@ def _damaged(path: Path, error: Exception) -> InputError:
 
 def _check_dataset(path: Path, settings: Settings) -> None:
     """Raise InputError where the dataset lies where it lay, with another content."""
-    notes = _notes_beside(path)
+    notes = read_notes(path.with_suffix(".json"))
     source = notes.get("input")
     try:
         if not isinstance(source, str) or not Path(source).is_file():

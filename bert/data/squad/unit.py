@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -288,19 +287,17 @@ def _heads_of_rows(pieces: Pieces, lengths: Int64) -> npt.NDArray[Any]:
 def _count(chosen: _Chosen, columns: Columns, contexts: Pieces, queries: Pieces, vocabulary: Vocabulary) -> None:
     unknown = vocabulary.ids["[UNK]"]
     cut = int(np.count_nonzero(columns["queries.rows"] < np.diff(queries.offsets)))
-    numbers = Counter(
-        {
-            "contexts": len(chosen.contexts),
-            "questions": len(chosen.questions),
-            "impossible questions": sum(chosen.impossible),
-            "answers": len(columns["answers.rows"]),
-            "questions cut": cut,
-            "windows": len(columns["window_question"]),
-            "questions of several windows": int(np.count_nonzero(columns["question_windows"] > 1)),
-            "context tokens": len(contexts.values),
-            "unknown context tokens": int(np.count_nonzero(contexts.values == unknown)),
-            "window tokens": len(columns["input_ids.values"]),
-        }
-    )
+    numbers = {
+        "contexts": len(chosen.contexts),
+        "questions": len(chosen.questions),
+        "impossible questions": sum(chosen.impossible),
+        "answers": len(columns["answers.rows"]),
+        "questions cut": cut,
+        "windows": len(columns["window_question"]),
+        "questions of several windows": int(np.count_nonzero(columns["question_windows"] > 1)),
+        "context tokens": len(contexts.values),
+        "unknown context tokens": int(np.count_nonzero(contexts.values == unknown)),
+        "window tokens": len(columns["input_ids.values"]),
+    }
     for name, number in numbers.items():
         chosen.counts.add(name, number)

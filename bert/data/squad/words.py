@@ -7,7 +7,6 @@ is what the tokenizer gives for the whole text, as none of BERT's rules looks ac
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,11 +96,6 @@ class WordEncoder:
         self._encoder = ChunkEncoder(vocabulary)
         self._most_words = most_words
         self._forget()
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the ids."""
-        return self._encoder.dtype
 
     def _forget(self) -> None:
         self._numbers = _Numbers()

@@ -15,7 +15,7 @@ from bench.plan import Sweep, expand, inspect_data
 from bench.timing import StepClock
 from bert.data.loading.batches import Hdf5Batches
 from bert.data.pretraining.instances import Instances
-from bert.data.pretraining.shards import write_shard
+from bert.data.pretraining.shard_writer import write_shard
 from bert.observer import Observer
 from bert.tasks.base import DataSpec
 from common.errors import UsageError

@@ -120,6 +120,8 @@ def test_states_with_damaged_values_are_errors_not_tracebacks(copy: Path) -> Non
     changes: list[dict[str, Any]] = [{name: None} for name in ("settings", "data", "progress", "files", "position")]
     changes += [{"scaler": 3}, {"evaluation": {}}, {"samples_seen": -1}, {"files": {"../x": {}}}, {"progress": {}}]
     changes += [{"settings": {**whole["settings"], "steps": "many"}}, {"settings": {**whole["settings"], "odd": 1}}]
+    counted = {"samples": 1, "counts": {}}
+    changes += [{"evaluation": {"values": {"mlm_loss": value}, **counted}} for value in ("low", 10**400)]
     for change in changes:
         path.write_text(json.dumps({**whole, **change}))
         with pytest.raises(InputError, match="step-0000004"):
@@ -217,15 +219,17 @@ def test_what_a_killed_process_left_is_removed(finished: Path, copy: Path) -> No
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("failing", ["write_safetensors", "write_json", "_confirm"])
+@pytest.mark.parametrize(
+    "failing",
+    ["tensors.write_safetensors", "checkpoint.write_safetensors", "checkpoint.write_json", "checkpoint.sync_folder"],
+)
 def test_a_failed_save_leaves_the_earlier_checkpoints_and_no_half_one(
     finished: Path, copy: Path, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    module = "bert.training.tensors" if failing == "write_safetensors" else "bert.training.checkpoint"
-    monkeypatch.setattr(f"{module}.{failing}", full)
+    monkeypatch.setattr(f"bert.training.{failing}", full)
     with pytest.raises(StorageError, match=r"step-0000005.*the disk is full"):
         again(finished, copy, steps=6)
     monkeypatch.undo()

@@ -23,7 +23,7 @@ from bert.batch import Batch, BatchCounts
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.ours import load_into, load_model, save_model
 from bert.model import BertForPretraining, BertForQuestionAnswering
-from bert.training.initial import Taken, load_initial
+from bert.training.initial import NotTaken, load_initial
 from bert.training.resume import Initial
 from common.errors import InputError
 
@@ -113,7 +113,7 @@ def test_a_tensorflow_checkpoint_of_run_squad_keeps_its_head_and_loses_its_poole
 def test_a_run_begins_from_a_tensorflow_checkpoint_of_run_squad_with_its_head(tmp_path: Path) -> None:
     source, model = theirs("BertForQuestionAnswering"), ours()
     prefix = saved_by_tensorflow(tmp_path / "model.ckpt", source, POOLER)
-    assert load_initial(Initial(prefix, None), model, SHAPE, False) == Taken((), tuple(sorted(POOLER)))
+    assert load_initial(Initial(prefix, None), model, SHAPE, False) == NotTaken((), tuple(sorted(POOLER)))
     assert_close(results(model), their_results(source))
 
 

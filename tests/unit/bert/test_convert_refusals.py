@@ -304,7 +304,8 @@ def test_the_files_of_a_folder_are_on_disk_before_it_gets_its_name(
 ) -> None:
     confirmed: list[tuple[str, bool]] = []
     monkeypatch.setattr(
-        "bert.checkpoints.folder._sync", lambda folder: confirmed.append((folder.name, (tmp_path / "dst").exists()))
+        "bert.checkpoints.folder.sync_folder",
+        lambda folder: confirmed.append((folder.name, (tmp_path / "dst").exists())),
     )
     convert(saved(tmp_path / "src", theirs()), tmp_path / "dst")
     (inside, early), (beside, late) = confirmed

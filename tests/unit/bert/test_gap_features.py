@@ -20,6 +20,7 @@ from bert.data.gap.prepare import GapSummary, prepare
 from bert.data.gap.reading import read_gap
 from bert.data.gap.selection import training_rows
 from bert.data.gap.store import open_features, read_features
+from bert.data.tensor_file import map_columns, write_columns
 from bert.data.vocabulary import load_vocabulary
 from common.errors import InputError, StorageError, UsageError
 
@@ -300,3 +301,17 @@ def test_finished_features_are_kept_in_a_folder_that_cannot_be_written(
     assert prepare(config, lambda *_: None)[0].kept
     with pytest.raises(StorageError, match="read-only"):
         prepare(replace(config, max_seq_length=31), lambda *_: None)
+
+
+@pytest.mark.parametrize("settings", ['"max_seq_length": "many"', '"max_seq_length": ' + "[" * 100_000])
+def test_settings_of_another_kind_are_refused_with_the_command_that_makes_features(
+    settings: str, tmp_path: Path
+) -> None:
+    path = made(tmp_path, learnable(4)).features
+    metadata, columns = map_columns(path)
+    del metadata["crc32"]
+    metadata["settings"] = metadata["settings"].replace('"max_seq_length": 32', settings)
+    with (tmp_path / "other.safetensors").open("wb") as file:
+        write_columns(file, {name: [column] for name, column in columns.items()}, metadata)
+    with pytest.raises(InputError, match=r"other\.safetensors is not a whole file of GAP features.*bertbench data gap"):
+        read_features(tmp_path / "other.safetensors")

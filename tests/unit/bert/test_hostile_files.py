@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import json
 import pickle
 import sqlite3
 import sys
@@ -15,11 +16,16 @@ import torch
 from support.csv_files import colours_and_animals, prepared, write_rows
 
 from bert.checkpoints.tensor_files import read_tensors
-from bert.data.corpus import pages, streams
+from bert.data.corpus import dumps, pages, streams
 from bert.data.csv.schema import opened
 from bert.data.glue import tables
 from bert.data.glue.hub import read_hub
 from bert.data.glue.tasks import TASKS
+from bert.data.remote.listings import Choice, plan_dump
+from bert.data.remote.web import range_of
+from bert.data.stages import Counts
+from bert.data.tensor_file import NotWholeError, map_columns
+from bert.glue.answers import read_answers
 from common.errors import InputError, MissingToolError
 
 
@@ -88,6 +94,46 @@ def test_entities_of_a_page_are_neither_expanded_nor_read_from_files() -> None:
         before = f"<!DOCTYPE x [{entity}]><page><title>T</title><revision><text>&b;</text></revision></page>"
         (inner,) = pages.split_pages(before.encode())
         assert pages._parse(inner) is None, "what stands before a page is no part of it"
+
+
+LONG = "9" * 5000
+"""A number with more digits than Python turns into an int."""
+
+
+def test_numbers_of_thousands_of_digits_in_tables_of_glue_are_none(tmp_path: Path) -> None:
+    rows = "".join(f"{number}\ta\n" for number in range(50))
+    (tmp_path / "test.tsv").write_text(f"index\tsentence\n{rows}{LONG}\tb\n{2**63}\tc\n")
+    found = tables.read_table(tmp_path / "test.tsv", TASKS["sst2"], "test")
+    assert len(found.rows) == 50 and found.counts.get(tables.NO_INDEX) == 2
+    (tmp_path / "SST-2.tsv").write_text(f"index\tprediction\n{LONG}\t1\n")
+    with pytest.raises(InputError, match=r"SST-2\.tsv, line 2: .* is no index"):
+        read_answers(tmp_path / "SST-2.tsv", TASKS["sst2"])
+
+
+def test_numbers_of_thousands_of_digits_in_a_dump_are_those_of_other_namespaces() -> None:
+    page = f"<page><title>T</title><ns>{LONG}</ns><revision><text>A sentence of a page.</text></revision></page>"
+    counts = Counts()
+    assert pages._paragraphs(page.encode(), dumps.Header({}), counts) == [] and counts.numbers == {pages.OTHERS: 1}
+    assert dumps._NAMESPACE.findall(f'<namespace key="{LONG}">A</namespace>') == []
+
+
+def test_numbers_of_thousands_of_digits_from_a_server_are_unknown() -> None:
+    for length in (LONG, "\xb2"):
+        assert range_of(SimpleNamespace(status=200, headers={"Content-Length": length})) == (0, None)
+    name = f"enwiki-20261101-pages-articles1.xml-p{LONG}p{LONG}.bz2"
+    status = {"jobs": {"articlesdump": {"status": "done", "files": {name: {}}}}}
+    with pytest.raises(InputError, match="no finished pages-articles dump"):
+        plan_dump(lambda address: json.dumps(status).encode(), Choice(date="20261101"))
+
+
+@pytest.mark.parametrize(("rows", "end"), [(1.5, 12), (-1, -8), (-(2**70), -(2**73)), (2, 16.0)])
+def test_columns_of_half_a_row_or_fewer_than_none_are_refused(rows: float, end: float, tmp_path: Path) -> None:
+    column = {"dtype": "I64", "shape": [rows], "data_offsets": [0, end]}
+    whole = {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}
+    header = json.dumps({"a": column, "b": whole}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(NotWholeError):
+        map_columns(tmp_path / "a.safetensors")
 
 
 def test_views_of_a_foreign_database_may_call_no_function_that_touches_the_machine(tmp_path: Path) -> None:

@@ -81,3 +81,11 @@ def test_the_best_compressed_shard_is_read(tmp_path: Path) -> None:
 
     path = write(tmp_path / "a.hdf5", 400_000, constant)
     assert len(read_shard(path)) == 400_000
+
+
+def test_bins_without_end_are_damaged(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.hdf5", 4, lambda file, *about: file.create_dataset(*about))
+    with h5py.File(path, "a") as file:
+        file.attrs["bertbench_bin_lengths"], file.attrs["bertbench_bin_counts"] = [np.inf], [4]
+    with pytest.raises(InputError, match=r"a\.hdf5: its bins are damaged"):
+        check_shard(path)

@@ -14,14 +14,14 @@ from bert.config import shape_from_words, shape_in_words
 from bert.encoder import BertEncoder
 from bert.model import BertForPretraining
 from bert.tasks.base import DataIdentity
-from bert.training.initial import Taken, load_initial
+from bert.training.initial import NotTaken, load_initial
 from bert.training.resume import Initial, find_initial
 from common.errors import InputError, UsageError
 
 HEADS = ("masked_words.", "next_sentence.", "encoder.pooler.")
 
 
-def load(path: Path, model: torch.nn.Module, whole: bool = False) -> Taken:
+def load(path: Path, model: torch.nn.Module, whole: bool = False) -> NotTaken:
     return load_initial(Initial(path, None), model, SHAPE, whole)
 
 
@@ -43,7 +43,7 @@ def wanted(init: Path, **changes: Any) -> Any:
 
 def test_hugging_face_pretraining_weights_load_whole(tmp_path: Path) -> None:
     source, model = theirs(), BertForPretraining(SHAPE)
-    assert load(saved(tmp_path / "hf", source), model) == Taken()
+    assert load(saved(tmp_path / "hf", source), model) == NotTaken()
     assert same_encoder(model, source)
 
 

@@ -188,6 +188,7 @@ def test_bins_must_hold_the_lengths_they_say(folder: Path) -> None:
         ([8, 16], [20, 20]),
         ([16, 8, 24], [20, 10, 10]),
         ([24], [20, 20]),
+        ([], []),
     ):
         _binned(folder, lengths, counts)
         assert list(failed(look(folder))) == ["bins_add_up"]
@@ -525,7 +526,7 @@ def test_groups_list_training_before_test_by_number(folder: Path) -> None:
 
 def test_shards_of_the_pipeline_s_own_writer_pass(folder: Path) -> None:
     from bert.data.pretraining.instances import Instances
-    from bert.data.pretraining.shards import write_shard
+    from bert.data.pretraining.shard_writer import write_shard
 
     for path in folder.glob("*.hdf5"):
         with h5py.File(path) as file:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert.data.pretraining import instances as instances_module
-from bert.data.pretraining.instances import BLOCK_ROWS, InstanceConfig, Instances, Plan, plan_instances
+from bert.data.pretraining.config import InstanceConfig
+from bert.data.pretraining.instances import BLOCK_ROWS, Instances, Plan, plan_instances
 from bert.data.pretraining.masking import pieces_of
 from bert.data.pretraining.tokens import TokenShard
 from bert.data.vocabulary import Vocabulary

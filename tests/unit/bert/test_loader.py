@@ -15,8 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert.data.loading import pieces
-from bert.data.loading.batches import Hdf5Batches, check_shard, find_shards, folder_info, read_shard, write_shard
+from bert.data.loading.batches import Hdf5Batches
+from bert.data.loading.folder import find_shards, folder_info
 from bert.data.pretraining.instances import Instances
+from bert.data.pretraining.shard_writer import write_shard
+from bert.data.pretraining.shards import check_shard, read_shard
 from bert.tasks.base import DataSpec
 from common.errors import InputError, UsageError
 
@@ -218,9 +221,13 @@ def test_metadata_gives_the_vocabulary_size_and_tells_unfinished_preparations(tm
     (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": 777, "shards": [*names, "d_training_2.hdf5"]}))
     with pytest.raises(InputError, match=r"unfinished.*d_training_2\.hdf5"):
         folder_info(tmp_path)
-    (tmp_path / "metadata.json").write_text("{")
-    with pytest.raises(InputError, match=r"metadata\.json"):
-        folder_info(tmp_path)
+    lists = ('"shards": 5', '"vocab_size": 777', '"vocab_size": 777, "shards": 5', '"vocab_size": 1e999, "shards": []')
+    for damaged in ("{", "[]", *(f"{{{inner}}}" for inner in lists)):
+        (tmp_path / "metadata.json").write_text(damaged)
+        with pytest.raises(InputError, match=r"metadata\.json"):
+            folder_info(tmp_path)
+    (tmp_path / "metadata.json").write_text('{"vocab_size": 777, "shards": [5, null]}')
+    assert folder_info(tmp_path).vocab_size == 777
 
 
 def test_folders_without_shards_say_what_to_do(tmp_path: Path) -> None:

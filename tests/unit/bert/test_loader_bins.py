@@ -14,11 +14,11 @@ from test_loader import PREDICTIONS, SEQ_LEN, instances, make_folder, numbers, s
 
 from bert.batch import Batch
 from bert.data.loading import pieces
-from bert.data.loading.batches import Hdf5Batches, folder_info
+from bert.data.loading.batches import Hdf5Batches
+from bert.data.loading.folder import folder_info
 from bert.data.loading.order import SampleOrder
 from bert.data.pretraining.instances import Instances
-from bert.data.pretraining.shard_writer import ShardHeader, write_blocks
-from bert.data.pretraining.shards import write_shard
+from bert.data.pretraining.shard_writer import ShardHeader, write_blocks, write_shard
 from common.errors import InputError
 
 BINS = (8, 10, 12)

@@ -241,7 +241,7 @@ def test_two_ranks_together_have_the_loss_and_gradients_of_one_process() -> None
             rank=rank,
             world_size=world_size,
         )
-        return [model(batch).loss for batch in itertools.islice(SquadBatches(spec, features=features), 6)]
+        return [model(batch).loss for batch in itertools.islice(SquadBatches(spec, features), 6)]
 
     whole = losses(8, 0, 1)
     parts = list(zip(losses(4, 0, 2), losses(4, 1, 2), strict=True))

@@ -13,8 +13,8 @@ import torch
 
 from bert.data.pretraining import shard_writer
 from bert.data.pretraining.instances import Instances
-from bert.data.pretraining.shard_writer import ShardHeader, write_blocks
-from bert.data.pretraining.shards import check_shard, map_shard, read_shard, write_shard
+from bert.data.pretraining.shard_writer import ShardHeader, write_blocks, write_shard
+from bert.data.pretraining.shards import check_shard, map_shard, read_shard
 from common.errors import InputError, StorageError, UsageError
 
 SEQ_LEN, PREDICTIONS = 12, 3

@@ -29,7 +29,7 @@ FEATURES = squad_windows(WINDOWS)
 
 def stream(features: SquadFeatures = FEATURES, **changes: object) -> SquadBatches:
     values = {"source": "made", "seq_len": 64, "micro_batch_size": 4, "vocab_size": VOCAB, **changes}
-    return SquadBatches(DataSpec(**values), features=features)  # type: ignore[arg-type]
+    return SquadBatches(DataSpec(**values), features)  # type: ignore[arg-type]
 
 
 def numbers(batch: Batch) -> list[int]:

@@ -6,7 +6,8 @@ import pytest
 from support.squad_columns import compare, dataset, made, make, paragraph, plain, question, small_vocabulary
 
 from bert.data.squad.features import SquadFeatures
-from bert.data.squad.store import read_metadata
+from bert.data.squad.store import FORM
+from bert.data.tensor_file import read_header
 from common.errors import UsageError
 
 SHARED = Path(__file__).resolve().parents[3] / "../shared/data"
@@ -159,4 +160,4 @@ def test_a_question_is_cut_and_counted_and_windows_leave_room_for_it(tmp_path: P
     assert summary.counts.get("questions cut") == 1
     with pytest.raises(UsageError, match=r"--max-seq-length 67 has no place .* give 68 or more"):
         make(source, tmp_path / "vocab.txt", tmp_path, split="evaluation", max_seq_length=67)
-    assert read_metadata(summary.features)[2].get("questions cut") == 1
+    assert FORM.read(summary.features, read_header(summary.features)[0])[2].get("questions cut") == 1
