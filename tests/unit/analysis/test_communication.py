@@ -2,10 +2,10 @@
 
 import csv
 import dataclasses
-from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.shared_files import TRACES
 from support.timelines import timeline
 
 from analysis.metrics.collective_matching import match_collectives, stragglers
@@ -19,7 +19,6 @@ from analysis.names import bus_factor
 from analysis.report.communication_findings import findings, no_communication
 from analysis.timeline import Timeline
 
-SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "traces"
 MS = 1_000_000
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
 
@@ -105,7 +104,7 @@ def test_bus_factors() -> None:
 
 
 def test_bus_factor_is_that_of_a_real_log_of_nccl_tests() -> None:
-    log = SHARED / "misc" / "nccl-tests__nccl_allreduce.log"
+    log = TRACES / "misc" / "nccl-tests__nccl_allreduce.log"
     if not log.exists():
         pytest.skip("shared/traces is not here")
     checked = 0
@@ -171,7 +170,7 @@ def test_hostile_names_and_lone_zero_length_collectives_give_a_result() -> None:
 
 @pytest.mark.parametrize("folder", ["dlrm-8-ranks", "megatron-8-ranks"])
 def test_real_traces_agree_with_their_expected_values(folder: str) -> None:
-    path = SHARED / "kineto" / folder
+    path = TRACES / "kineto" / folder
     if not path.exists():
         pytest.skip("shared/traces is not here")
     from analysis.sources import open_sources

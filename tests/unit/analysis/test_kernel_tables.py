@@ -1,10 +1,10 @@
 """Kernel families by name, and tables of kernels: hand-worked, and against TraceLens' published sums."""
 
 import csv
-from pathlib import Path
 
 import pandas as pd
 import pytest
+from support import shared_files
 from support.timelines import timeline
 
 from analysis.gpu_work import name_codes
@@ -19,7 +19,7 @@ from analysis.metrics.kernel_tables import (
 from analysis.names import family
 from analysis.readers.kineto import read
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+TRACES = shared_files.TRACES / "kineto"
 ATEN = "void at::native::"
 ELEMENTWISE = ATEN + "vectorized_elementwise_kernel<4, "
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import shared_files
 from support.mutate import count_from_environment, mutations
 
 from analysis.readers.mlperf import read, recognises
 from analysis.readers.registry import find_reader, read_head
 from common.errors import InputError
 
-REAL = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "misc" / "mlperf-bert-h200-v4.0.log.gz"
+REAL = shared_files.TRACES / "misc/mlperf-bert-h200-v4.0.log.gz"
 
 
 def event(key: str, ms: float, value: Any = None, kind: str = "POINT_IN_TIME", **metadata: Any) -> str:

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import shared_files
 from support.mutate import count_from_environment, mutations
 
 from analysis.names import bus_factor
@@ -11,7 +12,7 @@ from analysis.readers.nccl_tests import read, recognises
 from analysis.readers.registry import find_reader, read_head
 from common.errors import InputError
 
-REAL = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "misc" / "nccl-tests__nccl_allreduce.log"
+REAL = shared_files.TRACES / "misc/nccl-tests__nccl_allreduce.log"
 
 BEGIN = "# nThread 1 nGpus 4 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1\n"
 RANKS = "".join(

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import shared_files
 from support.mutate import count_from_environment, mutations
 
 from analysis.readers.nvidia_smi import read, recognises
@@ -13,7 +14,7 @@ from analysis.readers.registry import Head, find_reader, read_head
 from analysis.summary import Summary
 from common.errors import InputError
 
-REAL = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "misc" / "smi__nvidia_smi.csv"
+REAL = shared_files.TRACES / "misc/smi__nvidia_smi.csv"
 
 WITH_UNITS = """\
 timestamp, index, name, utilization.gpu [%], memory.used [MiB], power.draw [W], clocks.sm [MHz], pstate, fan.speed [%]

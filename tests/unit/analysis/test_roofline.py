@@ -3,11 +3,11 @@
 import csv
 import gzip
 import math
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from support import shared_files
 
 from analysis.counters import KernelCounters
 from analysis.metrics.device_peaks import _TABLE, device_peaks
@@ -24,7 +24,7 @@ from analysis.metrics.roofline import (
 from analysis.readers.ncu import read
 from analysis.report import core_findings
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "ncu"
+TRACES = shared_files.TRACES / "ncu"
 PERCENT = ".avg.pct_of_peak_sustained_elapsed"
 TENSOR_OPS = "sm__ops_path_tensor_src_{}_dst_fp32.sum"
 TENSOR = f"sm__inst_executed_pipe_tensor{PERCENT}"

@@ -2,12 +2,12 @@
 
 import csv
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import shared_files
 from support.timelines import timeline
 
 from analysis.metrics.temporal import (
@@ -20,7 +20,7 @@ from analysis.metrics.temporal import (
 from analysis.readers.kineto import read
 from analysis.timeline import Timeline
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+TRACES = shared_files.TRACES / "kineto"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

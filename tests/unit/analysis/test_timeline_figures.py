@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
+from support import shared_files
 from support.timelines import timeline
 
 from analysis.readers.kineto import read
 from analysis.report.timeline_figures import draw_timelines
 from analysis.timeline import Timeline
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+TRACES = shared_files.TRACES / "kineto"
 MS = 1_000_000
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import shared_files
 
 from bert.data.csv.config import CsvForm
 from bert.data.csv.form import FoundForm, find_form
 from bert.data.csv.reading import LeftOut, TextRow, read_rows
 from common.errors import InputError, UsageError
 
-CSV_FOLDER = Path(__file__).parents[3] / "../shared/data/csv"
+CSV_FOLDER = shared_files.DATA / "csv"
 
 
 def read(path: Path, **given: object) -> tuple[FoundForm, list[TextRow], list[LeftOut]]:
