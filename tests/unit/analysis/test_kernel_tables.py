@@ -82,9 +82,10 @@ def test_families_of_real_kernel_names(name: str, expected: str) -> None:
     assert family(name) == expected
 
 
+@pytest.mark.timeout(20)
 def test_a_huge_name_costs_no_more_than_a_long_one() -> None:
-    for name in ("cutlass" * 10**6, "triton_poi_fused" + "_to_copy" * 10**6 + "!", "a_mm" * 10**6, "aten::(" * 10**6):
-        assert isinstance(family(name), str)
+    names = ("cutlass" * 10**6, "triton_poi_fused" + "_to_copy" * 10**6 + "!", "a_mm" * 10**6, "aten::(" * 10**6)
+    assert [family(name) for name in names] == ["GEMM", "copy", "GEMM", "elementwise"]
 
 
 def sample(rank: int = 0, extra: int = 0):
