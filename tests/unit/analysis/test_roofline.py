@@ -179,7 +179,17 @@ def test_a_measured_peak_of_products_is_a_ceiling_of_its_type() -> None:
 def test_an_unknown_device_has_no_ceiling() -> None:
     assert ceilings(counters(ONE, device="NVIDIA Z9000")) == {} == ceilings(counters(ONE))
     assert only(counters(ONE, device="NVIDIA Z9000"))["bound"] == UNKNOWN
-    assert ceilings(counters(ONE), {"fp32": math.nan, DRAM: -1.0}) == {}
+    assert ceilings(counters(ONE), {"fp32": math.nan, DRAM: -1.0, "fp64": 0.0}) == {}
+
+
+def test_without_a_ceiling_the_type_is_that_of_most_operations() -> None:
+    row = only(counters({**ONE, **ops("d", 0, 0, 100)}))
+    assert (row["flop"], row["flop_type"]) == (10_200, "fp32")
+
+
+def test_a_kernel_without_operations_computes_nothing() -> None:
+    row = only(counters({**ONE, **ops("f", 0, 0, 0)}))
+    assert (row["flop"], row["flop_type"], row["compute_fraction"]) == (0, "", 0)
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,11 @@ def test_on_a_cpu_gloo_is_communication_and_outermost_operators_compute() -> Non
     assert (result.overlapped_communication_ns, result.exposed_communication_ns, result.idle_ns) == (20, 20, 20)
 
 
+def test_on_a_cpu_a_trace_without_steps_counts_from_the_first_operator_to_the_last() -> None:
+    result = found(timeline(operators=[("aten::mm", 100, 140), ("aten::mul", 160, 190)]))
+    assert (result.span_ns, result.compute_ns, result.idle_ns) == (90, 70, 20)
+
+
 def test_communication_that_no_table_lists_is_found_by_name() -> None:
     trace = timeline(steps=[(0, 0, 100)], ranges=[("gloo:all_reduce", 10, 30), ("forward", 0, 90)])
     assert found(trace).communication_ns == 20
