@@ -4,6 +4,9 @@ import pytest
 
 from analysis.names import family
 
+ATEN = "void at::native::"
+ELEMENTWISE = ATEN + "vectorized_elementwise_kernel<4, "
+
 
 @pytest.mark.parametrize(
     ("name", "expected"),
@@ -20,6 +23,55 @@ from analysis.names import family
         ("gloo:all_reduce", "communication"),
         ("aten::add", "elementwise"),
         ("mystery", "other"),
+        # Kernels.
+        ("ampere_sgemm_128x32_nn", "GEMM"),
+        (
+            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_kernel__5x_cublas",
+            "GEMM",
+        ),
+        ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align8>(Params)", "GEMM"),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", "GEMM"),
+        ("Cijk_Alik_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT16x16x256_SLOSS_GELU", "GEMM"),
+        ("triton_tem_fused_addmm_7", "GEMM"),
+        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, cublasGemvParams<float>>", "GEMM"),
+        ("void matrixMulCUDA<int=32>(float*, float*, float*, int, int)", "GEMM"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, cutlass::bfloat16_t>>", "attention"),
+        ("fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<>)", "attention"),
+        ("attn_fwd", "attention"),
+        (ATEN + "(anonymous namespace)::vectorized_layer_norm_kernel<float, float>", "norm"),
+        (ATEN + "(anonymous namespace)::GammaBetaBackwardCUDAKernel<float>", "norm"),
+        ("void (anonymous namespace)::cuApplyLayerNorm<c10::Half, float>", "norm"),
+        ("triton_red_fused_native_layer_norm_native_layer_norm_backward_1", "norm"),
+        (ATEN + "multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>", "optimizer"),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<5>, LAMBStage1Functor<float>>", "optimizer"),
+        (ELEMENTWISE + "at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >", "elementwise"),
+        (ELEMENTWISE + "pow_tensor_scalar_kernel_impl(at::TensorIteratorBase&)::{lambda(float)#1}>", "elementwise"),
+        (ATEN + "unrolled_elementwise_kernel<CUDAFunctor_add<float>, memory::LoadWithCast<2>>", "elementwise"),
+        ("triton_poi_fused__to_copy_add_mul_3", "elementwise"),
+        (ELEMENTWISE + "GeluCUDAKernelImpl(at::TensorIteratorBase&)::{lambda()#2}>", "activation"),
+        (ATEN + "(anonymous namespace)::fused_dropout_kernel_vec<float>", "dropout"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>", "softmax and loss"),
+        (ATEN + "nll_loss_forward_reduce_cuda_kernel_2d<float>", "softmax and loss"),
+        (ATEN + "(anonymous namespace)::indexSelectLargeIndex<float, long>", "embedding"),
+        ("void split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_warp_per_row_1<float>", "embedding"),
+        ("bounds_check_indices_kernel<long>(fbgemm_gpu::VarlenArgs)", "embedding"),
+        (ATEN + "index_elementwise_kernel<128, 4, gpu_index_kernel>", "embedding"),
+        ("Memcpy HtoD (Pageable -> Device)", "copy"),
+        ("[CUDA memcpy HtoD]", "copy"),
+        ("Memset (Device)", "copy"),
+        (ELEMENTWISE + "at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>", "copy"),
+        (ATEN + "(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 1, 128, 1>", "copy"),
+        (ELEMENTWISE + "at::native::FillFunctor<float>, at::detail::Array<char*, 1> >", "copy"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "communication"),
+        ("ncclDevKernel_SendRecv(ncclDevComm*, unsigned long)", "communication"),
+        ("rccl_AllGather", "communication"),
+        ("void vllm::cross_device_reduce_1stage<float, 2>", "communication"),
+        (ATEN + "reduce_kernel<512, 1, at::native::ReduceOp<float, MeanOps<float>>>", "reduction and sort"),
+        ("triton_per_fused_sum_4", "reduction and sort"),
+        (ATEN + "sbtopk::gatherTopK<float, unsigned int, 1, false>", "reduction and sort"),
+        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc", "convolution"),
+        ("saxpy(double *, double *)", "other"),
+        ("", "other"),
         # Templates name how they load and store: that says nothing about what they compute.
         ("void at::native::gpu_kernel_impl_nocast<at::native::CUDAFunctor_add<float> >", "elementwise"),
         ("unrolled_elementwise_kernel<BinaryFunctor, LoadWithoutCast, StoreWithoutCast>", "elementwise"),
@@ -30,3 +82,9 @@ from analysis.names import family
 )
 def test_families_by_name(name: str, expected: str) -> None:
     assert family(name) == expected
+
+
+@pytest.mark.timeout(20)
+def test_a_huge_name_costs_no_more_than_a_long_one() -> None:
+    names = ("cutlass" * 10**6, "triton_poi_fused" + "_to_copy" * 10**6 + "!", "a_mm" * 10**6, "aten::(" * 10**6)
+    assert [family(name) for name in names] == ["GEMM", "copy", "GEMM", "elementwise"]
