@@ -35,3 +35,11 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
     yield instance
     for process in instance.processes():
         process.kill()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards to train on in milliseconds per step, of which no test of a module may change any."""
+    from support.training_runs import shards
+
+    return shards(tmp_path_factory.mktemp("shards") / "data")

@@ -95,19 +95,19 @@ def test_unknown_fields_of_the_same_schema_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "said"),
     [
-        {"kind": "other"},
-        {"precision": "int8"},
-        {"micro_batch_size": 0},
-        {"dropout": 1.0},
-        {"start_iteration": 3},
-        {"start_iteration": 5, "stop_iteration": 5},
-        {"max_seconds": 0.0},
+        ({"kind": "other"}, "kind='other': choose one of throughput"),
+        ({"precision": "int8"}, "precision='int8': choose one of fp32"),
+        ({"micro_batch_size": 0}, "micro_batch_size=0 must be at least 1"),
+        ({"dropout": 1.0}, "dropout=1.0 must be in"),
+        ({"start_iteration": 3}, "start_iteration and stop_iteration go together"),
+        ({"start_iteration": 5, "stop_iteration": 5}, r"the window \[5, 5\) is empty"),
+        ({"max_seconds": 0.0}, "max_seconds=0.0 must be above 0"),
     ],
 )
-def test_what_cannot_run_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
+def test_what_cannot_run_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         Trial(**fields)
 
 

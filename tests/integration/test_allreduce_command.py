@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import shared_files
 
 from analysis.report.communication_figures import draw_all_reduce_panel, draw_bandwidth, draw_bucket_timeline
 from bench.cli.allreduce import main
 from bench.cli.main import run
 
-KINETO = Path(__file__).resolve().parents[2].parent / "shared" / "traces" / "kineto"
+KINETO = shared_files.TRACES / "kineto"
 NAMES = ["all_reduce_by_rank", "collectives", "stragglers", "buckets", "what_if", "clock_offsets"]
 
 

@@ -117,9 +117,17 @@ def test_csv_writes_every_table(tmp_path: Path, capsys: Capture) -> None:
     assert float(rows[1]["tensor_utilization"]) == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize("words", [[], ["--window-ms", "0"], ["--window-ms", "nan"], ["--batch-sizes", "1", "2"]])
-def test_wrong_options_are_told(tmp_path: Path, words: list[str]) -> None:
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "core-util needs files"),
+        (["--window-ms", "0"], "--window-ms 0.0: .* above 0"),
+        (["--window-ms", "nan"], "--window-ms nan: .* above 0"),
+        (["--batch-sizes", "1", "2"], "--batch-sizes names 2 sizes for 1 files"),
+    ],
+)
+def test_wrong_options_are_told(tmp_path: Path, words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         main([*([page(tmp_path)] if words else []), *words])
 
 

@@ -23,11 +23,6 @@ def train_theirs(wanted: Any, folder: Path, recorder: Recorder) -> Any:
     return run_training(wanted, folder, SingleStrategy(), Observer(), recorder.should_stop, recorder)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shards(tmp_path_factory.mktemp("data"))
-
-
 @needs_accelerate
 @pytest.mark.parametrize(
     "changes",

@@ -14,11 +14,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from support.shared_files import DATA
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = ROOT / "../shared/data"
-CORPUS = SHARED / "pretrain"
-VOCABULARY = SHARED / "vocab/bert-uncased.txt"
+CORPUS = DATA / "pretrain"
+VOCABULARY = DATA / "vocab/bert-uncased.txt"
 NAME = "hdf5_lower_case_1_seq_len_{}_max_pred_{}_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5"
 DATASETS = {
     "input_ids": "int32",

@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 
 import pytest
-from support import training_runs
 from support.killed_runs import STEPS, finish, job, kill_after, losses, survives
 from support.training_runs import read_log, start
 from support.warm_processes import wait
@@ -12,11 +11,6 @@ from support.warm_processes import wait
 from common.locks import locked
 
 POINTS = 3
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return training_runs.shards(tmp_path_factory.mktemp("shards") / "data")
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2)])

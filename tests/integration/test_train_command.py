@@ -16,11 +16,6 @@ from analysis.train_records import CURVE_COLUMNS, TrainRun, read_events
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shards(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
 def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainCli:
     """A run of one rank that nothing interrupted."""
     cli = TrainCli(data, tmp_path_factory.mktemp("whole") / "run")

@@ -10,10 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support import shared_files
 from support.cli import ROOT, Cli, wait_for
 
 pytestmark = pytest.mark.timeout(1800)
-BOOKS = ROOT.parent / "shared" / "data" / "pretrain" / "books"
+BOOKS = shared_files.DATA / "pretrain/books"
 
 
 def bench(out: Path, *source: str, **variables: str) -> "subprocess.CompletedProcess[str]":

@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+from support import shared_files
 from support.cli import ROOT
 from support.csv_files import colours_and_animals, write_rows, write_vocabulary
 from support.minilm import minilm_folder
 
 pytestmark = pytest.mark.slow
-SMS = Path(__file__).parents[2] / "../shared/data/csv/sms_spam_latin1.csv"
+SMS = shared_files.DATA / "csv/sms_spam_latin1.csv"
 SMALL = (
     "--preset", "tiny", "--steps", "12", "--global-batch-size", "16", "--micro-batch-size", "16", "--learning-rate",
     "3e-3", "--device", "cpu", "--threads", "1", "--precision", "fp32", "--eval-every", "6",

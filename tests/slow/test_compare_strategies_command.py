@@ -8,14 +8,8 @@ from pathlib import Path
 
 import pytest
 from support.compare_cli import STEPS, Compare
-from support.training_runs import shards
 
 from analysis.train_records import TrainRun
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shards(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support import shared_files
 from support.cli import ROOT, Cli
 from support.gap_files import prepared
 from support.minilm import minilm_folder
 
-GAP = ROOT / "../shared/data/gap"
+GAP = shared_files.DATA / "gap"
 MAJORITY = 205 / 454
 """Of GAP's validation rows, those whose pronoun means B."""
 SEQ_LEN = 64

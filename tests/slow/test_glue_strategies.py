@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 from support.cli import ROOT
+from support.shared_files import DATA
 
 from bert.data.glue.config import GlueConfig
 from bert.data.glue.prepare import prepare
 
-SHARED = ROOT / ".." / "shared" / "data"
-VOCAB = SHARED / "vocab" / "bert-uncased.txt"
+VOCAB = DATA / "vocab" / "bert-uncased.txt"
 STEPS = 4
 
 pytestmark = pytest.mark.skipif(
-    not (SHARED / "glue" / "CoLA").is_dir() or not VOCAB.is_file(), reason="CoLA's tables are not here"
+    not (DATA / "glue" / "CoLA").is_dir() or not VOCAB.is_file(), reason="CoLA's tables are not here"
 )
 
 
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("glue")
-    config = GlueConfig(tasks=("cola",), input=SHARED / "glue", vocab=VOCAB, output=out)
+    config = GlueConfig(tasks=("cola",), input=DATA / "glue", vocab=VOCAB, output=out)
     prepare(config, lambda stage, done, total: None)
     return out
 

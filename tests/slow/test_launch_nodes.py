@@ -15,7 +15,6 @@ import pytest
 from support.cli import ROOT, wait_for
 from support.namespaces import ADDRESSES, Hosts, lacking, two_hosts
 from support.train_cli import TrainCli, wait_for_steps
-from support.training_runs import shards
 
 WHY_NOT = lacking()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
@@ -27,11 +26,6 @@ UNEQUAL = (("--here-gpus", "1", "--other-gpus", "2"), ("--here-gpus", "2", "--ot
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     with two_hosts(tmp_path) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shards(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support import shared_files
 
 from analysis.readers import nsys, nsys_csv, nsys_trace_csv
 
-EXPORT = Path(__file__).resolve().parents[2].parent / "shared/traces/nsys/tests__power_iteration__baseline.sqlite.gz"
+EXPORT = shared_files.TRACES / "nsys/tests__power_iteration__baseline.sqlite.gz"
 # Names up to 2022 and since.
 OLD = ["gpukernsum", "cudaapisum", "nvtxppsum", "gputrace", "cudaapitrace", "nvtxpptrace"]
 NEW = [

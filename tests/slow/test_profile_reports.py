@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import shared_files
 from support.cli import ROOT, TINY, Cli
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed"),
 ]
-DLRM = ROOT.parent / "shared" / "traces" / "kineto" / "dlrm-8-ranks"
+DLRM = shared_files.TRACES / "kineto/dlrm-8-ranks"
 
 
 @pytest.fixture

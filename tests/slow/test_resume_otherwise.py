@@ -11,11 +11,6 @@ from support.training_runs import read_log
 from bert.training.checkpoint import saved_steps
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return training_runs.shards(tmp_path_factory.mktemp("shards") / "data")
-
-
 def test_another_batch_size_and_number_of_ranks_go_on_exactly_when_interrupted_again(
     data: Path, tmp_path: Path
 ) -> None:

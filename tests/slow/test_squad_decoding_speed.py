@@ -3,28 +3,26 @@
 import gzip
 import json
 import time
-from pathlib import Path
 
 import pytest
 from support import plain_squad_decoding as plain
+from support.shared_files import DATA
 from support.squad_cases import Context, Question, features_of, random_logits
 
 from bert.data.vocabulary import load_vocabulary
 from bert.squad.predictions import decode
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-
 
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data is not here")
+@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not here")
 def test_all_of_dev_1_1_is_decoded_like_the_plain_reference_and_ten_times_faster() -> None:
-    content = json.loads(gzip.decompress((SHARED / "squad" / "dev-v1.1.json.gz").read_bytes()))
+    content = json.loads(gzip.decompress((DATA / "squad" / "dev-v1.1.json.gz").read_bytes()))
     contexts = [
         Context(paragraph["context"], [Question(q["id"], q["question"]) for q in paragraph["qas"]])
         for article in content["data"]
         for paragraph in article["paragraphs"]
     ]
-    vocabulary = load_vocabulary(SHARED / "vocab" / "bert-uncased.txt", lower_case=True)
+    vocabulary = load_vocabulary(DATA / "vocab" / "bert-uncased.txt", lower_case=True)
     features = features_of(contexts, vocabulary, max_seq_length=384, doc_stride=128, max_query_length=64)
     logits = random_logits(features, 1)
     began = time.process_time()  # other processes do not count

@@ -6,10 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support import shared_files
 from support.cli import ROOT, Cli
 from support.minilm import minilm_folder
 
-SQUAD = ROOT / "../shared/data/squad"
+SQUAD = shared_files.DATA / "squad"
 MOST_CHARACTERS = 650
 """Of a context: short windows take a third of the time, and what is learned is the same."""
 SEQ_LEN, BATCH, STEPS = 192, 16, 240

@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import pytest
-from support.cli import ROOT
+from support.shared_files import DATA
 from support.squad_columns import compare, made, plain
 
-SHARED = ROOT / "../shared/data"
-
 pytestmark = pytest.mark.skipif(
-    not (SHARED / "squad/dev-v1.1.json.gz").is_file(),
+    not (DATA / "squad/dev-v1.1.json.gz").is_file(),
     reason="the questions are not beside this checkout (shared/data/squad)",
 )
 
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 def test_every_field_equals_the_plain_implementation(
     name: str, lengths: tuple[int, int, int], casing: str, tmp_path: Path
 ) -> None:
-    source, vocab = SHARED / f"squad/{name}.json.gz", SHARED / f"vocab/bert-{casing}.txt"
+    source, vocab = DATA / f"squad/{name}.json.gz", DATA / f"vocab/bert-{casing}.txt"
     lower_case = casing == "uncased"
     options = dict(zip(("max_seq_length", "doc_stride", "max_query_length"), lengths, strict=True))
     features = made(source, vocab, tmp_path, split="evaluation", lower_case=lower_case, **options)

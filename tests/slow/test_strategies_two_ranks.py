@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from support import training_runs
 from support.cli import ROOT
 from support.strategy_runs import SAVED, alone, losses, only_first_checkpoint, pair
 
@@ -17,11 +16,6 @@ def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         importlib.util.find_spec(package) is None, reason=f"{package} is not installed: docs/how-to/strategies.md"
     )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return training_runs.shards(tmp_path_factory.mktemp("shards") / "data")
 
 
 def check(

@@ -17,11 +17,6 @@ pytestmark = pytest.mark.slow
 SEED = int(os.environ.get("KILL_SEED", random.randrange(10_000)))
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shards(tmp_path_factory.mktemp("data"))
-
-
 # The command around the run; test_resume_anywhere.py kills the run itself at twenty points.
 @pytest.mark.parametrize(("ranks", "kills"), [(1, 4), (2, 5)])
 @pytest.mark.timeout(1200)

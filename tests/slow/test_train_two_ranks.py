@@ -3,14 +3,7 @@
 import signal
 from pathlib import Path
 
-import pytest
 from support.train_cli import STEPS, TrainCli, send_to_all, tree, wait_for_steps
-from support.training_runs import shards
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shards(tmp_path_factory.mktemp("data"))
 
 
 def test_two_ranks_stopped_by_a_batch_system_and_resumed_give_the_same_curve(data: Path, tmp_path: Path) -> None:

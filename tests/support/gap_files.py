@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = ("ID", "Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "A-coref", "B", "B-offset", "B-coref", "URL")
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 NAMES = ("Ada", "Bea", "Cleo", "Dora", "Eva", "Fay")
 

@@ -1,10 +1,17 @@
-"""A small valid input of every registered reader, made on the spot."""
+"""A small valid input of every registered reader, made on the spot, and what readers make of damaged ones."""
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from support.mutate import count_from_environment, mutations
+
+from analysis.readers.registry import read_head
+from common.errors import InputError
 
 
 def sqlite_with(tables: dict[str, tuple[str, list[tuple[Any, ...]]]]) -> Callable[[Path], None]:
@@ -119,3 +126,16 @@ def sample(reader: str, path: Path) -> Path:
     assert reader in SAMPLES, f"the reader {reader} has no sample: add one to SAMPLES, so that damaged ones are tried"
     SAMPLES[reader](path)
     return path
+
+
+def assert_damage_is_survived(reader: ModuleType, data: bytes, path: Path, seed: int) -> None:
+    """Read damaged versions of `data` from `path` with a reader's module: a result or an InputError in words, soon."""
+    for number, damaged in enumerate(mutations(data, count_from_environment(), seed)):
+        path.write_bytes(damaged)
+        began = time.process_time()
+        try:
+            reader.recognises(read_head(path))
+            reader.read(path)
+        except InputError as error:
+            assert str(error)
+        assert time.process_time() - began < 2, f"damaged input {number} took too long"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from support.cli import ROOT
+from support.shared_files import DATA
 
-SHARED = ROOT / "../shared/data"
-CORPUS = SHARED / "pretrain"
-VOCABULARY = SHARED / "vocab/bert-uncased.txt"
+CORPUS = DATA / "pretrain"
+VOCABULARY = DATA / "vocab/bert-uncased.txt"
 
 needs_corpus = pytest.mark.skipif(
     not (CORPUS.is_dir() and VOCABULARY.is_file()),

@@ -2,10 +2,10 @@
 
 import csv
 import dataclasses
-from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.shared_files import TRACES
 from support.timelines import timeline
 
 from analysis.metrics.collective_matching import match_collectives, stragglers
@@ -18,8 +18,8 @@ from analysis.names import bus_factor
 from analysis.report.communication_findings import findings, no_communication
 from analysis.timeline import Timeline
 
-SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "traces"
 MS = 1_000_000
+NAMES = ["all_reduce_by_rank", "collectives", "stragglers", "buckets", "what_if", "clock_offsets"]
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
 
 
@@ -76,6 +76,16 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert (row["count"], row["bytes"], row["total_ms"]) == (2, 70_000_000, 45)
     assert row["algbw_gb_s"] == pytest.approx(70e6 / 45e6)  # bytes / ns = GB/s
     assert row["busbw_gb_s"] == pytest.approx(70e6 / 45e6)  # 2 (2 - 1) / 2 = 1
+    assert (row["sized"], row["overlapped_ms"], row["exposed_ms"]) == (2, 15, 30)
+    assert (row["communication_share"], row["exposed_share"]) == (0.45, 0.3)
+    assert row["overlap_share"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("begin", "end", "size"), [(0, 60, 20_000_000), (55, 100, 50_000_000)])
+def test_a_collective_counts_where_its_middle_lies_in_the_window(begin: int, end: int, size: int) -> None:
+    steps = timeline(steps=[(3, begin * MS, end * MS)]).steps
+    row = communication_by_kind([dataclasses.replace(one_rank(), steps=steps)]).iloc[0]
+    assert (row["count"], row["bytes"]) == (1, size)
 
 
 def test_bandwidth_is_unknown_without_size_or_group() -> None:
@@ -95,7 +105,7 @@ def test_bus_factors() -> None:
 
 
 def test_bus_factor_is_that_of_a_real_log_of_nccl_tests() -> None:
-    log = SHARED / "misc" / "nccl-tests__nccl_allreduce.log"
+    log = TRACES / "misc" / "nccl-tests__nccl_allreduce.log"
     if not log.exists():
         pytest.skip("shared/traces is not here")
     checked = 0
@@ -111,9 +121,23 @@ def test_buckets_say_when_they_were_launched_and_what_is_left_to_hide_them() -> 
     table = buckets(one_rank())
     assert table["launched_ms"].tolist() == [20, 61]
     assert table["start_ms"].tolist() == [30, 65]
+    assert table["end_ms"].tolist() == [50, 90]
+    assert table["duration_ms"].tolist() == [20, 25]
+    assert table["bytes"].tolist() == [20_000_000, 50_000_000]
     assert table["exposed_ms"].tolist() == [10, 20]
     assert table["compute_after_start_ms"].tolist() == [20, 5]  # 30..40 + 60..70; 65..70
     assert table["step"].tolist() == [3, 3]
+    assert table["wait_ms"].isna().all(), "one rank does not say"
+    earlier = timeline(steps=[(3, -10 * MS, 100 * MS)]).steps
+    table = buckets(dataclasses.replace(one_rank(), steps=earlier))
+    assert table[["launched_ms", "start_ms", "end_ms"]].to_numpy().tolist() == [[30, 40, 60], [71, 75, 100]]
+
+
+def test_a_bucket_waits_for_the_rank_that_is_late() -> None:
+    ranks = [one_rank(0), one_rank(1, late=10)]
+    matching = match_collectives(ranks)
+    assert buckets(ranks[0], matching, 0)["wait_ms"].tolist() == [10, 10]
+    assert buckets(ranks[1], matching, 1)["wait_ms"].tolist() == [0, 0]
 
 
 def test_on_a_cpu_operators_of_other_threads_hide_spans_of_gloo() -> None:
@@ -139,8 +163,7 @@ def test_calls_of_mpi_beside_a_gpu_count_and_their_replay_is_refused_in_words() 
 
 def test_findings_have_the_promised_names_and_one_sentence() -> None:
     found = findings([one_rank(0), one_rank(1, late=10)])
-    names = ["all_reduce_by_rank", "collectives", "stragglers", "buckets", "what_if", "clock_offsets"]
-    assert [finding.name for finding in found] == names
+    assert [finding.name for finding in found] == NAMES
     for finding in found:
         assert finding.sentence.endswith(".") and ". " not in finding.sentence
     assert "rank 1" in found[2].sentence.lower() and "100% of the waiting" in found[2].sentence
@@ -156,12 +179,12 @@ def test_hostile_names_and_lone_zero_length_collectives_give_a_result() -> None:
     rank = timeline(
         kernels=[("<script>nccl", 7, 5, 5, 1)], collectives=[("all_reduce", 5, 5, 1 << 62, 1)], api=[("x", 5, 5, 1)]
     )
-    assert isinstance(findings([rank, rank]), list)
+    assert [finding.name for finding in findings([rank, rank])] == NAMES
 
 
 @pytest.mark.parametrize("folder", ["dlrm-8-ranks", "megatron-8-ranks"])
 def test_real_traces_agree_with_their_expected_values(folder: str) -> None:
-    path = SHARED / "kineto" / folder
+    path = TRACES / "kineto" / folder
     if not path.exists():
         pytest.skip("shared/traces is not here")
     from analysis.sources import open_sources

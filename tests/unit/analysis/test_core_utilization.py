@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from support import ncu_csv
+from support import ncu_csv, shared_files
 
 from analysis.counters import KernelCounters, joined
 from analysis.metrics.core_phases import BY_ORDER, BY_RANGE, NO_PHASE, kernel_phases
@@ -23,7 +23,7 @@ from analysis.metrics.core_utilization import (
 from analysis.names import family
 from analysis.readers.ncu import read
 
-TRACES = Path(__file__).parents[3].parent / "shared" / "traces" / "ncu"
+TRACES = shared_files.TRACES / "ncu"
 SUFFIX = ".avg.pct_of_peak_sustained_elapsed"
 FMA, FP16, TENSOR, SFU = (f"sm__inst_executed_pipe_{pipe}{SUFFIX}" for pipe in ("fma", "fp16", "tensor", "xu"))
 

@@ -16,6 +16,7 @@ def test_power_is_integrated_over_the_window_only() -> None:
     ramp = readings("gpu0", "power_watts", {second: 10.0 * second for second in range(11)})
     found = energy(ramp, 2 * SECOND, 6 * SECOND, "cuda")
     assert found.joules == pytest.approx(10 * (36 - 4) / 2)
+    assert energy(ramp, 6 * SECOND, 6 * SECOND, "cuda").joules is None, "no time, no energy"
 
 
 def test_devices_add_up_and_counters_win_over_power() -> None:
@@ -36,6 +37,13 @@ def test_readings_that_miss_part_of_the_window_are_not_stretched_over_it() -> No
     rows = readings("gpu0", "power_watts", {0: 100.0, 4: 100.0})
     found = energy(rows, 0, 10 * SECOND, "cuda")
     assert found.joules is None and "do not cover the window" in (found.reason or "")
+
+
+@pytest.mark.parametrize("quantity", ["energy_joules", "power_watts"])
+def test_the_mean_power_of_the_covered_part_stands_for_the_whole_window(quantity: str) -> None:
+    first, last = (700.0, 700.0 + 95 * 100) if quantity == "energy_joules" else (100.0, 100.0)
+    rows = readings("gpu0", quantity, {1005: first, 1100: last})
+    assert energy(rows, 1000 * SECOND, 1100 * SECOND, "cuda").joules == pytest.approx(100 * 100)
 
 
 def test_a_hosts_energy_is_not_passed_off_as_a_gpus() -> None:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from support import ncu_csv
+from support import ncu_csv, shared_files
 from test_kineto_reader import event, write
 
 from analysis.metrics.core_utilization import core_use
@@ -19,7 +19,7 @@ from analysis.readers.ncu import read as read_ncu
 from analysis.timeline import Timeline
 
 HERE = Path(__file__).parent
-TRACES = HERE.parents[2].parent / "shared" / "traces" / "kineto"
+TRACES = shared_files.TRACES / "kineto"
 
 HELD_BY: Mapping[str, tuple[str, ...]] = {
     "kineto: ts whole or with a fraction, 1.7e15 us exact": (

@@ -1,11 +1,11 @@
 """Idle time by cause: one trace per cause with known nanoseconds; all of them add up to the idle time."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import shared_files
 from support.timelines import timeline
 
 from analysis.metrics.idle import CAUSES, IdleCauses, idle_causes, idle_frame
@@ -13,7 +13,7 @@ from analysis.metrics.temporal import temporal_breakdown
 from analysis.readers.kineto import read
 from analysis.timeline import Timeline
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+TRACES = shared_files.TRACES / "kineto"
 LAUNCH = "cudaLaunchKernel"
 
 

@@ -25,16 +25,16 @@ UNKNOWN = dict.fromkeys(
 )
 
 
-def write_input(run: RunDirectory, rounds: int = 1, median: float = 0.5, read: Any = None, **fields: Any) -> None:
-    """Input trials of 8 samples per step."""
+def write_input(run: RunDirectory, rounds: int = 1, samples: int = 8, read: Any = None, **fields: Any) -> None:
+    """Input trials of `samples` per step, which takes half a millisecond."""
     for number in range(rounds):
         trial = Trial(**{"kind": "input", "preset": "mini", "round": number, **REAL, **fields})
         nothing = dict.fromkeys(
             ("forward_ms", "backward_ms", "optimizer_ms", "model_flops", "loss", "learning_rate"), None
         )
-        times = noisy_times(median, 40, number)
+        times = noisy_times(0.5, 40, number)
         steps = {
-            rank: [{**row, **nothing, "data_wait_ms": row["step_time_ms"]} for row in step_rows(times, 8)]
+            rank: [{**row, **nothing, "data_wait_ms": row["step_time_ms"]} for row in step_rows(times, samples)]
             for rank in range(trial.world_size)
         }
         record = {"unknown": UNKNOWN, "shards_read": read, "seconds": {"draw": 1.0}}
@@ -65,10 +65,13 @@ def test_the_input_of_other_data_or_settings_is_held_against_nothing(tmp_path: P
     assert [row["throughput_ratio"] for row in input_ratios(load_run(run))] == [None]
 
 
-def test_windows_may_differ_between_input_and_training(tmp_path: Path) -> None:
+def test_windows_and_samples_of_a_step_may_differ_between_input_and_training(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **SMALL, **REAL, start_iteration=2, stop_iteration=10)
-    write_input(run)
-    assert input_ratios(load_run(run))[0]["throughput_ratio"] is not None
+    write_input(run, samples=4)
+    trials = load_run(run)
+    (training,) = (trial.row["samples_per_second"] for trial in trials if trial.trial.kind == "throughput")
+    (found,) = input_ratios(trials)
+    assert found["throughput_ratio"] == pytest.approx(found["samples_per_second"] / training)
 
 
 def test_input_trials_are_in_no_number_of_training(tmp_path: Path) -> None:

@@ -1,16 +1,16 @@
 """What the analyses of time say in words: one sentence per table, with what to try."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support import shared_files
 from support.timelines import timeline
 
 from analysis.readers.kineto import read
 from analysis.report.timeline_findings import findings
 from analysis.timeline import Timeline
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+TRACES = shared_files.TRACES / "kineto"
 LAUNCH = "cudaLaunchKernel"
 US = 1000
 ALL = [

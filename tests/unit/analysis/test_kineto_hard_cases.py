@@ -304,7 +304,7 @@ def test_mutated_traces_give_a_timeline_or_a_clean_error(tmp_path: Path) -> None
         begun = time.process_time()
         try:
             found = read(path)
-            assert isinstance(found, Timeline) and len(found.work) == len(found.kernels) and len(found.steps) >= 0
+            assert isinstance(found, Timeline) and len(found.work) == len(found.kernels)
             read_count += 1
         except InputError as error:
             assert "mutated.json" in str(error)

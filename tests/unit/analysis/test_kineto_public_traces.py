@@ -1,15 +1,15 @@
 """Real traces with published facts; see shared/README.md beside the checkout."""
 
 import csv
-from pathlib import Path
 
 import pytest
+from support import shared_files
 
 from analysis.counters import KernelCounters
 from analysis.readers.kineto import read, read_many, read_ranks, recognises
 from analysis.readers.registry import read_head
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+TRACES = shared_files.TRACES / "kineto"
 HTA = TRACES / "hta"
 pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
 

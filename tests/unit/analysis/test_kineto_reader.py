@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import shared_files
 
 from analysis.readers.kineto import read
 from common.errors import InputError
 
-TRACES = Path(__file__).parents[3].parent / "shared" / "traces" / "kineto"
+TRACES = shared_files.TRACES / "kineto"
 
 
 def event(name: str, start: Any, duration: Any, category: str = "cpu_op", **more: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from support import ncu_csv
+from support import ncu_csv, shared_files
 from support.mutate import count_from_environment, mutations
 
 from analysis.counters import IDENTITY
@@ -17,7 +17,7 @@ from analysis.readers.registry import FORMS, read_head
 from analysis.report import core_findings
 from common.errors import InputError
 
-TRACES = Path(__file__).parents[3].parent / "shared" / "traces" / "ncu"
+TRACES = shared_files.TRACES / "ncu"
 REAL = {
     "attention_5-9__bert_flashattn_nsight.csv.gz": (10, None),
     "attention_5-9__bert_torch_nsight.csv.gz": (26, None),

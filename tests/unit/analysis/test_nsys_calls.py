@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import shared_files
 
 from analysis.readers.nsys import read, recognises
 from analysis.readers.registry import find_reader, read_head
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "nsys"
+TRACES = shared_files.TRACES / "nsys"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
 PID = 7 << 48 | 40 << 24
 TID = PID | 41

@@ -2,13 +2,14 @@ import csv
 from pathlib import Path
 
 import pytest
+from support import shared_files
 
 from analysis.readers import nsys_csv, nsys_trace_csv
 from analysis.readers.registry import find_reader, read_head
 from analysis.summary import Summary
 from common.errors import InputError
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "nsys"
+TRACES = shared_files.TRACES / "nsys"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
 
 KERNELS_2024 = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import shared_files
 
 from analysis.metrics.range_tree import range_tree
 from analysis.metrics.utilization import compute_utilization
@@ -12,7 +13,7 @@ from analysis.readers.nsys import read
 from analysis.timeline import Timeline
 from common.errors import InputError
 
-TRACES = Path(__file__).parents[3].parent / "shared" / "traces" / "nsys"
+TRACES = shared_files.TRACES / "nsys"
 VM = 7 << 48
 
 PLACE = "start end deviceId contextId streamId correlationId globalPid"

@@ -2,13 +2,14 @@ import math
 from pathlib import Path
 
 import pytest
+from support import shared_files
 
 from analysis.metrics.utilization import compute_utilization
 from analysis.readers import nvprof, nvprof_trace
 from analysis.readers.registry import find_reader, read_head
 from common.errors import InputError
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "nvprof"
+TRACES = shared_files.TRACES / "nvprof"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
 
 SUMMARY = """==2119== NVPROF is profiling process 2119, command: ./a

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from support import shared_files
 
 from analysis.perfetto import write_perfetto
 from analysis.readers import kineto
@@ -24,7 +25,7 @@ from analysis.timeline import (
 from bench.cli import perfetto as command
 from common.errors import InputError, StorageError, UsageError
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+TRACES = shared_files.TRACES / "kineto"
 BASE = 1_700_000_000_123_456_789
 HOSTILE = '<script>alert(1)</script>", "ph": "M\\\u2028\x00\n'
 

@@ -1,15 +1,15 @@
 """Time by phase: what launched a kernel says which phase it is of."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support import shared_files
 from support.timelines import timeline
 
 from analysis.metrics.phases import phase_of, phase_rows
 from analysis.readers.kineto import read
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+TRACES = shared_files.TRACES / "kineto"
 LAUNCH = "cudaLaunchKernel"
 
 

@@ -3,11 +3,11 @@
 import csv
 import gzip
 import math
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from support import shared_files
 
 from analysis.counters import KernelCounters
 from analysis.metrics.device_peaks import _TABLE, device_peaks
@@ -24,7 +24,7 @@ from analysis.metrics.roofline import (
 from analysis.readers.ncu import read
 from analysis.report import core_findings
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "ncu"
+TRACES = shared_files.TRACES / "ncu"
 PERCENT = ".avg.pct_of_peak_sustained_elapsed"
 TENSOR_OPS = "sm__ops_path_tensor_src_{}_dst_fp32.sum"
 TENSOR = f"sm__inst_executed_pipe_tensor{PERCENT}"
@@ -179,7 +179,17 @@ def test_a_measured_peak_of_products_is_a_ceiling_of_its_type() -> None:
 def test_an_unknown_device_has_no_ceiling() -> None:
     assert ceilings(counters(ONE, device="NVIDIA Z9000")) == {} == ceilings(counters(ONE))
     assert only(counters(ONE, device="NVIDIA Z9000"))["bound"] == UNKNOWN
-    assert ceilings(counters(ONE), {"fp32": math.nan, DRAM: -1.0}) == {}
+    assert ceilings(counters(ONE), {"fp32": math.nan, DRAM: -1.0, "fp64": 0.0}) == {}
+
+
+def test_without_a_ceiling_the_type_is_that_of_most_operations() -> None:
+    row = only(counters({**ONE, **ops("d", 0, 0, 100)}))
+    assert (row["flop"], row["flop_type"]) == (10_200, "fp32")
+
+
+def test_a_kernel_without_operations_computes_nothing() -> None:
+    row = only(counters({**ONE, **ops("f", 0, 0, 0)}))
+    assert (row["flop"], row["flop_type"], row["compute_fraction"]) == (0, "", 0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What is said of tables: numbers worked by hand, and fits of times that were made from a known alpha and beta."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,9 @@ def test_no_fit_is_made_of_too_few_sizes_or_of_times_that_fall() -> None:
     sizes = np.array([1.0, 1000.0, 1e6])
     assert alpha_beta(sizes[:2], np.array([1.0, 2.0])) is None
     assert alpha_beta(sizes, np.array([30.0, 20.0, 10.0])) is None
-    fit = alpha_beta(np.array([0.0, 1e3, 1e6, 1e9]), np.array([99.0, 5.01, 15.0, 10_005.0]))  # 5 us, 100 GB/s
+    # 5 us, 100 GB/s; a size or time of nothing and an unknown time say nothing
+    sizes = np.array([0.0, 1e3, 1e6, 1e9, 1e9, 1e9])
+    fit = alpha_beta(sizes, np.array([99.0, 5.01, 15.0, 10_005.0, 0.0, math.nan]))
     assert fit is not None and fit[:2] == (pytest.approx(5), pytest.approx(100))
 
 

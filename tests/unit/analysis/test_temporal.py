@@ -2,12 +2,12 @@
 
 import csv
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import shared_files
 from support.timelines import timeline
 
 from analysis.metrics.temporal import (
@@ -20,7 +20,7 @@ from analysis.metrics.temporal import (
 from analysis.readers.kineto import read
 from analysis.timeline import Timeline
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+TRACES = shared_files.TRACES / "kineto"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -156,6 +156,11 @@ def test_on_a_cpu_gloo_is_communication_and_outermost_operators_compute() -> Non
     result = found(trace)
     assert (result.compute_ns, result.communication_ns, result.busy_ns, result.on_gpu) == (60, 40, 80, False)
     assert (result.overlapped_communication_ns, result.exposed_communication_ns, result.idle_ns) == (20, 20, 20)
+
+
+def test_on_a_cpu_a_trace_without_steps_counts_from_the_first_operator_to_the_last() -> None:
+    result = found(timeline(operators=[("aten::mm", 100, 140), ("aten::mul", 160, 190)]))
+    assert (result.span_ns, result.compute_ns, result.idle_ns) == (90, 70, 20)
 
 
 def test_communication_that_no_table_lists_is_found_by_name() -> None:

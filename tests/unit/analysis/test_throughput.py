@@ -65,10 +65,10 @@ def test_steps_that_one_rank_did_not_finish_do_not_count() -> None:
 
 def test_varying_counts_give_the_mean_count_over_the_median_time() -> None:
     rows = step_rows(TIMES, 8)
-    for row, tokens in zip(rows, (0, 0, 500, 600, 700, 800, 900), strict=True):
+    for row, tokens in zip(rows, (0, 0, 500, 600, 700, 800, 1400), strict=True):
         row["real_tokens"] = tokens
     result = summarize(TRIAL, {0: rows}, {}, ENVIRONMENT)
-    assert result["tokens_per_second"] == pytest.approx(700 / 0.1)
+    assert result["tokens_per_second"] == pytest.approx(800 / 0.1), "the mean, not the median of 700"
 
 
 def test_the_peak_is_the_better_of_before_and_after_per_rank_summed() -> None:
@@ -85,7 +85,10 @@ def test_a_missing_peak_gives_no_mfu_and_says_which_rank() -> None:
     steps = {rank: step_rows(TIMES, 8) for rank in (0, 1)}
     result = summarize(trial, steps, {0: rank_record()}, ENVIRONMENT)
     assert result["mfu"] is None and result["measured_peak_flops"] is None
-    assert "rank 1" in result["unknown"]["mfu"]
+    assert result["unknown"]["mfu"] == result["unknown"]["measured_peak_flops"] == "rank 1 measured no peak"
+    trial = dataclasses.replace(TRIAL, world_size=4)
+    result = summarize(trial, {rank: step_rows(TIMES, 8) for rank in range(4)}, {0: rank_record()}, ENVIRONMENT)
+    assert result["unknown"]["mfu"] == "rank 1 measured no peak (nor 2 others)"
 
 
 def test_peak_memory_is_that_of_the_neediest_rank() -> None:
@@ -120,6 +123,14 @@ def test_energy_of_the_window_by_hand() -> None:
     assert result["energy_joules"] == pytest.approx(200.0)  # 200 W for 1 s
     assert result["joules_per_sample"] == pytest.approx(200.0 / 80)
     assert result["energy_devices"] == ["gpu0"]
+
+
+def test_energy_is_unknown_where_the_steps_have_no_times_of_day() -> None:
+    steps = {0: step_rows(TIMES, 8, start_ns=None)}
+    result = summarize(TRIAL, steps, {}, ENVIRONMENT)
+    assert result["energy_joules"] is None and result["joules_per_sample"] is None
+    assert result["unknown"]["energy_joules"] == "the step records hold no times of day"
+    assert result["samples_per_second"] == pytest.approx(80)
 
 
 def test_no_finished_step_gives_none_with_a_reason_everywhere() -> None:

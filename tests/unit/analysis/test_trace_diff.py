@@ -1,8 +1,7 @@
 """Which kernels changed between two traces, by hand and on a public pair."""
 
-from pathlib import Path
-
 import pytest
+from support import shared_files
 from support.timelines import timeline
 
 from analysis.metrics.trace_diff import trace_diff
@@ -10,7 +9,7 @@ from analysis.readers.kineto import read
 from analysis.timeline import Timeline
 from common.errors import InputError
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto" / "hta"
+TRACES = shared_files.TRACES / "kineto/hta"
 MS = 1_000_000
 
 

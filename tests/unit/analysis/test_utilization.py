@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import shared_files
 from test_kineto_reader import event, write
 
 from analysis.metrics.utilization import (
@@ -22,7 +23,7 @@ from analysis.readers.kineto import read
 from analysis.report.tables import write_csv
 from analysis.timeline import Timeline
 
-TRACES = Path(__file__).parents[3].parent / "shared" / "traces" / "kineto"
+TRACES = shared_files.TRACES / "kineto"
 STEPS = [event("ProfilerStep#3", 0, 500, "user_annotation"), event("ProfilerStep#4", 500, 500, "user_annotation")]
 
 

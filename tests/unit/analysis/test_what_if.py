@@ -3,10 +3,10 @@
 import itertools
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support import shared_files
 from support.timelines import timeline
 
 from analysis.metrics.clock_alignment import clock_offsets
@@ -15,7 +15,7 @@ from analysis.metrics.what_if import SCENARIOS, Scenario, WhatIf, parse_scenario
 from analysis.timeline import Timeline
 from common.errors import InputError
 
-SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "kineto"
+KINETO = shared_files.TRACES / "kineto"
 MS = 1_000_000
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
 Work = tuple[str, float, float]
@@ -207,11 +207,11 @@ def test_time_grows_linearly_with_the_work() -> None:
 
 @pytest.mark.parametrize("folder", ["dlrm-8-ranks", "megatron-8-ranks"])
 def test_the_unchanged_replay_gives_real_traces_again(folder: str) -> None:
-    if not (SHARED / folder).exists():
+    if not (KINETO / folder).exists():
         pytest.skip("shared/traces is not here")
     from analysis.sources import open_sources
 
-    answers = answer(open_sources(SHARED / folder).timelines)
+    answers = answer(open_sources(KINETO / folder).timelines)
     assert answers.error is not None and answers.error < 0.005
     free = answers.table[answers.table["scenario"] == "free"]
     assert (free["saved_ms"] > -0.01).all()

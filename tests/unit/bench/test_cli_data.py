@@ -37,12 +37,14 @@ def test_json_is_the_summary_and_nothing_else(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_expected_failures_are_bertbench_errors(tmp_path: Path) -> None:
-    for argv in ([], ["--output", "x"], ["pictures"], ["pretrain", "--output", str(tmp_path)]):
-        if argv:
-            with pytest.raises(UsageError):
-                data.main(argv)
-        else:
-            assert data.main(argv) == 2
+    for argv, said in (
+        (["--output", "x"], "needs a kind first"),
+        (["pictures"], "unknown kind of data 'pictures'"),
+        (["pretrain", "--output", str(tmp_path)], "give --input FOLDER"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            data.main(argv)
+    assert data.main([]) == 2
     with pytest.raises(InputError, match="none"):
         data.main(["pretrain", "--input", str(tmp_path / "none"), "--output", str(tmp_path)])
     with pytest.raises(SystemExit) as caught:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import shared_files
 from support.mutate import count_from_environment, mutations
 
 from bench.cli.main import run
@@ -14,7 +15,7 @@ from bert.squad.prediction_files import read_null_odds, read_predictions
 from bert.squad.scores import score
 from common.errors import InputError, StorageError
 
-SQUAD = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "squad"
+SQUAD = shared_files.DATA / "squad"
 PICTURES = ["no_answer_scores.png", "precision_recall.png", "thresholds.png"]
 
 

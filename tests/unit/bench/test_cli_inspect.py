@@ -107,11 +107,18 @@ def test_a_picture_beside_the_shards_disturbs_nothing(folder: Path) -> None:
 
 
 def test_bad_input_is_refused(folder: Path, tmp_path: Path) -> None:
-    for argv in ([str(tmp_path / "none")], [str(folder), "--seq-len", "512"], [str(folder), "--vocab", "none.txt"]):
-        with pytest.raises(InputError):
+    for argv, said in (
+        ([str(tmp_path / "none")], "none does not exist"),
+        ([str(folder), "--seq-len", "512"], "holds no preparation of 512 tokens"),
+        ([str(folder), "--vocab", "none.txt"], "cannot read the vocabulary none.txt"),
+    ):
+        with pytest.raises(InputError, match=said):
             data_inspect.run(argv)
-    for argv in ([str(folder), "--samples", "-1"], [str(folder), "--workers", "0"]):
-        with pytest.raises(UsageError):
+    for argv, said in (
+        ([str(folder), "--samples", "-1"], "--samples -1 must not be negative"),
+        ([str(folder), "--workers", "0"], "--workers 0 must be at least 1"),
+    ):
+        with pytest.raises(UsageError, match=said):
             data_inspect.run(argv)
 
 
@@ -129,7 +136,7 @@ def test_verify_says_equal_or_what_differs(folder: Path, tmp_path: Path, capsys:
     assert data_verify.run([str(folder), str(other), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["equal_content"] is False and found["differences"][0]["first_row"] == 3
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="none does not exist"):
         data_verify.run([str(folder), str(tmp_path / "none")])
 
 

@@ -154,8 +154,13 @@ def test_a_process_is_a_rank_only_where_all_variables_say_so(monkeypatch: pytest
     for name in WORLD:
         with monkeypatch.context() as patch:
             assert in_world(patch, **{name: None}) is None
-    for damage in ({"RANK": "x"}, {"RANK": "3"}, {"LOCAL_RANK": "2"}, {"MASTER_PORT": ""}):
-        with monkeypatch.context() as patch, pytest.raises(UsageError):
+    for damage, said in (
+        ({"RANK": "x"}, "RANK='x'.*with whole numbers"),
+        ({"RANK": "3"}, "rank 3 of 3"),
+        ({"LOCAL_RANK": "2"}, r"\(local rank 2 of 2\)"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT=''"),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(UsageError, match=said):
             in_world(patch, **damage)
 
 

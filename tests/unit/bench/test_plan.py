@@ -87,30 +87,30 @@ def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> N
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "said"),
     [
-        {"presets": ("huge",)},
-        {"implementations": ("bert",)},
-        {"precisions": ("fp8",)},
-        {"batch_sizes": ()},
-        {"rounds": 0},
-        {"devices": (0,)},
-        {"memory_limit_gib": 0.0},
-        {"threads": 9},
-        {"threads": 0},
-        {"memory_limit_gib": float("nan")},
-        {"precision_target": 0.0},
-        {"min_steps": 20, "max_steps": 5},
-        {"seq_lens": (1024,)},
-        {"start": 3},
-        {"start": 5, "stop": 5},
-        {"batch_sizes": (0,)},
-        {"data": "synthetic:banana"},
-        {"data": "/no/such/folder"},
+        ({"presets": ("huge",)}, "unknown preset 'huge'"),
+        ({"implementations": ("bert",)}, "unknown implementation 'bert'.*did you mean 'bertbench'"),
+        ({"precisions": ("fp8",)}, "unknown precision 'fp8'"),
+        ({"batch_sizes": ()}, "--batch-sizes needs at least one value"),
+        ({"rounds": 0}, "--rounds 0 must be at least 1"),
+        ({"devices": (0,)}, "--devices 0: each count must be at least 1"),
+        ({"memory_limit_gib": 0.0}, "--memory-limit-gib 0.0 must be above 0"),
+        ({"threads": 9}, "--threads 9 does not fit 4 cores"),
+        ({"threads": 0}, "--threads 0 does not fit 4 cores"),
+        ({"memory_limit_gib": float("nan")}, "--memory-limit-gib nan must be above 0"),
+        ({"precision_target": 0.0}, "--precision-target 0.0 must be between 0 and 1"),
+        ({"min_steps": 20, "max_steps": 5}, "--min-steps 20 is above --max-steps 5"),
+        ({"seq_lens": (1024,)}, "--seq-lens 1024: base has 512 positions"),
+        ({"start": 3}, "start_iteration and stop_iteration go together"),
+        ({"start": 5, "stop": 5}, r"the window \[5, 5\) is empty"),
+        ({"batch_sizes": (0,)}, "micro_batch_size=0 must be at least 1"),
+        ({"data": "synthetic:banana"}, "unknown length distribution 'banana'"),
+        ({"data": "/no/such/folder"}, "/no/such/folder does not exist"),
     ],
 )
-def test_what_cannot_run_is_refused_before_anything_does(options: dict[str, object]) -> None:
-    with pytest.raises(BertbenchError):
+def test_what_cannot_run_is_refused_before_anything_does(options: dict[str, object], said: str) -> None:
+    with pytest.raises(BertbenchError, match=said):
         expand(Sweep(**options), CPU)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from support.squad_windows import VOCAB, squad_windows, write_windows
 from analysis.records import Trial
 from bench.devices import Devices
 from bench.plan import Sweep, expand, inspect_data
-from common.errors import BertbenchError, InputError, UsageError
+from common.errors import InputError, UsageError
 
 CPU = Devices("cpu", (), 4)
 
@@ -60,18 +60,18 @@ def test_missing_features_are_refused_with_the_command_that_makes_them(data: str
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "said"),
     [
-        {"task": "squad", "padding": "short"},
-        {"task": "pretrain", "padding": "fixed"},
-        {"task": "squad", "seq_lens": (513,)},
-        {"task": "squad", "seq_lens": (4,)},
-        {"task": "squad", "data": "synthetic:banana"},
-        {"task": "squid"},
+        ({"task": "squad", "padding": "short"}, "unknown padding 'short'"),
+        ({"task": "pretrain", "padding": "fixed"}, "--padding fixed: the batches of pretrain come padded"),
+        ({"task": "squad", "seq_lens": (513,)}, "--seq-lens 513: base has 512 positions"),
+        ({"task": "squad", "seq_lens": (4,)}, "seq_len=4 is too short for squad: use 5 or more"),
+        ({"task": "squad", "data": "synthetic:banana"}, "unknown length distribution 'banana'"),
+        ({"task": "squid"}, "unknown task 'squid'.*did you mean 'squad'"),
     ],
 )
-def test_what_cannot_run_is_refused_before_anything_does(options: dict[str, object]) -> None:
-    with pytest.raises(BertbenchError):
+def test_what_cannot_run_is_refused_before_anything_does(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         expand(Sweep(**options), CPU)  # type: ignore[arg-type]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from bench.timing import CpuStopwatch, StepClock
+from bench.timing import CpuStopwatch, CudaStopwatch, StepClock, stopwatch
 from bert.batch import BatchCounts
 from bert.observer import StepResult
 
@@ -61,6 +61,23 @@ def test_what_backward_waits_for_after_the_last_gradient_is_exposed_communicatio
         assert row["communication_ms"] == 5
         assert row["backward_ms"] == 12, "it is taken out of backward"
         assert row["step_time_ms"] == 32.5
+
+
+def test_gradients_that_are_ready_after_backward_expose_no_communication() -> None:
+    rows: list[dict[str, Any]] = []
+    clock = StepClock("cpu", lambda counts: 0.0, rows.append)
+    clock._watch = device = Device()
+    clock.step_begin(0)
+    with clock.phase("backward"):
+        device.work(6)
+    device.work(1)
+    clock.mark("gradients_ready")
+    clock.step_end(0, StepResult(COUNTS, torch.tensor(2.5), 1e-4))
+    assert [(row["communication_ms"], row["backward_ms"]) for row in rows] == [(0, 6)]
+
+
+def test_each_device_has_its_stopwatch() -> None:
+    assert isinstance(stopwatch("cpu"), CpuStopwatch) and isinstance(stopwatch("cuda"), CudaStopwatch)
 
 
 def test_the_cpu_stopwatch_counts_real_milliseconds() -> None:

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("optuna")
 
 from support.studies import memory_folder
-from support.training_runs import SEQ_LEN, shards
+from support.training_runs import SEQ_LEN
 
 from analysis.records import TrialDirectory, write_record
 from analysis.train_records import TrainRun, events_jsonl, write_curve
@@ -27,11 +27,6 @@ from bench.tune.objective import Objective
 from common.errors import StorageError, UsageError
 
 Told = Callable[[Mapping[str, Any], int], float | None]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shards(tmp_path_factory.mktemp("shards"))
 
 
 class Trainings:

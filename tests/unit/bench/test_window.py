@@ -3,10 +3,11 @@
 import itertools
 
 import numpy as np
+import pytest
 import torch
 
 from analysis.records import Trial
-from bench.window import FEWEST_STEPS, Window
+from bench.window import Window
 
 
 def steps_made(trial: Trial, times: "itertools.chain[float] | itertools.repeat[float]") -> tuple[int, Window]:
@@ -26,7 +27,7 @@ def test_a_given_window_makes_exactly_stop_steps() -> None:
 def test_steady_times_end_after_the_fewest_steps_asked_for() -> None:
     step, window = steps_made(Trial(min_steps=10), itertools.repeat(5.0))
     assert window.stopped_because == "interval narrow enough"
-    assert 10 <= step <= 16
+    assert step == 10
 
 
 def test_noise_is_measured_longer_than_calm() -> None:
@@ -46,7 +47,37 @@ def test_max_steps_ends_a_series_that_never_settles() -> None:
 
 def test_the_time_limit_leaves_at_least_three_steps() -> None:
     step, window = steps_made(Trial(max_seconds=1e-9), itertools.repeat(1.0))
-    assert step == FEWEST_STEPS and window.stopped_because == "max_seconds reached"
+    assert step == 3 and window.stopped_because == "max_seconds reached"
+
+
+UP_TO_27 = [3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 22, 27]  # each a quarter later than the one before
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "options", "checks", "reason"),
+    [
+        ((5, 10, 15), {}, [*UP_TO_27, 33, 40], "max_steps reached"),
+        # The median step takes 300 ms: three of them are about a second.
+        ((100, 300, 500), {}, [*UP_TO_27[:9], 18, 21, 24, 27, 30, 33, 36, 39, 40], "max_steps reached"),
+        # At step 33 1.92 s have passed since the first one ended: there is time for one more, and then for none.
+        ((60, 60, 60), {"max_seconds": 2.0, "min_steps": 40}, [*UP_TO_27, 33, 34, 35], "max_seconds reached"),
+    ],
+    ids=["quick", "slow", "limited"],
+)
+def test_times_are_looked_at_a_quarter_or_a_second_of_steps_later_and_never_past_the_limit(
+    times_ms: tuple[int, ...], options: dict[str, float], checks: list[int], reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    now_ms, step, looked = 0, 0, []
+    monkeypatch.setattr("bench.window.time.perf_counter", lambda: now_ms / 1000)
+    trial = Trial(**{"max_steps": 40, "max_seconds": 60.0, "relative_half_width": 1e-9, **options})  # type: ignore[arg-type]
+    window = Window(trial, lambda: looked.append(step), lambda values: values)
+    while window.keep_going(step):
+        time_ms = times_ms[step % 3]
+        window.record(time_ms)
+        now_ms += time_ms
+        step += 1
+    assert looked == [1, *checks] and (step, window.stopped_because) == (checks[-1], reason)
 
 
 def test_ranks_that_see_the_same_maximum_make_the_same_number_of_steps() -> None:

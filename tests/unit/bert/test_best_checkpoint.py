@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support import training_runs
 from support.training_runs import Recorder, run, settings
 
 from bert.tasks.base import Evaluation
@@ -21,11 +20,6 @@ LOSSES = (5.0, 3.0, 4.0, float("nan"), 3.0, 2.5)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return training_runs.shards(tmp_path_factory.mktemp("shards") / "data")
 
 
 @pytest.fixture

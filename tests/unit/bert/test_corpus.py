@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import shared_files
 
 from bert.data.corpus import clean as clean_module
 from bert.data.corpus.clean import COUNTS, clean
@@ -18,7 +19,7 @@ from bert.data.pool import Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from common.errors import InputError, UsageError
 
-BOOKS = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "pretrain" / "books"
+BOOKS = shared_files.DATA / "pretrain/books"
 
 
 def ignore(stage: str, done: int, total: int | None) -> None:

@@ -1,17 +1,16 @@
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.plain_tokenizer import PlainTokenizer
+from support.shared_files import DATA
 
 from bert.data.pretraining import encoder
 from bert.data.pretraining.encoder import ChunkEncoder, Encoded
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
 
-SHARED = Path(__file__).resolve().parents[3] / "../shared/data"
 SMALL = (*SPECIAL_PIECES, "the", "The", "un", "##able", "##s", "a", "##a", "b", ",", "!", "'", "\u4e2d", "\u00e9", "e",
          "x" * 101, "x" * 100, "##x", "U", "\u0301", "3", "##3", "[", "]", "mask", "##\u00df", "ss")  # fmt: skip
 # fmt: off
@@ -172,16 +171,16 @@ def real_texts() -> list[str]:
     """Return the beginnings of the real books and of the wiki excerpt, markup and all; bench_data.py takes all."""
     import bz2
 
-    books = sorted((SHARED / "pretrain/books").glob("*.txt"))
+    books = sorted((DATA / "pretrain/books").glob("*.txt"))
     found = [book.read_bytes().decode("latin-1" if book.name == "1661-8.txt" else "utf-8") for book in books]
-    found.append(bz2.decompress((SHARED / "pretrain/wiki/enwiki-sample.xml.bz2").read_bytes()).decode())
+    found.append(bz2.decompress((DATA / "pretrain/wiki/enwiki-sample.xml.bz2").read_bytes()).decode())
     return [text[: 2 * 10**5] for text in found]
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the real text is not beside this checkout (shared/data)")
+@pytest.mark.skipif(not DATA.exists(), reason="the real text is not beside this checkout (shared/data)")
 @pytest.mark.parametrize(("name", "lower_case"), [("uncased", True), ("cased", False)])
 def test_real_text_gives_the_ids_of_the_library(name: str, lower_case: bool) -> None:
-    vocabulary = load_vocabulary(SHARED / f"vocab/bert-{name}.txt", lower_case)
+    vocabulary = load_vocabulary(DATA / f"vocab/bert-{name}.txt", lower_case)
     chunk_encoder = ChunkEncoder(vocabulary)
     for text in real_texts():
         expected = encoded_by_library(vocabulary, text)
@@ -190,10 +189,10 @@ def test_real_text_gives_the_ids_of_the_library(name: str, lower_case: bool) -> 
         assert encoded.sentence_ends.tolist() == np.cumsum([len(ids) for ids in expected]).tolist()
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the real text is not beside this checkout (shared/data)")
+@pytest.mark.skipif(not DATA.exists(), reason="the real text is not beside this checkout (shared/data)")
 @pytest.mark.parametrize(("name", "lower_case"), [("uncased", True), ("cased", False)])
 def test_ids_are_those_of_the_published_tokenizer_in_plain_python(name: str, lower_case: bool) -> None:
-    vocabulary = load_vocabulary(SHARED / f"vocab/bert-{name}.txt", lower_case)
+    vocabulary = load_vocabulary(DATA / f"vocab/bert-{name}.txt", lower_case)
     plain = PlainTokenizer(list(vocabulary.pieces), lower_case)
     lines = [line for text in real_texts() for line in text.split("\n")[::10] if line.strip()]
     expected = [ids for line in lines if (ids := plain.encode(line))]

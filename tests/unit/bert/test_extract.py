@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import shared_files
 
 from bert.data.corpus import dumps, extract, pages
 from bert.data.corpus.dumps import Header, Unit
@@ -20,7 +21,7 @@ from bert.data.stages import Finished, Part, StageFolder
 from common.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[3]
-WIKI = ROOT.parent / "shared" / "data" / "pretrain" / "wiki"
+WIKI = shared_files.DATA / "pretrain/wiki"
 NAMES = ("enwiki-sample.xml.bz2", "enwiki-table-markup.xml.bz2")
 REAL = pytest.mark.skipif(not (WIKI / NAMES[0]).is_file(), reason="needs ../shared/data/pretrain/wiki")
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.gap_files import COLUMNS, SHARED, learnable, prepared, row, vocabulary, write
+from support.gap_files import COLUMNS, learnable, prepared, row, vocabulary, write
+from support.shared_files import DATA
 
 from bert.data.gap.config import GapConfig
 from bert.data.gap.examples import GapExample, Mention
@@ -24,7 +25,7 @@ from bert.data.tensor_file import map_columns, write_columns
 from bert.data.vocabulary import load_vocabulary
 from common.errors import InputError, StorageError, UsageError
 
-VOCAB = SHARED / "vocab" / "bert-uncased.txt"
+VOCAB = DATA / "vocab" / "bert-uncased.txt"
 
 
 def made(folder: Path, rows: list[dict[str, str]], split: str = "training", **changes: object) -> GapSummary:
@@ -38,7 +39,7 @@ def made(folder: Path, rows: list[dict[str, str]], split: str = "training", **ch
 
 @pytest.mark.parametrize("split", ["development", "validation", "test"])
 def test_every_mentions_tokens_spell_the_mention_in_all_published_rows(split: str) -> None:
-    path = SHARED / "gap" / f"gap-{split}.tsv"
+    path = DATA / "gap" / f"gap-{split}.tsv"
     if not path.is_file():
         pytest.skip("GAP is not in ../shared/data")
     words = load_vocabulary(VOCAB, lower_case=True)

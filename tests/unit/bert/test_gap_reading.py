@@ -5,7 +5,8 @@ import io
 from pathlib import Path
 
 import pytest
-from support.gap_files import COLUMNS, SHARED, learnable, row, write
+from support.gap_files import COLUMNS, learnable, row, write
+from support.shared_files import DATA
 
 from bert.data.gap.reading import GapFile, read_gap, told_flaws
 from common.errors import InputError
@@ -32,7 +33,7 @@ def one_bad(tmp_path: Path, **changes: str) -> GapFile:
 
 @pytest.mark.parametrize(("name", "count"), [("development", 2000), ("validation", 454), ("test", 2000)])
 def test_every_row_of_the_published_files_is_read(name: str, count: int) -> None:
-    path = SHARED / "gap" / f"gap-{name}.tsv"
+    path = DATA / "gap" / f"gap-{name}.tsv"
     if not path.is_file():
         pytest.skip("GAP is not in ../shared/data")
     file = read_gap(path)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.gap_files import SHARED, learnable, row, write
+from support.gap_files import learnable, row, write
 from support.plain_gap_scores import scorecard
+from support.shared_files import DATA
 
 from bert.gap.golds import distance, length, read_golds, slices
 from bert.gap.prediction_files import read_predictions, write_kaggle, write_official
@@ -56,7 +57,7 @@ def test_scores_are_the_official_ones_on_many_random_system_files(tmp_path: Path
 
 
 def test_scores_are_the_official_ones_on_the_published_rows(tmp_path: Path) -> None:
-    gold = SHARED / "gap" / "gap-validation.tsv"
+    gold = DATA / "gap" / "gap-validation.tsv"
     if not gold.is_file():
         pytest.skip("GAP is not in ../shared/data")
     ids = [f"validation-{number}" for number in range(1, 455)]
@@ -216,7 +217,7 @@ def test_golds_that_are_not_all_there_are_refused_with_the_line(
 
 
 def test_slices_part_the_rows_three_times(tmp_path: Path) -> None:
-    path = SHARED / "gap" / "gap-validation.tsv"
+    path = DATA / "gap" / "gap-validation.tsv"
     if not path.is_file():
         pytest.skip("GAP is not in ../shared/data")
     file = read_golds(path)

@@ -4,6 +4,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+from support import shared_files
 from support.glue_folders import FORMS, make_glue, splits_of
 
 from bert.data.glue.archive import find_table
@@ -11,7 +12,7 @@ from bert.data.glue.tables import read_table
 from bert.data.glue.tasks import TASKS
 from common.errors import InputError
 
-SHARED = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "glue"
+GLUE = shared_files.DATA / "glue"
 
 
 @pytest.mark.parametrize("task", list(FORMS))
@@ -97,13 +98,13 @@ def test_labels_of_a_regression_are_finite_and_in_their_range(tmp_path: Path) ->
     assert read_table(path, TASKS["stsb"], "dev").counts.get("left out: unknown label") == 3
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not here")
+@pytest.mark.skipif(not GLUE.is_dir(), reason="the shared tables are not here")
 def test_the_real_tables_are_read_whole() -> None:
     found = {
         (task, split): len(read_table(path, TASKS[task], split).rows)
         for task in ("cola", "stsb", "wnli")
         for split in ("train", "dev", "test")
-        if (path := find_table(SHARED, TASKS[task], split)) is not None
+        if (path := find_table(GLUE, TASKS[task], split)) is not None
     }
     assert found == {
         ("cola", "train"): 8551, ("cola", "dev"): 1043, ("cola", "test"): 1063,

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support import training_runs
+from support import shared_files, training_runs
 from support.bert_folders import IDS, MASK, PIECES, SHAPE, VOCAB, assert_equal_outputs, loaded, outputs, saved, theirs
 from support.minilm import minilm_folder
 from torch import Tensor
@@ -23,7 +23,7 @@ from bert.model import BertForPretraining
 from common.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[3]
-CHECKPOINTS = ROOT.parent / "shared/data/checkpoints"
+CHECKPOINTS = shared_files.DATA / "checkpoints"
 needs_keras = pytest.mark.skipif(not (CHECKPOINTS / "keras-bert-tiny").is_dir(), reason="keras-bert-tiny is not here")
 needs_dummy = pytest.mark.skipif(not (CHECKPOINTS / "bert-xsmall-dummy").is_dir(), reason="the .bin is not here")
 

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from support import pretraining_shards as shards
+from support.shared_files import DATA
 
 from bert.data.inspecting.inspection import CHECKS, Inspection, inspect
 from bert.data.inspecting.invariants import ROW_CHECKS
@@ -17,7 +18,6 @@ from bert.data.inspecting.tallies import Distinct, confidence, row_hashes, sprea
 from bert.data.pool import Workers
 from common.errors import InputError, UsageError
 
-SHARED = Path(__file__).resolve().parents[3].parent / "shared"
 FIRST = "small_training_0.hdf5"
 
 
@@ -537,7 +537,7 @@ def test_shards_of_the_pipeline_s_own_writer_pass(folder: Path) -> None:
 
 @pytest.mark.parametrize(("whole_words", "bins"), [(False, None), (True, 16)])
 def test_instances_of_a_real_book_pass(tmp_path: Path, whole_words: bool, bins: int | None) -> None:
-    book = SHARED / "data" / "pretrain" / "books" / "11-0.txt"
+    book = DATA / "pretrain" / "books" / "11-0.txt"
     if not book.is_file():
         pytest.skip("needs ../shared/data/pretrain/books, which is not there")
     from bert.data.pretraining.config import InstanceConfig
@@ -547,7 +547,7 @@ def test_instances_of_a_real_book_pass(tmp_path: Path, whole_words: bool, bins: 
     from bert.data.pretraining.tokens import TokenShard
     from bert.data.vocabulary import load_vocabulary
 
-    vocabulary = load_vocabulary(SHARED / "data" / "vocab" / "bert-uncased.txt", True)
+    vocabulary = load_vocabulary(DATA / "vocab" / "bert-uncased.txt", True)
     chapters = book.read_text(encoding="utf-8-sig").split("CHAPTER")
     documents = [[ids for ids in vocabulary.encode(text.split(". ")) if ids] for text in chapters]
     sentences = [sentence for document in documents for sentence in document]

@@ -9,18 +9,17 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 from support import plain_pretraining as plain
+from support.shared_files import DATA
 
 from bert.data.pretraining.config import InstanceConfig
 from bert.data.pretraining.instances import plan_instances
 from bert.data.pretraining.masking import Pieces
 from bert.data.pretraining.tokens import TokenShard
 
-SHARED = Path(__file__).parents[3] / "../shared/data"
 REPLICATES = 40
 PERMUTATIONS = 2999
 LEAST_P = 0.002
@@ -59,7 +58,7 @@ class Corpus:
 
 
 def real_corpus() -> Corpus:
-    text, vocabulary = SHARED / "pretrain/books/84-0.txt", SHARED / "vocab/bert-uncased.txt"
+    text, vocabulary = DATA / "pretrain/books/84-0.txt", DATA / "vocab/bert-uncased.txt"
     if not text.exists() or not vocabulary.exists():
         pytest.skip("needs the shared data: a book and BERT's vocabulary")
     words = " ".join(text.read_text(encoding="utf-8-sig").split()[:20_000])

@@ -222,26 +222,26 @@ def test_unusable_input_and_options_are_refused(text: Path, tmp_path: Path) -> N
         PrepareConfig(output=tmp_path)
     with pytest.raises(UsageError, match="--input FOLDER"):
         PrepareConfig(output=tmp_path, input=tmp_path, generate=20_000)
-    refused: list[dict[str, object]] = [
-        {"shards": 0},
-        {"workers": 0},
-        {"test_fraction": 1.0},
-        {"dataset": "a/b"},
-        {"dataset": ".."},
-        {"seq_lens": (3,)},
-        {"seq_lens": ()},
-        {"seq_lens": (32, 32)},
-        {"max_predictions": (5, 6)},
-        {"stages": ("extract", "bake")},
-        {"part": "1/2"},
-        {"part": "2/2", "stages": ("hdf5",)},
-        {"part": "half", "stages": ("hdf5",)},
-        {"part": "0/2", "stages": ("shard",)},
-        {"length_bins": 12},
-        {"gzip_level": 10},
+    refused: list[tuple[dict[str, object], str]] = [
+        ({"shards": 0}, "--shards 0 must be at least 1"),
+        ({"workers": 0}, "--workers 0 must be at least 1"),
+        ({"test_fraction": 1.0}, "--test-fraction 1.0 must be in"),
+        ({"dataset": "a/b"}, "--dataset 'a/b' must be a plain name"),
+        ({"dataset": ".."}, "--dataset '..' must be a plain name"),
+        ({"seq_lens": (3,)}, "seq_len=3 is too short"),
+        ({"seq_lens": ()}, "--seq-lens .*must be one or several different lengths"),
+        ({"seq_lens": (32, 32)}, "--seq-lens 32 32 must be one or several different lengths"),
+        ({"max_predictions": (5, 6)}, "--max-predictions gives 2 .* for 1 --seq-lens"),
+        ({"stages": ("extract", "bake")}, "--stages bake must be some of"),
+        ({"part": "1/2"}, "--part 1/2 shares one stage"),
+        ({"part": "2/2", "stages": ("hdf5",)}, "--part 2/2 must be I/N"),
+        ({"part": "half", "stages": ("hdf5",)}, "--part half must be I/N"),
+        ({"part": "0/2", "stages": ("shard",)}, "--part 0/2 shares one stage"),
+        ({"length_bins": 12}, "--length-bins 12 must be 8 or more and divide --seq-lens 32"),
+        ({"gzip_level": 10}, "--gzip-level 10 must be 0"),
     ]
-    for changes in refused:
-        with pytest.raises(UsageError):
+    for changes, said in refused:
+        with pytest.raises(UsageError, match=said):
             config(text, tmp_path, **changes)
     (tmp_path / "blank").mkdir()
     (tmp_path / "blank" / "a.txt").write_text("\n\n")

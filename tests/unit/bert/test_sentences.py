@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import shared_files
 
 from bert.data.corpus import sentences as module
 from bert.data.corpus.clean import clean
@@ -16,7 +17,7 @@ from bert.data.pool import Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from common.errors import MissingToolError, UsageError
 
-BOOKS = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "pretrain" / "books"
+BOOKS = shared_files.DATA / "pretrain/books"
 _LATIN = "He said no. Mr Dr. U.S. e.g. 3.5 1 No. I i http://x.y/z a@b.c \u00e9 \u00df \u0130 e\u0301"
 _MARKS = "... \u2026 ! ? \u3002 \uff01 \u201c \u201d \" ' ( ) [ ] , ; - \u2014 * _ < &amp; @ ( ,"
 _OTHERS = (

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import plain_squad_decoding as plain
+from support.shared_files import DATA
 from support.squad_cases import Context, Question, features_of, random_logits, small_vocabulary
 
 from bert.data.squad.features import SquadFeatures
@@ -20,7 +21,6 @@ from bert.squad.scores import score
 from bert.squad.spans import find_spans, null_scores
 from common.errors import InputError, StorageError, UsageError
 
-SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 VOCABULARY = small_vocabulary()
 TEXTS = (
     "The Norman's people, “Steve Smith’s”\u202f in New York (émigré) 東京語 a\u00a0b ﬁne İstanbul x-y the-the U.S.A.",  # noqa: RUF001
@@ -257,7 +257,7 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
 
 
 def real_case(name: str, version: str, contexts: int) -> tuple[SquadFeatures, Vocabulary]:
-    content = json.loads(gzip.decompress((SHARED / "squad" / name).read_bytes()))
+    content = json.loads(gzip.decompress((DATA / "squad" / name).read_bytes()))
     paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
     cases = [
         Context(
@@ -266,12 +266,12 @@ def real_case(name: str, version: str, contexts: int) -> tuple[SquadFeatures, Vo
         )
         for paragraph in paragraphs[:: max(1, len(paragraphs) // contexts)]
     ]
-    vocabulary = load_vocabulary(SHARED / "vocab" / "bert-uncased.txt", lower_case=True)
+    vocabulary = load_vocabulary(DATA / "vocab" / "bert-uncased.txt", lower_case=True)
     lengths = {"max_seq_length": 384, "doc_stride": 128, "max_query_length": 64}
     return features_of(cases, vocabulary, version=version, **lengths), vocabulary
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data is not here")
+@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not here")
 @pytest.mark.parametrize(("name", "version"), [("dev-v1.1.json.gz", "1.1"), ("dev-v2.0.json.gz", "2.0")])
 def test_real_questions_are_decoded_like_the_plain_reference(name: str, version: str) -> None:
     features, vocabulary = real_case(name, version, contexts=12)
@@ -283,7 +283,7 @@ def test_real_questions_are_decoded_like_the_plain_reference(name: str, version:
     assert found.null_odds == (odds if version == "2.0" else {})
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data is not here")
+@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not here")
 def test_logits_that_know_the_answers_score_almost_everything() -> None:
     features, vocabulary = real_case("dev-v1.1.json.gz", "1.1", contexts=60)
     offsets = features.input_ids.offsets

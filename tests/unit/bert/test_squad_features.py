@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.shared_files import DATA
 from support.squad_columns import compare, dataset, made, make, paragraph, plain, question, small_vocabulary
 
 from bert.data.squad.features import SquadFeatures
@@ -10,14 +11,13 @@ from bert.data.squad.store import FORM
 from bert.data.tensor_file import read_header
 from common.errors import UsageError
 
-SHARED = Path(__file__).resolve().parents[3] / "../shared/data"
-VOCABULARY = SHARED / "vocab/bert-uncased.txt"
+VOCABULARY = DATA / "vocab/bert-uncased.txt"
 SHORT = {"max_seq_length": 14, "doc_stride": 3, "max_query_length": 4}
 
 
 @pytest.mark.parametrize("name", ["dev-v1.1", "dev-v2.0"])
 def test_every_field_of_a_whole_dev_set_equals_the_plain_implementation(name: str, tmp_path: Path) -> None:
-    source = SHARED / f"squad/{name}.json.gz"
+    source = DATA / f"squad/{name}.json.gz"
     if not source.is_file():
         pytest.skip("needs ../shared/data, which this checkout has not")
     features = made(source, VOCABULARY, tmp_path, split="training")

@@ -121,7 +121,7 @@ def test_a_training_set_of_which_nothing_can_be_used_is_refused_with_the_reasons
 
 def test_what_nothing_came_of_leaves_no_folder(tmp_path: Path, vocab: Path) -> None:
     source = dataset(tmp_path / "train.json", paragraph("a b", question("q", "what?", ("z", 0))))
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=r"can be used .*the answer is not found at its place: 1"):
         make(source, vocab, tmp_path / "out", split="training")
     assert not (tmp_path / "out").exists()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support import plain_squad_decoding as plain
+from support import shared_files
 from support.squad_cases import Context, Question, features_of, small_vocabulary
 
 from bert.data.squad.reading import read_dataset
@@ -16,7 +17,7 @@ from bert.squad.prediction_files import read_null_odds, read_predictions
 from bert.squad.scores import normalize, score
 from common.errors import InputError, UsageError
 
-SQUAD = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "squad"
+SQUAD = shared_files.DATA / "squad"
 WORDS = ("the", "a", "Normans", "normans,", "10th", "century", "U.S.", "us", "An", "…", "-", "Straße", "x")
 
 

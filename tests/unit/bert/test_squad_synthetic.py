@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.shared_files import DATA
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
 from bert.batch import Batch
@@ -18,8 +19,6 @@ from bert.data.vocabulary import load_vocabulary
 from bert.tasks.base import DataSpec
 from bert.tasks.squad import SquadTask
 from common.errors import InputError, UsageError
-
-SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
 
 
 def spec(**changes: object) -> DataSpec:
@@ -54,7 +53,7 @@ def test_windows_of_384_tokens_have_the_figures_of_the_dev_set() -> None:
 @pytest.fixture(scope="module")
 def real_pieces() -> list[tuple[int, int]]:
     """Word pieces of context and question, of each question of the dev set."""
-    dataset, vocab = SHARED / "squad" / "dev-v1.1.json.gz", SHARED / "vocab" / "bert-uncased.txt"
+    dataset, vocab = DATA / "squad" / "dev-v1.1.json.gz", DATA / "vocab" / "bert-uncased.txt"
     if not dataset.is_file() or not vocab.is_file():
         pytest.skip("the dev set of SQuAD is not here (../shared/data)")
     articles = json.loads(gzip.decompress(dataset.read_bytes()))["data"]

@@ -3,7 +3,6 @@
 import gzip
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.plain_squad import words_of
 from support.plain_tokenizer import PlainTokenizer
+from support.shared_files import DATA
 
 from bert.data.squad.words import Pieces, WordEncoder, split_words, word_numbers
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
 
-SHARED = Path(__file__).resolve().parents[3] / "../shared/data"
 LETTERS = "abcdefghijklmnopqrstuvwxyz\u00df\u00e9\u03c3\u03c2\u4e2d\u6587\u0130'.,-$"
 VOCABULARY = Vocabulary(
     (*SPECIAL_PIECES, *LETTERS, *(f"##{letter}" for letter in LETTERS if letter.isalpha()), "the", "un", "##able"),
@@ -68,13 +67,11 @@ def test_pieces_are_those_of_the_whole_text_and_of_each_word_alone(lower_case: b
 def test_all_real_contexts_and_questions_have_the_tokenizers_ids_and_the_words_of_its_offsets(
     name: str, lower_case: bool
 ) -> None:
-    if not (SHARED / "squad").is_dir():
+    if not (DATA / "squad").is_dir():
         pytest.skip("needs ../shared/data, which this checkout has not")
-    vocabulary = load_vocabulary(SHARED / f"vocab/{name}.txt", lower_case)
+    vocabulary = load_vocabulary(DATA / f"vocab/{name}.txt", lower_case)
     encoder = WordEncoder(vocabulary)
-    for path in sorted((SHARED / "squad").glob("*v[12].[01].json.gz")) + sorted(
-        (SHARED / "squad").glob("squadshifts*")
-    ):
+    for path in sorted((DATA / "squad").glob("*v[12].[01].json.gz")) + sorted((DATA / "squad").glob("squadshifts*")):
         document = json.loads(gzip.decompress(path.read_bytes()))
         if "data" not in document:
             continue  # predictions

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support import bundle_writer as writer
+from support import shared_files
 from support.mutate import count_from_environment, mutations
 
 from bert.checkpoints.crc32c import crc32c, masked_crc32c
@@ -18,7 +19,7 @@ from bert.checkpoints.tensorflow import TensorFlowCheckpoint, open_checkpoint
 from bert.checkpoints.tensorflow_names import hugging_face_name, is_weight
 from common.errors import InputError
 
-KERAS = Path(__file__).resolve().parents[3].parent / "shared/data/checkpoints/keras-bert-tiny"
+KERAS = shared_files.DATA / "checkpoints/keras-bert-tiny"
 needs_keras = pytest.mark.skipif(not KERAS.is_dir(), reason="../shared/data/checkpoints/keras-bert-tiny is not here")
 
 NAMES = [f"bert/encoder/layer_{layer}/{part}" for layer in range(12) for part in ("kernel", "bias", "kernel/adam_m")]

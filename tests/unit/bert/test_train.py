@@ -174,10 +174,10 @@ def test_a_failing_step_still_ends_the_run_for_the_observers() -> None:
     assert recorder.events[-1] == "/run" and "/step 1" in recorder.events and "/step 2" not in recorder.events
 
 
-@pytest.mark.parametrize(("name", "device"), [("tf32", "cpu"), ("fp8", "cpu")])
-def test_a_precision_the_device_has_not_is_refused(name: str, device: str) -> None:
-    with pytest.raises(UsageError):
-        Precision(name, device)
+@pytest.mark.parametrize(("name", "said"), [("tf32", "tf32 needs a CUDA device"), ("fp8", "unknown precision 'fp8'")])
+def test_a_precision_the_device_has_not_is_refused(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Precision(name, "cpu")
 
 
 def test_zero_micro_steps_are_refused() -> None:

@@ -25,11 +25,6 @@ from common.errors import InputError, UsageError
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return training_runs.shards(tmp_path_factory.mktemp("shards") / "data")
-
-
 @pytest.mark.parametrize(
     ("precision", "optimizer", "accumulation"),
     [("fp32", "lamb", 2), ("bf16", "lamb", 1), ("fp16", "lamb", 1), ("fp32", "adamw", 1), ("fp16", "adamw", 2)],

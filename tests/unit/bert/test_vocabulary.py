@@ -4,12 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import shared_files
 
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary, sample_lines, train_vocabulary
 from common.errors import InputError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
-PUBLISHED = ROOT / "../shared/data/vocab/bert-uncased.txt"
+PUBLISHED = shared_files.DATA / "vocab/bert-uncased.txt"
 TEXT = [
     f"The {word} unbelievable fox{word[0]} jumps over \u00e9clairs, no?" for word in ("quick", "lazy", "brown", "dog")
 ]

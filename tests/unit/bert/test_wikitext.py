@@ -7,11 +7,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from support import shared_files
 
 from bert.data.corpus import wikitext
 from bert.data.corpus.wikitext import is_disambiguation, is_redirect, paragraphs
 
-WIKI = Path(__file__).resolve().parents[4] / "shared" / "data" / "pretrain" / "wiki"
+WIKI = shared_files.DATA / "pretrain/wiki"
 SAMPLE = WIKI / "enwiki-sample.xml.bz2"
 TABLES = WIKI / "enwiki-table-markup.xml.bz2"
 REAL = pytest.mark.skipif(not SAMPLE.is_file(), reason="needs ../shared/data/pretrain/wiki")
