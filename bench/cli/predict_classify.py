@@ -167,8 +167,8 @@ def _unknown_text(tally: _Tally) -> str:
     shown = ", ".join(repr(label[:40]) for label in tally.unknown_labels[:_MOST_SHOWN])
     more = ", ..." if len(tally.unknown_labels) > _MOST_SHOWN else ""
     return (
-        f"{tally.unknown:,} of the {tally.labelled:,} labels in the file are none that the model knows ({shown}{more}), "
-        "and count as wrong"
+        f"{tally.unknown:,} of the {tally.labelled:,} labels in the file are none that the model knows "
+        f"({shown}{more}), and count as wrong"
     )
 
 

@@ -6,6 +6,7 @@ Each is a safetensors file of columns whose metadata say what it was made of and
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.stages import Counts, fingerprint_of
-from bert.data.tensor_file import CHECKSUM, NotWholeError, write_columns
+from bert.data.tensor_file import CHECKSUM, NotWholeError, read_header, write_columns
 from common.atomic import atomic_path, remove_left_overs, storage_errors, write_json
 from common.errors import InputError, SchemaError, UsageError
 from common.locks import discard, locked
@@ -25,6 +26,8 @@ from common.locks import discard, locked
 SUFFIX = ".safetensors"
 OWN_VOCABULARY = ".vocab.txt"
 """Ending of the vocabulary of one features file, where vocab.txt is another one."""
+_NAMES = re.compile(r"bertbench \w+ features")
+"""FeatureForm.name of every task."""
 _FOREIGN = "it holds something else"
 _MOST_NAMES = 5
 
@@ -203,6 +206,14 @@ def made_of(path: Path, pattern: str, key: str) -> Path | None:
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return Path(named) if isinstance(named, str) and Path(named).is_file() else None
+
+
+def is_features(path: Path) -> bool:
+    """Whether a file holds the features of a task, whole; weights are in files of the same kind."""
+    try:
+        return _NAMES.fullmatch(read_header(path)[0].get("format", "")) is not None
+    except (NotWholeError, OSError):
+        return False
 
 
 def files_in(folder: Path, pattern: str) -> list[Path]:
