@@ -112,7 +112,7 @@ def _words_of(checkpoint: Path) -> tuple[tuple[str, ...], Vocabulary, int]:
             if vocabulary.fingerprint != text["vocabulary"]:
                 raise InputError(f"{checkpoint / VOCABULARY_FILE} is not the vocabulary of that model: put it back")
             return tuple(map(str, document["labels"])), vocabulary, int(text["max_seq_length"])
-        data = str(_object(state)["settings"]["data"]) if state.is_file() else _data_of_run(checkpoint)
+        data = _data_of_state(checkpoint, state) if state.is_file() else _data_of_run(checkpoint)
         if data is not None:
             source = open_source(Path(data))
             return source.labels, source.vocabulary, source.max_seq_length
@@ -124,12 +124,34 @@ def _words_of(checkpoint: Path) -> tuple[tuple[str, ...], Vocabulary, int]:
     )
 
 
+def _data_of_state(checkpoint: Path, state: Path) -> str:
+    """What a checkpoint was trained on. Raises InputError: on another task."""
+    settings = _object(state)["settings"]
+    _check_task(checkpoint, str(settings["task"]))
+    return str(settings["data"])
+
+
+def _check_task(checkpoint: Path, task: str) -> None:
+    if task != "classify":
+        raise InputError(
+            f"{checkpoint} holds no model that was trained on classify, but one trained on {task}: train it with "
+            f"`bertbench train classify FILE.csv --init {checkpoint}`"
+        )
+
+
 def _data_of_run(checkpoint: Path) -> str | None:
-    """What the run trained on in whose folder lie weights that say nothing themselves; None outside of one."""
+    """What the run trained on in whose folder lie weights that say nothing themselves; None outside of one.
+
+    Raises:
+        InputError: it was another task.
+    """
     folder = checkpoint.parent.parent
     attempts = TrainRun(folder).attempts() if is_train_run(folder) else []
     trial = attempts[-1].read_trial() if attempts else None
-    return trial.data if trial is not None and trial.task == "classify" else None
+    if trial is None:
+        return None
+    _check_task(checkpoint, trial.task)
+    return trial.data
 
 
 def _object(path: Path) -> Mapping[str, Any]:

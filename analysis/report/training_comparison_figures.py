@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _DASHES = ("-", (0, (4, 2.5)), (0, (1.2, 1.6)), (0, (6, 2, 1.2, 2)))
 # The first line is drawn broad, so that those that lie on it can be seen.
 _WIDTHS = (3.6, 1.7)
+_EVEN_WIDTH = 2.0
 _FEWEST_SMOOTHED = 100
 _MOST_SCORES = 2
 # More curves have shorter labels, and their times there.
@@ -38,6 +39,7 @@ def draw_comparison(path: Path, comparison: TrainingComparison, title: str = "",
     if not comparison.curves:
         return None
     import matplotlib
+    from matplotlib.lines import Line2D
 
     with matplotlib.rc_context(STYLE):
         figure, (progress, losses) = canvas(10.6, 4.6, 1, 2, width_ratios=(9, 11))
@@ -45,7 +47,8 @@ def draw_comparison(path: Path, comparison: TrainingComparison, title: str = "",
         _losses(losses, comparison)
         progress.set_title(short_label(title) or "Progress against time")
         losses.set_title("Loss and learning rate: the same curve?")
-        handles, names = losses.get_legend_handles_labels()
+        names = [_label(curve, comparison) for curve in comparison.curves]
+        handles = [Line2D([], [], **_even_style(number)) for number in range(len(names))]
         figure.legend(
             handles, names, loc="outside upper left", ncols=1 if len(names) <= _MOST_IN_WORDS else 2, fontsize=8.5
         )
@@ -103,6 +106,11 @@ def line_style(number: int) -> dict[str, Any]:
     }
 
 
+def _even_style(number: int) -> dict[str, Any]:
+    """As `line_style`, all of one width."""
+    return {**line_style(number), "linewidth": _EVEN_WIDTH}
+
+
 def _percent_of(comparison: TrainingComparison) -> str:
     if comparison.epochs is None:
         return "percent of the run"
@@ -120,7 +128,7 @@ def _progress(axis: "Axes", comparison: TrainingComparison) -> None:
             continue
         known = np.isfinite(curve.seconds)
         times, percents = curve.seconds[known] / seconds, curve.percent[known]
-        style = {**line_style(number), "linewidth": 2.0}
+        style = _even_style(number)
         axis.plot([0, *times], [0, *percents], **style)
         axis.plot(times[-1], percents[-1], marker="o", color=style["color"], markersize=5, clip_on=False)
         if len(comparison.curves) > _MOST_IN_WORDS:
@@ -145,8 +153,7 @@ def _losses(axis: "Axes", comparison: TrainingComparison) -> None:
         loss = running_median(curve.loss) if smoothed else curve.loss
         if smoothed:
             axis.plot(curve.percent, curve.loss, color=style["color"], linewidth=0.6, alpha=0.25)
-        style["alpha"] = 0.45 if number == 0 and len(comparison.curves) > 1 else 1.0
-        axis.plot(curve.percent, loss, **style, label=_label(curve, comparison))
+        axis.plot(curve.percent, loss, **style)
         rates.plot(curve.percent, curve.learning_rate, **{**style, "linewidth": 0.6 * style["linewidth"]})
     axis.set_xlim(0, 100)
     axis.set_xlabel(_percent_of(comparison))

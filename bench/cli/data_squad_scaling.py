@@ -49,8 +49,10 @@ OPTIONS = {"data squad-scaling": SquadScalingOptions}
 def run(argv: list[str]) -> int:
     """Run the command."""
     options = parse(SquadScalingOptions, plain_words(argv), "bertbench data squad-scaling")
+    from bert.data.squad.reading import check_there
     from bert.data.squad.scaling import measure
 
+    check_there(options.input)
     out = run_folder(options.out)
     config = SquadConfig(
         input=(options.input,), vocab=options.vocab, split=options.split, lower_case=options.lower_case

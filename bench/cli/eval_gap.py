@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from analysis.report.terminal import printable
 from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
+from bench.cli.scores_file import SCORES_FILE, check_scores_folder
 
 if TYPE_CHECKING:
     from bert.gap.golds import Slice
     from bert.gap.scores import Scores
 
-SCORES_FILE = "scores.json"
 PICTURE_FILE = "scores.png"
 _MOST_IDS = 5
 
@@ -33,7 +33,7 @@ class EvalGapOptions:
     """predictions.tsv of `bertbench predict gap` (ID, TRUE or FALSE for A, for B), or a CSV of Kaggle, which has
     probabilities, too (ID,A,B,NEITHER)."""
     out: Path | None = None
-    """Folder for scores.json and scores.png; without it no file is written."""
+    """Folder for scores.json and scores.png; it may not hold those of another task. Without it no file is written."""
     json: bool = False
     """Print everything as JSON, all digits."""
 
@@ -44,6 +44,7 @@ OPTIONS = {"eval gap": EvalGapOptions}
 def run(argv: list[str]) -> int:
     """Run the command; 0 when the scores are printed."""
     options = parse(EvalGapOptions, argv, "bertbench eval gap")
+    check_scores_folder(options.out, "gap")
     from bert.gap.golds import read_golds, slices
     from bert.gap.prediction_files import read_predictions
     from bert.gap.scores import score
@@ -59,6 +60,7 @@ def run(argv: list[str]) -> int:
         )
     parts = slices(file.examples, found.decisions, found.probabilities)
     document: dict[str, Any] = {
+        "task": "gap",
         "dataset": str(options.dataset),
         "predictions": str(options.predictions),
         **scores.to_json(),

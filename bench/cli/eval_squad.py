@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from analysis.report.terminal import printable
 from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
+from bench.cli.scores_file import SCORES_FILE, check_scores_folder
 from common.errors import UsageError
 
 if TYPE_CHECKING:
     from bert.squad.scores import Scores
     from bert.squad.thresholds import NullAnalysis
 
-SCORES_FILE = "scores.json"
 _MOST_IDS = 5
 
 
@@ -37,7 +37,8 @@ class EvalSquadOptions:
     threshold: float | None = None
     """A no-answer score above it counts as the answer ""; without it 1.0, as in the official script."""
     out: Path | None = None
-    """Folder for scores.json and, with --na-prob, the pictures; without it no file is written."""
+    """Folder for scores.json and, with --na-prob, the pictures; it may not hold those of another task. Without it
+    no file is written."""
     json: bool = False
     """Print everything as JSON, all digits."""
 
@@ -53,6 +54,7 @@ OPTIONS = {"eval squad": EvalSquadOptions}
 def run(argv: list[str]) -> int:
     """Run the command; 0 when the scores are printed."""
     options = parse(EvalSquadOptions, argv, "bertbench eval squad")
+    check_scores_folder(options.out, "squad")
     from bert.squad.golds import read_golds
     from bert.squad.prediction_files import read_null_odds, read_predictions
     from bert.squad.scores import score
@@ -63,7 +65,7 @@ def run(argv: list[str]) -> int:
     null_odds = None if options.na_prob is None else read_null_odds(options.na_prob, notes)
     found = score(golds, predictions, null_odds, options.threshold)
     found = replace(found, notes=(*found.notes, *notes))
-    about = {"dataset": str(options.dataset), "predictions": str(options.predictions)}
+    about = {"task": "squad", "dataset": str(options.dataset), "predictions": str(options.predictions)}
     if not options.json:  # before anything is written: a full disk must not hide them
         print("\n".join(_lines(found, terminal_width())))
     written = [] if options.out is None else _write(found, about, options.out)

@@ -133,8 +133,8 @@ def program_of(command: list[str], module: bool, no_python: bool) -> tuple[str, 
     if command[0] == "bertbench":
         return (sys.executable, "-u", "-m", "bench.cli.main", *command[1:])
     if not Path(command[0]).is_file():
-        hint = "; it is a program: add --no-python" if shutil.which(command[0]) else ""
-        raise UsageError(f"there is no Python script {command[0]!r} on this node{hint}")
+        hint = "it is a program: add --no-python" if shutil.which(command[0]) else "give its path, or copy it here"
+        raise UsageError(f"there is no Python script {command[0]!r} on this node; {hint}")
     return (sys.executable, "-u", *command)
 
 

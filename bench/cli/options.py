@@ -58,9 +58,13 @@ def _optional_values() -> tyro.constructors.ConstructorRegistry:
     ) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
         kinds = [kind for kind in typing.get_args(info.type) if kind is not type(None)]
         optional = info.type_origin in (typing.Union, types.UnionType) and len(kinds) < len(typing.get_args(info.type))
-        if not optional or len(kinds) != 1 or kinds[0] not in metavars:
+        if not optional or len(kinds) != 1:
             return None
         kind = kinds[0]
+        if typing.get_origin(kind) is typing.Literal:
+            return _choice(typing.get_args(kind))
+        if kind not in metavars:
+            return None
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
             metavar=metavars[kind],
@@ -72,6 +76,20 @@ def _optional_values() -> tyro.constructors.ConstructorRegistry:
         )
 
     return registry
+
+
+def _choice(values: tuple[Any, ...]) -> "tyro.constructors.PrimitiveConstructorSpec[Any] | None":
+    """One of some words, or nothing; None, which leaves it to tyro, where they are no words."""
+    if not all(isinstance(value, str) for value in values):
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{" + ",".join(values) + "}",
+        instance_from_str=lambda words: words[0],
+        is_instance=lambda value: value is None or value in values,
+        str_from_instance=lambda value: [str(value)],
+        choices=values,
+    )
 
 
 def given_names(argv: Sequence[str]) -> frozenset[str]:

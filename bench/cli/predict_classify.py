@@ -4,7 +4,7 @@ import csv
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -68,6 +68,10 @@ class _Tally:
     labelled: int = 0
     left_out: list[tuple[int, str]] = field(default_factory=list)
     given: Counter[str] = field(default_factory=Counter)
+    unknown: int = 0
+    """Texts whose label in the file is none of the model's: they count as wrong."""
+    unknown_labels: list[str] = field(default_factory=list)
+    """The first such labels."""
 
 
 def run(argv: list[str]) -> int:
@@ -97,6 +101,7 @@ def run(argv: list[str]) -> int:
             texts = [row.text for row in batch]
             found = classifier.predict(texts, devices, computing.precision, computing.batch_size, options.threads)
             _write(writer, batch, found, tally)
+            _count_unknown(batch, found, classifier.labels, tally)
             progress("texts", tally.texts, None)
         if not tally.texts:
             raise InputError(f"{options.data} has no text that can be used ({len(tally.left_out)} rows were left out)")
@@ -147,6 +152,26 @@ def _write(writer: Any, batch: "list[TextRow]", found: "list[tuple[str, float] |
         writer.writerow([row.line, label, f"{share:.6f}", *([] if row.label is None else [row.label])])
 
 
+def _count_unknown(
+    batch: "list[TextRow]", found: "list[tuple[str, float] | None]", known: Sequence[str], tally: _Tally
+) -> None:
+    for row, one in zip(batch, found, strict=True):
+        if one is None or not row.label or row.label in known:
+            continue
+        tally.unknown += 1
+        if row.label not in tally.unknown_labels and len(tally.unknown_labels) <= _MOST_SHOWN:
+            tally.unknown_labels.append(row.label)
+
+
+def _unknown_text(tally: _Tally) -> str:
+    shown = ", ".join(repr(label[:40]) for label in tally.unknown_labels[:_MOST_SHOWN])
+    more = ", ..." if len(tally.unknown_labels) > _MOST_SHOWN else ""
+    return (
+        f"{tally.unknown:,} of the {tally.labelled:,} labels in the file are none that the model knows "
+        f"({shown}{more}), and count as wrong"
+    )
+
+
 def _show(options: PredictClassifyOptions, encoding: str, out: Path, tally: _Tally, seconds: float) -> None:
     accuracy = tally.right / tally.labelled if tally.labelled else None
     found = {
@@ -155,6 +180,7 @@ def _show(options: PredictClassifyOptions, encoding: str, out: Path, tally: _Tal
         "texts": tally.texts,
         "predictions": dict(tally.given.most_common()),
         "accuracy": accuracy,
+        "unknown_labels": tally.unknown,
         "left_out": [{"line": line, "reason": reason} for line, reason in tally.left_out],
         "form": {**asdict(options.form), "encoding": encoding},
         "seconds": seconds,
@@ -170,6 +196,8 @@ def _show(options: PredictClassifyOptions, encoding: str, out: Path, tally: _Tal
     ]
     if accuracy is not None:
         rows.append(("accuracy", f"{100 * accuracy:.1f} % of {tally.labelled:,} labels in the file"))
+    if tally.unknown:
+        rows.append(("unknown", _unknown_text(tally)))
     if tally.left_out:
         lines = [f"line {line}: {reason}" for line, reason in tally.left_out[:_MOST_SHOWN]]
         lines += ["..."] if len(tally.left_out) > _MOST_SHOWN else []

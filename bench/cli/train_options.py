@@ -1,5 +1,7 @@
 """The options of `bertbench train`, which every command that trains shares."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -117,6 +119,10 @@ class TrainOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name} {value} must be at least 1")
+        for name, holds, required in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not holds(value):
+                raise UsageError(f"--{name.replace('_', '-')} {value:g} must be {required}")
         if self.max_seconds is not None and not self.max_seconds > 0:
             raise UsageError(f"--max-seconds {self.max_seconds} must be above 0")
         if self.file is not None and self.data is not None:
@@ -129,6 +135,15 @@ class TrainOptions:
         return {**values, **own}
 
 
+# As the settings of the run have them, which do not know what an option is called.
+_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("dropout", lambda value: 0 <= value < 1, "at least 0 and less than 1"),
+    ("epochs", lambda value: 0 < value < math.inf, "a number above 0"),
+    ("learning_rate", lambda value: 0 <= value < math.inf, "a number of at least 0"),
+    ("warmup", lambda value: 0 <= value < 1, "at least 0 and less than 1"),
+    ("weight_decay", lambda value: 0 <= value < math.inf, "a number of at least 0"),
+    ("max_grad_norm", lambda value: 0 < value < math.inf, "a number above 0"),
+)
 # Options that are fields of bert.training.TrainSettings.
 _SETTINGS = (
     "task", "preset", "dropout", "data", "seq_len", "micro_batch_size", "grad_accum_steps", "global_batch_size",

@@ -12,6 +12,7 @@ from bert.checkpoints.ours import is_model_folder
 from bert.checkpoints.tensor_files import read_tensors
 from bert.checkpoints.tensorflow import index_file, open_checkpoint
 from bert.checkpoints.tensorflow_names import hugging_face_name, is_weight
+from bert.data.feature_files import is_features
 from common.errors import InputError
 
 TENSORFLOW, HUGGING_FACE, OURS = "tensorflow", "hugging-face", "bertbench"
@@ -25,6 +26,7 @@ _WEIGHT_FILES = (
 )
 _OTHER_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt")
 _CONFIG_FILES = ("config.json", "bert_config.json")
+_NO_WEIGHTS = "and no weights: give a checkpoint, or the weights of a model"
 _VOCAB_FILE = "vocab.txt"
 
 
@@ -76,6 +78,8 @@ def _find(source: Path) -> Found:
         if source.name == _WEIGHT_FILES[0] and is_model_folder(source.parent):
             return _found(OURS, source.parent, source.parent)
         _refuse_table(source)
+        if is_features(source):
+            raise InputError(f"{source} holds features, data to train on or to predict, {_NO_WEIGHTS}")
         return _found(HUGGING_FACE, source)
     raise InputError(
         f"{source} is not there: give a folder with model.safetensors or pytorch_model.bin, a file of weights, or the "
@@ -113,10 +117,14 @@ def _find_in_folder(folder: Path) -> Found:
             return _found(HUGGING_FACE, folder / name)
     indexes = sorted(folder.glob("*.index"))
     others = sorted({path for pattern in _OTHER_FILES for path in folder.glob(pattern) if path.is_file()})
+    features = [path for path in others if is_features(path)]
+    others = [path for path in others if path not in features]
     candidates = [path.with_suffix("") for path in indexes] or others
     if len(candidates) > 1:
         names = ", ".join(path.name for path in candidates[:6])
         raise InputError(f"{folder} holds {len(candidates)} checkpoints ({names}): give one of them, {candidates[-1]}")
+    if not candidates and features:
+        raise InputError(f"{folder} holds features, data to train on or to predict ({features[0].name}), {_NO_WEIGHTS}")
     if not candidates:
         raise InputError(
             f"{folder} holds no checkpoint: it needs {', '.join(_WEIGHT_FILES)} or a TensorFlow checkpoint "

@@ -6,6 +6,7 @@ Each is a safetensors file of columns whose metadata say what it was made of and
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from common.locks import discard, locked
 SUFFIX = ".safetensors"
 OWN_VOCABULARY = ".vocab.txt"
 """Ending of the vocabulary of one features file, where vocab.txt is another one."""
+_NAMES = re.compile(r"bertbench \w+ features")
+"""FeatureForm.name of every task."""
 _FOREIGN = "it holds something else"
 _MOST_NAMES = 5
 
@@ -194,6 +197,14 @@ def made_of(path: Path, pattern: str, key: str) -> Path | None:
     files = files_in(path, pattern) if path.is_dir() else [path]
     named = read_notes(files[0].with_suffix(".json")).get(key) if files else None
     return Path(named) if isinstance(named, str) and Path(named).is_file() else None
+
+
+def is_features(path: Path) -> bool:
+    """Whether a file holds the features of a task, whole; weights are in files of the same kind."""
+    try:
+        return _NAMES.fullmatch(read_header(path)[0].get("format", "")) is not None
+    except (NotWholeError, OSError):
+        return False
 
 
 def files_in(folder: Path, pattern: str) -> list[Path]:

@@ -72,7 +72,10 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             content = read_at_most(file, MOST_BYTES)
     except OSError as error:
-        raise InputError(f"cannot read the predictions {path}: {error.strerror}") from error
+        raise InputError(
+            f"cannot read the predictions {path}: {error.strerror}; give a file of `bertbench predict gap`, or "
+            "of that form"
+        ) from error
     if len(content) > MOST_BYTES:
         raise InputError(f"the predictions {path} have more than {MOST_BYTES // 2**20} MiB: give a file of predictions")
     if not content.strip():

@@ -65,7 +65,7 @@ def read_answers(path: Path, spec: GlueSpec) -> dict[int, float]:
         InputError: it cannot be read, has another header, a line of another form, an answer that is none of the task's,
             or two answers for one index; the message has the line's number.
     """
-    lines = read_lines(path)
+    lines = read_lines(path, "a file of answers, as `bertbench predict glue` writes it")
     if tuple(lines[0].split("\t")) != HEADER:
         raise InputError(
             f"{path}, line 1: {lines[0][:_SHOWN]!r} is not the header of answers to GLUE, 'index<TAB>prediction': give "

@@ -97,7 +97,10 @@ def read_deepspeed_config(path: Path) -> dict[str, Any]:
             raise InputError(f"{path} is no DeepSpeed configuration: it has more than {_LARGEST_FILE_BYTES:,} bytes")
         content = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=_no_constant)
     except OSError as error:
-        raise InputError(f"cannot read the DeepSpeed configuration {path}: {error.strerror}") from error
+        raise InputError(
+            f"cannot read the DeepSpeed configuration {path}: {error.strerror}; give a JSON file of DeepSpeed, such as "
+            "those in bench/deepspeed"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"the DeepSpeed configuration {path} is no JSON ({error}): see bench/deepspeed") from error
     if not isinstance(content, dict):

@@ -82,9 +82,9 @@ def prepare(config: GapConfig, progress: Progress) -> list[GapSummary]:
         UsageError: what an input is for cannot be told.
         StorageError: the output cannot be written.
     """
+    files = [read_gap(path) for path in config.input]
     splits = [config.split_of(path) for path in config.input]
     vocabulary = load_vocabulary(config.vocab, config.lower_case)
-    files = [read_gap(path) for path in config.input]
     settings = [
         Settings(split, config.lower_case, vocabulary.fingerprint, len(vocabulary.pieces), config.max_seq_length)
         for split in splits

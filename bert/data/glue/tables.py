@@ -143,8 +143,12 @@ def check_table(table: GlueTable, lines: int) -> None:
         )
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: Path, wanted: str = "a table of GLUE") -> list[str]:
     """Return the lines of a text file, which only a line feed ends; at least one.
+
+    Args:
+        path: the file.
+        wanted: what is to be given where it cannot be read, in words.
 
     Raises:
         InputError: it cannot be read, is empty, damaged, or not UTF-8 or UTF-16 text.
@@ -159,7 +163,7 @@ def read_lines(path: Path) -> list[str]:
     except (EOFError, zlib.error) as error:
         raise InputError(f"{path} is cut off or damaged ({error}): get it again") from error
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}; give a table of GLUE") from error
+        raise InputError(f"cannot read {path}: {error.strerror or error}; give {wanted}") from error
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -17,7 +17,7 @@ from bert.data.pool import Progress, Workers
 from bert.data.squad.config import Mode, SquadConfig, cpu_count
 from bert.data.squad.features import Settings
 from bert.data.squad.parts import SHARES, Place, cut, make_and_keep, parts_place, received, shares_of
-from bert.data.squad.reading import Dataset, RawParagraph, read_dataset, together
+from bert.data.squad.reading import Dataset, RawParagraph, check_there, read_dataset, together
 from bert.data.squad.store import (
     FORM,
     file_name,
@@ -91,6 +91,8 @@ def prepare(config: SquadConfig, progress: Progress, pool: Workers | None = None
         UsageError: what an input is for cannot be told, or a worker died; nothing half-written is left.
         StorageError: the output cannot be written.
     """
+    for path in config.input:
+        check_there(path)
     splits = [config.split_of(path) for path in config.input]
     with new_folder(config.output):
         return [_prepare(config, path, split, progress, pool) for path, split in zip(config.input, splits, strict=True)]

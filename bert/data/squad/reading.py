@@ -116,6 +116,14 @@ class Dataset:
     """How many there are."""
 
 
+def check_there(path: Path) -> None:
+    """Raise InputError where there is no such file."""
+    try:
+        path.stat()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; {_REMEDY}") from error
+
+
 def content_of(path: Path) -> bytes:
     """Return the JSON of a file, decompressed where it is gzip.
 

@@ -238,6 +238,32 @@ def test_the_picture_is_drawn_also_of_one_step_and_of_many(tmp_path: Path, steps
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize("count", [2, 8])
+def test_the_legend_shows_each_line_as_both_panels_do(
+    tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [variant(tmp_path, f"ddp-{number + 1}", [4.0, 3.0, 2.5, 2.0]) for number in range(count)]
+    for number, one in enumerate(runs):
+        write_attempt(one.run, [[100.0 - number] * TOTAL] * (number + 1))
+    figures: list[Any] = []
+    monkeypatch.setattr("analysis.report.training_comparison_figures.save", lambda figure, path: figures.append(figure))
+    draw_comparison(tmp_path / "picture.png", compare_trainings(runs))
+    progress, losses = figures[0].axes[:2]
+
+    def looks(lines: Any) -> list[tuple[Any, ...]]:
+        drawn = [line for line in lines if len(line.get_xdata()) != 1]  # without the dots at the ends
+        return [(line.get_color(), line.get_linestyle(), line.get_alpha() or 1.0) for line in drawn]
+
+    legend = figures[0].legends[0]
+    assert looks(legend.get_lines()) == looks(progress.get_lines()) == looks(losses.get_lines())
+    assert len(set(looks(legend.get_lines()))) == count == len(legend.get_texts())
+    widths = {line.get_linewidth() for line in [*legend.get_lines(), *progress.get_lines()] if line.get_marker() != "o"}
+    assert len(widths) == 1
+    assert (
+        losses.get_lines()[0].get_linewidth() > losses.get_lines()[1].get_linewidth()
+    )  # both are seen where they meet
+
+
 def test_no_two_of_many_lines_look_the_same() -> None:
     looks = [(line_style(number)["color"], line_style(number)["linestyle"]) for number in range(32)]
     assert len(set(looks)) == 32

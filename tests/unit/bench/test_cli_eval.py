@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import shared_files
+from support import gap_files, shared_files
 from support.mutate import count_from_environment, mutations
 
 from bench.cli.main import run
@@ -77,6 +77,47 @@ def test_no_answer_scores_give_thresholds_and_pictures(tmp_path: Path, capsys: p
     assert kept == {name: value for name, value in printed.items() if name != "written"}
     assert printed["scores"]["total"] == 5 and printed["scores"]["best_exact_thresh"] == -5.5
     assert printed["scores"]["NoAns_exact"] == 100.0  # q5 is above the threshold
+
+
+def test_scores_of_another_task_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    squad = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)]
+    gold = gap_files.write(tmp_path / "gold.tsv", gap_files.learnable(3))
+    system = tmp_path / "system.tsv"
+    system.write_text("development-1\tTRUE\tFALSE\n")
+    gap = ["eval", "gap", "--dataset", str(gold), "--predictions", str(system)]
+    for first, second, names in ((squad, gap, ("squad", "gap")), (gap, squad, ("gap", "squad"))):
+        out = tmp_path / names[0]
+        assert run([*first, "--out", str(out)]) == 0
+        assert run([*first, "--out", str(out)]) == 0  # of the same task
+        written = {path: path.read_bytes() for path in out.iterdir()}
+        capsys.readouterr()
+        assert run([*second, "--out", str(out)]) == 2
+        told = capsys.readouterr()
+        assert f"holds the scores of {names[0]}, which those of {names[1]} would replace: give another" in told.err
+        assert told.out == ""
+        assert {path: path.read_bytes() for path in out.iterdir()} == written
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        ({"version": "2.0", "scores": {}, "questions": 5}, "holds the scores of squad"),
+        ({"overall": {}, "slices": []}, None),
+        (["mine"], "is not what `bertbench eval gap` writes"),
+        ({"mine": 1}, "is not what `bertbench eval gap` writes"),
+    ],
+    ids=("squad before tasks were named", "gap before tasks were named", "a list", "another document"),
+)
+def test_what_is_no_score_of_the_task_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: Any, reason: str | None
+) -> None:
+    gold = gap_files.write(tmp_path / "gold.tsv", gap_files.learnable(3))
+    system = tmp_path / "system.tsv"
+    system.write_text("development-1\tTRUE\tFALSE\n")
+    write(tmp_path / "scores.json", before)
+    argv = ["eval", "gap", "--dataset", str(gold), "--predictions", str(system), "--out", str(tmp_path)]
+    assert run(argv) == (0 if reason is None else 2)
+    assert (reason or "") in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not SQUAD.is_dir(), reason="../shared/data/squad is not here")

@@ -103,6 +103,7 @@ def test_a_file_of_the_other_version_is_refused_and_auto_takes_either(
 
 def test_what_features_are_for_is_told_by_the_name_or_asked_for(tmp_path: Path, vocab: Path) -> None:
     for name in ("mine.json", "train-dev.json"):
+        (tmp_path / name).touch()
         with pytest.raises(UsageError, match=f"what {name} is for .* --split training or --split evaluation"):
             make(tmp_path / name, vocab, tmp_path)
     with pytest.raises(UsageError, match="is for one --input"):

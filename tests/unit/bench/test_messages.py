@@ -1,0 +1,104 @@
+"""Refusals name what was typed, say what is wrong first, and what to do about it."""
+
+from pathlib import Path
+
+import pytest
+from support import gap_files
+from support.csv_files import colours_and_animals, prepared, write_rows
+
+from bench.cli.main import run
+from bert.data.csv.store import add_run
+
+
+@pytest.mark.parametrize("task", ["gap", "squad", "squad-scaling"])
+def test_an_input_that_is_not_there_is_said_before_its_name_is_read(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--input", str(tmp_path / "nosuch.tsv"), "--vocab", str(gap_files.vocabulary(tmp_path / "vocab.txt"))]
+    assert run(["data", task, *argv, "--out" if task == "squad-scaling" else "--output", str(tmp_path / "out")]) == 2
+    assert "nosuch.tsv: No such file or directory; give " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_that_is_not_there_is_said_before_results_that_would_be_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_rows(tmp_path / "sms.csv", colours_and_animals(30))
+    database = prepared(path, max_seq_length=64).source
+    add_run(database.path, database.fingerprint, {"accuracy": 0.5})
+    words = ["data", "csv", str(path), "--vocab", str(tmp_path / "vocab.txt"), "--text", "text"]
+    assert run([*words, "--label", "v9"]) == 2
+    assert "has no column 'v9' for --label; its first row has 'text', 'label'" in capsys.readouterr().err
+    assert run(words) == 2
+    assert "holds the results of 1 training on it as it is (max_seq_length 64, not 128)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (
+            ["eval", "glue", "--task", "rte", "--labels", "{labels}", "--predictions", "missing.tsv"],
+            "give a file of answers, as `bertbench predict glue` writes it",
+        ),
+        (
+            ["eval", "glue", "--task", "rte", "--labels", "missing.tsv", "--predictions", "{labels}"],
+            "give a table of GLUE",
+        ),
+        (
+            ["eval", "gap", "--dataset", "{gold}", "--predictions", "missing.csv"],
+            "give a file of `bertbench predict gap`, or of that form",
+        ),
+        (
+            ["train", "squad", "--data", "synthetic", "--deepspeed-config", "missing.json", "--out", "{out}"],
+            "give a JSON file of DeepSpeed, such as those in bench/deepspeed",
+        ),
+    ],
+    ids=("answers", "table", "predictions", "deepspeed"),
+)
+def test_a_file_that_is_not_there_is_named_with_what_is_wanted(
+    words: list[str], remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = tmp_path / "dev.tsv"
+    labels.write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
+    names = {"labels": labels, "gold": gap_files.write(tmp_path / "gold.tsv", gap_files.learnable(3))}
+    assert run([word.format(**names, out=tmp_path / "out") for word in words]) == 2
+    assert f": No such file or directory; {remedy}" in capsys.readouterr().err
+
+
+def test_a_script_that_is_not_there_is_refused_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["launch", "--here-gpus", "2", "--", "nosuch.py"]) == 2
+    assert "no Python script 'nosuch.py' on this node; give its path, or copy it here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", ["squad", "gap"])
+def test_the_choices_of_an_option_are_words_that_can_be_given(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(["data", task, "--input", "x.json", "--vocab", "vocab.txt", "--split", "train"])
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert "'training'" in told.err + told.out and "None" not in told.err + told.out
+    with pytest.raises(SystemExit):
+        run(["data", task, "--help"])
+    shown = capsys.readouterr().out
+    assert "--split {training," in shown and "{None" not in shown
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--dropout", "1.5"), "--dropout 1.5 must be at least 0 and less than 1"),
+        (("--dropout", "nan"), "--dropout nan must be at least 0 and less than 1"),
+        (("--epochs", "-1"), "--epochs -1 must be a number above 0"),
+        (("--learning-rate", "-1"), "--learning-rate -1 must be a number of at least 0"),
+        (("--warmup", "1"), "--warmup 1 must be at least 0 and less than 1"),
+        (("--weight-decay", "inf"), "--weight-decay inf must be a number of at least 0"),
+        (("--max-grad-norm", "0"), "--max-grad-norm 0 must be a number above 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_the_name_of_their_option(
+    option: tuple[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["train", "squad", "--data", "synthetic", "--steps", "1", "--out", str(tmp_path / "out"), *option]
+    assert run(argv) == 2
+    assert f"bertbench: {message}\n" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
