@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from analysis.records import write_record
+from bench.out_of_memory import memory_is_short
 from bench.processes import STOP_VARIABLE, die_with_parent, hold_stop_signals
 
 
@@ -39,7 +40,12 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1:])
+    try:
+        exit_code = main(sys.argv[1:])
+    except Exception as error:
+        if not memory_is_short():
+            raise
+        raise MemoryError("memory was refused to the launcher of the ranks") from error  # ends the log, and is told
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)  # taking torch apart costs half a second per trial

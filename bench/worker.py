@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from analysis.records import Trial, TrialDirectory, write_record
-from bench.out_of_memory import ran_out_of_memory
+from bench.out_of_memory import memory_is_short, ran_out_of_memory
 from bench.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
 from bench.rank_resources import backend, limit_memory, take_share_of_cores, torch_versions, used_memory
 from bench.trial_model import model_config
@@ -322,7 +322,7 @@ def _explain(error: Exception) -> tuple[str, str]:
     """Return the status and the reason of a failure."""
     text = f"{type(error).__name__}: {error}" if not isinstance(error, BertbenchError) else str(error)
     text = text.strip()[:2000]
-    if ran_out_of_memory(error):
+    if ran_out_of_memory(error) or (not isinstance(error, BertbenchError) and memory_is_short()):
         return "oom", text
     from bert.train import DivergenceError  # torch, for which there may be no memory
 
