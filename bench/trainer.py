@@ -16,10 +16,11 @@ from bench.task_flags import TaskFlags
 from bench.world import World
 from bert.checkpoints.model_config import read_config
 from bert.config import ModelConfig, preset, preset_of, shape_in_words
+from bert.data.lengths import is_synthetic
 from bert.memory import parameter_count
 from bert.strategies.deepspeed_config import read_deepspeed_config, said_of_training
 from bert.strategies.options import options_text
-from bert.tasks import check_task_options, resolve_options, task_data
+from bert.tasks import check_task_options, make_task, resolve_options, task_data
 from bert.tasks.data import DataSource, TaskData
 from bert.training.settings import TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, StorageError, UsageError
@@ -57,8 +58,9 @@ def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices,
         world: the world of ranks that this process belongs to; its size is then the number of devices.
 
     Raises:
-        UsageError: settings that no run can have, more devices than there are, or `init` names an unfinished run or a
-            model of another shape than the preset that was given.
+        UsageError: settings that no run can have, more devices than there are, `best_by` where nothing is evaluated or
+            the task has no such score, or `init` names an unfinished run or a model of another shape than the preset
+            that was given.
         InputError: the data, what is evaluated on or `init` cannot be read, or the samples have another length.
     """
     values = dict(given)
@@ -101,9 +103,22 @@ def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices,
     if settings.eval_every:
         known = check_task_options(task, settings.task_options)
         data.check_evaluation(settings.data, settings.seq_len, settings.eval_data, known)
+    if settings.best_by is not None:
+        _check_best_by(settings, settings.best_by)
     if settings.init is not None:
         _check_vocabulary(Path(settings.init), source)
     return Plan(settings, phase, source, log_to, implementation)
+
+
+def _check_best_by(settings: TrainSettings, name: str) -> None:
+    """Refuse a score that cannot tell which checkpoint is the best. Raises UsageError."""
+    from bert.tasks.base import deciding
+
+    deciding(make_task(settings.task, settings.task_options), name)
+    if is_synthetic(settings.data):
+        raise UsageError(f"--best-by {name}: made-up data are not evaluated: give real --data, or leave it out")
+    if not settings.eval_every:
+        raise UsageError(f"--best-by {name}: this run is not evaluated: give --eval-every, or leave it out")
 
 
 def _check_vocabulary(init: Path, source: DataSource) -> None:

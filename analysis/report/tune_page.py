@@ -7,8 +7,16 @@ from typing import Any
 from analysis.report import tables
 from analysis.report.page import render_page
 from analysis.report.tune_figures import draw_tune
-from analysis.report.tune_text import counts_text, importance_text, ordered, reasons, trials_table, value_text
-from analysis.train_scores import in_words
+from analysis.report.tune_text import (
+    best_text,
+    counts_text,
+    importance_text,
+    ordered,
+    reasons,
+    replaced_text,
+    trials_table,
+    value_text,
+)
 from common.atomic import write_text
 
 Row = Mapping[str, Any]
@@ -34,6 +42,7 @@ def write_tune_report(found: Row, folder: Path) -> list[Path]:
         "best_values": [
             (name.replace("_", " "), value_text(value)) for name, value in (best["values"] if best else {}).items()
         ],
+        "replaced": replaced_text(found) if best else [],
         "facts": _facts(found),
         "failures": reasons(found),
         "pictures": pictures,
@@ -50,7 +59,7 @@ def _answer(found: Row) -> str:
     best = found["best"]
     if best is None:
         return "No trial came to its end."
-    return f"Trial {best['number']} is the best: {in_words(found['objective']['name'], best['value'])}."
+    return f"The best: {best_text(found)}."
 
 
 def _facts(found: Row) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from analysis.report import tables
@@ -33,9 +34,33 @@ def tune_text(found: Row) -> str:
     if best is None:
         lines.append("best:    none, no trial came to its end")
     else:
-        lines.append(f"best:    trial {best['number']}, {in_words(found['objective']['name'], best['value'])}")
+        lines.append(f"best:    {best_text(found)}")
         lines.append(f"again:   {best['command']}")
+        lines += [f"         {text}" for text in replaced_text(found)]
     return "\n".join(printable(line) if "\n" not in line else line for line in lines)
+
+
+def best_text(found: Row) -> str:
+    """Return which trial is the best, and which are as good: a study where all tie has found nothing."""
+    best = found["best"]
+    value = in_words(found["objective"]["name"], best["value"])
+    trained = [row for row in found["trials"] if row["state"] == "complete" and row["same_as"] is None]
+    tied = sorted({best["number"], *(row["number"] for row in trained if row["value"] == best["value"])})
+    if len(tied) == 1:
+        return f"trial {best['number']}, {value}"
+    if len(tied) == len(trained):
+        return f"none, all {len(trained)} complete trials tie, {value}; the command is of trial {best['number']}"
+    numbers = f"{', '.join(map(str, tied[:-1]))} and {tied[-1]}"
+    return f"trials {numbers} tie, {value}; the command is of trial {best['number']}"
+
+
+def replaced_text(found: Row) -> list[str]:
+    """Return what the command of the best trial puts in the place of files outside its folder; nothing where none."""
+    paths = [Path(path) for path in found["best"]["replaces"]]
+    if not paths:
+        return []
+    names = ", ".join(path.name for path in paths)
+    return [f"replaces {names} in {paths[0].parent}: copy them before, or use the checkpoint that the trial kept"]
 
 
 def ordered(found: Row) -> list[Row]:

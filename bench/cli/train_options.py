@@ -98,6 +98,8 @@ class TrainOptions:
     takes its test shards, classify its validation split."""
     eval_samples: int | None = None
     """Samples of an evaluation, spread evenly over them; default 0, which takes all."""
+    best_by: str | None = None
+    """Score of the evaluations that says which checkpoint is the best, such as log_loss; default that of the task."""
     save_every: int | None = None
     """Updates between checkpoints; default 200."""
     keep: int | None = None
@@ -148,7 +150,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 _SETTINGS = (
     "task", "preset", "dropout", "data", "seq_len", "micro_batch_size", "grad_accum_steps", "global_batch_size",
     "optimizer", "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "precision",
-    "strategy", "seed", "log_every", "eval_every", "eval_data", "eval_samples", "save_every", "keep", "init", "epochs",
-    "padding", "activation_checkpointing", "levers", "bucket_mib", "zero_stage", "deepspeed_config",
+    "strategy", "seed", "log_every", "eval_every", "eval_data", "eval_samples", "best_by", "save_every", "keep", "init",
+    "epochs", "padding", "activation_checkpointing", "levers", "bucket_mib", "zero_stage", "deepspeed_config",
     "implementation", "log_to",
 )  # fmt: skip

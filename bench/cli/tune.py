@@ -55,7 +55,8 @@ class TuneOptions:
     space: Path | None = None
     """The same in a TOML file."""
     objective: str | None = None
-    """A score of the task's evaluations, or loss, that of the training; default what decides on the best checkpoint."""
+    """A score of the task's evaluations, by which trials choose their best checkpoint too, or loss, that of the
+    training; default the score that the task chooses it by."""
     trials: int | None = None
     """Trials of the whole study; default 20, with --max-seconds no limit."""
     max_seconds: float | None = None
@@ -103,7 +104,7 @@ OPTIONS = {"tune TASK": TuneOptions}
 # Options of a training that change no result, or decide what is compared.
 _NOT_SEARCHED = (
     "task", "file", "benchmark_task", "phase", "out", "json", "device", "devices", "threads", "max_seconds", "log_to",
-    "log_every", "save_every", "keep", "eval_every", "eval_data", "eval_samples", "deepspeed_config",
+    "log_every", "save_every", "keep", "eval_every", "eval_data", "eval_samples", "best_by", "deepspeed_config",
 )  # fmt: skip
 # Those of them that may change from call to call.
 _FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device")
@@ -127,7 +128,7 @@ def main(argv: list[str]) -> int:
         devices = find_devices(base.device)
         maker = _Maker(base, rest, _EVALUATIONS if options.pruner != "none" else 1, devices)
         objective = make_objective(maker.corner(space, out).settings, options.objective)
-        maker.evaluated = objective.evaluated
+        maker.evaluated, maker.best_by = objective.evaluated, objective.best_by
         maker.corner(space, out)
         search = Search(**{field.name: _search_field(options, field.name) for field in dataclasses.fields(Search)})
         study = Study(out, _question(options, base, space, objective), search)
@@ -171,7 +172,13 @@ def _options(argv: list[str]) -> tuple[TuneOptions, TrainOptions, list[str]]:
         lookup(TASKS, argv[0], "task")
     options, rest = parse_known(TuneOptions, _one_search_each(argv), program)
     words = rest
-    return options, parse(TrainOptions, [options.task, *words], "bertbench train"), words
+    base = parse(TrainOptions, [options.task, *words], "bertbench train")
+    if base.best_by is not None:
+        raise UsageError(
+            f"--best-by {base.best_by} is of one training: a study's trials choose their best checkpoint by its "
+            f"objective, give --objective {base.best_by}"
+        )
+    return options, base, words
 
 
 def _one_search_each(argv: list[str]) -> list[str]:
@@ -222,17 +229,23 @@ class _Maker:
         self._devices = devices
         self.evaluated = False
         """Whether trainings have to be evaluated; where nothing says how often, it is `evaluations` times."""
+        self.best_by: str | None = None
+        """Score that they choose their best checkpoint by; None is the task's own choice."""
 
     def make(self, values: Mapping[str, Value], folder: Path) -> TrialTraining:
         """Return the training. Raises BertbenchError where there is none with these values."""
         options = self._with(values, folder)
         plan = plan_training(options.phase, options.given(), self._devices)
         words = [options.task, *self._rest, *_words(values)]
+        own: dict[str, Any] = {}
         if self.evaluated and plan.settings.eval_every == 0:
-            every = math.ceil(plan.settings.steps / self._evaluations)
-            options = dataclasses.replace(options, eval_every=every)
+            own["eval_every"] = math.ceil(plan.settings.steps / self._evaluations)
+        if self.best_by is not None:
+            own["best_by"] = self.best_by
+        if own:
+            options = dataclasses.replace(options, **own)
             plan = plan_training(options.phase, options.given(), self._devices)
-            words += ["--eval-every", str(every)]
+            words += _words(own)
         return TrialTraining(
             plan=plan,
             run=TrainRun(folder),

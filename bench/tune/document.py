@@ -4,12 +4,14 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from analysis.classification_results import MODEL_ENDING, PREDICTIONS_ENDING, STATISTICS_ENDING, root_of
 from analysis.records import read_record
 from analysis.train_records import TrainRun
 from analysis.train_scores import score
 from bench.tune.question import Search, TrialRow
 from bench.tune.storage import trial_folder
 from bench.tune.study import Study
+from bert.data.lengths import is_synthetic
 from common.errors import SchemaError
 
 FILE = "tune.json"
@@ -45,7 +47,7 @@ def document(study: Study, search: Search, trials: int | None, evaluator: str) -
             "pruner": search.pruner, "trials": trials,
         },
         "trials": [_trial(study.folder, row) for row in study.rows()],
-        "best": None if best is None else {**_trial(study.folder, best), "command": shlex.join(command(study, best))},
+        "best": None if best is None else _best(study, best),
         "importance": {"evaluator": evaluator, "shares": importance, "absent": absent},
     }  # fmt: skip
 
@@ -54,6 +56,22 @@ def command(study: Study, row: TrialRow) -> list[str]:
     """Return the command that makes the training of a trial again, in a folder beside the study."""
     out = study.folder.with_name(f"{study.folder.name}-trial-{row.number}")
     return ["bertbench", "train", *row.words, "--out", str(out)]
+
+
+def _best(study: Study, row: TrialRow) -> dict[str, Any]:
+    again = {"command": shlex.join(command(study, row)), "replaces": replaced(study, row)}
+    return {**_trial(study.folder, row), **again}
+
+
+def replaced(study: Study, row: TrialRow) -> list[str]:
+    """Return the files that `command` writes outside its folder, in place of those there: what classify leaves."""
+    data = row.values.get("data", study.question.training.get("data"))
+    if study.question.task != "classify" or data is None or is_synthetic(str(data)):
+        return []
+    root = root_of(Path(str(data)))
+    return [
+        str(root.with_name(f"{root.name}{ending}")) for ending in (MODEL_ENDING, PREDICTIONS_ENDING, STATISTICS_ENDING)
+    ]
 
 
 def _trial(folder: Path, row: TrialRow) -> dict[str, Any]:

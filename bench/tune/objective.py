@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from analysis.train_records import TrainRun, read_events
-from analysis.train_scores import score
 from bert.data.lengths import is_synthetic
 from bert.tasks import make_task
 from bert.training.settings import TrainSettings
@@ -24,6 +23,8 @@ class Objective:
     """A score of the task's evaluations, or TRAINING_LOSS."""
     maximize: bool
     """Whether more of it is better."""
+    best_by: str | None = None
+    """What trainings are told to choose their best checkpoint by; None is the task's own choice."""
 
     @property
     def evaluated(self) -> bool:
@@ -75,14 +76,16 @@ def make_objective(settings: TrainSettings, name: str | None) -> Objective:
     made_up = is_synthetic(settings.data)
     if name == TRAINING_LOSS or (name is None and made_up):
         return Objective(name=TRAINING_LOSS, maximize=False)
+    from bert.tasks.base import deciding
+
     known = make_task(settings.task, settings.task_options)
     scores = dict.fromkeys((*known.scores, TRAINING_LOSS), "")
     chosen = known.deciding_score if name is None else name
     lookup(scores, chosen, f"score of {settings.task}")
     if made_up:
         raise UsageError(f"--objective {chosen}: made-up data are not evaluated: give real --data, or --objective loss")
-    maximize = known.higher_is_better if chosen == known.deciding_score else score(chosen).unit != "nats"
-    return Objective(name=chosen, maximize=bool(maximize))
+    _, maximize = deciding(known, chosen)
+    return Objective(name=chosen, maximize=maximize, best_by=None if chosen == known.deciding_score else chosen)
 
 
 def _loss_readings(run: TrainRun, total_steps: int) -> list[float | None]:

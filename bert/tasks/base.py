@@ -14,6 +14,7 @@ from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.data.lengths import PADDINGS
 from bert.observer import Observer
 from bert.precision import Precision
+from common.registry import lookup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,3 +159,19 @@ class TrainableTask(Task, Protocol):
             InputError: there is nothing, it is damaged, or it does not fit `spec`.
             UsageError: `wanted` says too little or too much.
         """
+
+
+def deciding(task: TrainableTask, best_by: str | None) -> tuple[str, bool]:
+    """Return the score that says which checkpoint is the best, and whether more of it is better.
+
+    Args:
+        task: what is trained.
+        best_by: one of its scores; None is the task's own choice.
+
+    Raises:
+        UsageError: the task has no such score.
+    """
+    if best_by is None or best_by == task.deciding_score:
+        return task.deciding_score, task.higher_is_better
+    lookup(dict.fromkeys(task.scores, ""), best_by, f"score of {task.name}")
+    return best_by, not best_by.endswith("_loss")

@@ -9,7 +9,7 @@ import torch
 
 from bert.precision import Precision
 from bert.strategies.base import Strategy
-from bert.tasks.base import DataIdentity, DataSpec, Evaluation, EvaluationSpec, Evaluator, TrainableTask
+from bert.tasks.base import DataIdentity, DataSpec, Evaluation, EvaluationSpec, Evaluator, TrainableTask, deciding
 from bert.training.agreement import any_rank, together
 from bert.training.checkpoint import checkpoint_path
 from bert.training.evaluate import evaluate
@@ -19,7 +19,11 @@ from bert.training.state import TrainState
 
 
 class Evaluations:
-    """What a run is evaluated on, the latest evaluation and the best one. The same on every rank."""
+    """What a run is evaluated on, the latest evaluation and the best one. The same on every rank.
+
+    Raises:
+        UsageError: the best is to be told by a score that the task has not.
+    """
 
     def __init__(
         self, settings: TrainSettings, task: TrainableTask, strategy: Strategy, warn: Callable[[str], None]
@@ -29,6 +33,7 @@ class Evaluations:
         self._every = settings.eval_every
         self._wanted = EvaluationSpec(source=settings.eval_data, samples=settings.eval_samples)
         self._task = task
+        self._score, self._higher_is_better = deciding(task, settings.best_by)
         self._strategy = strategy
         self._warn = warn
         self._evaluator: Evaluator | None = None
@@ -68,10 +73,12 @@ class Evaluations:
         began = time.perf_counter()
         self.latest = evaluate(model, self._evaluator, self._strategy, precision)
         self._evaluated = applied_steps
-        name = self._task.deciding_score
-        value = float(self.latest.values[name])
+        name = self._score
+        if name not in self.latest.values:
+            self._warn(f"the evaluation found no {name}, by which the best checkpoint is told")
+        value = float(self.latest.values.get(name, math.nan))
         gain = math.inf if self.best is None else value - self.best.value
-        best = math.isfinite(value) and (gain if self._task.higher_is_better or self.best is None else -gain) > 0
+        best = math.isfinite(value) and (gain if self._higher_is_better or self.best is None else -gain) > 0
         if best:
             self.best = Best(applied_steps=applied_steps, score=name, value=value, data=self._evaluator.fingerprint)
         seconds = time.perf_counter() - began
@@ -83,7 +90,10 @@ class Evaluations:
         name = checkpoint_path(folder, best.applied_steps).name
         if any_rank(self._strategy, not (folder / name).is_dir()):
             self._warn(f"{name}, the best checkpoint so far, is gone: the next evaluation counts as the best")
-        elif (best.score, best.data) != (self._task.deciding_score, self._evaluator.fingerprint):
+        elif best.score != self._score:
+            by = f"by {best.score}, not by {self._score}"
+            self._warn(f"{name} was the best checkpoint {by}: the next evaluation counts as the best")
+        elif best.data != self._evaluator.fingerprint:
             self._warn(f"{name} was the best checkpoint on other samples: the next evaluation counts as the best")
         else:
             return best

@@ -19,7 +19,7 @@ class Best:
     applied_steps: int
     """Updates of the run when it was made, which name the checkpoint."""
     score: str
-    """Name of the score that decides (TrainableTask.deciding_score)."""
+    """Name of the score that decides (TrainSettings.best_by)."""
     value: float
     """What it was."""
     data: str

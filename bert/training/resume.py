@@ -16,7 +16,8 @@ Going on in the same folder, `check_resumable`:
   was not there before seeds its generators from (seed, rank, updates made).
 - free, and said in a warning: versions of Python, PyTorch and NumPy; losses then agree up to rounding.
 - free and silent: whether activations are recomputed, how often is logged, evaluated and saved and on what, how many
-  checkpoints stay, `init`. On other evaluation data the best checkpoint is looked for anew, which is said.
+  checkpoints stay, `init`. On other evaluation data, or by another score, the best checkpoint is looked for anew, which
+  is said.
 
 Beginning a new run or phase from `init`, `find_initial`: weights are taken, and the optimizer's moments with the
 number of steps their bias correction has seen where the optimizer is the same; updates, schedule, data position, loss

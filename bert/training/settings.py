@@ -92,6 +92,8 @@ class TrainSettings:
     """What the model is evaluated on; None is what lies beside the training data (pretraining: the test shards)."""
     eval_samples: int = 0
     """Samples of an evaluation, spread evenly over them; 0 takes all."""
+    best_by: str | None = None
+    """Score of the evaluations that says which checkpoint is the best; None is TrainableTask.deciding_score."""
     save_every: int = 200
     """Updates between checkpoints; one comes at the end of the run too."""
     keep: int = 3

@@ -27,7 +27,7 @@ def study(maximize: bool = True) -> dict[str, Any]:
         "task": "squad", "objective": {"name": "f1", "label": "F1", "maximize": maximize},
         "space": {"learning_rate": "log:0.0001:0.001", "init": "/w/<b>a,/w/$b"}, "training": {"data": "/d", "steps": 3},
         "search": {"sampler": "tpe", "seed": 0, "startup_trials": 3, "pruner": "median", "trials": 6}, "trials": trials,
-        "best": {**trials[2 if maximize else 1], "command": "bertbench train squad --init '/w/<b>a'"},
+        "best": {**trials[2 if maximize else 1], "command": "bertbench train squad --init '/w/<b>a'", "replaces": []},
         "importance": {"evaluator": "ped-anova", "shares": {"learning_rate": 0.9, "init": 0.1}, "absent": ""},
     }  # fmt: skip
 
@@ -43,6 +43,27 @@ def test_the_text_says_what_counts() -> None:
     assert "failed:  0, 5: oom: no memory" in shown  # the same reason once
     assert "3 complete, 1 pruned, 2 failed, 1 of them repeat earlier values" in shown
     assert "learning_rate 90.0 %" in shown and "a rough idea, from 3 complete trials" in shown
+
+
+def test_trials_that_are_as_good_as_the_best_are_named() -> None:
+    some = study()
+    some["trials"][1]["value"] = 90.0
+    some["trials"].append(trial(6, "complete", 70.0))
+    assert "best:    trials 1 and 2 tie, F1 90.00; the command is of trial 2\n" in tune_text(some)
+    every = study()
+    for row in every["trials"]:
+        row["value"] = 90.0
+    assert "best:    none, all 2 complete trials tie, F1 90.00; the command is of trial 2\n" in tune_text(every)
+    taken_over = {**study(), "trials": [*study()["trials"], trial(6, "complete", 90.0, same_as=2)]}
+    assert "best:    trial 2, F1 90.00\n" in tune_text(taken_over), "the same values are no other trial"
+
+
+def test_files_that_the_command_replaces_are_named_beside_it(tmp_path: Path) -> None:
+    found = study()
+    found["best"]["replaces"] = ["/d/<sms>_trained_model", "/d/<sms>_testset_predictions.csv"]
+    shown = tune_text(found).splitlines()
+    assert shown[-2].startswith("again:") and shown[-1].startswith("         replaces <sms>_trained_model, <sms>_test")
+    assert "It replaces &lt;sms&gt;_trained_model" in write_tune_report(found, tmp_path)[0].read_text()
 
 
 def test_the_page_escapes_names_and_holds_every_picture(tmp_path: Path) -> None:

@@ -120,6 +120,18 @@ def test_the_shape_is_that_of_the_initial_model_and_a_preset_only_checks_it(data
     assert plan_training(1, {**given, "init": weights, "preset": "tiny"}, CPU).settings.preset == "tiny"
 
 
+def test_the_best_checkpoint_is_told_by_a_score_that_is_found(data: Path) -> None:
+    given = {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny", "eval_every": 2}
+    assert plan_training(1, {**given, "best_by": "nsp_loss"}, CPU).settings.best_by == "nsp_loss"
+    assert plan_training(1, given, CPU).settings.best_by is None
+    with pytest.raises(UsageError, match=r"unknown score of pretrain 'f1'.*mlm_loss, mlm_accuracy, nsp_loss"):
+        plan_training(1, {**given, "best_by": "f1"}, CPU)
+    with pytest.raises(UsageError, match="--best-by nsp_loss: this run is not evaluated: give --eval-every"):
+        plan_training(1, {**given, "best_by": "nsp_loss", "eval_every": 0}, CPU)
+    with pytest.raises(UsageError, match="--best-by nsp_loss: made-up data are not evaluated"):
+        plan_training(1, {**given, "best_by": "nsp_loss", "data": "synthetic"}, CPU)
+
+
 def test_every_score_and_part_of_a_task_has_a_label_and_others_are_shown_too() -> None:
     for name in TASKS:
         made_up = task_data(name).inspect("synthetic")

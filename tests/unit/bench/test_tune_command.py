@@ -36,6 +36,7 @@ class Trainings:
         self.told: Told = lambda settings, number: abs(math.log10(settings["learning_rate"]) + 3) + 1 / number
         self.ends: dict[int, Mapping[str, Any] | BaseException] = {}
         self.made: list[Mapping[str, Any]] = []
+        self.score = "mlm_loss"
 
     def __call__(
         self, run: TrainRun, plan: Any, devices: Any, request: Any, watcher: Any, threads: Any = None
@@ -53,7 +54,7 @@ class Trainings:
         for number, applied in enumerate(steps, start=1):
             event = {"event": "evaluated", "time_ns": 0, "applied_steps": applied, "samples": 20}
             with events_jsonl(directory).open("a") as file:
-                file.write(json.dumps({**event, "mlm_loss": self.told(settings, number)}) + "\n")
+                file.write(json.dumps({**event, self.score: self.told(settings, number)}) + "\n")
             watcher.read()
             if watcher.stop_wanted() and applied < settings["steps"]:
                 finished = False
@@ -113,6 +114,23 @@ def test_a_study_ends_with_the_best_trial_its_command_and_a_page(
     assert "--learning-rate" in page and page.count("data:image/png") == 4
     shown = capsys.readouterr().out
     assert f"best:    trial {best['number']}" in shown and found["best"]["command"] in shown
+
+
+def test_trials_and_the_command_choose_their_best_checkpoint_by_the_objective(
+    data: Path, tmp_path: Path, trainings: Trainings
+) -> None:
+    trainings.score = "nsp_loss"
+    found = called(data, tmp_path / "study", "--trials", "2", "--objective", "nsp_loss")
+    assert [settings["best_by"] for settings in trainings.made] == ["nsp_loss"] * 2
+    assert not found["objective"]["maximize"]
+    command = shlex.split(found["best"]["command"])
+    options = parse(TrainOptions, command[2:], "bertbench train")
+    assert (options.best_by, options.eval_every) == ("nsp_loss", 2)
+    trainings.score = "mlm_loss"
+    own = called(data, tmp_path / "own", "--trials", "1", "--objective", "mlm_loss")
+    assert trainings.made[-1]["best_by"] is None and "--best-by" not in own["best"]["command"]
+    loss = called(data, tmp_path / "loss", "--trials", "1", "--objective", "loss")
+    assert trainings.made[-1]["best_by"] is None and loss["objective"]["name"] == "loss"
 
 
 def test_several_searches_may_follow_one_word(data: Path, tmp_path: Path, trainings: Trainings) -> None:
@@ -225,6 +243,7 @@ def test_a_time_limit_stops_the_search(data: Path, tmp_path: Path, trainings: Tr
         (["dropout"], "--search dropout: say what to try, such as dropout=VALUE,VALUE"),
         (["--search", "speed=1,2"], "unknown option to search 'speed'"),
         (["--objective", "f1"], "unknown score of pretrain 'f1'"),
+        (["--best-by", "nsp_loss"], "give --objective nsp_loss"),
         (["--sampler", "grid"], "unknown sampler 'grid'"),
         (["--trials", "0"], "--trials 0 must be at least 1"),
         (["--max-seconds", "nan"], "must be above 0"),

@@ -14,6 +14,7 @@ pytest.importorskip("optuna")
 
 from support.studies import memory_folder
 
+from bench.tune.document import document
 from bench.tune.question import EVALUATORS, Question, Search
 from bench.tune.space import SearchSpace, make_space
 from bench.tune.storage import storage_path, trial_folder
@@ -273,3 +274,13 @@ def test_odd_folder_names_hold_a_study(folder: Path) -> None:
     assert begun.folder == trial_folder(study.folder, 0) and begun.folder.is_dir()
     assert storage_path(study.folder).is_file()
     json.dumps([row.values for row in study.rows()])  # plain values
+
+
+def test_the_command_of_a_classifier_says_which_files_it_replaces(folder: Path) -> None:
+    files = ["sms_trained_model", "sms_testset_predictions.csv", "sms_train_test_stats.json"]
+    for task, data, names in (("classify", "/d/sms.sqlite", files), ("classify", "synthetic", []), ("glue", "/d", [])):
+        question = replace(QUESTION, task=task, training={"data": data})
+        study = make_study(folder / f"{task}-{Path(data).name}", question=question)
+        study.complete(take(study), 0.5)
+        best = document(study, Search(), 1, "ped-anova")["best"]
+        assert best["replaces"] == [f"/d/{name}" for name in names]

@@ -13,7 +13,7 @@ from bert.tasks.base import Evaluation
 from bert.tasks.pretrain import PretrainTask
 from bert.tasks.pretrain_evaluation import TestShards
 from bert.training.checkpoint import STATE_FILE, read, saved_steps
-from common.errors import InputError
+from common.errors import InputError, UsageError
 
 # Of the evaluations after 2, 4, ... 12 updates.
 LOSSES = (5.0, 3.0, 4.0, float("nan"), 3.0, 2.5)
@@ -86,6 +86,48 @@ def test_higher_is_better_where_the_task_says_so(
     monkeypatch.setattr(PretrainTask, "higher_is_better", True)
     outcome, _ = go(data, tmp_path, steps=10)
     assert outcome.best.applied_steps == 2 and saved_steps(tmp_path) == [2, 10]
+
+
+def find(monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], accuracies: tuple[float, ...]) -> None:
+    """Let the next evaluations find these, whatever the model."""
+    found = iter(zip(losses, accuracies, strict=True))
+
+    def score(shards: TestShards, total: torch.Tensor) -> Evaluation:
+        return Evaluation(values=dict(zip(("mlm_loss", "mlm_accuracy"), next(found), strict=True)), samples=5)
+
+    monkeypatch.setattr(TestShards, "score", score)
+
+
+def test_another_score_may_decide_and_its_checkpoint_stays(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(monkeypatch, (5.0, 3.0, 2.0), (0.1, 0.4, 0.3))
+    outcome, _ = go(data, tmp_path, steps=6, best_by="mlm_accuracy")
+    assert (outcome.best.score, outcome.best.value, outcome.best.applied_steps) == ("mlm_accuracy", 0.4, 4)
+    assert saved_steps(tmp_path) == [4, 6]
+
+
+def test_by_another_score_than_before_the_best_is_looked_for_anew(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(monkeypatch, (4.0, 2.0, 3.0, 3.5), (0.4, 0.1, 0.3, 0.2))
+    go(data, tmp_path, steps=6, best_by="mlm_accuracy")
+    outcome, recorder = go(data, tmp_path, steps=8)
+    assert (outcome.best.score, outcome.best.applied_steps) == ("mlm_loss", 8)
+    assert "step-0000002 was the best checkpoint by mlm_accuracy, not by mlm_loss" in recorder.warnings
+
+
+def test_a_score_that_no_evaluation_finds_chooses_no_checkpoint_and_says_so(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(monkeypatch, (4.0, 2.0), (0.4, 0.1))
+    outcome, recorder = go(data, tmp_path, steps=4, best_by="nsp_loss")
+    assert outcome.best is None and "the evaluation found no nsp_loss" in recorder.warnings
+
+
+def test_a_score_that_the_task_has_not_is_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"unknown score of pretrain 'f1'.*mlm_accuracy"):
+        go(data, tmp_path, best_by="f1")
 
 
 def test_a_best_that_is_gone_or_of_other_samples_is_looked_for_anew(data: Path, tmp_path: Path, scored: None) -> None:
