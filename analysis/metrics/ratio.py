@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.load import Key, LoadedTrial, circumstances
-from analysis.metrics.statistics import CONFIDENCE, block_medians, student_quantile, tails
+from analysis.metrics.statistics import CONFIDENCE, block_medians, median_interval, student_quantile, tails
 from common.errors import UsageError
 
 # Measuring fewer processes than this per side decides nothing by itself.
@@ -164,10 +164,15 @@ def decision(a: int, b: int, ratio: Ratio, spread: float | None) -> tuple[str, s
 def typical_time(processes: Sequence[np.ndarray], resamples: int = 2000, seed: int = 0) -> Ratio:
     """Return the typical step time over processes with its 95 % interval, in the unit of the times.
 
-    What `ratio_interval` does, for one side. Raises UsageError where no process has a step.
+    What `ratio_interval` does, for one side; of one process it is statistics.median_interval, as in the trials' table,
+    and of one step there is no more than its time. Raises UsageError where no process has a step.
     """
     processes = [times for times in processes if len(times)]
     if not processes:
         raise UsageError("a typical time needs a measured step")
+    if len(processes) == 1:
+        low, high = median_interval(processes[0])
+        value = _level(processes)
+        return Ratio(value, low, high) if np.isfinite(low) else Ratio(value, value, value)
     drawn = drawn_levels(processes, resamples, np.random.default_rng(seed))
     return _interval(_level(processes), drawn, None, _logs(processes))

@@ -9,7 +9,7 @@ import tyro
 from analysis.records import RunDirectory
 from bench.cli.findings_output import show
 from bench.cli.options import parse
-from common.errors import InputError
+from common.errors import InputError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +45,8 @@ def main(argv: list[str]) -> int:
 
 
 def _runs(options: CompareOptions) -> int:
+    if options.csv is not None:
+        raise UsageError("--csv is for traces: of two run directories --json prints every value")
     from analysis.metrics.regression import THRESHOLD, as_mapping, compare_runs
     from analysis.report.text import comparison_table
 

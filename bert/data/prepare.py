@@ -8,6 +8,7 @@ from bert.data.preparation.notes import notes_of
 from bert.data.preparation.runner import StageRunner
 from bert.data.preparation.summary import PrepareSummary
 from bert.data.stages import Finished
+from common.atomic import remove_left_overs
 from common.errors import UsageError
 from common.locks import locked
 
@@ -26,6 +27,8 @@ def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, tota
     shared = config.share.count > 1
     remedy = "wait for it, or give another --output"
     with locked(config.output, "another preparation", remedy, shared=shared), Workers(config.workers) as workers:
+        if not shared:  # another part may be at work beside us
+            remove_left_overs(config.output)
         return _run(StageRunner(config, workers, progress))
 
 

@@ -6,8 +6,9 @@ import pytest
 from fake_run import ENVIRONMENT, noisy_times, step_rows, write_sweep, write_trial
 
 from analysis.load import load_run
-from analysis.metrics.ratio import ratio_interval
+from analysis.metrics.ratio import Ratio, ratio_interval, typical_time
 from analysis.metrics.regression import compare_runs, ratios_of
+from analysis.metrics.statistics import median_interval
 from analysis.records import RunDirectory, Trial
 from common.errors import UsageError
 
@@ -188,3 +189,10 @@ def test_a_median_beyond_the_threshold_does_not_decide_while_its_interval_reache
     (row,) = compare_runs(*runs).rows
     assert row["time_ratio"] == pytest.approx(1.1, rel=0.02)
     assert row["verdict"] == "cannot decide" and "reaches across 2 %" in row["reason"]
+
+
+def test_one_process_has_the_interval_that_the_table_of_trials_shows() -> None:
+    (times,) = processes(100, 1, 7, within=0.05)
+    found = typical_time([times])
+    assert (found.low, found.high) == median_interval(times) and found.value == np.median(times)
+    assert typical_time([np.array([3.0])]) == Ratio(3.0, 3.0, 3.0)

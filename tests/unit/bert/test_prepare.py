@@ -185,6 +185,14 @@ def test_shards_of_other_settings_or_text_never_stay(
     assert any("replaced" in note for note in summary.notes)
 
 
+def test_what_a_killed_call_left_is_removed_by_the_next_one(text: Path, tmp_path: Path) -> None:
+    prepare(config(text, tmp_path))
+    before = {path.name for path in tmp_path.iterdir()}
+    (tmp_path / "..inputs.json.5v3hkxvo.tmp").write_bytes(b"x")
+    prepare(config(text, tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
 def test_a_given_vocabulary_is_used_and_copied(text: Path, done: PrepareSummary, tmp_path: Path) -> None:
     assert done.vocab_path is not None
     pieces = load_vocabulary(done.vocab_path, True).pieces
