@@ -102,3 +102,11 @@ def test_numbers_out_of_range_are_refused_by_the_name_of_their_option(
     assert run(argv) == 2
     assert f"bertbench: {message}\n" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_tables_of_runs_are_not_asked_for_in_vain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "trials").mkdir(parents=True)
+    assert run(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--csv", str(tmp_path / "tables")]) == 2
+    assert "--csv is for traces" in capsys.readouterr().err
+    assert not (tmp_path / "tables").exists()
