@@ -12,7 +12,7 @@ import tyro
 
 from analysis.records import PRECISIONS
 from analysis.strategy_labels import implementation_label
-from bench.cli.options import parse, parse_known, request_of, run_folder
+from bench.cli.options import in_plural, parse, parse_known, request_of, run_folder
 from bench.cli.progress import note, show_progress
 from bench.cli.train_options import TrainOptions
 from bench.cli.train_progress import TrainProgress
@@ -141,12 +141,10 @@ def _options(argv: list[str]) -> tuple[CompareStrategiesOptions, list[str]]:
         raise UsageError(f"a task is needed: bertbench compare-strategies {' | '.join(TASKS)} [options]")
     if not argv[0].startswith("-"):
         lookup(TASKS, argv[0], "task")
-    words = [_LISTS.get(word, word) for word in argv]
-    options, rest = parse_known(CompareStrategiesOptions, words, "bertbench compare-strategies")
-    return options, rest
+    return parse_known(CompareStrategiesOptions, in_plural(argv, _LISTS), "bertbench compare-strategies")
 
 
-# The singular of a list means the same; --precision is the training's own, of all variants alike.
+# --precision is no singular of --precisions but the training's own, of all variants alike.
 _LISTS = {"--strategy": "--strategies", "--implementation": "--implementations"}
 
 

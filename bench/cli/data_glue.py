@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from analysis.report.terminal import printable
-from bench.cli.options import parse
+from bench.cli.options import in_plural, parse
 from bench.cli.preparing import plain_words
 from bench.cli.progress import show_stages
 from bert.data.glue.config import GlueConfig
@@ -37,9 +37,7 @@ _ROW = "{:<6} {:<16} {:>9} {:>9} {:>7} {:>7}  {}"
 
 def run(argv: list[str]) -> int:
     """Run the command; 0 when every table has its features."""
-    # The singular of a list option means the same.
-    words = [f"--tasks{word[6:]}" if word.partition("=")[0] == "--task" else word for word in plain_words(argv)]
-    options = parse(DataGlueOptions, words, "bertbench data glue")
+    options = parse(DataGlueOptions, in_plural(plain_words(argv), {"--task": "--tasks"}), "bertbench data glue")
     from bert.data.glue.prepare import prepare
 
     summaries = prepare(options.prepare, show_stages())

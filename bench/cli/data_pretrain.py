@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from bench.cli.options import parse
+from bench.cli.options import in_plural, parse
+from bench.cli.preparing import plain_words
 from bench.cli.progress import show_stages
 from bert.data.preparation.config import PrepareConfig
 from common.redact import terminal_text
@@ -27,16 +28,12 @@ class DataPretrainOptions:
 
 
 OPTIONS = {"data pretrain": DataPretrainOptions}
-# The singular of a list option means the same.
-_ALIASES = {"--seq-len": "--seq-lens", "--stage": "--stages"}
+_LISTS = {"--seq-len": "--seq-lens", "--stage": "--stages"}
 
 
 def run(argv: list[str]) -> int:
     """Run the command; 0 when what was asked for is complete."""
-    # The parser knows only the form that changes the default (--no-lower-case); scripts say the default, too.
-    words = [word for word in argv if word != "--lower-case"]
-    words = [_ALIASES.get(name, name) + equals + value for name, equals, value in (w.partition("=") for w in words)]
-    options = parse(DataPretrainOptions, words, "bertbench data pretrain")
+    options = parse(DataPretrainOptions, in_plural(plain_words(argv), _LISTS), "bertbench data pretrain")
     from bert.data.prepare import prepare
 
     _show_terms(options.prepare)

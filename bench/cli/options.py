@@ -4,7 +4,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,11 +104,10 @@ def parse_task(options: type[T], argv: list[str], program: str, sweep: bool = Tr
         raise UsageError(f"a task is needed: {program} {' | '.join(TASKS)} [options]; see {program} --help")
     if not argv[0].startswith("-"):
         lookup(TASKS, argv[0], "task")
-    return parse(options, [_alias(word) for word in argv] if sweep else argv, program)
+    return parse(options, in_plural(argv, _SWEEP_LISTS) if sweep else argv, program)
 
 
-# The singular of a list option means the same.
-_ALIASES = {
+_SWEEP_LISTS = {
     "--preset": "--presets",
     "--implementation": "--implementations",
     "--strategy": "--strategies",
@@ -117,9 +116,15 @@ _ALIASES = {
 }
 
 
-def _alias(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return f"{_ALIASES.get(name, name)}{equals}{value}"
+def in_plural(argv: Sequence[str], lists: Mapping[str, str]) -> list[str]:
+    """Return the words of a command line with the names of list options for their singulars, which mean the same.
+
+    Args:
+        argv: words, an option and its value apart or joined by =.
+        lists: singular -> name of the option.
+    """
+    parts = (word.partition("=") for word in argv)
+    return [f"{lists.get(name, name)}{equals}{value}" for name, equals, value in parts]
 
 
 def request_of(options: Any) -> dict[str, Any]:

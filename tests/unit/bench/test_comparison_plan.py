@@ -188,3 +188,11 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(
     out = tmp_path / "out"
     assert command(["compare-strategies", *words, *(["--out", str(out)] if words else [])]) == 2
     assert told in capsys.readouterr().err and not out.exists()
+
+
+@pytest.mark.parametrize("words", [["--strategy=fspd"], ["--strategy", "fspd"], ["--implementation=hf_trainer"]])
+def test_the_singular_of_a_list_means_the_list_however_its_value_is_given(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["compare-strategies", "pretrain", "--devices", "1", *words]) == 2
+    assert "did you mean" in capsys.readouterr().err
