@@ -1,4 +1,4 @@
-"""Commands whose first word picks a module: `bertbench eval squad`."""
+"""Commands whose first word picks a module: `bertbench data pretrain`, `bertbench eval squad`."""
 
 import importlib
 import sys
@@ -16,7 +16,7 @@ def dispatch(command: str, what: str, choices: Choices, argv: list[str]) -> int:
 
     Args:
         command: the command before that word: "eval".
-        what: what the word names, in the singular: "task".
+        what: what the word names, in the singular: "kind", "task".
         choices: the words.
         argv: the command's arguments.
 
@@ -29,7 +29,7 @@ def dispatch(command: str, what: str, choices: Choices, argv: list[str]) -> int:
         return 0 if argv else 2
     if argv[0].startswith("-"):
         raise UsageError(f"{program} needs a {what} first: {program} {' | '.join(choices)} [options]")
-    module, _ = lookup(choices, argv[0], what)
+    module, _ = lookup(choices, argv[0], f"{what} of {command}")
     code: int = importlib.import_module(module).run(argv[1:])
     return code
 
