@@ -22,23 +22,18 @@ from bert.checkpoints.ours import save_model
 from bert.convert import load_hugging_face_state, to_hugging_face_state
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.observer import Observer, Observers
-from bert.precision import Precision
 from bert.strategies.base import Strategy
 from bert.strategies.options import read_options
-from bert.tasks import make_task
-from bert.tasks.base import DataIdentity, TrainableTask
-from bert.train import Progress as UpdateCounts
 from bert.train import Training
 from bert.training.agreement import any_rank, together
-from bert.training.best import Evaluations
+from bert.training.base_run import BaseRun
 from bert.training.checkpoint import checkpoint_path
-from bert.training.events import Best, Event, Report, RunOutcome, Saved, Warned
+from bert.training.events import Best, Report, RunOutcome, Saved, Warned
 from bert.training.initial import load_initial
 from bert.training.losses import LossLog
-from bert.training.parts import data_spec, make_optimizer, make_training
+from bert.training.parts import make_optimizer, make_training
 from bert.training.resume import find_initial
 from bert.training.settings import TrainSettings
-from bert.training.state import vocabulary_text
 from bert.training.tensors import seed_generators
 from common.atomic import write_text
 from common.errors import UsageError
@@ -101,8 +96,8 @@ class _WithoutParts:
     parts: tuple[str, ...] = ()
 
 
-class _Run:
-    """The parts of a run and what it does between steps."""
+class _Run(BaseRun):
+    """The parts of a run with Hugging Face's model and loop, and what it does between steps."""
 
     def __init__(
         self,
@@ -113,134 +108,97 @@ class _Run:
         should_stop: Callable[[], bool],
         report: Report,
     ) -> None:
-        self._settings = settings
-        self._folder = folder
-        self._strategy = strategy
-        self._should_stop = should_stop
-        self._tell = report
-        self._task: TrainableTask = make_task(settings.task, settings.task_options)
-        self._config = settings.model_config()
-        self._precision = Precision(settings.precision, strategy.device.type)
-        self._counts = UpdateCounts()
-        self._spec = data_spec(settings, strategy)
-        self._data: DataIdentity = together(strategy, lambda: self._task.identify(self._spec))
-        self._vocabulary = together(strategy, lambda: vocabulary_text(self._data))
-        self._evaluations = Evaluations(settings, self._task, strategy, self._warn)
-        self._evaluations.open(self._spec, self._data)
-        self._evaluations.begin(0)
-        self._checkpoint: Path | None = None
+        super().__init__(settings, folder, strategy, should_stop, report)
+        self.evaluations.begin(0)
         accumulation = settings.grad_accum_steps
         parts: Any = _WithoutParts()
-        self._log = LossLog(parts, self._counts, settings.global_batch_size, accumulation, 0)
-        self._observer = Observers([self._log, observer])
-        self._model = self._make_model()
-        self._training = self._make_training()
+        self.log = LossLog(parts, self.counts, settings.global_batch_size, accumulation, 0)
+        self.observer = Observers([self.log, observer])
+        self.model = self._make_model()
+        self.training = self._make_training()
 
     def _make_model(self) -> Any:
         """Hugging Face's model with the weights that ours would begin with."""
-        settings = self._settings
+        settings = self.settings
         torch.manual_seed(settings.seed)
-        ours = self._task.build_model(self._config)
+        ours = self.task.build_model(self.config)
         if settings.init is not None:
-            whole = not self._task.begins_from_encoder
-            initial = together(self._strategy, lambda: find_initial(settings, self._data, self._warn, False))
-            together(self._strategy, lambda: load_initial(initial, ours, self._config, whole=whole))
-        theirs = task_model(self._task, self._config, settings.activation_checkpointing)
+            whole = not self.task.begins_from_encoder
+            initial = together(self.strategy, lambda: find_initial(settings, self.data, self.warn, False))
+            together(self.strategy, lambda: load_initial(initial, ours, self.config, whole=whole))
+        theirs = task_model(self.task, self.config, settings.activation_checkpointing)
         copy_weights(ours, theirs)
-        return theirs.to(self._strategy.device)
+        return theirs.to(self.strategy.device)
 
     def _make_training(self) -> Training:
-        settings = self._settings
+        settings = self.settings
         adapt: Callable[[Batch], Batch] = TrainerImplementation().adapt
         return make_training(
             settings,
-            self._model,
-            make_optimizer(settings, self._model),
-            model_loss(settings.task, segments=self._config.type_vocab_size > 0),
-            feed(iter(self._task.batches(self._spec)), adapt, pinned=self._strategy.device.type == "cuda"),
-            self._strategy,
-            self._precision,
-            self._counts,
+            self.model,
+            make_optimizer(settings, self.model),
+            model_loss(settings.task, segments=self.config.type_vocab_size > 0),
+            feed(iter(self.task.batches(self.spec)), adapt, pinned=self.strategy.device.type == "cuda"),
+            self.strategy,
+            self.precision,
+            self.counts,
         )
 
     def go(self) -> RunOutcome:
         """Train to the end, or until asked to stop."""
-        seed_generators(self._settings.seed, self._strategy.rank, 0)
-        train = partial(train_with_trainer, options=read_options(self._settings.strategy_options))
-        train(self._training, self._observer, self._between_steps)
-        return RunOutcome(
-            finished=self._done(),
-            applied_steps=self._counts.applied_steps,
-            skipped_steps=self._counts.skipped_steps,
-            samples_seen=self._log.samples_seen,
-            resumed_from=None,
-            checkpoint=self._checkpoint,
-            evaluation=self._evaluations.latest,
-            best=self._best_saved(),
-        )
+        seed_generators(self.settings.seed, self.strategy.rank, 0)
+        train = partial(train_with_trainer, options=read_options(self.settings.strategy_options))
+        train(self.training, self.observer, self._between_steps)
+        return self.outcome(None, self._best_saved())
 
     def _best_saved(self) -> Best | None:
         """The best evaluation where its weights were saved: it was the last one."""
-        best = self._evaluations.best
-        return best if best is not None and self._done() and best.applied_steps == self._counts.applied_steps else None
-
-    def _done(self) -> bool:
-        return self._counts.applied_steps >= self._settings.steps
+        best = self.evaluations.best
+        return best if best is not None and self.done and best.applied_steps == self.counts.applied_steps else None
 
     def _between_steps(self, step: int) -> bool:
         """Read and evaluate what is due, save at the end; return whether another step is to be made."""
-        done, applied, settings = self._done(), self._counts.applied_steps, self._settings
-        if len(self._log) >= settings.log_every:
-            self._read_losses()
-        stop = not done and any_rank(self._strategy, self._should_stop())
-        evaluating = self._evaluations.due(applied, done)
+        done, applied, settings = self.done, self.counts.applied_steps, self.settings
+        if len(self.log) >= settings.log_every:
+            self.read_losses()
+        stop = not done and any_rank(self.strategy, self.should_stop())
+        evaluating = self.evaluations.due(applied, done)
         if done or stop or evaluating:
-            self._read_losses()
+            self.read_losses()
         if evaluating:
-            model = self._ours().to(self._strategy.device)
-            self._report(self._evaluations.make(model, self._precision, applied))
+            model = self._ours().to(self.strategy.device)
+            self.report(self.evaluations.make(model, self.precision, applied))
         if done:
             self._save()
         elif stop:
-            self._warn(f"{_NAME} saves no checkpoints on its way: called again, this run begins from its first step")
+            self.warn(f"{_NAME} saves no checkpoints on its way: called again, this run begins from its first step")
         return not (done or stop)
-
-    def _read_losses(self) -> None:
-        for event in self._log.read(self._strategy, self._precision):
-            self._report(event)
 
     def _ours(self) -> torch.nn.Module:
         """Our model with the weights as they are now, on the CPU; random numbers are left as they were."""
         with torch.random.fork_rng(devices=[]):
-            model = self._task.build_model(self._config)
-        load_hugging_face_state(model, {name: value.cpu() for name, value in self._model.state_dict().items()})
+            model = self.task.build_model(self.config)
+        load_hugging_face_state(model, {name: value.cpu() for name, value in self.model.state_dict().items()})
         return model
 
     def _save(self) -> None:
         """Write the weights as ours, from the first rank."""
         began = time.perf_counter()
-        final = checkpoint_path(self._folder, self._counts.applied_steps)
+        final = checkpoint_path(self.folder, self.counts.applied_steps)
 
         def write() -> None:
-            if self._strategy.rank == 0:
+            if self.strategy.rank == 0:
                 with new_folder(final) as folder:
                     save_model(folder, self._ours())
-                    if self._vocabulary is not None:
-                        write_text(folder / VOCABULARY_FILE, self._vocabulary)
+                    if self.vocabulary is not None:
+                        write_text(folder / VOCABULARY_FILE, self.vocabulary)
 
-        together(self._strategy, write)
-        self._checkpoint = final
-        size = sum(path.stat().st_size for path in final.iterdir()) if self._strategy.rank == 0 else 0
+        together(self.strategy, write)
+        self.checkpoint = final
+        size = sum(path.stat().st_size for path in final.iterdir()) if self.strategy.rank == 0 else 0
         seconds = time.perf_counter() - began
-        applied, best = self._counts.applied_steps, self._best_saved()
-        self._report(Saved(applied_steps=applied, path=final, seconds=seconds, size_bytes=size, best=best))
-
-    def _report(self, event: Event) -> None:
-        if self._strategy.rank == 0:
-            self._tell(event)
-
-    def _warn(self, message: str) -> None:
-        self._report(Warned(message=message))
+        applied, best = self.counts.applied_steps, self._best_saved()
+        self.report(Saved(applied_steps=applied, path=final, seconds=seconds, size_bytes=size, best=best))
 
 
 def copy_weights(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:

@@ -18,23 +18,19 @@ from bert.checkpoints.ours import CONFIG_FILE
 from bert.encoder import recompute_activations
 from bert.levers import resolve_levers, use_levers, use_weight_copies
 from bert.observer import Observer, Observers
-from bert.precision import Precision
 from bert.strategies.base import Strategy
-from bert.tasks import make_task
-from bert.tasks.base import DataIdentity, TrainableTask
 from bert.train import DivergenceError, parameters_are_finite, train
-from bert.train import Progress as UpdateCounts
 from bert.training.agreement import any_rank, together
-from bert.training.best import Evaluations
+from bert.training.base_run import BaseRun
 from bert.training.checkpoint import Checkpoint, latest_on_all, remove_left_overs, save
-from bert.training.events import LAST_GOOD_CHECKPOINT, Event, Report, Resumed, RunOutcome, Saved, Warned
+from bert.training.events import LAST_GOOD_CHECKPOINT, Report, Resumed, RunOutcome, Saved
 from bert.training.feed import Feed
 from bert.training.initial import NotTaken, load_initial
 from bert.training.losses import LossLog
-from bert.training.parts import data_spec, make_optimizer, make_training, step_plan
+from bert.training.parts import make_optimizer, make_training, step_plan
 from bert.training.resume import Initial, changed_settings, check_resumable, find_initial
 from bert.training.settings import TrainSettings
-from bert.training.state import TrainState, versions, vocabulary_text
+from bert.training.state import TrainState, versions
 from bert.training.tensors import (
     OPTIMIZER_FILE,
     check_same_shape,
@@ -99,8 +95,8 @@ def _locked_by_first(folder: Path, strategy: Strategy) -> Iterator[None]:
         yield
 
 
-class _Run:
-    """The parts of a run and what it does between steps."""
+class _Run(BaseRun):
+    """The parts of a run with our model and loop, and what it does between steps."""
 
     def __init__(
         self,
@@ -111,20 +107,7 @@ class _Run:
         should_stop: Callable[[], bool],
         report: Report,
     ) -> None:
-        self.settings = settings
-        self.folder = folder
-        self.strategy = strategy
-        self.should_stop = should_stop
-        self._report = report
-        self.task: TrainableTask = make_task(settings.task, settings.task_options)
-        self.config = settings.model_config()
-        self.precision = Precision(settings.precision, strategy.device.type)
-        self.counts = UpdateCounts()
-        self.spec = data_spec(settings, strategy)
-        self.data: DataIdentity = together(strategy, lambda: self.task.identify(self.spec))
-        self.vocabulary = together(strategy, lambda: vocabulary_text(self.data))
-        self.evaluations = Evaluations(settings, self.task, strategy, self._warn)
-        self.evaluations.open(self.spec, self.data)
+        super().__init__(settings, folder, strategy, should_stop, report)
         self.resumed_from, initial = self._origin()
         torch.manual_seed(settings.seed)
         self.model = self.task.build_model(self.config, observer)
@@ -157,12 +140,12 @@ class _Run:
 
     def _origin(self) -> tuple[Checkpoint | None, Initial | None]:
         """Find what to go on from, or else to begin from; take over the counts of what to go on from."""
-        found = latest_on_all(self.folder, self.strategy, self._warn)
+        found = latest_on_all(self.folder, self.strategy, self.warn)
         if found is not None:
             saved = together(self.strategy, lambda: read_config(found.path / CONFIG_FILE))
             together(self.strategy, lambda: check_same_shape(saved, self.config, found.path))
             for message in together(self.strategy, lambda: check_resumable(self.settings, self.data, found)):
-                self._warn(message)
+                self.warn(message)
             together(self.strategy, lambda: self.counts.load_state_dict(found.state.progress))
             together(self.strategy, lambda: self.precision.load_state_dict(found.state.scaler))
             self.evaluations.take_over(found.state, self.folder)
@@ -170,7 +153,7 @@ class _Run:
         if self.settings.init is None:
             return None, None
         whole = self.strategy.rank == 0
-        return None, together(self.strategy, lambda: find_initial(self.settings, self.data, self._warn, whole))
+        return None, together(self.strategy, lambda: find_initial(self.settings, self.data, self.warn, whole))
 
     def _load_model(self, initial: Initial) -> NotTaken:
         if self.resumed_from is None:
@@ -190,7 +173,7 @@ class _Run:
             take = self.strategy.load_moments
             together(self.strategy, lambda: take(self.model, self.optimizer, moments, steps))
         elif checkpoint is not None:
-            self._warn(
+            self.warn(
                 f"{checkpoint.path} was trained with {checkpoint.state.settings.optimizer}, this run uses "
                 f"{settings.optimizer}: its weights are taken, not the state of its optimizer"
             )
@@ -206,7 +189,7 @@ class _Run:
             )
         )
         if left.missing and not self.task.begins_from_encoder:
-            self._warn(
+            self.warn(
                 f"{len(left.missing)} weights of the model are not in {initial.weights}, {left.missing[0]} first: "
                 "they begin with random values"
             )
@@ -238,46 +221,27 @@ class _Run:
         try:
             train(self.training, self.observer, self._between_steps, first)
         except DivergenceError as error:
-            self._read_losses()
+            self.read_losses()
             there = f"is {self.checkpoint}, from which the run goes on when it is called again"
             last = there if self.checkpoint else "does not exist: the run had saved none"
             raise DivergenceError(f"{error}. {LAST_GOOD_CHECKPOINT} {last}", error.step, error.learning_rate) from error
-        return RunOutcome(
-            finished=self._done(),
-            applied_steps=self.counts.applied_steps,
-            skipped_steps=self.counts.skipped_steps,
-            samples_seen=self.log.samples_seen,
-            resumed_from=None if self.resumed_from is None else self.resumed_from.path,
-            checkpoint=self.checkpoint,
-            evaluation=self.evaluations.latest,
-            best=self.evaluations.best,
-        )
+        resumed_from = None if self.resumed_from is None else self.resumed_from.path
+        return self.outcome(resumed_from, self.evaluations.best)
 
     def close(self) -> None:
         """End the threads that read ahead."""
         self.feed.close()
 
-    def report(self, event: Event) -> None:
-        """Tell of an event, on the first rank."""
-        if self.strategy.rank == 0:
-            self._report(event)
-
-    def _warn(self, message: str) -> None:
-        self.report(Warned(message=message))
-
-    def _done(self) -> bool:
-        return self.counts.applied_steps >= self.settings.steps
-
     def _between_steps(self, step: int) -> bool:
         """Read, evaluate and save what is due; return whether another step is to be made. The same on every rank."""
-        done, applied, settings = self._done(), self.counts.applied_steps, self.settings
+        done, applied, settings = self.done, self.counts.applied_steps, self.settings
         if len(self.log) >= settings.log_every:
-            self._read_losses()
+            self.read_losses()
         stop = not done and any_rank(self.strategy, self.should_stop())
         evaluating = self.evaluations.due(applied, done)
         saving = (done or stop or applied % settings.save_every == 0) and applied != self._saved
         if done or stop or evaluating or saving:
-            self._read_losses()
+            self.read_losses()
         if evaluating:
             told = self.evaluations.make(self.model, self.precision, applied)
             self.report(told)
@@ -285,10 +249,6 @@ class _Run:
         if saving:
             self._save(step)
         return not (done or stop)
-
-    def _read_losses(self) -> None:
-        for event in self.log.read(self.strategy, self.precision):
-            self.report(event)
 
     def _save(self, step: int) -> None:
         """Save a checkpoint, but no parameters that are not numbers."""
