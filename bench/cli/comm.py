@@ -54,9 +54,7 @@ def main(argv: list[str]) -> int:
     if devices.note and options.device == "auto" and not options.json:
         print(f"measuring on the CPU: {devices.note}", file=sys.stderr)
     with locked(run):
-        results = run_trials(
-            run, trials, request, devices, launch, show_progress(options.json), note, options.retry_failed
-        )
+        results = run_trials(run, trials, request, devices, launch, show_progress, note, options.retry_failed)
     return _show(run, trials, results, options.json)
 
 

@@ -186,8 +186,7 @@ def _profile(
     """Profile the variants whose training came to its end."""
     trained = [item for item in planned if (item.run.read_state() or {}).get("finished")]
     request = {"command": "compare-strategies", **request_of(options)}
-    progress = show_progress(options.json)
-    return profile_variants(out, trained, options.profile_steps, request, devices, progress, note)
+    return profile_variants(out, trained, options.profile_steps, request, devices, show_progress, note)
 
 
 def _written(

@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
     request = {"command": "profile", **request_of(options)}
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     with locked(run):
-        profiled = profile_trials(run, trials, request, devices, launch, show_progress(options.json), note)
+        profiled = profile_trials(run, trials, request, devices, launch, show_progress, note)
         summaries = [summarize(run.trial(item.trial.trial_id)) for item in profiled]
         profiled = [
             mark_unread(run.trial(item.trial.trial_id), item, found.unread) if found.unread and item.files else item

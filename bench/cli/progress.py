@@ -9,29 +9,23 @@ from analysis.records import Trial
 from analysis.strategy_labels import strategy_label
 from bench.cli.download_progress import show_download
 from bench.plan import AUTO, resolve_strategy
-from bench.sweep import Progress
 from common.redact import terminal_text
 
 if TYPE_CHECKING:
     from bert.data.pool import Progress as StageProgress
 
+# Time between two updates of the line of a stage.
+_LINE_SECONDS = 0.1
 
-def show_progress(quiet: bool = False) -> Progress:
-    """Return a progress callback; with `quiet` it says nothing on stdout either way, and lines stay short."""
 
-    def progress(number: int, count: int, trial: Trial, result: Mapping[str, Any] | None, known: bool) -> None:
-        head = f"[{number}/{count}] {describe(trial)}"
-        if result is None:
-            if sys.stderr.isatty():
-                print(f"{head} ...", end="\r", file=sys.stderr, flush=True)
-            return
-        print(
-            f"{head}: {terminal_text(_outcome(result))}{' (already done)' if known else ''}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    return progress
+def show_progress(number: int, count: int, trial: Trial, result: Mapping[str, Any] | None, known: bool) -> None:
+    """Show how a trial ended, or on a terminal that it has begun; arguments as bench.sweep.Progress has them."""
+    head = f"[{number}/{count}] {describe(trial)}"
+    if result is not None:
+        said = f"{terminal_text(_outcome(result))}{' (already done)' if known else ''}"
+        print(f"{head}: {said}", file=sys.stderr, flush=True)
+    elif sys.stderr.isatty():
+        print(f"{head} ...", end="\r", file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:
@@ -76,12 +70,8 @@ def _outcome(result: Mapping[str, Any]) -> str:
     return "no step measured" if rate is None else f"{rate:.1f} samples/s"
 
 
-def show_stages(smallest_seconds: float = 0.1) -> "StageProgress":
-    """Return a callback that keeps one line up to date on stderr, or says nothing where that is no terminal.
-
-    Args:
-        smallest_seconds: time between two updates of the line.
-    """
+def show_stages() -> "StageProgress":
+    """Return a callback that keeps one line up to date on stderr, or says nothing where that is no terminal."""
     began: dict[str, float] = {}
     last = [0.0]
     show_bytes = show_download()
@@ -94,7 +84,7 @@ def show_stages(smallest_seconds: float = 0.1) -> "StageProgress":
             return
         now = time.monotonic()
         ended = total is not None and done >= total
-        if now - last[0] < smallest_seconds and not ended:
+        if now - last[0] < _LINE_SECONDS and not ended:
             return
         last[0] = now
         seconds = now - began.setdefault(stage, now)

@@ -97,9 +97,7 @@ def main(argv: list[str]) -> int:
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     request = {"command": "speed-of-light", **request_of(options)}
     with locked(run):
-        (result,) = run_trials(
-            run, [trial], request, devices, launch, show_progress(options.json), note, options.retry_failed
-        )
+        (result,) = run_trials(run, [trial], request, devices, launch, show_progress, note, options.retry_failed)
     return _show(run, trial, options.json) if result["status"] == "ok" else 3
 
 

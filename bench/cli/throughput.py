@@ -91,9 +91,7 @@ def main(argv: list[str]) -> int:
     trials = expand(options.sweep, devices, kind, against_synthetic=options.against_synthetic)
     request = {"command": "throughput", **request_of(options)}
     with locked(run):
-        results = run_trials(
-            run, trials, request, devices, launch, show_progress(options.json), note, options.retry_failed
-        )
+        results = run_trials(run, trials, request, devices, launch, show_progress, note, options.retry_failed)
     _show(run, [trial.trial_id for trial in trials], options.json)
     return 0 if all(result["status"] == "ok" for result in results) else 3
 
@@ -184,7 +182,7 @@ def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, lau
         for start in starts:
 
             def probe(trial: Any) -> dict[str, Any]:
-                return run_trials(run, [trial], request, devices, launch, show_progress(options.json), note)[0]
+                return run_trials(run, [trial], request, devices, launch, show_progress, note)[0]
 
             outcome = find_max_batch(start, probe, options.max_batch_limit, options.max_batch_step)
             found.append(
