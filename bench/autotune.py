@@ -273,7 +273,7 @@ class _Search:
 
     def _repeat(self) -> None:
         """Measure the fastest again, in turns."""
-        ranked = sorted((found for found in self._found.values()), key=lambda found: -found.rate)
+        ranked = sorted(self._found.values(), key=lambda found: -found.rate)
         finalists = [found.point for found in ranked if found.rate > 0][:_FINALISTS]
         for number in range(1, self._space.rounds + 1) if len(finalists) > 1 else ():
             for point in finalists[:: 1 if number % 2 else -1]:
@@ -327,7 +327,7 @@ def divisions(global_batch_size: int | None, devices: int) -> Callable[[int], in
 
 
 def _lane(point: Point) -> tuple[str, str, bool]:
-    """What sizes of buckets aside decides on the memory, besides the micro batch."""
+    """What decides on the memory besides the micro batch: strategy, options but the size of buckets, recomputing."""
     options = {name: value for name, value in read_options(point.options).items() if name != _BUCKETS}
     return point.strategy, options_text(point.strategy, options), point.recompute
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from analysis.records import RunDirectory, Trial, read_record, write_record
-from bench.autotune import Measured, Outcome, Point
+from bench.autotune import Measured, Point
 from bench.devices import Devices, free_memory_share
 from bench.launch import LaunchOptions
 from bench.plan import AUTO, resolve_strategy, strategy_fields
@@ -23,7 +23,8 @@ STATE_FILE = "autotune.json"
 _USABLE_SHARE = 0.94
 # What `auto` tries on several devices, of those that are registered.
 _SEVERAL = ("ddp", "fsdp", "deepspeed")
-_PACKAGES = {"deepspeed": "deepspeed", "horovod": "horovod"}
+# Strategies that need a package of their own name.
+_PACKAGES = ("deepspeed", "horovod")
 _ZERO_STAGES = (0, 1, 2, 3)
 
 
@@ -35,11 +36,10 @@ def strategies_to_try(names: Sequence[str], devices: int) -> tuple[list[tuple[st
     found: list[tuple[str, str]] = []
     absent: list[tuple[str, str]] = []
     several = [name for name in _SEVERAL if name in STRATEGIES]
-    wanted = [other for name in names for other in (several if (name, devices > 1) == (AUTO, True) else [name])]
+    wanted = [other for name in names for other in (several if name == AUTO and devices > 1 else [name])]
     for name in dict.fromkeys(resolve_strategy(name, devices) for name in wanted):
-        package = _PACKAGES.get(name)
-        if package is not None and importlib.util.find_spec(package) is None:
-            absent.append((name, f"the package {package} is not installed"))
+        if name in _PACKAGES and importlib.util.find_spec(name) is None:
+            absent.append((name, f"the package {name} is not installed"))
         elif name == "single" and devices > 1:
             absent.append((name, f"it runs on one device, not on {devices}"))
         elif "zero_stage" in OPTIONS.get(name, ()):
@@ -188,16 +188,10 @@ def write_state(run: RunDirectory, content: Mapping[str, Any]) -> None:
     write_record(run.path / STATE_FILE, content)
 
 
-def rows(outcome_or_measured: Outcome | Sequence[Measured]) -> list[dict[str, Any]]:
-    """Return one plain row per trial, in the order of running."""
-    found = outcome_or_measured.measured if isinstance(outcome_or_measured, Outcome) else outcome_or_measured
-    return [{**dataclasses.asdict(item.point), **_without_point(item)} for item in found]
-
-
-def _without_point(item: Measured) -> dict[str, Any]:
+def row_of(item: Measured) -> dict[str, Any]:
+    """Return a trial as plain values by name, those of its point among them."""
     fields = dataclasses.asdict(item)
-    del fields["point"]
-    return fields
+    return {**fields.pop("point"), **fields}
 
 
 def _pairs(names: Sequence[str], values: Sequence[str]) -> list[str]:

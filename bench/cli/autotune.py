@@ -17,7 +17,7 @@ from bench.autotune_trials import (
     deepspeed_json,
     memory_limit,
     memory_of,
-    rows,
+    row_of,
     strategies_to_try,
     write_state,
 )
@@ -188,7 +188,12 @@ def _search(
 
     def document(best: Measured | None = None, **more: Any) -> dict[str, Any]:
         own = {"request": request, "limit_bytes": space.limit_bytes, "grid": grid_size(space)}
-        return {**own, "trials": rows(measured), "best": None if best is None else rows([best])[0], **more}
+        return {
+            **own,
+            "trials": [row_of(item) for item in measured],
+            "best": None if best is None else row_of(best),
+            **more,
+        }
 
     def measure(point: Point, predicted: int, expected: int) -> Measured:
         found = runner.measure(point, predicted, expected)
@@ -234,7 +239,7 @@ def _write_best(options: AutotuneOptions, run: RunDirectory, base: Trial, outcom
         return []
     point = outcome.best.point
     best = {
-        **rows([outcome.best])[0],
+        **row_of(outcome.best),
         "samples_per_second": outcome.rate,
         "device": base.device,
         "world_size": base.world_size,
