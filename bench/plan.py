@@ -24,8 +24,7 @@ from bert.strategies import STRATEGIES, devices_per_rank
 from bert.strategies.deepspeed_config import read_deepspeed_config
 from bert.strategies.options import OPTIONS, options_text
 from bert.tasks import TASKS, resolve_options, task_data
-from bert.tasks.data import DataSource as DataSource
-from bert.tasks.data import TaskData
+from bert.tasks.data import DataSource, TaskData
 from common.errors import UsageError
 from common.registry import lookup
 
@@ -177,16 +176,6 @@ class Sweep:
                     f"deepspeed, this sweep runs {' '.join(self.strategies)}: add --strategies deepspeed"
                 )
         self.strategy_options()
-
-
-def inspect_data(data: str, seq_len: int | None = None, task: str = "pretrain") -> DataSource:
-    """Look at the data of a sweep.
-
-    Raises:
-        InputError: the task finds no data there, or damaged ones (the message names the file).
-        UsageError: no such synthetic data.
-    """
-    return task_data(task).inspect(data, seq_len)
 
 
 def expand(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from analysis.train_records import TrainRun
 from bench.implementations import OURS
-from bench.plan import AUTO, inspect_data
+from bench.plan import AUTO
 from bench.trainer import Plan
 from bert.tasks import check_task_options, task_data
 from bert.tasks.data import Trained
@@ -72,6 +72,10 @@ def _kept_options(options: "TrainOptions") -> list[str]:
 def _data_of_phase_2(data: str | None) -> str:
     """The same folder where it holds samples of 512 tokens, too."""
     try:
-        return str(data) if inspect_data(str(data), 512).seq_len in (None, 512) else "FOLDER_OF_512_TOKENS"
+        return (
+            str(data)
+            if task_data("pretrain").inspect(str(data), 512).seq_len in (None, 512)
+            else "FOLDER_OF_512_TOKENS"
+        )
     except InputError:
         return "FOLDER_OF_512_TOKENS"

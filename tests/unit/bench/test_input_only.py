@@ -11,12 +11,13 @@ from analysis.records import Trial
 from bench.cli.throughput import ThroughputOptions
 from bench.devices import Devices
 from bench.input_only import draw, rank_record, without_training
-from bench.plan import Sweep, expand, inspect_data
+from bench.plan import Sweep, expand
 from bench.timing import StepClock
 from bert.data.loading.batches import Hdf5Batches
 from bert.data.pretraining.instances import Instances
 from bert.data.pretraining.shard_writer import write_shard
 from bert.observer import Observer
+from bert.tasks import task_data
 from bert.tasks.base import DataSpec
 from common.errors import UsageError
 
@@ -76,8 +77,11 @@ def test_a_moved_folder_gives_the_same_trials(tmp_path: Path) -> None:
 
 def test_equal_lengths_are_the_same_made_up_data_whatever_the_content(tmp_path: Path) -> None:
     folders = [make_shards(tmp_path / "a"), make_shards(tmp_path / "b", gzip_level=0)]
-    twins = {inspect_data(f"synthetic:{folder}", SEQ_LEN).fingerprint for folder in folders}
-    assert len(twins) == 1 and len({inspect_data(str(folder), SEQ_LEN).fingerprint for folder in folders}) == 2
+    twins = {task_data("pretrain").inspect(f"synthetic:{folder}", SEQ_LEN).fingerprint for folder in folders}
+    assert (
+        len(twins) == 1
+        and len({task_data("pretrain").inspect(str(folder), SEQ_LEN).fingerprint for folder in folders}) == 2
+    )
 
 
 def test_made_up_data_have_no_twin() -> None:

@@ -10,7 +10,8 @@ from support.squad_windows import VOCAB, squad_windows, write_windows
 
 from analysis.records import Trial
 from bench.devices import Devices
-from bench.plan import Sweep, expand, inspect_data
+from bench.plan import Sweep, expand
+from bert.tasks import task_data
 from common.errors import InputError, UsageError
 
 CPU = Devices("cpu", (), 4)
@@ -50,7 +51,7 @@ def test_features_of_another_length_are_refused_with_both_ways_out(tmp_path: Pat
         UsageError, match=r"--seq-lens 384 does not fit .* use --seq-lens 64, or .*--max-seq-length 384"
     ):
         expand(Sweep(task="squad", data=str(path)), CPU)
-    assert inspect_data(str(path), None, "squad").seq_len == 64
+    assert task_data("squad").inspect(str(path), None).seq_len == 64
 
 
 @pytest.mark.parametrize("data", ["{}/none", "{}", "synthetic:{}/none"])
