@@ -6,7 +6,6 @@ end the weights are saved as ours, so that `bertbench predict` and `bertbench ev
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +136,7 @@ class _Run(BaseRun):
             settings,
             self.model,
             make_optimizer(settings, self.model),
-            model_loss(settings.task, segments=self.config.type_vocab_size > 0),
+            model_loss(settings.task, self.config),
             feed(iter(self.task.batches(self.spec)), adapt, pinned=self.strategy.device.type == "cuda"),
             self.strategy,
             self.precision,
@@ -147,8 +146,8 @@ class _Run(BaseRun):
     def go(self) -> RunOutcome:
         """Train to the end, or until asked to stop."""
         seed_generators(self.settings.seed, self.strategy.rank, 0)
-        train = partial(train_with_trainer, options=read_options(self.settings.strategy_options))
-        train(self.training, self.observer, self._between_steps)
+        options = read_options(self.settings.strategy_options)
+        train_with_trainer(self.training, self.observer, self._between_steps, options)
         return self.outcome(None, self._best_saved())
 
     def _best_saved(self) -> Best | None:

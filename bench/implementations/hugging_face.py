@@ -16,6 +16,7 @@ from bert.observer import Observer
 from bert.optim import adamw
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
+from bert.train import ComputeLoss
 from common.errors import MissingToolError, UsageError
 
 IGNORED_LABEL = -100
@@ -61,7 +62,7 @@ class HuggingFaceImplementation:
         return Built(
             model=self._finish(model),
             make_optimizer=lambda wrapped: adamw(wrapped, learning_rate=LEARNING_RATE),
-            compute_loss=model_loss(task.name, segments=config.type_vocab_size > 0),
+            compute_loss=model_loss(task.name, config),
         )
 
     def _finish(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -97,9 +98,10 @@ def with_labels(batch: Batch) -> Batch:
     return Batch({**tensors, "labels": labels}, batch.counts)
 
 
-def model_loss(task: str, *, segments: bool = True) -> Callable[[torch.nn.Module, Batch], torch.Tensor]:
-    """Return how a model of Hugging Face's is called with a batch of a task; it returns the loss, a scalar."""
-    names = {name: name for name in _INPUTS if segments or name != "token_type_ids"} | dict(MODELS[task].targets)
+def model_loss(task: str, config: ModelConfig) -> ComputeLoss:
+    """Return how Hugging Face's model of a task, of this shape, makes a batch's loss, a scalar."""
+    inputs = {name: name for name in _INPUTS if config.type_vocab_size or name != "token_type_ids"}
+    names = inputs | dict(MODELS[task].targets)
 
     def compute(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         loss: torch.Tensor = model(**{theirs: batch.tensors[ours] for theirs, ours in names.items()}).loss

@@ -12,7 +12,7 @@ import torch
 
 from bert.batch import Batch, BatchCounts
 from bert.observer import Observer, StepResult
-from bert.strategies.base import NO_OPTIONS, Options
+from bert.strategies.base import Options
 from bert.train import Training
 from common.errors import MissingToolError
 
@@ -36,8 +36,7 @@ def train_with_trainer(
     training: Training,
     observer: Observer,
     keep_going: Callable[[int], bool],
-    first_step: int = 0,
-    options: Options = NO_OPTIONS,
+    options: Options,
 ) -> int:
     """Step with transformers.Trainer until `keep_going(step)` says no; return the number of the step not made.
 
@@ -50,15 +49,14 @@ def train_with_trainer(
         training: its model not wrapped.
         observer: of the loop.
         keep_going: as bert.train.train has it.
-        first_step: number of the first step.
         options: of the strategy (bert.strategies.options).
 
     Raises:
         DivergenceError: `training.divergence` found a loss that is not finite.
     """
-    if not keep_going(first_step):
-        return first_step
-    meter = _Meter(training, observer, keep_going, first_step)
+    if not keep_going(0):
+        return 0
+    meter = _Meter(training, observer, keep_going)
     with ExitStack() as stack:
         if training.strategy.world_size == 1:
             stack.enter_context(_without_ranks())
@@ -76,13 +74,11 @@ def train_with_trainer(
 class _Meter:
     """Tells the observers what Trainer does, step by step, and Trainer when to stop."""
 
-    def __init__(
-        self, training: Training, observer: Observer, keep_going: Callable[[int], bool], first_step: int
-    ) -> None:
+    def __init__(self, training: Training, observer: Observer, keep_going: Callable[[int], bool]) -> None:
         self.training = training
         self.observer = observer
         self.keep_going = keep_going
-        self.step = first_step
+        self.step = 0
         self.learning_rate = 0.0
         self.waiting: deque[BatchCounts] = deque()
         self._made = 0
