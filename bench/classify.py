@@ -137,9 +137,13 @@ def logits_of(
     precision: str,
     batch_size: int,
     threads: int | None = None,
-    told: Callable[[int], None] | None = None,
 ) -> Any:
-    """Return the logits [N, K] of rows, computed in this process on one device."""
+    """Return the logits [N, K] of rows, computed in this process on one device.
+
+    Raises:
+        UsageError: a precision that the device does not have.
+        InputError: the model gives no finite numbers.
+    """
     import torch
 
     from bert.precision import Precision
@@ -151,7 +155,7 @@ def logits_of(
     strategy = SingleStrategy.alone(devices.kind)  # after a launched training this process is still a rank
     chosen = Precision(resolve_precision(precision, devices), devices.kind)
     model = opened.model.to(strategy.device)
-    logits = row_logits(model, rows, classes, strategy.device, chosen, batch_size, told=told)
+    logits = row_logits(model, rows, classes, strategy.device, chosen, batch_size)
     check_logits(logits)
     return logits
 

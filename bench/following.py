@@ -27,7 +27,7 @@ def follow(world: World, devices: Devices) -> int:
         StorageError: the run directory is not there on this node.
         BertbenchError: rank 0 says nothing.
     """
-    told = Notice(world, "train").hear()
+    told = Notice(world).hear()
     if "directory" not in told:
         return int(told["end"])
     directory = TrialDirectory(Path(told["directory"]))

@@ -44,6 +44,8 @@ from common.redact import redact_text, without_secrets
 
 _AGENT_JSON = "agent.json"
 _POLL_SECONDS = 0.05
+# Of the log, in the reason of a crash.
+_TAIL_LINES = 3
 # Reading sensors costs a core some 2 ms: on a CPU-only machine that core is the trial's.
 _SAMPLE_SECONDS = {"cpu": 1.0, "cuda": 0.05}
 # Training lasts for days: its readings must not outgrow its checkpoints.
@@ -221,10 +223,8 @@ def _start(
         from bench.profilers import load_profiler
         from bench.profilers.base import Scope
 
-        profiler, scope = (
-            load_profiler(trial.profiler, trial.profiler_options),
-            Scope(trial=trial, directory=directory.profile),
-        )
+        profiler = load_profiler(trial.profiler, trial.profiler_options)
+        scope = Scope(trial=trial, directory=directory.profile)
         variables |= profiler.environment(scope)
         argv = profiler.wrap(agent, scope)
     variables = {name: value for name, value in variables.items() if name not in (PARENT_VARIABLE, STOP_VARIABLE)}
@@ -391,7 +391,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _log_tail(directory: TrialDirectory, lines: int = 3) -> str:
+def _log_tail(directory: TrialDirectory) -> str:
     text = directory.log.read_text(encoding="utf-8", errors="replace")
     useful = [line.strip() for line in text.splitlines() if line.strip() and not set(line.strip()) <= set("=-")]
-    return "; log.txt ends: " + (redact_text(" | ".join(useful[-lines:])[-500:]) or "(empty)")
+    return "; log.txt ends: " + (redact_text(" | ".join(useful[-_TAIL_LINES:])[-500:]) or "(empty)")

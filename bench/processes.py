@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# What the kernel may take to end processes that were sent SIGKILL.
+_DEATH_SECONDS = 5.0
 # Environment variable: a word of one trial's own, which every process of it inherits, daemons of profilers included.
 MARK_VARIABLE = "BERTBENCH_MARK"
 # Environment variable: the harness's process id, for `main`.
@@ -96,9 +98,9 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_tree(pid: int, grace_seconds: float = 5.0) -> None:
-    """Kill `pid` and all its descendants, and wait until none is left (at most `grace_seconds`)."""
-    deadline = time.monotonic() + grace_seconds
+def end_tree(pid: int) -> None:
+    """Kill `pid` and all its descendants, and wait until none is left, but no longer than _DEATH_SECONDS."""
+    deadline = time.monotonic() + _DEATH_SECONDS
     known = {pid, *descendants(pid)}
     send([pid], signal.SIGSTOP)  # so that it starts nothing while its children are collected
     known |= set(descendants(pid))
@@ -127,7 +129,7 @@ def end_marked(mark: str, grace_seconds: float = 0.0) -> None:
     while (left := _living(marked(mark))) and time.monotonic() < deadline:
         time.sleep(0.05)
     send(left, signal.SIGKILL)
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + _DEATH_SECONDS
     while _living(left) and time.monotonic() < deadline:
         time.sleep(0.02)
 

@@ -97,7 +97,7 @@ def run_rank(directory: TrialDirectory, trial: Trial, rank: int) -> None:
             observer = Observers([*_profiler_observers(directory, trial, rank), clock])
             built = _timed(seconds, "build_model", lambda: implementation.build(trial, task, config, observer))
             parameters = sum(parameter.numel() for parameter in built.model.parameters())
-            batches = _batches(trial, task.batches(data_spec(trial, strategy)), strategy, implementation)
+            batches = _batches(task.batches(data_spec(trial, strategy)), strategy, implementation)
             training = _timed(
                 seconds, "prepare", lambda: _training(trial, built, batches, strategy, precision, observer)
             )
@@ -239,7 +239,7 @@ def _measure_input(
     from bert.training.parts import data_spec
 
     stream = task.batches(data_spec(trial, strategy))
-    batches = _batches(trial, stream, strategy, implementation)
+    batches = _batches(stream, strategy, implementation)
     strategy.barrier()
     steps = _timed(seconds, "draw", lambda: draw(batches, trial.grad_accum_steps, observer, window.keep_going))
     strategy.barrier()
@@ -302,7 +302,7 @@ def _training(trial: Trial, built: Any, batches: Iterator[Any], strategy: Any, p
     )
 
 
-def _batches(trial: Trial, stream: Any, strategy: Any, implementation: Any) -> Iterator[Any]:
+def _batches(stream: Any, strategy: Any, implementation: Any) -> Iterator[Any]:
     from bench.feed import feed
 
     return feed(iter(stream), implementation.adapt, pinned=strategy.device.type == "cuda")

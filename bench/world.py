@@ -14,6 +14,9 @@ from common.errors import BertbenchError, UsageError
 _NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _POLL_SECONDS = 0.1
+# How long a rank waits for the store, and for rank 0's word.
+_NOTICE_SECONDS = 600.0
+_NOTICE_KEY = "train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,36 +82,36 @@ def joined_world() -> World | None:
 class Notice:
     """What rank 0 tells the others before they join a process group, once."""
 
-    def __init__(self, world: World, name: str, seconds: float = 600.0) -> None:
+    def __init__(self, world: World) -> None:
         """Connect to the store of the world; raises BertbenchError where there is none."""
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         hosts = world.rank == 0 and os.environ.get(_AGENT_STORE) != "True"
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self._seconds = seconds
         try:
             # A store that rank 0 hosts here is the one of the process group too: no other process can have its port.
-            store = TCPStore(address, port, is_master=hosts, timeout=timedelta(seconds=seconds), wait_for_workers=False)
+            store = TCPStore(
+                address, port, is_master=hosts, timeout=timedelta(seconds=_NOTICE_SECONDS), wait_for_workers=False
+            )
         except RuntimeError as error:
             raise BertbenchError(f"rank {world.rank} finds no store at {address}:{port}: {error}") from error
         os.environ[_AGENT_STORE] = "True"
         attempt = os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = PrefixStore(f"bertbench/{attempt}", store)
-        self._name = name
 
     def tell(self, **content: Any) -> None:
         """Tell it, on rank 0."""
-        self._store.set(self._name, json.dumps(content))
+        self._store.set(_NOTICE_KEY, json.dumps(content))
 
     def hear(self) -> dict[str, Any]:
         """Wait for it, on the others; signals are taken meanwhile. Raises BertbenchError where nothing comes."""
-        deadline = time.monotonic() + self._seconds
+        deadline = time.monotonic() + _NOTICE_SECONDS
         while time.monotonic() < deadline:
-            if self._store.check([self._name]):
-                content: dict[str, Any] = json.loads(self._store.get(self._name))
+            if self._store.check([_NOTICE_KEY]):
+                content: dict[str, Any] = json.loads(self._store.get(_NOTICE_KEY))
                 return content
             time.sleep(_POLL_SECONDS)
-        raise BertbenchError(f"rank 0 said nothing within {self._seconds:g} s")
+        raise BertbenchError(f"rank 0 said nothing within {_NOTICE_SECONDS:g} s")
 
 
 class Leader:
@@ -129,7 +132,7 @@ class Leader:
 
     def _open(self) -> Notice:
         if self._notice is None:
-            self._notice = Notice(self.world, "train")  # kept: where it hosts the store, that must last
+            self._notice = Notice(self.world)  # kept: where it hosts the store, that must last
         return self._notice
 
 

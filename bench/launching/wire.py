@@ -94,7 +94,7 @@ class Line:
             self._socket.close()
 
 
-def listen(address: str, port: int, option: str = "--master-port") -> socket.socket:
+def listen(address: str, port: int) -> socket.socket:
     """Return a socket that listens at an address of this node; port 0 takes a free one.
 
     Raises:
@@ -116,8 +116,8 @@ def listen(address: str, port: int, option: str = "--master-port") -> socket.soc
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UsageError(
-                f"{option} {port} is in use on this machine, by another job perhaps: give every node of this job "
-                f"{option} {_free_port(address, port)}, which is free here"
+                f"--master-port {port} is in use on this machine, by another job perhaps: give every node of this job "
+                f"--master-port {_free_port(address, port)}, which is free here"
             ) from error
         raise UsageError(
             f"cannot listen at {address}:{port} ({error.strerror}): --master-addr is an address of node 0, and this is "
