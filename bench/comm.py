@@ -9,7 +9,7 @@ from analysis.records import RunDirectory, Trial, write_record
 from bench.devices import Devices
 from bench.environment import capture
 from bench.launch import LaunchOptions, finish
-from bench.sweep import write_results
+from bench.sweep import record_request, write_results
 from bench.world import World
 from common.atomic import storage_errors
 from common.errors import UsageError
@@ -134,9 +134,7 @@ def run_inside(
     results = []
     if world.rank == 0:
         environment = capture(devices)
-        write_record(
-            run.sweep_json, {"request": dict(request), "trials": [trial.trial_id for trial in trials], "earlier": []}
-        )
+        record_request(run, trials, request)
     for trial in trials:
         directory = run.trial(trial.trial_id)
         if world.rank == 0:

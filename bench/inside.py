@@ -14,7 +14,7 @@ from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
 from bench.devices import Devices
 from bench.environment import capture
 from bench.launch import LaunchOptions, finish
-from bench.sweep import locked, write_results
+from bench.sweep import locked, record_request, write_results
 from bench.world import World
 from common.atomic import storage_errors
 
@@ -40,34 +40,24 @@ def run_trial_inside(
         StorageError: the run directory cannot be written.
         BertbenchError: what the trial refuses.
     """
-    with nullcontext() if world.rank else locked(run):
-        return _run_trial(run, trial, request, devices, world, options)
-
-
-def _run_trial(
-    run: RunDirectory,
-    trial: Trial,
-    request: Mapping[str, Any],
-    devices: Devices,
-    world: World,
-    options: LaunchOptions,
-) -> dict[str, Any] | None:
     from bench.worker import run_rank
 
     directory = run.trial(trial.trial_id)
-    with storage_errors(directory.path):
-        directory.path.mkdir(parents=True, exist_ok=True)
-    if world.local_rank == 0:
-        _prepare(directory, trial, devices)
-    # torchrun says 1 where nobody said anything: ranks have an equal share of their node, as in trials of one node.
-    os.environ["OMP_NUM_THREADS"] = str(trial.threads_per_rank or max(1, devices.cpu_cores // world.local_world_size))
-    run_rank(directory, trial, world.rank)  # its last barrier comes after every rank has written its records
-    if world.rank:
-        return None
-    result = finish(trial, directory, "ok", "", options)
-    write_record(run.sweep_json, {"request": dict(request), "trials": [trial.trial_id], "earlier": []})
-    write_results(run)
-    return result
+    with nullcontext() if world.rank else locked(run):
+        with storage_errors(directory.path):
+            directory.path.mkdir(parents=True, exist_ok=True)
+        if world.local_rank == 0:
+            _prepare(directory, trial, devices)
+        # torchrun says 1 where nobody said anything: ranks have an equal share of their node, as in trials of one node.
+        threads = trial.threads_per_rank or max(1, devices.cpu_cores // world.local_world_size)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        run_rank(directory, trial, world.rank)  # its last barrier comes after every rank has written its records
+        if world.rank:
+            return None
+        result = finish(trial, directory, "ok", "", options)
+        record_request(run, [trial], request)
+        write_results(run)
+        return result
 
 
 def _prepare(directory: TrialDirectory, trial: Trial, devices: Devices) -> None:

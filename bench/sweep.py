@@ -135,8 +135,9 @@ def record_request(run: RunDirectory, trials: Sequence[Trial], request: Mapping[
     earlier: list[dict[str, Any]] = []
     if run.sweep_json.exists():
         before = read_record(run.sweep_json)
-        earlier = [*before.get("earlier", []), before["request"]] if before.get("request") != dict(request) else []
-        earlier = earlier or before.get("earlier", [])
+        earlier = list(before.get("earlier", []))
+        if before.get("request") != dict(request):
+            earlier.append(before["request"])
     write_record(
         run.sweep_json,
         {"request": dict(request), "trials": [trial.trial_id for trial in trials], "earlier": earlier},

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records import RunDirectory, Trial
+from analysis.records import RunDirectory, Trial, read_record
 from bench.devices import Devices
 from bench.inside import run_trial_inside
 from bench.launch import LaunchOptions
@@ -16,14 +16,27 @@ from common.errors import LockedError
 CPU = Devices("cpu", (), 2)
 
 
-def test_a_run_directory_that_a_sweep_uses_is_refused_by_the_first_rank_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ranks that trained, where nothing is trained."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # put back afterwards
-    ran: list[int] = []
-    monkeypatch.setattr("bench.worker.run_rank", lambda directory, trial, rank: ran.append(rank))
+    ranks: list[int] = []
+    monkeypatch.setattr("bench.worker.run_rank", lambda directory, trial, rank: ranks.append(rank))
     monkeypatch.setattr("bench.inside.finish", lambda *_: {"status": "ok"})
     monkeypatch.setattr("bench.inside.capture", lambda devices: {})
+    return ranks
+
+
+def test_the_requests_of_calls_before_are_kept(tmp_path: Path, ran: list[int]) -> None:
+    run = RunDirectory(tmp_path / "run")
+    for batch in (4, 8):
+        trial = Trial(micro_batch_size=batch)
+        run_trial_inside(run, trial, {"batch": batch}, CPU, World(0, 0, 1, 1, 1), LaunchOptions())
+    sweep = read_record(run.sweep_json)
+    assert (sweep["request"], sweep["earlier"]) == ({"batch": 8}, [{"batch": 4}]) and ran == [0, 0]
+
+
+def test_a_run_directory_that_a_sweep_uses_is_refused_by_the_first_rank_alone(tmp_path: Path, ran: list[int]) -> None:
     run = RunDirectory(tmp_path / "run")
 
     def measure(rank: int) -> Any:
