@@ -53,9 +53,9 @@ def measure(directory: TrialDirectory, trial: Trial, strategy: Strategy, record:
         for size in test.sizes(strategy.world_size):
             for placement in COLLECTIVES[test.name]:
                 rows = _measure_size(test, _Buffers.make(test.name, placement, size, trial.precision, strategy))
-                for row in rows if writer is not None else ():
-                    assert writer is not None
-                    writer.write({"size_bytes": size, "placement": placement, **row})
+                if writer is not None:
+                    for row in rows:
+                        writer.write({"size_bytes": size, "placement": placement, **row})
 
 
 def _place(strategy: Strategy) -> dict[str, Any]:

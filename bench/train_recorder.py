@@ -213,9 +213,10 @@ class TrainRecorder:
         self._flush_curve(to_disk=True)
         if self._loggers is not None:
             self._loggers.close(finished=self._last is None or self._last.applied_steps >= self._settings.steps)
-        for file in filter(None, (self._curve, self._events)):
-            with storage_errors(self._events_path):
-                file.close()
+        for path, file in ((self._run.curve_csv, self._curve), (self._events_path, self._events)):
+            if file is not None:
+                with storage_errors(path):
+                    file.close()
 
 
 def flat(evaluation: Evaluation) -> dict[str, Any]:
