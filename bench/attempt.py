@@ -13,7 +13,6 @@ from bench.environment import capture
 from bench.implementations import OURS
 from bench.launch import LaunchOptions, Watcher, finish, run_trial
 from bench.loggers.base import VARIABLE as LOG_TO_VARIABLE
-from bench.plan import strategy_fields
 from bench.sweep import tidy, write_results
 from bench.trainer import Plan
 from bench.world import Leader
@@ -83,28 +82,12 @@ def _trial(run: TrainRun, plan: Plan, devices: Devices, threads: int | None) -> 
     attempts = [directory.read_trial().round for directory in run.attempts()]
     return Trial(
         kind="train",
-        task=settings.task,
-        task_options=settings.task_options,
-        implementation=plan.implementation,
+        **plan.trial_fields(),
         levers=recorded_levers(settings.levers, devices.kind) if plan.implementation == OURS else "",
-        **strategy_fields(settings.strategy, settings.strategy_options, settings.world_size),
-        preset=settings.preset,
-        precision=settings.precision,
-        seq_len=settings.seq_len,
-        micro_batch_size=settings.micro_batch_size,
-        grad_accum_steps=settings.grad_accum_steps,
-        world_size=settings.world_size,
         device=devices.kind,
-        data=settings.data,
-        data_fingerprint=plan.source.fingerprint,
-        max_predictions=settings.max_predictions,
-        vocab_size=settings.vocab_size,
-        dropout=settings.dropout,
-        seed=settings.seed,
         round=max(attempts, default=-1) + 1,
         max_steps=settings.steps,
         threads_per_rank=threads,
-        activation_checkpointing=settings.activation_checkpointing,
         training=tuple(sorted(settings.to_json().items())),
     )
 

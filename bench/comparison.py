@@ -14,7 +14,7 @@ from bench.attempt import train_once
 from bench.devices import Devices
 from bench.implementations import OURS
 from bench.launch import LaunchOptions, Watcher
-from bench.plan import AUTO, resolve_strategy, strategy_fields
+from bench.plan import AUTO, resolve_strategy
 from bench.profiling import profile_trials
 from bench.sweep import Progress, locked
 from bench.trainer import Plan, check_continues, plan_training
@@ -158,7 +158,8 @@ def plan_variant(
         UsageError: settings that no run can have, or more devices than there are.
         InputError: the data or the initial weights cannot be read.
     """
-    given = {**given, "strategy": variant.strategy, "world_size": variant.devices}
+    own = {"strategy": variant.strategy, "world_size": variant.devices, "implementation": variant.implementation}
+    given = {**given, **own}
     given |= {"precision": variant.precision} if variant.precision != AUTO else {}
     given |= {"levers": variant.levers} if variant.levers != AUTO else {}
     plan = plan_training(phase, given, devices)
@@ -299,7 +300,7 @@ def profile_variants(
         note: told what needs no answer.
 
     Returns:
-        What analysis.metrics.training_comparison.all_reduce found by variant, or `profile_problem`, why there is none.
+        By variant what analysis.metrics.profiled_communication.all_reduce found, or `profile_problem`, why nothing.
 
     Raises:
         StorageError: the run directory cannot be written.
@@ -329,29 +330,13 @@ def _profile_trial(item: PlannedVariant, steps: int, devices: Devices) -> Trial:
     settings, levers = item.plan.settings, item.variant.levers
     return Trial(
         kind="profile",
-        task=settings.task,
-        task_options=settings.task_options,
-        implementation=item.variant.implementation,
+        **item.plan.trial_fields(),
         levers="" if levers == AUTO else levers_text(resolve_levers(levers, devices.kind)),
-        **strategy_fields(settings.strategy, settings.strategy_options, settings.world_size),
-        preset=settings.preset,
         shape=settings.shape or "",
-        precision=settings.precision,
-        seq_len=settings.seq_len,
-        micro_batch_size=settings.micro_batch_size,
-        grad_accum_steps=settings.grad_accum_steps,
-        world_size=settings.world_size,
         device=devices.kind,
-        data=settings.data,
-        data_fingerprint=item.plan.source.fingerprint,
-        max_predictions=settings.max_predictions,
         padding=settings.padding if task_data(settings.task).paddings else "",
-        vocab_size=settings.vocab_size,
-        dropout=settings.dropout,
-        seed=settings.seed,
         start_iteration=_WARM_UP_STEPS,
         stop_iteration=_WARM_UP_STEPS + steps,
         threads_per_rank=item.threads,
-        activation_checkpointing=settings.activation_checkpointing,
         profiler=_PROFILER,
     )

@@ -11,7 +11,7 @@ from analysis.train_records import TrainRun, is_train_run
 from bench.devices import Devices
 from bench.implementations import OURS, TRAININGS
 from bench.loggers.base import AUTO, check_loggers
-from bench.plan import resolve_precision, resolve_strategy
+from bench.plan import resolve_precision, resolve_strategy, strategy_fields
 from bench.task_flags import TaskFlags
 from bench.world import World
 from bert.checkpoints.model_config import read_config
@@ -44,6 +44,29 @@ class Plan:
     """Names in bench.loggers.LOGGERS, auto or none."""
     implementation: str = OURS
     """Whose model and loop train: a name in bench.implementations.TRAININGS."""
+
+    def trial_fields(self) -> dict[str, Any]:
+        """Return the fields of a Trial, but its kind and device, that say what is trained, on what and how."""
+        settings = self.settings
+        return {
+            "task": settings.task,
+            "task_options": settings.task_options,
+            "implementation": self.implementation,
+            **strategy_fields(settings.strategy, settings.strategy_options, settings.world_size),
+            "preset": settings.preset,
+            "precision": settings.precision,
+            "seq_len": settings.seq_len,
+            "micro_batch_size": settings.micro_batch_size,
+            "grad_accum_steps": settings.grad_accum_steps,
+            "world_size": settings.world_size,
+            "data": settings.data,
+            "data_fingerprint": self.source.fingerprint,
+            "max_predictions": settings.max_predictions,
+            "vocab_size": settings.vocab_size,
+            "dropout": settings.dropout,
+            "seed": settings.seed,
+            "activation_checkpointing": settings.activation_checkpointing,
+        }
 
 
 def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices, world: World | None = None) -> Plan:
