@@ -7,25 +7,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from analysis.records import Trial
 from bench.devices import Devices
-from bench.environment import cpu_description, native_bf16
+from bench.environment import cpu_description, installed_version, native_bf16
 from bench.profilers import PROFILERS, load_profiler, permission
 from bench.schedulers import SCHEDULERS, load_scheduler
 from common.errors import BertbenchError
+from common.registry import lookup
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
-
-# Where the driver says who may read the GPUs' counters (https://developer.nvidia.com/ERR_NVGPUCTRPERM), and what this
-# process may do (capabilities(7)).
-_ALLOW_COUNTERS = (
-    "in a container start it with start_container.sh --profiling; for all users of the machine its administrator sets "
-    "NVreg_RestrictProfilingToAdminUsers=0 (docs/how-to/container.md)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +54,6 @@ def has(feature: str, devices: Devices) -> bool:
         "two-devices": lambda: devices.count >= 2,
         "hf": lambda: importlib.util.find_spec("transformers") is not None,
     }
-    from common.registry import lookup
-
     return lookup(answers, feature, "feature")()
 
 
@@ -89,11 +80,11 @@ def _gpus(devices: Devices) -> Iterator[Check]:
     for index, gpu in enumerate(devices.gpus):
         memory = "" if gpu.memory_bytes is None else f", {gpu.memory_bytes / 2**30:.0f} GiB"
         yield Check(f"GPU {index}", OK, f"{gpu.name}{memory}, {gpu.uuid}")
-    if "+cpu" in (_version("torch") or ""):
+    if "+cpu" in (installed_version("torch") or ""):
         yield Check(
             "torch for GPUs",
             MISSING,
-            f"torch {_version('torch')} is a CPU build",
+            f"torch {installed_version('torch')} is a CPU build",
             "install a CUDA build: make clean setup TORCH_INDEX=https://download.pytorch.org/whl/cu130",
         )
 
@@ -111,7 +102,10 @@ def _packages() -> Iterator[Check]:
         "torch": ("torch", "make setup"),
         "h5py": ("h5py", "make setup"),
         "tokenizers": ("tokenizers", "make setup"),
-        "transformers": ("transformers", "pip install 'bertbench[hf]' for the implementations hf and hf-compiled"),
+        "transformers": (
+            "transformers",
+            "pip install 'bertbench[hf]' for the implementations hf, hf-compiled and hf-trainer",
+        ),
         "pynvml": ("nvidia-ml-py", "make setup, for GPU power and clocks"),
         "nvtx": ("nvtx", "pip install 'bertbench[gpu]' for NVTX ranges"),
         "deepspeed": ("deepspeed", "pip install 'bertbench[deepspeed]' for the strategy deepspeed"),
@@ -121,7 +115,7 @@ def _packages() -> Iterator[Check]:
         if importlib.util.find_spec(module) is None:
             yield Check(f"package {distribution}", MISSING, "not installed", remedy)
         else:
-            yield Check(f"package {distribution}", OK, _version(distribution) or "installed")
+            yield Check(f"package {distribution}", OK, installed_version(distribution) or "installed")
 
 
 def _tools() -> Iterator[Check]:
@@ -171,12 +165,12 @@ def _profiler(name: str, device: str) -> Check:
     if name in ("torch", "nvtx"):  # packages, not tools
         if importlib.util.find_spec(name) is None:
             return Check(f"profiler {name}", MISSING, f"the package {name} is not installed", "make setup")
-        detail = f"{name} {_version(name) or ''}".strip()
+        detail = f"{name} {installed_version(name) or ''}".strip()
     else:
         detail = _tool_version(shutil.which(name) or name)
     denied = permission.counters_denied() if name in ("ncu", "nvprof") else None
     if denied is not None:
-        return Check(f"profiler {name}", MISSING if name == "ncu" else WARNING, f"{detail}; {denied}", _ALLOW_COUNTERS)
+        return Check(f"profiler {name}", MISSING if name == "ncu" else WARNING, f"{detail}; {denied}", permission.ALLOW)
     return Check(f"profiler {name}", OK, detail + _limits(name, trial))
 
 
@@ -226,13 +220,6 @@ def _disk() -> Check:
     free = shutil.disk_usage(Path.cwd()).free
     state = OK if free > 5 * 2**30 else WARNING
     return Check("disk", state, f"{free / 2**30:.0f} GiB free here", "" if state == OK else "free some space")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def to_json(checks: list[Check]) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ def capture(devices: Devices) -> dict[str, Any]:
         "topology": gpu_topology() if gpus else None,
         "driver": _driver_version() if gpus else None,
         "native_bf16": native_bf16(devices),
-        "libraries": {name: version for name in _LIBRARIES if (version := _version(name))},
+        "libraries": {name: version for name in _LIBRARIES if (version := installed_version(name))},
         "git_commit": _git_commit(),
         "load_average": list(os.getloadavg()),
         "variables": redact_environment(
@@ -90,16 +90,21 @@ def _gpu(index: int, uuid: str, name: str, memory_bytes: int | None) -> dict[str
     }
 
 
+def compute_capability(uuid: str) -> tuple[int, int]:
+    """Return that of a GPU or MIG slice. Raises ImportError without NVML, and NVML's own errors."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    if uuid.upper().startswith("MIG-"):
+        handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return int(major), int(minor)
+
+
 def _capability(uuid: str) -> tuple[int, int] | None:
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        if uuid.upper().startswith("MIG-"):
-            handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        return int(major), int(minor)
+        return compute_capability(uuid)
     except Exception:  # NVML absent, or a MIG slice it says nothing about
         return None
 
@@ -121,7 +126,8 @@ def _memory_bytes() -> int:
     return int(psutil.virtual_memory().total)
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Return the version of a distribution, None where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bench.cli.options import parse
 from bench.devices import Devices, find_devices
-from bench.doctor import MISSING, OK, examine, has, to_json
+from bench.doctor import MISSING, OK, WARNING, examine, has, to_json
 from common.errors import BertbenchError
 
 
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     if options.json:
         print(json.dumps(to_json(checks), indent=2))
         return 0
-    marks = {OK: "ok     ", MISSING: "absent ", "warning": "warning"}
+    marks = {OK: "ok     ", MISSING: "absent ", WARNING: "warning"}
     width = max(len(check.name) for check in checks)
     for check in checks:
         print(f"{marks[check.state]}  {check.name:<{width}}  {check.detail}")

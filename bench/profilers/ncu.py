@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from analysis.counters import KernelCounters
 from analysis.records import Trial
-from bench.profilers.base import Profiler, Scope, whole_number, written
+from bench.profilers.base import Scope, whole_number, written
 from bench.profilers.ncu_sections import (
     FOLDER,
     available,
@@ -24,10 +24,9 @@ from bench.profilers.ncu_sections import (
     switches,
 )
 from bench.profilers.nvprof import first_gpu_capability
-from bench.profilers.permission import counters_denied
-from bench.profilers.ranges import CAPTURE, DOMAIN, RangeObserver, check_ranges
-from bench.profilers.tool import Version, find_tool, run_tool, tool_version
-from bert.observer import Observer
+from bench.profilers.permission import ALLOW, DENIED, counters_denied
+from bench.profilers.ranges import CAPTURE, DOMAIN, RangeProfiler, check_ranges
+from bench.profilers.tool import Version, dotted, find_tool, run_tool, tool_version
 from common.atomic import write_json, write_text
 from common.errors import InputError, MissingToolError, UsageError
 
@@ -38,7 +37,6 @@ MOST_KERNELS = 2000
 COLLECTIVES = (
     "[Nn][Cc][Cc][Ll]|nvshmem|multimem|AllReduce|AllGather|ReduceScatter|(^|_)all_?(reduce|gather)|reduce_scatter"
 )
-PERMISSION = "ERR_NVGPUCTRPERM"
 
 _IMPORT_SECONDS = 900.0
 _NEEDED = ("--target-processes", "--profile-from-start", "--export", "--csv", "--page", "--import")
@@ -46,17 +44,13 @@ _REMEDY = (
     "install Nsight Compute (NVIDIA's apt repository; Debian non-free: nsight-compute), or start the container with "
     "start_container.sh; --profiler nsys gives a timeline without counters"
 )
-_ALLOW = (
-    "start the container with start_container.sh --profiling, have the administrator set "
-    "NVreg_RestrictProfilingToAdminUsers=0, or run as root (docs/how-to/container.md)"
-)
 
 
-class NsightCompute(Profiler):
+class NsightCompute(RangeProfiler):
     """Wraps the launcher of a node with `ncu`."""
 
     OPTIONS: ClassVar[Mapping[str, str]] = {
-        "nvtx": "which NVTX ranges: bertbench, emit, dlprof, off",
+        **RangeProfiler.OPTIONS,
         "kernels": f"most kernels to count ({MOST_KERNELS})",
         "skip": "kernels to pass over first (0)",
         "metrics": "what to count, comma-separated, as ncu names it (what profiling/ncu lists for this GPU)",
@@ -95,20 +89,18 @@ class NsightCompute(Profiler):
             needed = section_for(_capability())[1]
         if self._version[:2] < needed:
             raise MissingToolError(
-                f"ncu {_dotted(self._version)} at {self._path} is too old for this GPU, which needs "
-                f"{_dotted(needed)}: {_REMEDY}"
+                f"ncu {dotted(self._version)} at {self._path} is too old for this GPU, which needs "
+                f"{dotted(needed)}: {_REMEDY}"
             )
         lacking = [name for name in _NEEDED if name not in self._switches]
         if lacking:
-            raise MissingToolError(
-                f"ncu {_dotted(self._version)} at {self._path} lacks {', '.join(lacking)}: {_REMEDY}"
-            )
+            raise MissingToolError(f"ncu {dotted(self._version)} at {self._path} lacks {', '.join(lacking)}: {_REMEDY}")
         if self._replay not in (replay_modes(self._help) or {"kernel"}):
             raise UsageError(
-                f"--with replay={self._replay}: ncu {_dotted(self._version)} cannot, 2022.1 is the first that can; "
+                f"--with replay={self._replay}: ncu {dotted(self._version)} cannot, 2022.1 is the first that can; "
                 "leave it out or install a newer one"
             )
-        check_ranges(self.options.get("nvtx", "bertbench"), trial.device)
+        check_ranges(self.ranges, trial.device)
         _check_permission()
 
     def _check_options(self, trial: Trial) -> None:
@@ -169,7 +161,7 @@ class NsightCompute(Profiler):
             return [("--kernel-regex-base", "function"), ("--kernel-regex", others)]
         if several:
             raise MissingToolError(
-                f"ncu {_dotted(self._version)} cannot leave NCCL's kernels out, and would wait for ever at the first "
+                f"ncu {dotted(self._version)} cannot leave NCCL's kernels out, and would wait for ever at the first "
                 f"one: use --devices 1, or {_REMEDY}"
             )
         return []
@@ -188,13 +180,9 @@ class NsightCompute(Profiler):
         found = available(names, known)
         if not found:
             raise MissingToolError(
-                f"ncu {_dotted(self._version)} at {self._path} knows none of the metrics of {identifier}: {_REMEDY}"
+                f"ncu {dotted(self._version)} at {self._path} knows none of the metrics of {identifier}: {_REMEDY}"
             )
         return section if len(found) == len(names) else [("--metrics", ",".join(found))]
-
-    def observer(self, scope: Scope, rank: int) -> Observer:
-        """Return what makes the ranges and calls cudaProfilerStart and cudaProfilerStop."""
-        return RangeObserver(rank, scope.start, scope.stop, self.options.get("nvtx", "bertbench"))
 
     def collect(self, scope: Scope) -> list[Path]:
         """Export the report and return it, the CSV (a row per kernel) and collected.json (what was counted, what not).
@@ -250,7 +238,7 @@ class NsightCompute(Profiler):
                 "sets more"
             )
         return {
-            "ncu_version": _dotted(self._version),
+            "ncu_version": dotted(self._version),
             "replay": self._replay,
             "page": page,
             "kernels": len(counters.kernels),
@@ -258,7 +246,7 @@ class NsightCompute(Profiler):
             "limit_reached": reached,
             "metrics": list(counters.metrics),
             "device": counters.device_name,
-            "compute_capability": counters.compute_capability and _dotted(counters.compute_capability),
+            "compute_capability": counters.compute_capability and dotted(counters.compute_capability),
             "problems": problems,
         }
 
@@ -283,10 +271,6 @@ def _report(scope: Scope) -> Path:
     return scope.directory / "ncu" / f"batch_{scope.trial.micro_batch_size}.ncu-rep"
 
 
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
 def _capability() -> tuple[int, int]:
     found = first_gpu_capability()
     if isinstance(found, str):
@@ -298,15 +282,15 @@ def _check_permission() -> None:
     denied = counters_denied()
     if denied is not None:
         reason = denied.replace(": ", " is ")  # a message has one ": ", before what to do
-        raise UsageError(f"ncu would end with {PERMISSION}, since {reason}: {_ALLOW}")
+        raise UsageError(f"ncu would end with {DENIED}, since {reason}: {ALLOW}")
 
 
 def _nothing(scope: Scope, what: str) -> str:
     """Say why there is no kernel, by what ncu said in the log."""
     log = scope.directory.parent / "log.txt"
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    if PERMISSION in text:
-        why = f"it was not allowed to read the GPU's counters ({PERMISSION}): {_ALLOW}"
+    if DENIED in text:
+        why = f"it was not allowed to read the GPU's counters ({DENIED}): {ALLOW}"
     elif "lock file" in text:
         why = "it may not write its lock file, left by another user in the temporary folder: set TMPDIR to your own"
     elif "driver resource was unavailable" in text:

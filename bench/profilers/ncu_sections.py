@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from bench.profilers.tool import Version
+from bench.profilers.tool import Version, dotted
 from common.errors import MissingToolError, UsageError
 
 FOLDER = Path(__file__).resolve().parents[2] / "profiling" / "ncu"
@@ -31,13 +31,13 @@ def section_for(capability: Capability) -> tuple[str, Version]:
     for lowest, highest, number, version in _SECTIONS:
         if lowest <= capability <= highest:
             return f"BertbenchCores{number}", version
-    dotted = ".".join(map(str, capability))
+    shown = dotted(capability)
     if capability < (7, 0):
         raise UsageError(
-            f"ncu knows GPUs of compute capability 7.0 or newer, this one has {dotted}: use --profiler nvprof"
+            f"ncu knows GPUs of compute capability 7.0 or newer, this one has {shown}: use --profiler nvprof"
         )
     raise UsageError(
-        f"{FOLDER} has no section for compute capability {dotted}: name the metrics yourself with --with metrics=a,b "
+        f"{FOLDER} has no section for compute capability {shown}: name the metrics yourself with --with metrics=a,b "
         "(`ncu --query-metrics` lists them), or use --profiler nsys"
     )
 

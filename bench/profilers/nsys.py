@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from analysis.records import Trial
-from bench.profilers.base import Profiler, Scope, written
-from bench.profilers.ranges import CAPTURE, DOMAIN, RangeObserver, check_ranges
-from bench.profilers.tool import Version, find_tool, run_tool, tool_version
-from bert.observer import Observer
+from bench.profilers.base import Scope, written
+from bench.profilers.ranges import CAPTURE, DOMAIN, RangeProfiler, check_ranges
+from bench.profilers.tool import Version, dotted, find_tool, run_tool, tool_version
 from common.errors import InputError, MissingToolError, UsageError
 
 OLDEST: Version = (2022, 4)
@@ -37,11 +36,11 @@ _REMEDY = (
 )
 
 
-class NsightSystems(Profiler):
+class NsightSystems(RangeProfiler):
     """Wraps the launcher of a node with `nsys profile`."""
 
     OPTIONS: ClassVar[Mapping[str, str]] = {
-        "nvtx": "which NVTX ranges: bertbench, emit, dlprof, off",
+        **RangeProfiler.OPTIONS,
         "sampling": "sample CPU stacks too (off otherwise: it costs time, and hangs on some virtual machines)",
         "trace": "what to trace, comma-separated, as nsys names it (cuda,nvtx,osrt,cublas,cudnn; nvtx,osrt on a CPU)",
     }
@@ -60,9 +59,9 @@ class NsightSystems(Profiler):
 
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError or UsageError where nsys cannot profile here; the message says what to do."""
-        check_ranges(self._kind, trial.device)
+        check_ranges(self.ranges, trial.device)
         if self._version[:2] < OLDEST:
-            raise MissingToolError(f"nsys {_dotted(self._version)} at {self._path} is too old: {_REMEDY}")
+            raise MissingToolError(f"nsys {dotted(self._version)} at {self._path} is too old: {_REMEDY}")
         _check_importer(self._path)
         _check_nvtx(self._version)
         if "sampling" in self.options:
@@ -91,10 +90,6 @@ class NsightSystems(Profiler):
         }
         options = [f"{name}={value}" for name, value in wanted.items() if value is not None and name in self._switches]
         return [str(self._path), "profile", *options, *argv]
-
-    def observer(self, scope: Scope, rank: int) -> Observer:
-        """Return what makes the ranges and opens and closes the capture."""
-        return RangeObserver(rank, scope.start, scope.stop, self._kind)
 
     def collect(self, scope: Scope) -> list[Path]:
         """Export the node's report and return it, the SQLite file and the CSVs that are not empty.
@@ -139,10 +134,6 @@ class NsightSystems(Profiler):
                 file.unlink()
         return [file for file in files if file.exists()]
 
-    @property
-    def _kind(self) -> str:
-        return self.options.get("nvtx", "bertbench")
-
 
 def _forget_environment(database: Path) -> None:
     """Remove the table of the program's environment variables from an export. Raises InputError for a damaged one."""
@@ -170,10 +161,6 @@ def _report(directory: Path) -> Path:
     return directory / "node0.nsys-rep"
 
 
-def _dotted(version: Version) -> str:
-    return ".".join(map(str, version))
-
-
 def _check_importer(path: Path) -> None:
     """Debian's package lacks a link without which every recording ends without a report."""
     home = Path("/usr/lib/x86_64-linux-gnu/nsight-systems")
@@ -191,7 +178,7 @@ def _check_nvtx(version: Version) -> None:
     own = metadata.version("nvtx")
     if version[0] < 2023 and tuple(int(part) for part in re.findall(r"\d+", own)[:3]) >= (0, 2, 12):
         raise MissingToolError(
-            f"nsys {_dotted(version)} does not see the ranges of nvtx {own}: "
+            f"nsys {dotted(version)} does not see the ranges of nvtx {own}: "
             "pip install nvtx==0.2.11, or take nsys 2023 or newer"
         )
 

@@ -12,27 +12,25 @@ from typing import ClassVar
 
 from analysis.records import Trial
 from bench.devices import find_devices
-from bench.profilers.base import Profiler, Scope
-from bench.profilers.ranges import RangeObserver, check_ranges
-from bench.profilers.tool import find_tool
-from bert.observer import Observer
+from bench.environment import compute_capability
+from bench.profilers.base import Scope
+from bench.profilers.permission import ALLOW, DENIED
+from bench.profilers.ranges import RangeProfiler, check_ranges
+from bench.profilers.tool import dotted, find_tool
 from common.errors import BertbenchError, InputError, UsageError
 
 NEWER: tuple[int, int] = (8, 0)
 """The first compute capability that nvprof does not know."""
 
-PERMISSION = "ERR_NVGPUCTRPERM"
-"""What NVIDIA's tools say where the driver keeps its counters for administrators."""
-
 _INSTEAD = "use --profiler nsys (timeline) or --profiler ncu (counters)"
 _REMEDY = f"it is part of CUDA toolkits before 13 (put the toolkit's bin folder on PATH), or {_INSTEAD}"
 
 
-class Nvprof(Profiler):
+class Nvprof(RangeProfiler):
     """Wraps the launcher of a node with `nvprof`."""
 
     OPTIONS: ClassVar[Mapping[str, str]] = {
-        "nvtx": "which NVTX ranges: bertbench, emit, dlprof, off",
+        **RangeProfiler.OPTIONS,
         "metrics": "what to count per kernel, comma-separated, as nvprof names it (sm_efficiency,achieved_occupancy)",
     }
 
@@ -46,16 +44,16 @@ class Nvprof(Profiler):
         capability = first_gpu_capability()
         if isinstance(capability, str):
             raise UsageError(
-                f"nvprof knows GPUs older than compute capability {_dotted(NEWER)} and this one's is not known "
+                f"nvprof knows GPUs older than compute capability {dotted(NEWER)} and this one's is not known "
                 f"({capability}): {_INSTEAD}"
             )
         if capability >= NEWER:
             raise UsageError(
-                f"nvprof does not know GPUs of compute capability {_dotted(NEWER)} or newer, this one has "
-                f"{_dotted(capability)}: {_INSTEAD}"
+                f"nvprof does not know GPUs of compute capability {dotted(NEWER)} or newer, this one has "
+                f"{dotted(capability)}: {_INSTEAD}"
             )
         find_tool("nvprof", _REMEDY)
-        check_ranges(self._kind, trial.device)
+        check_ranges(self.ranges, trial.device)
         if "metrics" in self.options:
             _check_metrics(self.options["metrics"], trial)
 
@@ -77,10 +75,6 @@ class Nvprof(Profiler):
             *argv,
         ]
 
-    def observer(self, scope: Scope, rank: int) -> Observer:
-        """Return what makes the ranges and calls cudaProfilerStart and cudaProfilerStop."""
-        return RangeObserver(rank, scope.start, scope.stop, self._kind)
-
     def collect(self, scope: Scope) -> list[Path]:
         """Return the .nvvp file of every rank, and the CSVs of `metrics`; processes without GPU work are left out.
 
@@ -90,46 +84,24 @@ class Nvprof(Profiler):
         logs = sorted([*scope.directory.glob("nvprof-*.log"), *scope.directory.glob("nvprof-*.csv")])
         texts = {log: log.read_text(encoding="utf-8", errors="replace") for log in logs}
         for log, text in texts.items():
-            if PERMISSION in text:
-                raise InputError(
-                    f"nvprof was not allowed to read the GPU's counters ({PERMISSION} in {log}): start the container "
-                    "with start_container.sh --profiling, or have the administrator set "
-                    "NVreg_RestrictProfilingToAdminUsers=0 (docs/how-to/container.md)"
-                )
+            if DENIED in text:
+                raise InputError(f"nvprof was not allowed to read the GPU's counters ({DENIED} in {log}): {ALLOW}")
         found = {file: _activities(file) for file in sorted(scope.directory.glob("nvprof-*.nvvp"))}
         good = [file for file, activities in found.items() if isinstance(activities, int) and activities > 0]
         if len(good) < scope.trial.ranks:
             raise InputError(_too_few(scope, len(good), found, texts))
         return [*good, *(log for log, text in texts.items() if log.suffix == ".csv" and "Metric result" in text)]
 
-    @property
-    def _kind(self) -> str:
-        return self.options.get("nvtx", "bertbench")
-
 
 def first_gpu_capability() -> tuple[int, int] | str:
     """Return the compute capability of the first GPU that CUDA_VISIBLE_DEVICES shows, or why it is not known."""
     try:
-        devices = find_devices("cuda")
-        import pynvml
-
-        pynvml.nvmlInit()
-        uuid = devices.gpus[0].uuid
-        if not uuid:
-            return "NVML names no UUID for the first visible GPU"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        if devices.gpus[0].is_mig:
-            handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        return int(major), int(minor)
+        uuid = find_devices("cuda").gpus[0].uuid
+        return compute_capability(uuid) if uuid else "NVML names no UUID for the first visible GPU"
     except BertbenchError as error:
         return str(error)
     except Exception as error:  # NVML raises a class per code, and ImportError where it is absent
         return f"NVML does not say the compute capability ({error})"
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
 
 
 def _check_metrics(metrics: str, trial: Trial) -> None:

@@ -3,6 +3,13 @@
 import re
 from pathlib import Path
 
+DENIED = "ERR_NVGPUCTRPERM"
+"""What NVIDIA's tools say where it may not."""
+ALLOW = (
+    "start the container with start_container.sh --profiling, have the administrator set "
+    "NVreg_RestrictProfilingToAdminUsers=0, or run as root (docs/how-to/container.md)"
+)
+"""How it may."""
 DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 STATUS = Path("/proc/self/status")

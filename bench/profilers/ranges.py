@@ -7,10 +7,11 @@ recorded iterations; cudaProfilerStart and cudaProfilerStop mark the same span.
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
+from bench.profilers.base import Profiler, Scope
 from bert.observer import Observer, StepResult
 from common.errors import MissingToolError, UsageError
 
@@ -39,6 +40,21 @@ def check_ranges(kind: str, device: str) -> None:
             "--nvtx dlprof needs nvidia_dlprof_pytorch_nvtx: pip install --index-url https://pypi.ngc.nvidia.com "
             "nvidia-dlprof-pytorch-nvtx, or build the image with WITH_DLPROF=1; --nvtx emit is close to it"
         )
+
+
+class RangeProfiler(Profiler):
+    """A tool that records between the calls and inside the capture range that its ranks make."""
+
+    OPTIONS: ClassVar[Mapping[str, str]] = {"nvtx": f"which NVTX ranges: {', '.join(KINDS)}"}
+
+    @property
+    def ranges(self) -> str:
+        """Which of KINDS are made."""
+        return self.options.get("nvtx", "bertbench")
+
+    def observer(self, scope: Scope, rank: int) -> Observer:
+        """Return what makes the ranges and calls cudaProfilerStart and cudaProfilerStop."""
+        return RangeObserver(rank, scope.start, scope.stop, self.ranges)
 
 
 class RangeObserver(Observer):

@@ -33,6 +33,11 @@ def tool_version(path: Path) -> Version:
     return tuple(int(part) for part in match[1].split("."))
 
 
+def dotted(version: Version) -> str:
+    """Return a version, or a compute capability, as 2022.4.2."""
+    return ".".join(map(str, version))
+
+
 def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = False) -> str:
     """Run a tool and return its standard output.
 
