@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.options import parse
+from bench.cli.options import parse, split_command
 from bench.devices import Devices, find_devices
 from bench.gpu_load import least_busy
 from bench.launching.layout import Layout, in_words, ranks_of_node, read_layout
@@ -72,7 +72,7 @@ OPTIONS = {"launch": LaunchOptions}
 
 def main(argv: list[str]) -> int:
     """Run the command; 0 when all processes of all nodes ended well, 2 when nothing was started, 3 when one failed."""
-    own, command = _split(argv)
+    own, command = split_command(argv)
     options = parse(LaunchOptions, own, "bertbench launch")
     if not command:
         raise UsageError(
@@ -108,14 +108,6 @@ def main(argv: list[str]) -> int:
     _announce(job, told)
     stop = StopRequest()
     return _ended(launch_node(job, devices, stop, told), stop, told)
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Return the options and the command, which are on the two sides of the first --."""
-    if "--" not in argv:
-        return argv, []
-    place = argv.index("--")
-    return argv[:place], argv[place + 1 :]
 
 
 def program_of(command: list[str], module: bool, no_python: bool) -> tuple[str, ...]:

@@ -127,6 +127,13 @@ def in_plural(argv: Sequence[str], lists: Mapping[str, str]) -> list[str]:
     return [f"{lists.get(name, name)}{equals}{value}" for name, equals, value in parts]
 
 
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return what stands before and after the first --: options, and the command they are about."""
+    words = list(argv)
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
+
+
 def request_of(options: Any) -> dict[str, Any]:
     """Return the options as plain JSON values."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(options), default=_plain))

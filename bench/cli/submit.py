@@ -3,11 +3,10 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.cli.options import parse
+from bench.cli.options import parse, split_command
 from bench.cli.progress import note
 from bench.schedulers import SCHEDULERS, load_scheduler
 from bench.schedulers.base import JobOptions, Rendered, Scheduler
@@ -34,7 +33,7 @@ def main(argv: list[str]) -> int:
             f"bertbench submit needs a scheduler first: bertbench submit {' | '.join(SCHEDULERS)} [options]"
         )
     scheduler = load_scheduler(argv[0])
-    words, command = _split(argv[1:])
+    words, command = split_command(argv[1:])
     options = parse(scheduler.options, words, f"bertbench submit {argv[0]}")
     rendered = scheduler.render(options, command)
     for text in (*rendered.notes, *_secrets(options)):
@@ -51,15 +50,6 @@ def main(argv: list[str]) -> int:
     handing_over = " ".join(map(quote, scheduler.submission(options, options.out)))
     print(f"wrote {options.out}; to submit: {handing_over}", file=sys.stderr)
     return 0
-
-
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return what stands before and after the first --."""
-    words = list(argv)
-    if "--" not in words:
-        return words, []
-    position = words.index("--")
-    return words[:position], words[position + 1 :]
 
 
 def _secrets(options: JobOptions) -> list[str]:
