@@ -2,14 +2,13 @@
 
 import json
 import sys
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
 
-from analysis.report.terminal import printable
+from analysis.report.terminal import wrapped
 from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
 from bench.cli.progress import show_stages
@@ -58,7 +57,7 @@ def _show(found: "Comparison", width: int) -> None:
     notes = [f"note: {note}" for note in found.notes]
     for texts in (lines, notes):
         for text in texts[:_MOST_LINES]:
-            print(textwrap.fill(printable(text), width, subsequent_indent="  ", break_on_hyphens=False))
+            print("\n".join(wrapped(text, width)))
         if len(texts) > _MOST_LINES:
             print(f"and {len(texts) - _MOST_LINES:,} more such lines: --json has all", file=sys.stderr)
     verdict = "the folders hold the same" if found.passed else f"{len(found.differences):,} difference(s)"

@@ -1,13 +1,12 @@
 """`bertbench eval gap`: the official scores of a file of predictions, log loss, a confusion matrix, slices."""
 
 import json
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.report.terminal import printable
+from analysis.report.terminal import printable, wrapped
 from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
 from bench.cli.scores_file import SCORES_FILE, check_scores_folder
@@ -79,26 +78,19 @@ def run(argv: list[str]) -> int:
 
 def _write(out: Path, document: dict[str, Any], scores: "Scores", parts: Sequence["Slice"]) -> list[Path]:
     from analysis.report.gap_figures import Bar, Confusion, draw_gap_scores
-    from bert.gap.scores import OVERALL
+    from bert.gap.scores import ANSWERS, OVERALL
     from common.atomic import write_json
 
     write_json(out / SCORES_FILE, document)
     lines, columns = _used(scores)
-    names = _names(scores)
     confusion = Confusion(
-        scores.confusion[lines][:, columns], [names[line] for line in lines], [names[column] for column in columns]
+        scores.confusion[lines][:, columns], [ANSWERS[line] for line in lines], [ANSWERS[column] for column in columns]
     )
     bars = [Bar(part.by, _slice_name(part), part.rows, part.accuracy) for part in parts]
     names_of_files = [Path(document[name]).name for name in ("dataset", "predictions")]
     facts = f"{scores.rows:,} rows, F1 {scores.tallies[OVERALL].f1:.1f} %"
     picture = draw_gap_scores(out / PICTURE_FILE, confusion, bars, scores.accuracy, names_of_files, facts)
     return [out / SCORES_FILE, picture]
-
-
-def _names(scores: "Scores") -> Sequence[str]:
-    from bert.gap.scores import ANSWERS
-
-    return ANSWERS
 
 
 def _used(scores: "Scores") -> tuple[list[int], list[int]]:
@@ -129,15 +121,17 @@ def _lines(scores: "Scores", parts: Sequence["Slice"], width: int) -> list[str]:
     else:
         lines.append(f"log loss   {scores.log_loss:.4f} nats, {scores.probable:,} row{'s' * (scores.probable != 1)}")
     lines += ["", *_confusion_lines(scores), "", *_slice_lines(parts)]
-    return [*lines, "", *(line for note in _notes(scores) for line in _wrap(note, width))]
+    return [*lines, "", *(line for note in _notes(scores) for line in wrapped(note, width))]
 
 
 def _confusion_lines(scores: "Scores") -> list[str]:
+    from bert.gap.scores import ANSWERS
+
     lines, columns = _used(scores)
-    names = _names(scores)
-    found = [f"{'right / answered':<18}" + "".join(f"{names[column]:>9}" for column in columns)]
+    found = [f"{'right / answered':<18}" + "".join(f"{ANSWERS[column]:>9}" for column in columns)]
     return found + [
-        f"{names[line]:<18}" + "".join(f"{scores.confusion[line, column]:>9,}" for column in columns) for line in lines
+        f"{ANSWERS[line]:<18}" + "".join(f"{scores.confusion[line, column]:>9,}" for column in columns)
+        for line in lines
     ]
 
 
@@ -164,7 +158,3 @@ def _notes(scores: "Scores") -> list[str]:
 def _ids(names: Sequence[str]) -> str:
     shown = ", ".join(name[:60] for name in names[:_MOST_IDS])
     return f"{shown}, ... (--json lists all)" if len(names) > _MOST_IDS else shown
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(printable(text), width, subsequent_indent="  ", break_on_hyphens=False)

@@ -2,13 +2,12 @@
 
 import json
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.report.terminal import printable
+from analysis.report.terminal import printable, wrapped
 from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
 from bench.cli.scores_file import SCORES_FILE, check_scores_folder
@@ -128,7 +127,7 @@ def _lines(found: "Scores", width: int) -> list[str]:
             if found.analysis.curves:
                 lines += [f"{'avg. precision':<16}{values['pr_exact_ap']:>10.3f} %{values['pr_f1_ap']:>10.3f} %"]
                 lines += [f"{'  if all right':<28}{values['pr_oracle_ap']:>10.3f} %"]
-    return [*lines, "", *(line for note in _notes(found) for line in _wrap(note, width))]
+    return [*lines, "", *(line for note in _notes(found) for line in wrapped(note, width))]
 
 
 def _notes(found: "Scores") -> list[str]:
@@ -167,7 +166,3 @@ def _answer_nothing(found: "Scores") -> str:
 def _ids(names: Sequence[str]) -> str:
     shown = ", ".join(name[:60] for name in names[:_MOST_IDS])
     return f"{shown}, ... (--json lists all)" if len(names) > _MOST_IDS else shown
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(printable(text), width, subsequent_indent="  ", break_on_hyphens=False)
