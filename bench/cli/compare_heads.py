@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bench.cli.compare_strategies import train_all
+from bench.cli.compare_strategies import OUT_HELP, tell_stopped, train_all
 from bench.cli.options import parse, parse_known, request_of, run_folder
 from bench.cli.train_options import TrainOptions
 from bench.comparison import PlannedVariant, Variant, check_comparable
@@ -29,7 +28,6 @@ from common.registry import lookup
 if TYPE_CHECKING:
     from analysis.metrics.head_comparison import HeadResult
 
-_OUT_HELP = "Folder of the comparison; a call with the same folder continues it."
 TABLE_FILE, DOCUMENT_FILE, PICTURE_FILE = "heads.csv", "heads.json", "heads.png"
 
 
@@ -45,7 +43,7 @@ class CompareHeadsOptions:
     """What is trained: gap."""
     heads: tuple[str, ...] = HEAD_NAMES
     """concat mul segment span."""
-    out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/heads")
+    out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/heads")
     json: bool = False
     """Print the comparison as JSON, progress on stderr."""
 
@@ -73,9 +71,7 @@ def main(argv: list[str]) -> int:
         check_comparable(list(planned.values()), devices)
         with locks.locked(out, "another call", "wait for it, or choose another --out"):
             if not train_all(list(planned.values()), devices, stop):
-                why = stop.why() or "a signal to the ranks"
-                print(f"stopped by {why}; the same command continues", file=sys.stderr)
-                return 130 if stop.signal == signal.SIGINT else 0
+                return tell_stopped(stop)
     from analysis.metrics.head_comparison import compare_heads
 
     samples = next(iter(planned.values())).samples_per_epoch

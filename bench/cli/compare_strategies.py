@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # Of the caption: more lines would leave no room for the picture.
 _MOST_SHARES = 2
-_OUT_HELP = "Folder of the comparison; a call with the same folder continues it."
+OUT_HELP = "Folder of the comparison; a call with the same folder continues it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class CompareStrategiesOptions:
     """Whose model and loop train: bertbench hf-trainer."""
     levers: tuple[str, ...] = (AUTO,)
     """How our own model computes, one variant each, as `bertbench train` takes it: auto, none, names joined by +."""
-    out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/strategies")
+    out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/strategies")
     profile_steps: int = 3
     """Steps of each variant with several devices under the PyTorch profiler, after all training; 0: no profile."""
     json: bool = False
@@ -116,10 +116,7 @@ def main(argv: list[str]) -> int:
         check_comparable(planned, devices)
         with locks.locked(out, "another call", "wait for it, or choose another --out"):
             if not train_all(planned, devices, stop):
-                print(
-                    f"stopped by {stop.why() or 'a signal to the ranks'}; the same command continues", file=sys.stderr
-                )
-                return 130 if stop.signal == signal.SIGINT else 0
+                return tell_stopped(stop)
     with locks.locked(out, "another call", "wait for it, or choose another --out"):
         document, comparison = _written(options, out, planned, devices, {})
         if options.profile_steps:
@@ -178,6 +175,12 @@ def train_all(planned: Sequence[PlannedVariant], devices: Devices, stop: StopReq
         if not state.get("finished") and state.get("status") == "ok":
             return False
     return True
+
+
+def tell_stopped(stop: StopRequest) -> int:
+    """Say why not all was trained; return the exit code."""
+    print(f"stopped by {stop.why() or 'a signal to the ranks'}; the same command continues", file=sys.stderr)
+    return 130 if stop.signal == signal.SIGINT else 0
 
 
 def _profile(
