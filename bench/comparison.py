@@ -12,7 +12,7 @@ from analysis.records import RunDirectory, Trial
 from analysis.train_records import TrainRun, is_train_run
 from bench.attempt import train_once
 from bench.devices import Devices
-from bench.implementations import OURS
+from bench.implementations import OURS, TRAINER_STRATEGIES
 from bench.launch import LaunchOptions, Watcher
 from bench.plan import AUTO, resolve_strategy
 from bench.profiling import profile_trials
@@ -35,8 +35,6 @@ _FREE_SETTINGS = ("log_every", "save_every", "keep", "data")
 _MOST_NAMED = 4
 # How Hugging Face's loss of a task differs from ours.
 _OTHER_LOSSES = {"squad": "Hugging Face lets padding compete for the answer, ours does not"}
-# By what others than ours are trained.
-_OTHERS_STRATEGIES = ("single", "ddp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,8 @@ class Variant:
         """Why it cannot run anywhere; "" where it can."""
         if self.strategy == "single" and self.devices > 1:
             return "strategy single runs on one device"
-        if self.implementation != OURS and self.strategy not in _OTHERS_STRATEGIES:
-            return f"implementation {self.implementation} trains by strategies {' and '.join(_OTHERS_STRATEGIES)}"
+        if self.implementation != OURS and self.strategy not in TRAINER_STRATEGIES:
+            return f"implementation {self.implementation} trains by strategies {' and '.join(TRAINER_STRATEGIES)}"
         if self.implementation != OURS and self.levers != AUTO:
             return f"implementation {self.implementation} has no levers"
         return ""

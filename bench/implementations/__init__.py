@@ -10,6 +10,9 @@ IMPLEMENTATIONS = {
     "torch-encoder": "bench.implementations.torch_encoder:TorchEncoderImplementation",
 }
 
+TRAINER_STRATEGIES = ("single", "ddp")
+"""The strategies that the wrapping of Hugging Face's Trainer comes to, here."""
+
 # Those that make training runs, to their last update, with evaluations; each as bert.training.run.run_training.
 TRAININGS = {
     OURS: "bert.training.run:run_training",

@@ -3,6 +3,7 @@
 from functools import partial
 
 from analysis.records import Trial
+from bench.implementations import TRAINER_STRATEGIES
 from bench.implementations.base import Built
 from bench.implementations.hugging_face import HuggingFaceImplementation
 from bench.implementations.trainer_loop import check_packages, train_with_trainer
@@ -12,9 +13,6 @@ from bert.strategies.options import read_options
 from bert.tasks.base import Task
 from common.errors import UsageError
 
-STRATEGIES = ("single", "ddp")
-"""The strategies that Trainer's own wrapping comes to, here."""
-
 
 class TrainerImplementation(HuggingFaceImplementation):
     """`transformers.Trainer` around `transformers`' models, our batches and optimizer."""
@@ -22,9 +20,9 @@ class TrainerImplementation(HuggingFaceImplementation):
     def check(self, trial: Trial) -> None:
         """Raises MissingToolError without transformers or accelerate, UsageError for what it cannot run."""
         check_packages(trial.implementation)
-        if trial.strategy not in STRATEGIES:
+        if trial.strategy not in TRAINER_STRATEGIES:
             raise UsageError(
-                f"implementation {trial.implementation!r} runs strategies {' and '.join(STRATEGIES)}, not "
+                f"implementation {trial.implementation!r} runs strategies {' and '.join(TRAINER_STRATEGIES)}, not "
                 f"{trial.strategy!r}"
             )
         super().check(trial)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from bench.feed import feed
-from bench.implementations.hf_trainer import STRATEGIES, TrainerImplementation
+from bench.implementations import TRAINER_STRATEGIES
+from bench.implementations.hf_trainer import TrainerImplementation
 from bench.implementations.hugging_face import MODELS, model_loss, task_model
 from bench.implementations.trainer_loop import check_packages, train_with_trainer
 from bert.batch import Batch
@@ -58,9 +59,10 @@ def run_training(
         DivergenceError: the loss is not a number.
     """
     check_packages(_NAME)
-    if settings.strategy not in STRATEGIES:
+    if settings.strategy not in TRAINER_STRATEGIES:
         raise UsageError(
-            f"implementation {_NAME!r} trains by strategies {' and '.join(STRATEGIES)}, not {settings.strategy!r}"
+            f"implementation {_NAME!r} trains by strategies {' and '.join(TRAINER_STRATEGIES)}, not "
+            f"{settings.strategy!r}"
         )
     if settings.task not in MODELS:
         raise UsageError(f"implementation {_NAME!r} trains {', '.join(MODELS)}, not {settings.task!r}")
