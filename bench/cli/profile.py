@@ -14,6 +14,7 @@ from bench.cli.findings_output import terminal_width
 from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
 from bench.cli.progress import describe, note, show_progress
 from bench.devices import find_devices
+from bench.implementations import OURS
 from bench.launch import LaunchOptions
 from bench.plan import Sweep, expand
 from bench.profilers import PROFILERS, load_profiler
@@ -79,7 +80,7 @@ def main(argv: list[str]) -> int:
     profiler = load_profiler(options.profiler, profiler_words(options))
     for trial in trials:
         profiler.check(trial)
-    if any(trial.implementation != "bertbench" for trial in trials):
+    if any(trial.implementation != OURS for trial in trials):
         note("only bertbench makes ranges inside the model: of others steps and phases are marked, layers are not")
     run = RunDirectory(run_folder(options.out))
     request = {"command": "profile", **request_of(options)}
@@ -120,7 +121,8 @@ def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
     if options.nvtx != "bertbench":
         if "nvtx" not in load_profiler(options.profiler).OPTIONS:
             raise UsageError(
-                f"--nvtx {options.nvtx}: --profiler {options.profiler} makes no NVTX ranges; use nsys, ncu or nvtx"
+                f"--nvtx {options.nvtx}: --profiler {options.profiler} makes no NVTX ranges; use nsys, ncu, nvprof or "
+                "nvtx"
             )
         words.append(f"nvtx={options.nvtx}")
     return tuple(sorted(words))

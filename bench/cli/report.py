@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tyro
 
@@ -72,13 +71,10 @@ def _of_run(options: ReportOptions) -> int:
         print(f"{projection_text(projected)}\n{path}")
         return 0
     rows = [dict(trial.row) for trial in trials]
-    shown = {"report": str(path), "rows": rows, "ratios": ratios_of(trials), **_projection(projected)}
+    shown = {"report": str(path), "rows": rows, "ratios": ratios_of(trials)}
+    shown |= {"projection": projected} if projected else {}
     print(json.dumps(shown, indent=2, allow_nan=False))
     return 0
-
-
-def _projection(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"projection": rows} if rows else {}
 
 
 def _of_profile(options: ReportOptions) -> int:

@@ -17,7 +17,7 @@ from bench.devices import Devices, find_devices, free_memory_share
 from bench.inside import end_process, run_trial_inside
 from bench.launch import LaunchOptions
 from bench.plan import Sweep, expand
-from bench.sweep import locked, run_trials
+from bench.sweep import locked, result_rows, run_trials
 from bench.world import World, joined_world
 from common.errors import UsageError
 
@@ -148,7 +148,6 @@ def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
     from analysis.load import load_run
     from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
     from analysis.metrics.regression import ratios_of
-    from bench.sweep import result_rows
 
     wanted = set(trial_ids)
     trials = load_run(run)

@@ -170,8 +170,7 @@ def _options(argv: list[str]) -> tuple[TuneOptions, TrainOptions, list[str]]:
         raise UsageError(f"{program} needs a task: {program} {' | '.join(TASKS)} [options]")
     if not argv[0].startswith("-"):
         lookup(TASKS, argv[0], "task")
-    options, rest = parse_known(TuneOptions, _one_search_each(argv), program)
-    words = rest
+    options, words = parse_known(TuneOptions, _one_search_each(argv), program)
     base = parse(TrainOptions, [options.task, *words], "bertbench train")
     if base.best_by is not None:
         raise UsageError(
