@@ -14,7 +14,7 @@ class DoctorOptions:
     """Say what this machine is, which tools can run here, and the remedy for each lack."""
 
     json: bool = False
-    """Print JSON."""
+    """Print the checks as JSON."""
     has: str | None = None
     """Only answer by exit code (0 yes, 1 no) whether this is here: cuda, two-devices, bf16 or hf."""
 

@@ -34,7 +34,7 @@ def page() -> str:
     for module in COMMANDS.values():
         options: dict[str, type] = importlib.import_module(module).OPTIONS
         for words, dataclass in options.items():
-            parts.append(f"## bertbench {words}\n\n{_first_line(dataclass)}\n\n{_table(dataclass)}")
+            parts.append(f"## bertbench {words}\n\n{_summary(dataclass)}\n\n{_table(dataclass)}")
     parts.append(f"## Scripts\n\n{_scripts()}")
     parts.append(f"## make\n\n{_make_targets()}")
     return "\n".join(parts)
@@ -64,8 +64,9 @@ def _table(options: type) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _first_line(options: type) -> str:
-    return (options.__doc__ or "").strip().splitlines()[0]
+def _summary(options: type) -> str:
+    """The first paragraph of what the help of a command says, in one line."""
+    return " ".join((options.__doc__ or "").strip().partition("\n\n")[0].split())
 
 
 def _fields(options: type) -> Iterator[tuple[str, str, str]]:

@@ -57,13 +57,13 @@ class SpeedOfLightOptions:
     rounds: int = 12
     """Times every part is timed, in turns; medians count."""
     max_seconds: float = 90.0
-    """No further round after so long; three are made in any case."""
+    """Longest measuring in s; three rounds are made in any case."""
     threads: int | None = None
     """CPU threads per rank; default an equal share."""
     device: str = "auto"
     """cpu cuda auto."""
     timeout_seconds: float = 900.0
-    """Ended as timeout after so long."""
+    """A measurement that takes longer is ended as timeout."""
     retry_failed: bool = False
     """Measure again what failed."""
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/speed-of-light")

@@ -35,7 +35,7 @@ class ThroughputOptions:
     timeout_seconds: float = 900.0
     """A trial that takes longer is ended as timeout."""
     price_per_hour: float | None = None
-    """Price of the machine, for the cost columns."""
+    """Price of the machine for one hour, for the cost columns."""
     retry_failed: bool = False
     """Run failed trials again."""
     max_batch_search: bool = False

@@ -107,7 +107,7 @@ class TrainOptions:
     padding: str | None = None
     """Of fine-tuning: longest, to the longest of a micro-batch, or fixed, to --seq-len; default longest."""
     max_seconds: float | None = None
-    """Save and end after this time, as a signal would; for the limits of queues."""
+    """Save and end after this time in s, as a signal would; for the limits of queues."""
     threads: int | None = None
     """CPU threads per process; default an equal share."""
     log_to: tuple[str, ...] = ()

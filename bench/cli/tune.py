@@ -60,7 +60,7 @@ class TuneOptions:
     trials: int | None = None
     """Trials of the whole study; default 20, with --max-seconds no limit."""
     max_seconds: float | None = None
-    """Stop after this time; the trial that runs is saved, and the next call goes on with it."""
+    """Stop after this time in s; the trial that runs is saved, and the next call goes on with it."""
     sampler: str = "tpe"
     """tpe, which learns from earlier trials, or random."""
     sampler_seed: int = 0

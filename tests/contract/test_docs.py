@@ -70,6 +70,11 @@ def test_every_command_is_documented() -> None:
     assert missing_words([f"bertbench {name}" for name in COMMANDS], reference()) == []
 
 
+def test_what_a_command_does_is_told_in_whole_sentences() -> None:
+    told = re.findall(r"^## bertbench .*\n\n(.*)\n\n\| option", reference(), re.MULTILINE)
+    assert len(told) > 30 and [text for text in told if not text.endswith(".")] == []
+
+
 def test_every_make_target_is_documented() -> None:
     targets = make_targets()
     assert {"setup", "bench", "test", "check"} <= set(targets)
