@@ -15,7 +15,7 @@ set -euo pipefail
 script=$(realpath "$0")
 
 if [[ $# -gt 1 || ${1:-} == -* ]]; then
-    sed -n '2,14s/^# \{0,1\}//p' "$script"
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$script"
     [[ ${1:-} == -h || ${1:-} == --help ]] && exit 0 || exit 2
 fi
 # Each command runs beside this shell, which passes SIGTERM and Ctrl-C on and waits: nothing is left running.

@@ -22,13 +22,13 @@
 #   WARMUP, WARMUP_PHASE2                 fraction of the updates                                      (.2843, .128)
 #   SAVE_EVERY            updates between checkpoints                                                  (200)
 #   EVAL_EVERY            updates between evaluations on the test shards; 0: never                     (0)
-#   MAX_SECONDS           save and end after this time, for the limits of queues                       (none)
+#   MAX_SECONDS           save and end after this time in s, for the limits of queues                  (none)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 PATH=$root/.venv/bin:$PATH
 
 if [[ $# -gt 0 ]]; then
-    sed -n '2,28s/^# \{0,1\}//p' "$0"
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     [[ $1 == -h || $1 == --help ]] && exit 0 || exit 2
 fi
 if [[ -z ${DATA:-} ]]; then

@@ -21,7 +21,7 @@
 #   PADDING               longest: to the longest window of a micro-batch; fixed: to the most          (longest)
 #   SAVE_EVERY            updates between checkpoints                                                  (200)
 #   EVAL_EVERY            updates between evaluations                                                  (an epoch)
-#   MAX_SECONDS           save and end after this time, for the limits of queues                       (none)
+#   MAX_SECONDS           save and end after this time in s, for the limits of queues                  (none)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 PATH=$root/.venv/bin:$PATH

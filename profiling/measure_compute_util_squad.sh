@@ -5,7 +5,7 @@
 #
 # The iterations [start, stop) are recorded, 10 and 13 if not given; the profiler is torch if not given, which needs no
 # tool. `bertbench doctor` says which profilers can run here. At the end the table is printed, one row per batch size
-# and rank: compute_utilization.csv in OUT, or core_utilization.csv for ncu (nvprof's files are kept, not analysed yet).
+# and rank: compute_utilization.csv in OUT, or core_utilization.csv for ncu.
 # Environment:
 #   BATCH_SIZES      micro batches                              ("8 16 32 64")
 #   DEVICES          device counts                              (1)
