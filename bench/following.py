@@ -9,10 +9,9 @@ from pathlib import Path
 from analysis.records import TrialDirectory
 from bench import worker
 from bench.devices import Devices
-from bench.launch import LONGEST_WAIT_SECONDS
+from bench.launch import rank_variables
 from bench.processes import STOP_VARIABLE
 from bench.world import Notice, World
-from bert.strategies import JOIN_TIMEOUT_VARIABLE
 from common.atomic import storage_errors
 from common.errors import StorageError
 
@@ -41,14 +40,7 @@ def follow(world: World, devices: Devices) -> int:
         list(directory.path.parent.glob("*"))  # a network file system then looks anew
         time.sleep(0.1)
     threads = told["threads"] or world.threads(devices.cpu_cores)
-    os.environ |= {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        JOIN_TIMEOUT_VARIABLE: str(LONGEST_WAIT_SECONDS + 60),
-        STOP_VARIABLE: "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-    }
+    os.environ |= {**rank_variables(threads, None), STOP_VARIABLE: "1"}
     _write_to(directory.path / f"log-{world.rank}.txt")
     return worker.main([str(directory.path)])
 

@@ -28,6 +28,7 @@ from bench.processes import (
     MARK_VARIABLE,
     PARENT_VARIABLE,
     STOP_VARIABLE,
+    death_in_words,
     descendants,
     end_marked,
     end_tree,
@@ -51,7 +52,7 @@ _SAMPLE_SECONDS = {"cpu": 1.0, "cuda": 0.05}
 # Training lasts for days: its readings must not outgrow its checkpoints.
 _SAMPLE_SECONDS_OF_TRAINING = 2.0
 # Without a limit on a trial, how long a rank waits for the others, such as for one that writes a checkpoint.
-LONGEST_WAIT_SECONDS = 3600
+_LONGEST_WAIT_SECONDS = 3600
 # A profiler's own processes may end a little after its command.
 _TOOL_GRACE_SECONDS = 5.0
 # A launch that has failed kills what has not ended after bench.launching.GRACE_SECONDS: results are written before.
@@ -205,14 +206,9 @@ def _start(
     variables = {
         **os.environ,
         **(devices.environment(trial.world_size) if world is None else {}),
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
+        **rank_variables(threads, options.timeout_seconds),
         "PYTHONUNBUFFERED": "1",
-        # The launcher's limit decides what a hang is, not the process group's own, which would look like a crash.
-        JOIN_TIMEOUT_VARIABLE: str(int(options.timeout_seconds or LONGEST_WAIT_SECONDS) + 60),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
         **allocator_environment(trial.allocator),
         **options.variables,
     }
@@ -245,6 +241,18 @@ def _start(
         cwd=_REPOSITORY,
         start_new_session=True,  # Ctrl-C in the terminal reaches the harness alone, which ends the child itself
     )
+
+
+def rank_variables(threads: int, timeout_seconds: float | None) -> dict[str, str]:
+    """Return the environment variables of every rank, whoever starts it."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # The launcher's limit decides what a hang is, not the process group's own, which would look like a crash.
+        JOIN_TIMEOUT_VARIABLE: str(int(timeout_seconds or _LONGEST_WAIT_SECONDS) + 60),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def _agent(trial: Trial, directory: TrialDirectory, rank: list[str]) -> list[str]:
@@ -341,7 +349,7 @@ def _outcome(
                     "oom",
                     f"rank {failure['rank']} was killed by the kernel: no memory left in the machine or cgroup",
                 )
-            return "crashed", f"rank {failure['rank']} died by {_signal_name(number)}{_log_tail(directory)}"
+            return "crashed", f"rank {failure['rank']} {death_in_words(number)}{_log_tail(directory)}"
     if explained and joined and all(lost_peer(str(failure["reason"])) for failure in explained):
         return "crashed", "another rank ended, which the launcher names; the connections to it broke"
     if explained:
@@ -350,7 +358,7 @@ def _outcome(
         return "ok", ""
     if failed:
         return "crashed", "rank {rank} ended with exit code {exit_code}".format(**failed[0]) + _log_tail(directory)
-    how = f"died by {_signal_name(-exit_code)}" if exit_code and exit_code < 0 else f"ended with exit code {exit_code}"
+    how = death_in_words(-exit_code) if exit_code and exit_code < 0 else f"ended with exit code {exit_code}"
     return "crashed", f"the launcher {how}{_log_tail(directory)}"
 
 
@@ -382,13 +390,6 @@ def _ranks_ended_well(directory: TrialDirectory) -> bool:
         return not read_record(directory.path / _AGENT_JSON)["failures"]
     except SchemaError:
         return False
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _log_tail(directory: TrialDirectory) -> str:

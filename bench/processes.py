@@ -98,6 +98,14 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def death_in_words(number: int) -> str:
+    """Return 'died by SIGKILL' for the number of a signal."""
+    try:
+        return f"died by {signal.Signals(number).name}"
+    except ValueError:
+        return f"died by signal {number}"
+
+
 def end_tree(pid: int) -> None:
     """Kill `pid` and all its descendants, and wait until none is left, but no longer than _DEATH_SECONDS."""
     deadline = time.monotonic() + _DEATH_SECONDS

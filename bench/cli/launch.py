@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.cli.options import parse, split_command
 from bench.devices import Devices, find_devices
 from bench.gpu_load import least_busy
-from bench.launching.layout import Layout, in_words, ranks_of_node, read_layout
+from bench.launching.layout import Layout, in_words, ranks_in_words, read_layout
 from bench.launching.node import Job, launch_node
 from bench.launching.verdict import Verdict
 from bench.stop import StopRequest
@@ -157,8 +157,7 @@ def _address(options: LaunchOptions, layout: Layout) -> str:
 
 def _announce(job: Job, told: Callable[[str], None]) -> None:
     layout = job.layout
-    ranks = ranks_of_node(layout.counts, layout.node_rank)
-    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    which = ranks_in_words(layout.counts, layout.node_rank)
     told(f"{in_words(layout.counts)}; this is node {layout.node_rank} with {which}: {shlex.join(job.command)}")
     if len(layout.counts) > 1:
         what = "waiting for the other nodes" if layout.node_rank == 0 else "calling node 0"

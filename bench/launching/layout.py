@@ -40,6 +40,12 @@ def ranks_of_node(counts: tuple[int, ...], node_rank: int) -> range:
     return range(first, first + counts[node_rank])
 
 
+def ranks_in_words(counts: tuple[int, ...], node_rank: int) -> str:
+    """Return 'rank 0' or 'ranks 1 to 2', those that a node runs."""
+    ranks = ranks_of_node(counts, node_rank)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+
+
 def in_words(counts: tuple[int, ...]) -> str:
     """Return '1 + 2 = 3 processes on 2 nodes'."""
     if len(counts) == 1:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.launching.layout import in_words, ranks_of_node
+from bench.launching.layout import in_words, ranks_in_words
 
 PROTOCOL = 2
 
@@ -58,9 +58,7 @@ class Statement:
 
     def name_with_ranks(self) -> str:
         """Return 'node 1 (host b, ranks 1 to 2)'."""
-        ranks = ranks_of_node(self.counts, self.node_rank)
-        which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-        return f"node {self.node_rank} (host {self.host}, {which})"
+        return f"node {self.node_rank} (host {self.host}, {ranks_in_words(self.counts, self.node_rank)})"
 
 
 def objection(first: Statement, others: Iterable[Statement], late: Statement) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.launching.statement import Statement
+from bench.processes import death_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,4 @@ def _kind(exit_code: int) -> int:
 
 
 def _ending(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    try:
-        return f"died by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"died by signal {-exit_code}"
+    return f"ended with exit code {exit_code}" if exit_code >= 0 else death_in_words(-exit_code)
