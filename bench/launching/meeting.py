@@ -24,6 +24,7 @@ SILENCE_SECONDS = 20.0
 REPORT_SECONDS = 25.0
 _PARTING_SECONDS = 3.0
 _OTHER_RELEASE = "it has another release of bertbench, which speaks otherwise: install the same one on all nodes"
+_WORDLESS = "its launch ended without a word"
 _POLL_SECONDS = 0.05
 
 
@@ -164,11 +165,9 @@ class Hub:
             if node in self._reports or node in self._lost:
                 continue
             if line.closed:
-                self._lose(node, "its launch ended without a word")
+                self._lose(node, _WORDLESS)
             elif now - line.heard_at > SILENCE_SECONDS:
-                self._lose(
-                    node, f"not heard of for {SILENCE_SECONDS:g} s, the machine or the network between has failed"
-                )
+                self._lose(node, _silent())
         self._decide(now)
 
     def ask(self, why: str) -> None:
@@ -280,7 +279,7 @@ class Spoke:
         raise UsageError(
             f"{self._hub} did not answer this node ({self._own.name()}) within {seconds:g} s: {problem}. Is "
             "`bertbench launch --node-rank 0` running there with the same --master-port, is --master-addr its address, "
-            f"does a firewall let the port through? {in_vain(self._own)}"
+            f"does a firewall let the port through? {_alone(self._own)}"
         )
 
     def _call(self, seconds: float) -> str:
@@ -306,9 +305,7 @@ class Spoke:
                 self.verdict = Verdict(bool(message["verdict"]["ok"]), str(message["verdict"]["why"]))
         self._line.flush()
         if self.verdict is None and (self._line.closed or now - self._line.heard_at > SILENCE_SECONDS):
-            how = "its launch ended without a word"
-            if not self._line.closed:
-                how = f"not heard of for {SILENCE_SECONDS:g} s, the machine or the network between has failed"
+            how = _WORDLESS if self._line.closed else _silent()
             self.stop = Stop(False, f"{self._hub} is gone: {how}")
             if self._reported is not None:
                 self.verdict = Verdict(False, self.stop.why)
@@ -332,8 +329,12 @@ class Spoke:
             self._line.close()
 
 
-def in_vain(own: Statement) -> str:
-    """Say what this node had come with."""
+def _silent() -> str:
+    return f"not heard of for {SILENCE_SECONDS:g} s, the machine or the network between has failed"
+
+
+def _alone(own: Statement) -> str:
+    """Say how many processes are wanted, and that only this node's are there."""
     return f"{sum(own.counts)} processes are wanted, the {own.counts[own.node_rank]} of this node alone have come."
 
 
