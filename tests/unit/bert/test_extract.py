@@ -180,7 +180,7 @@ def test_a_run_killed_half_way_and_run_again_writes_the_same_bytes(tmp_path: Pat
             f"""
             import sys
             from pathlib import Path
-            sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
+            sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(Path(__file__).parent)!r}]
             from bert.data.corpus import extract
             import test_extract
             extract.PART_BYTES = 2**20
