@@ -1,6 +1,6 @@
 """What readers of traces return: one timeline per rank, as tables. Times are integer nanoseconds of one clock."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -89,3 +89,8 @@ class Timeline:
     def work(self) -> GpuWork:
         """`kernels` as arrays, made anew each time."""
         return GpuWork.of_frame(self.kernels)
+
+
+def lost_kernels(timelines: Sequence[Timeline]) -> str:
+    """Return why the first trace lacks kernels that it should hold, as its reader says it; "" where none does."""
+    return next((text for timeline in timelines for text in timeline.problems if "kernel" in text), "")

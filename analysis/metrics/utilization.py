@@ -25,7 +25,7 @@ from analysis.metrics.intervals import clipped, merged, total_ns
 from analysis.metrics.kernel_tables import is_communication
 from analysis.metrics.temporal import cpu_computation, event_window
 from analysis.records import SHAPE_COLUMNS
-from analysis.timeline import Timeline
+from analysis.timeline import Timeline, lost_kernels
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -192,10 +192,7 @@ def _capped_area(starts: Numbers, ends: Numbers, heights: Numbers, cap: int) -> 
 def _without_work(timeline: Timeline) -> str:
     if len(timeline.kernels):
         return "the trace has copies and no kernel: nothing that computes was recorded"
-    lost = [problem for problem in timeline.problems if "kernel" in problem]
-    if lost:
-        return lost[0]
-    return (
+    return lost_kernels([timeline]) or (
         "the trace has ranges, and neither kernels nor operators: nsys records no operators of a run on a CPU; "
         "--profiler torch does"
     )

@@ -98,7 +98,7 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
     information = information if isinstance(information, dict) else {}
     frames = Frames(tables, _base(about), _groups(information))
     devices = _Devices(about)
-    problems = _problems(path, stream, tables, about, len(frames.work()) > 0)
+    problems = _problems(path, stream, tables, about, frames)
     timeline = LazyTimeline.of(
         frames,
         rank=_rank(about, path),
@@ -128,15 +128,22 @@ def _nothing(path: Path, stream: EventStream) -> str:
 
 
 def _problems(
-    path: Path, stream: EventStream, tables: Tables, about: Mapping[str, Any], on_gpu: bool
+    path: Path, stream: EventStream, tables: Tables, about: Mapping[str, Any], frames: Frames
 ) -> tuple[str, ...]:
     said = [f"{path.name} is damaged: {clause}; what could be read of it is shown" for clause in stream.damage]
     if stream.lost:
         said.append(f"{path.name} is malformed in {stream.lost:,} places: the events there are left out")
     if tables.timeless:
         said.append(f"{tables.timeless:,} events of {path.name} have no usable time and are left out")
-    if on_gpu and not about.get("deviceProperties"):
-        said.append(f"{path.name} does not say which GPU it is of (no deviceProperties)")
+    if len(frames.work()):
+        if not about.get("deviceProperties"):
+            said.append(f"{path.name} does not say which GPU it is of (no deviceProperties)")
+    elif frames.launches() or (stream.damage and about.get("deviceProperties")):
+        remedy = "copy the whole file again" if stream.damage else "record with ProfilerActivity.CUDA, and read its log"
+        said.append(
+            f"{path.name} is of a program on a GPU, but holds no kernel: what is shown is the CPU's side alone; "
+            + remedy
+        )
     return tuple(said)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
+_LAUNCH = re.compile("LaunchKernel|GraphLaunch")
 _SPANS = ("steps", "operators", "ranges")
 
 _Columns = dict[str, Any]
@@ -48,6 +49,10 @@ class Frames:
         name = columns["name"] if len(names) == len(place) else place[columns["name"]]
         device, stream, start, end = (columns[column] for column in ("device", "stream", "start", "end"))
         return GpuWork(names, name, KINDS, columns["kind"], device, stream, start, end)
+
+    def launches(self) -> bool:
+        """Return whether the host launched work on a GPU, before the tables are made."""
+        return any(_LAUNCH.search(name) for name in self._names[CALL])
 
     def make(self, table: str) -> dict[str, "pd.DataFrame"]:
         """Return a table by its name in Timeline, and those that are made with it; forget what they are made of."""

@@ -8,7 +8,7 @@ from analysis.metrics.clock_alignment import ClockOffsets, clock_offsets
 from analysis.metrics.collective_matching import Matching, match_collectives, stragglers
 from analysis.metrics.communication import buckets, communication_by_kind, communication_by_rank, exposed_union_ms
 from analysis.metrics.what_if import SCENARIOS, Scenario, WhatIf, what_if
-from analysis.timeline import Timeline
+from analysis.timeline import Timeline, lost_kernels
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +51,7 @@ def findings(timelines: Sequence[Timeline], scenarios: Sequence[Scenario] = SCEN
 def no_communication(timelines: Sequence[Timeline]) -> str:
     """Return why traces show no communication."""
     sizes = {timeline.world_size for timeline in timelines if timeline.world_size}
-    lost = next((text for timeline in timelines for text in timeline.problems if "kernel" in text), "")
+    lost = lost_kernels(timelines)
     if lost:
         reason = lost
     elif sizes == {1}:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from analysis.findings import Finding
 from analysis.metrics import copies, idle, kernel_tables, launches, phases, temporal
 from analysis.metrics.utilization import NUMBER_FIELDS, compute_utilization
-from analysis.timeline import Timeline
+from analysis.timeline import Timeline, lost_kernels
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +72,10 @@ def _temporal(timelines: Sequence[Timeline]) -> Finding | None:
     table = table[[*first, *(name for name in table.columns if name not in first)]]
     if not any(row.on_gpu for row in rows):  # a CPU has no copies that are told from computation
         table = table.drop(columns=[name for name in table.columns if "memory" in name])
-    return Finding("temporal_breakdown", "Where the time goes", table, what + advice + "." + _outside(timelines, rows))
+    said = what + advice + "." + _outside(timelines, rows)
+    if not rows[0].on_gpu and (lost := lost_kernels(timelines)):
+        said = f"{lost}. {said}"
+    return Finding("temporal_breakdown", "Where the time goes", table, said)
 
 
 def _outside(timelines: Sequence[Timeline], rows: Sequence[temporal.Temporal]) -> str:

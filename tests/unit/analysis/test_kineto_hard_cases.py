@@ -18,6 +18,8 @@ from analysis.readers import kineto_stream, packed
 from analysis.readers.kineto import read, read_many, read_ranks, recognises
 from analysis.readers.kineto_nesting import _callers_by_stack, nesting
 from analysis.readers.registry import Head
+from analysis.report import timeline_findings
+from analysis.report.communication_findings import no_communication
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
 from common.errors import InputError
 
@@ -133,6 +135,31 @@ def test_a_cut_trace_is_read_up_to_the_cut(tmp_path: Path) -> None:
     packed_ = gzip.compress(content)
     found = read(text_of(tmp_path / "b.json.gz", packed_[:-200]))
     assert 0 < len(found.operators) <= 41 and any("damaged" in problem for problem in found.problems)
+
+
+def test_a_gpu_program_without_kernels_is_not_passed_off_as_a_cpu_run(tmp_path: Path) -> None:
+    whole = trace()
+    before_launch = whole[: whole.index(b'"record_param_comms"')]
+    before_kernels = whole[: whole.index(b'"ncclDevKernel')]
+    launches = json.dumps({"traceEvents": [event("aten::mm", 0, 9), event("cudaLaunchKernel", 1, 2, "cuda_runtime")]})
+    for content, remedy in (
+        (before_launch, "copy the whole file again"),
+        (before_kernels, "copy the whole file again"),
+        (launches, "ProfilerActivity.CUDA"),
+    ):
+        found = read(text_of(tmp_path / "a.json", content))
+        said = next(problem for problem in found.problems if "holds no kernel" in problem)
+        assert remedy in said
+        sentences = {one.name: one.sentence for one in timeline_findings.findings([found])}
+        assert said in sentences["temporal_breakdown"]
+        assert said in no_communication([found])
+
+
+def test_a_trace_of_a_cpu_run_on_a_machine_with_a_gpu_lacks_nothing(tmp_path: Path) -> None:
+    document = {"deviceProperties": [{"id": 0, "name": "H100"}], "traceEvents": [event("aten::mm", 0, 9)]}
+    found = read(text_of(tmp_path / "a.json", json.dumps(document)))
+    assert found.problems == ()
+    assert "holds no kernel" not in " ".join(one.sentence for one in timeline_findings.findings([found]))
 
 
 @pytest.mark.parametrize(
