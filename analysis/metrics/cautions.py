@@ -24,6 +24,8 @@ _NOISY_TAIL = 1.25
 _FOREIGN_CPU_PERCENT = 10.0
 _DATA_WAIT_SHARE = 0.05
 _PEAK_DRIFT = 0.15
+# Scaling efficiency that is believed: of ranks that share one CPU (False), of devices that each work alone (True).
+_MOST_EFFICIENT = {False: 1.5, True: 1.1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,29 @@ def of_run(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
     return [Caution("mixed", f"trials differ in {'; '.join(differing)}: they are held against each other here", remedy)]
 
 
+def of_scaling(rows: Sequence[Row]) -> list[Caution]:
+    """Return the caution of efficiencies that more devices cannot explain, far above what noise of the runs allows.
+
+    Args:
+        rows: what scaling.efficiency returned. Ranks that share the cores of one CPU may use them better than one
+            process does, so that more is believed there.
+    """
+    above = [row for row in rows if row["efficiency"] > _MOST_EFFICIENT[row["basis"] == "per device"]]
+    above = [row for row in above if row["efficiency_low"] is None or row["efficiency_low"] > 1]
+    if not above:
+        return []
+    row = max(above, key=lambda row: row["efficiency"])
+    return [
+        Caution(
+            "scaling_above_one",
+            f"{row['scaling']} scaling of {row['implementation']} to {row['world_size']} ranks at micro batch "
+            f"{row['micro_batch_size']} is {row['efficiency']:.0%}: the run on {row['base_world_size']} was likely "
+            "disturbed, or its threads are poorly used",
+            "measure both again on a quiet machine, with --rounds 3; quote no scaling from these",
+        )
+    ]
+
+
 def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
     warmup, measured = int(result["steps_warmup"]), int(result["steps_measured"])
     if trial.kind in ("profile", "probe"):  # steps to be looked at, or to see whether they fit: not to be timed
@@ -130,7 +155,7 @@ def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
         yield Caution(
             "too_few_steps",
             f"only {measured} steps were measured; at least {FEWEST_STEPS} are needed for an interval to be trusted",
-            "raise --max-seconds or --stop",
+            "raise --max-seconds (MAX_SECONDS= of `make bench`) or --stop",
         )
     width = result.get("median_half_width")
     if measured >= FEWEST_STEPS and width is not None and width > trial.relative_half_width:
@@ -138,7 +163,7 @@ def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
             "interval_wide",
             f"the median step time is known to ±{100 * width:.1f} %, "
             f"not to the ±{100 * trial.relative_half_width:.1f} % asked for",
-            "raise --max-seconds (or --stop), or quieten the machine",
+            "raise --max-seconds (MAX_SECONDS= of `make bench`) or --stop, or quieten the machine",
         )
 
 

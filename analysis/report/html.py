@@ -97,7 +97,7 @@ def _write(run: RunDirectory, everything: LoadedRun, folder: Path, project_to: S
             "facts": sections.facts(trials or everything),
             "failures": sections.failures(everything),
             "decides": sections.what_it_decides(trials, ratios),
-            "cautions": sections.grouped_cautions(everything, _run_cautions(trials, ratios)),
+            "cautions": sections.grouped_cautions(everything, _run_cautions(trials, ratios, scaling)),
             "largest_errors": largest_errors,
             "tables": {table.name: table for table in shown_tables},
             "pictures": pictures,
@@ -119,9 +119,12 @@ def _reference(trials: Sequence[LoadedTrial]) -> str:
     return "hf" if "hf" in names or not others else others[0]
 
 
-def _run_cautions(trials: LoadedRun, ratios: Sequence[Row]) -> list[cautions_of.Caution]:
+def _run_cautions(
+    trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[Row]
+) -> list[cautions_of.Caution]:  # fmt: skip
     found = [cautions_of.damaged(problem) for problem in trials.problems]
     found += cautions_of.of_run([trial.environment for trial in trials])
+    found += cautions_of.of_scaling(scaling)
     rounds = [min(row["rounds"], row["reference_rounds"]) for row in ratios if row["throughput_ratio"] is not None]
     fewest = min(rounds, default=3)
     return [*found, cautions_of.one_round(fewest)] if fewest < 3 else found

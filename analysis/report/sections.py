@@ -30,6 +30,8 @@ class CautionGroup:
     """Which trials, in words; empty for the whole run."""
     remedy: str
     """What to do."""
+    trials: int = 1
+    """How many trials it is about."""
 
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
@@ -153,11 +155,11 @@ def _group(code: str, members: Sequence[tuple[str, str]], remedy: str, trials: i
     more = f"and {left} more trial{'s' if left > 1 else ''}" if left > 0 else ""
     if len(messages) > 1:
         shown = tuple(f"{name}: {message}" for name, message in members[:_MOST_NAMED])
-        return CautionGroup(code, shown, more, remedy)
+        return CautionGroup(code, shown, more, remedy, len(members))
     where = (
         "every trial" if len(members) == trials > 1 else "; ".join([*names[:_MOST_NAMED], *([more] if more else [])])
     )
-    return CautionGroup(code, (messages[0],), where, remedy)
+    return CautionGroup(code, (messages[0],), where, remedy, len(members))
 
 
 def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:

@@ -36,13 +36,18 @@ def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = 
     return "\n".join([text, *lines])
 
 
-def peak_cautions(trials: Sequence[LoadedTrial], width: int = DEFAULT_WIDTH) -> str:
-    """Return the cautions about the measured peak: with it MFU may move against the speed; empty without any."""
-    groups = [group for group in grouped_cautions(trials, ()) if group.code in _OF_MFU]
+def cautions_text(trials: Sequence[LoadedTrial], width: int = DEFAULT_WIDTH) -> str:
+    """Return what is doubtful about the trials, equal doubts together; empty without any. Failures are not told again.
+
+    Of the measured peak too: with it MFU may move against the speed.
+    """
     lines = []
-    for group in groups:
+    for group in grouped_cautions([trial for trial in trials if trial.row["status"] == "ok"], ()):
         where = f" ({group.where})" if group.where else ""
-        lines += wrapped(f"caution: MFU: {'; '.join(group.messages)}{where}; {group.remedy}", width)
+        if len(group.messages) > 1:
+            where = f" (and {group.trials - 1} more like it)"
+        of_mfu = "MFU: " if group.code in _OF_MFU else ""
+        lines += wrapped(f"caution: {of_mfu}{group.messages[0]}{where}; {group.remedy}", width)
     return "\n".join(lines)
 
 

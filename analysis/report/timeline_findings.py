@@ -57,7 +57,7 @@ def _temporal(timelines: Sequence[Timeline]) -> Finding | None:
     what = f"{_percent(compute)} of the time is computation, {_percent(exposed)} communication that nothing hides, "
     what += f"{_percent(idle_share)} idle"
     if not rows[0].steps:
-        what += f" (no step is marked: from first to last work, {span / len(rows) / 1e6:,.4g} ms)"
+        what += f" (no step is marked: from first to last work, {_lengths([row.span_ns / 1e6 for row in rows])})"
     if exposed >= max(idle_share, _LITTLE):
         advice = ": overlap the communication or send less of it, unless most of it waits for one rank (see below)"
     elif copying > max(idle_share, _LITTLE):
@@ -113,8 +113,9 @@ def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
     mean = sum(known) / len(known)
     on_gpu = any(row.devices is not None for row in rows)
     said = f"The {'GPU has a kernel running' if on_gpu else 'CPU runs an operator'} {_percent(mean)} of the time"
-    if not rows[0].steps and rows[0].window_ms is not None:
-        said += f" (no step is marked: of the whole trace, {rows[0].window_ms:,.4g} ms)"
+    lengths = [row.window_ms for row in rows if row.window_ms is not None]
+    if not rows[0].steps and lengths:
+        said += f" (no step is marked: of the whole trace, {_lengths(lengths)})"
     said += f" ({len(known)} of {len(rows)} ranks)" if len(known) < len(rows) else ""
     table = table if on_gpu else table.drop(columns=["sm_weighted_utilization", "devices"])
     weighted = [row for row in rows if row.sm_weighted_utilization is not None]
@@ -125,6 +126,12 @@ def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
         if filled < sum(own) / len(own) - 0.2:  # collectives use few blocks on purpose
             said += ": many kernels are too small for this GPU, try a larger batch or fused kernels"
     return Finding("compute_utilization", "Compute utilisation", table, said + ".")
+
+
+def _lengths(ms: Sequence[float]) -> str:
+    """Name the windows' length, of several ranks the shortest and the longest."""
+    ends = dict.fromkeys(f"{value:,.4g}" for value in (min(ms), max(ms)))
+    return f"{' to '.join(ends)} ms"
 
 
 def _idle(timelines: Sequence[Timeline]) -> Finding | None:

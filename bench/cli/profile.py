@@ -64,6 +64,10 @@ class ProfileOptions:
     """Print the result as JSON, progress on stderr."""
 
 
+# A profiler makes no step quicker: below this share of the time without it, one of the two runs was disturbed.
+_QUICKER = 0.9
+_DISTURBED = " (no profiler makes a step quicker: other load slowed the run without it; run again on a quiet machine)"
+
 OPTIONS = {"profile TASK": ProfileOptions}
 
 
@@ -142,12 +146,15 @@ def _show(item: Profiled, summary: "ProfileSummary") -> None:
     print()
     for row in summary.compute:
         share = row["compute_utilization"]
+        if item.problem:
+            break  # told on stderr
         print(f"rank {row['rank']}:  " + (f"computes {share:.1%} of the time" if share is not None else row["reason"]))
     cost = item.result["profile"]
     if cost["step_time_ratio"] is not None:
         print(
             f"step:    {item.result['step_time_ms']:.2f} ms under {item.trial.profiler}, "
             f"{cost['unprofiled_step_time_ms']:.2f} ms without: x {cost['step_time_ratio']:.2f}"
+            + ("" if cost["step_time_ratio"] > _QUICKER else _DISTURBED)
         )
     for file in item.files:
         print(f"file:    {file}{_opens_in(file)}")

@@ -157,10 +157,10 @@ def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
         found = {"rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps}
         print(json.dumps({"run": str(run.path), **found}, indent=2, default=str))
         return
-    from analysis.report.text import input_text, peak_cautions, results_table
+    from analysis.report.text import cautions_text, input_text, results_table
 
     shown = [trial.row for trial in trials if trial.trial.trial_id in wanted and trial.row.get("status") is not None]
-    doubts = peak_cautions([trial for trial in trials if trial.trial.trial_id in wanted])
+    doubts = cautions_text([trial for trial in trials if trial.trial.trial_id in wanted])
     print("\n".join(filter(None, [results_table(shown, ratios), input_text(inputs, gaps), doubts])))
     print(f"\nresults: {run.results_csv}\nreport:  bertbench report {run.path}")
 

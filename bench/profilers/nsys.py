@@ -8,7 +8,7 @@ that versions 2022.4 to 2026 are all told what they understand.
 import contextlib
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -54,8 +54,12 @@ class NsightSystems(RangeProfiler):
         return tool_version(self._path)
 
     @cached_property
+    def _help(self) -> str:
+        return run_tool([str(self._path), "profile", "--help"], timeout_seconds=60, any_exit_code=True)
+
+    @cached_property
     def _switches(self) -> frozenset[str]:
-        return switches(run_tool([str(self._path), "profile", "--help"], timeout_seconds=60, any_exit_code=True))
+        return switches(self._help)
 
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError or UsageError where nsys cannot profile here; the message says what to do."""
@@ -66,6 +70,8 @@ class NsightSystems(RangeProfiler):
         _check_nvtx(self._version)
         if "sampling" in self.options:
             _check_sampling()
+        if self.options.get("trace"):
+            _check_trace(self.options["trace"], traceable(self._help))
 
     def environment(self, scope: Scope) -> dict[str, str]:
         """Let the capture range be an unregistered string, which is what Python's nvtx sends."""
@@ -151,6 +157,12 @@ def switches(help_text: str) -> frozenset[str]:
     return frozenset(re.findall(r"^\s+(?:-\w,\s+)?(--[a-z][a-z-]*)", help_text, re.MULTILINE))
 
 
+def traceable(help_text: str) -> tuple[str, ...]:
+    """Return what `nsys profile --help` says that --trace takes, such as "cuda", "nvtx"; () where it lists nothing."""
+    listed = re.search(r"^\s+-t, --trace=\s+Possible values are ([^.]*)", help_text, re.MULTILINE)
+    return tuple(re.findall("'([^' ]+)'", listed[1])) if listed else ()
+
+
 def report_names(help_text: str) -> list[str]:
     """Return the names that this version gives to REPORTS, from what `nsys stats --help-reports` lists."""
     listed = set(re.findall(r"^\s+([a-z_0-9]+)(?:\[|\s--)", help_text, re.MULTILINE))
@@ -193,6 +205,15 @@ def _check_sampling() -> None:
             f"--with sampling: {_PARANOID} is {level}, sampling needs 2 or less: "
             "sudo sysctl kernel.perf_event_paranoid=2, or leave the option out"
         )
+
+
+def _check_trace(given: str, known: Sequence[str]) -> None:
+    names = given.split(",")
+    unknown = [name for name in names if known and name not in known]
+    if unknown:
+        raise UsageError(f"--with trace={given}: nsys cannot trace '{unknown[0]}', choose of {', '.join(known)}")
+    if "none" in names:
+        raise UsageError(f"--with trace={given}: a profile of nothing; leave the option out, or name what to trace")
 
 
 def _no_report(scope: Scope) -> str:

@@ -31,7 +31,10 @@ if words == ["--version"]:
 elif words == ["profile", "--help"]:
     print("usage: nsys profile")
     for switch in SWITCHES.split():
-        print("\\t-x, " + switch + "=\\n\\n\\t   Possible values are many.")
+        if switch == "--trace":
+            print("\\t-t, --trace=\\n\\n\\t   Possible values are 'cuda', 'nvtx',\\n\\t 'cuda-hw', 'osrt' or 'none'.")
+        else:
+            print("\\t-x, " + switch + "=\\n\\n\\t   Possible values are many, 'true' or 'false'.")
 elif words == ["stats", "--help-reports"]:
     print("The following built-in reports are available:")
     print("  nvtxsum -- NVTX\\n  cuda_gpu_kern_sum[:base] -- K\\n  osrt_sum -- O")

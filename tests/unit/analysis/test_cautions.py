@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from fake_run import ENVIRONMENT, START_NS, rank_record, step_rows
 
-from analysis.metrics.cautions import of_records, of_run, one_round
+from analysis.metrics.cautions import of_records, of_run, of_scaling, one_round
 from analysis.metrics.throughput import summarize
 from analysis.records import Trial
 
@@ -110,3 +110,27 @@ def test_a_step_record_that_was_cut_is_a_caution() -> None:
     (found,) = of_records({0: rows, 1: rows}, {0: {"steps": 3}, 1: {"steps": 7}})
     assert found["code"] == "records_lost" and "rank 1 made 7 steps, its record holds 3" in found["message"]
     assert of_records({0: rows}, {0: {}}) == [], "older records do not say how many steps were made"
+
+
+@pytest.mark.parametrize(
+    ("basis", "efficiency", "low", "doubtful"),
+    [
+        ("per device", 1.05, 1.02, False),
+        ("per device", 1.2, 1.15, True),
+        ("per device", 1.2, 0.9, False),  # the noise explains it
+        ("per device", 1.2, None, True),
+        ("same total cores", 1.3, 1.2, False),  # two processes may use two cores better than one
+        ("same total cores", 2.1, 1.9, True),
+    ],
+)
+def test_scaling_beyond_what_devices_can_add_is_doubted(
+    basis: str, efficiency: float, low: float | None, doubtful: bool
+) -> None:
+    row = {
+        "scaling": "weak", "implementation": "hf", "world_size": 2, "base_world_size": 1, "micro_batch_size": 4,
+        "basis": basis, "efficiency": efficiency, "efficiency_low": low,
+    }  # fmt: skip
+    found = of_scaling([{**row, "efficiency": 0.9, "efficiency_low": 0.8}, row])
+    assert [caution.code for caution in found] == ["scaling_above_one"] * doubtful
+    if doubtful:
+        assert f"hf to 2 ranks at micro batch 4 is {efficiency:.0%}" in found[0].message

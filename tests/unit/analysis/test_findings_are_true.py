@@ -76,6 +76,14 @@ def test_a_first_rank_without_work_does_not_turn_gpus_into_cpus() -> None:
     assert sentence.startswith("The GPU has a kernel running 50 % of the time (1 of 2 ranks)")
 
 
+def test_windows_of_several_ranks_are_named_from_the_shortest_to_the_longest() -> None:
+    short, long = (timeline(rank, kernels=[("gemm", 7, 0, (rank + 1) * MS)]) for rank in (0, 1))
+    found = of_time(short, long)
+    assert "no step is marked: of the whole trace, 1 to 2 ms" in found["compute_utilization"].sentence
+    assert "no step is marked: from first to last work, 1 to 2 ms" in found["temporal_breakdown"].sentence
+    assert "of the whole trace, 1 ms" in of_time(short)["compute_utilization"].sentence
+
+
 def test_work_without_length_gives_words_not_nan() -> None:
     found = of_time(timeline(steps=[(0, 0, 10)], kernels=[("gemm", 7, 5, 5), ("gelu", 7, 6, 6)]))
     operators = by_name(operator_findings.findings([timeline(operators=[("aten::mm", 5, 5)])]))

@@ -9,7 +9,7 @@ from analysis.load import LoadedTrial, load_run
 from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.records import Trial, TrialDirectory
 from analysis.report.tables import count, flops, interval, number, percent, size
-from analysis.report.text import comparison_table, peak_cautions, results_table
+from analysis.report.text import cautions_text, comparison_table, results_table
 from bench.cli import compare, report
 
 SMALL = {"batches": (8,), "worlds": (1,), "count": 20}
@@ -117,13 +117,22 @@ def test_report_prints_the_path_or_json(tmp_path: Path, capsys: pytest.CaptureFi
     assert found["rows"][0]["cost_per_million_samples"] > 0 and found["ratios"]
 
 
-def test_cautions_about_the_measured_peak_stand_beside_the_table_and_others_do_not() -> None:
+def test_cautions_stand_below_the_table_equal_ones_together_and_failures_only_there() -> None:
     moved = {"code": "peak_changed", "message": "the measured peak differs by 12 %", "remedy": "look for other load"}
-    other = {"code": "few_steps", "message": "few steps", "remedy": "measure more"}
-    trial = Trial(micro_batch_size=4)
-    row = {**dataclasses.asdict(trial), "status": "ok", "cautions": [moved, other]}
-    loaded = LoadedTrial(trial, TrialDirectory(Path("t")), row, (), {}, {})
-    text = " ".join(peak_cautions([loaded]).split())
-    assert text.startswith("caution: MFU: the measured peak differs by 12 %") and "look for other load" in text
-    assert "few steps" not in text
-    assert peak_cautions([]) == ""
+    few = {"code": "too_few_steps", "remedy": "measure more"}
+    loaded = []
+    for batch, status in ((4, "ok"), (8, "ok"), (16, "ok"), (32, "out of memory")):
+        trial = Trial(micro_batch_size=batch)
+        cautions = [{**few, "message": f"only {batch} steps"}] if status == "ok" else []
+        row = {
+            **dataclasses.asdict(trial),
+            "status": status,
+            "cautions": [moved, *cautions] if batch == 4 else cautions,
+        }
+        loaded.append(LoadedTrial(trial, TrialDirectory(Path("t")), row, (), {}, {}))
+    lines = cautions_text(loaded, 1000).splitlines()
+    assert lines == [
+        "caution: bertbench batch 4 on 1 cpu: only 4 steps (and 2 more like it); measure more",
+        "caution: MFU: the measured peak differs by 12 % (bertbench batch 4 on 1 cpu); look for other load",
+    ]
+    assert cautions_text([]) == ""

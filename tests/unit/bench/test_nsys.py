@@ -85,6 +85,23 @@ def test_an_unknown_option_lists_the_known_ones() -> None:
         load_profiler("nsys", ("stacks",))
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("nvtx,bogus", r"trace=nvtx,bogus: nsys cannot trace 'bogus', choose of cuda, nvtx"), ("none", "of nothing")],
+)
+def test_what_nsys_cannot_trace_is_refused_before_the_first_run(installed: Path, given: str, said: str) -> None:
+    load_profiler("nsys", ("trace=cuda-hw,nvtx",)).check(CPU)
+    with pytest.raises(UsageError, match=said):
+        load_profiler("nsys", (f"trace={given}",)).check(CPU)
+
+
+def test_a_help_text_without_a_list_leaves_the_judgement_to_nsys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert nsys.traceable("\t-t, --trace=\n\n\t   Select the API(s) to trace.\n") == ()
+    nsys._check_trace("anything", ())
+
+
 def test_a_missing_nsys_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingToolError, match=r"nsys is not on PATH.*install Nsight Systems"):

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from analysis.metrics.name_coverage import NameCoverage
+from analysis.profiles import ProfileSummary
 from analysis.records import RunDirectory, Trial, write_record
 from bench import profiling
+from bench.cli import profile
 from bench.profiling import unprofiled
 
 
@@ -38,6 +41,19 @@ def test_options_of_a_profiler_make_another_trial_and_none_keep_the_old_id() -> 
     plain = trial("torch")
     assert plain.trial_id != Trial(**{**plain_fields(plain), "profiler_options": ("shapes",)}).trial_id
     assert Trial.from_json(plain.to_json()) == plain
+
+
+@pytest.mark.parametrize(("ratio", "doubted"), [(1.3, False), (0.95, False), (0.5, True)])
+def test_a_profile_quicker_than_the_run_without_it_is_doubted(
+    ratio: float, doubted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = {"step_time_ratio": ratio, "unprofiled_step_time_ms": 10.0}
+    result = {"step_time_ms": 10 * ratio, "profile": cost}
+    item = profiling.Profiled(trial=trial("torch"), result=result, files=(), problem="")
+    profile._show(item, ProfileSummary(coverage=NameCoverage(names=0, other_share=None)))
+    said = capsys.readouterr().out
+    assert f"10.00 ms without: x {ratio:.2f}" in said
+    assert ("run again on a quiet machine" in said) is doubted
 
 
 def plain_fields(item: Trial) -> dict[str, object]:
