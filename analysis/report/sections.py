@@ -128,7 +128,7 @@ def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str
 
 def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -> list[CautionGroup]:
     """Return the cautions of the run, then those of its trials, equal ones together, the most frequent first."""
-    trials = _without_probes(trials)
+    trials = sorted(_without_probes(trials), key=lambda trial: tables.order(trial.row))
     groups: dict[str, list[tuple[LoadedTrial, Row]]] = defaultdict(list)
     for trial in trials:
         for caution in trial.row.get("cautions") or []:
