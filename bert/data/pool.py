@@ -1,15 +1,22 @@
-"""Worker processes that every stage shares: started once, results in the order of the work, the same for any number."""
+"""Worker processes that every stage shares: started once, results in the order of the work, the same for any number.
+
+A worker is a process at the other end of a pipe of its own, and takes one unit at a time from a thread of this process.
+The pools of the standard library use queues: their named semaphores outlive a kill -9 of all processes, and a worker
+that dies while it holds one of their locks stops the others.
+"""
 
 import multiprocessing
-import multiprocessing.process
 import os
 import signal
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
 from common.errors import UsageError
@@ -22,9 +29,11 @@ Progress = Callable[[str, int, int | None], None]
 _working: list[bool] = []
 AHEAD_PER_WORKER = 2
 """Units handed out per worker before the first result is taken: memory does not grow with the work."""
-_WATCH_SECONDS = 0.5
-_LOOKS_BEFORE_LOST = 4
-"""A worker that has ended is given up where the executor has not said so by then."""
+_SECONDS_TO_TIDY_UP = 5
+
+
+class LostWorkerError(Exception):
+    """A worker process has ended with work in its hands."""
 
 
 class Workers:
@@ -39,34 +48,33 @@ class Workers:
         if count < 1:
             raise UsageError(f"--workers {count} must be at least 1")
         self.count = count
-        self._executor: ProcessPoolExecutor | None = None
-        self._before: set[multiprocessing.process.BaseProcess] = set()
+        self._threads: ThreadPoolExecutor | None = None
+        self._workers: list[_Worker] = []
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         """End the processes; work that has begun is abandoned."""
-        if self._executor is None:
+        if self._threads is None:
             return
-        has_lost, results = self._has_lost(), getattr(self._executor, "_result_queue", None)
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - self._before:
-            child.terminate()  # it removes what it was writing
-            child.join(5)
-            child.kill()
-        if has_lost and results is not None:
-            # The executor's thread may wait for the rest of a result; now it meets the end of the pipe.
-            with suppress(AttributeError, OSError):
-                results._writer.close()
-        self._executor = None
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.process.terminate()  # it removes what it was writing
+        for worker in self._workers:
+            worker.process.join(_SECONDS_TO_TIDY_UP)
+            worker.process.kill()
+        self._threads.shutdown()  # each meets the end of its worker's pipe
+        for worker in self._workers:
+            worker.connection.close()
+        self._threads, self._workers, self._idle = None, [], SimpleQueue()
 
     def map(self, function: Callable[[Work], Result], work: Iterable[Work]) -> Iterator[Result]:
         """Yield function(unit) for each unit, in order; a few units ahead are at work.
 
         `function` and the units go to other processes: a function of a module, and picklable values. `work` is drawn
-        from lazily, on the caller's thread. What was handed out is worked on even where no more results are taken: the
-        executor's own thread may be about to write an error into a future, which one that was cancelled refuses.
+        from lazily, on the caller's thread. What was handed out is worked on even where no more results are taken.
 
         Raises:
             UsageError: a worker died, most likely for lack of memory.
@@ -80,43 +88,86 @@ class Workers:
             for unit in work:
                 waiting.append(self._submit(function, unit))
                 if len(waiting) > AHEAD_PER_WORKER * self.count:
-                    yield self._result(waiting.popleft())
+                    yield waiting.popleft().result()
             while waiting:
-                yield self._result(waiting.popleft())
-        except BrokenProcessPool as error:
+                yield waiting.popleft().result()
+        except LostWorkerError as error:
             raise UsageError(
                 "a worker process ended unexpectedly, most likely for lack of memory: use fewer than "
                 f"--workers {self.count}, or more --shards; finished files are kept"
             ) from error
 
     def _submit(self, function: Callable[[Work], Result], unit: Work) -> "Future[Result]":
-        if self._executor is None:
-            # Not fork: the tokenizer's threads and a caller's torch do not survive it.
-            context = multiprocessing.get_context("spawn")
-            self._before = set(multiprocessing.active_children())
-            self._executor = ProcessPoolExecutor(self.count, context, initializer=_begin_worker)
-        return self._executor.submit(_call, function, unit)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.count)
+        if len(self._workers) < self.count:
+            worker = _Worker()
+            self._workers.append(worker)
+            self._idle.put(worker)
+        try:
+            return self._threads.submit(self._call, function, unit)
+        except RuntimeError as error:
+            raise LostWorkerError(f"no thread for a worker: {error}") from error
 
-    def _result(self, future: "Future[Result]") -> Result:
-        """Wait for a result; of a worker that died while it handed one over the executor itself never knows."""
-        looks = 0
-        while looks < _LOOKS_BEFORE_LOST:
-            try:
-                return future.result(timeout=_WATCH_SECONDS)
-            except TimeoutError:
-                if future.done():
-                    return future.result()  # the function's own error
-                looks = looks + 1 if self._has_lost() else 0
-        raise BrokenProcessPool("a worker ended while it handed over a result")
+    def _call(self, function: Callable[[Work], Result], unit: Work) -> Result:
+        worker = self._idle.get()
+        try:
+            return worker.call(function, unit)
+        finally:
+            self._idle.put(worker)
 
-    def _has_lost(self) -> bool:
-        # Its own alone: other pools of this process begin and end meanwhile.
-        own = getattr(self._executor, "_processes", None) or {}
-        # The executor's thread ends where it gets no memory for another one, and tells nobody.
-        thread = getattr(self._executor, "_executor_manager_thread", None)
-        return any(child.exitcode is not None for child in list(own.values())) or not (
-            thread is None or thread.is_alive()
-        )
+
+class _Worker:
+    """One process, idle or at work on one unit."""
+
+    def __init__(self) -> None:
+        # Not fork: the tokenizer's threads and a caller's torch do not survive it.
+        context = multiprocessing.get_context("spawn")
+        self.connection, its = context.Pipe()
+        try:
+            self.process = context.Process(target=_work, args=(its,), daemon=True)
+            self.process.start()
+        finally:
+            its.close()  # the pipe ends when the process does
+
+    def call(self, function: Callable[[Work], Result], unit: Work) -> Result:
+        """Return function(unit), or raise what it raised; LostWorkerError where the process ended instead."""
+        work = ForkingPickler.dumps((function, unit))
+        try:
+            self.connection.send_bytes(work)
+            answer = self.connection.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise LostWorkerError("a worker ended with a unit in its hands") from error
+        done, found = ForkingPickler.loads(answer)
+        if not done:
+            raise found
+        result: Result = found
+        return result
+
+
+def _work(connection: "Connection[Any, Any]") -> None:
+    """Answer until there is nobody to answer."""
+    _begin_worker()
+    with suppress(EOFError, OSError):
+        while True:
+            connection.send_bytes(_answer(connection.recv_bytes()))
+
+
+def _answer(work: bytes) -> memoryview:
+    """Return (True, what the function returns) or (False, what it raises), pickled; end where there is no memory."""
+    try:
+        try:
+            function, unit = ForkingPickler.loads(work)
+            return ForkingPickler.dumps((True, _call(function, unit)))
+        except Exception as error:
+            error.add_note(f"In a worker process:\n{traceback.format_exc()}")
+            with suppress(Exception):
+                told = ForkingPickler.dumps((False, error))
+                ForkingPickler.loads(told)  # some can be written and not read
+                return told
+            return ForkingPickler.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
+    except MemoryError:
+        os._exit(1)
 
 
 def _call(function: Callable[[Work], Result], unit: Work) -> Result:

@@ -26,7 +26,10 @@ CHILDREN = {
     "data-pretrain": (WORKER,),
     "data-squad": (WORKER,),
 }
-KEPT = "readable; nothing finished lost or changed; no process left; the re-run ends as an undisturbed one, same files"
+KEPT = (
+    "readable; nothing finished lost or changed; no process or shared memory left; the re-run ends as an undisturbed "
+    "one, same files"
+)
 
 
 @pytest.mark.parametrize("workload", ALL)

@@ -120,6 +120,11 @@ class Call:
         return self.said.with_suffix(f".{ending}").read_text(encoding="utf-8", errors="replace")
 
 
+def _shared_memory() -> set[str]:
+    """Names of semaphores and blocks of memory, which outlive the processes that made them."""
+    return {path.name for path in Path("/dev/shm").glob("*")}
+
+
 class Bench:
     """One workload with an undisturbed call to hold everything against; use `fresh` for each try."""
 
@@ -128,6 +133,7 @@ class Bench:
         self.base = base
         self.place = base / "place"
         self.out = self.place / "out"
+        self.shared_memory = _shared_memory()
         trace = base / "operations.txt"
         self.fresh()
         call = self.start(FAULT_TRACE=str(trace))
@@ -177,6 +183,8 @@ class Bench:
     def look(self, call: Call) -> dict[str, str]:
         """Check what a disturbed call left; return the digests of what is finished."""
         call.check_nothing_left()
+        if left := sorted(_shared_memory() - self.shared_memory):
+            raise BrokenError(f"left in shared memory: {left[:5]}")
         if not self.out.exists():
             return {}
         self.workload.readable(self.out)

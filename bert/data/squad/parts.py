@@ -6,11 +6,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from bert.data.pool import LostWorkerError
 from bert.data.squad import handover
 from bert.data.squad.config import Mode
 from bert.data.squad.handover import SharedFile
@@ -86,7 +86,7 @@ def received(part: Part) -> Part:
     """Return a part with its columns, wherever they were put.
 
     Raises:
-        BrokenProcessPool: the process that holds them has ended.
+        LostWorkerError: the process that holds them has ended.
         StorageError: this process has no descriptor or no memory left for them.
     """
     if isinstance(part.columns, dict):
@@ -99,7 +99,7 @@ def received(part: Part) -> Part:
             raise
         # Of a process that has ended and is not waited for yet others than root are refused, not told that it is gone.
         if isinstance(error, FileNotFoundError) or part.columns.is_lost():
-            raise BrokenProcessPool("a worker ended while it held a part") from error
+            raise LostWorkerError("a worker ended while it held a part") from error
         raise StorageError(
             f"cannot take over what a worker made: {error}: use fewer --workers, or raise `ulimit -n`"
         ) from error

@@ -6,14 +6,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert.data.feature_files import SUFFIX, lock_for_features, new_folder
-from bert.data.pool import Progress, Workers
+from bert.data.pool import LostWorkerError, Progress, Workers
 from bert.data.squad.config import Mode, SquadConfig, cpu_count
 from bert.data.squad.features import Settings
 from bert.data.squad.parts import SHARES, Place, cut, make_and_keep, parts_place, received, shares_of
@@ -211,8 +210,8 @@ class _Work:
                 seen.update(part.ids)
                 yield received(part)
                 self.progress(title, number + 1, len(runs))
-        except (UsageError, BrokenProcessPool) as error:
-            if isinstance(error, UsageError) and not isinstance(error.__cause__, BrokenProcessPool):
+        except (UsageError, LostWorkerError) as error:
+            if isinstance(error, UsageError) and not isinstance(error.__cause__, LostWorkerError):
                 raise
             raise UsageError(
                 "a worker process ended unexpectedly, most likely for lack of memory, and nothing was written: run the "

@@ -4,13 +4,13 @@ import errno
 import os
 import subprocess
 import sys
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.squad_columns import dataset, make, paragraph, question, small_vocabulary
 
+from bert.data.pool import LostWorkerError
 from bert.data.squad import handover, parts, prepare
 from bert.data.squad.reading import Place, RawParagraph, parse, read_dataset, together
 from bert.data.squad.unit import Part, Unit
@@ -47,7 +47,7 @@ def test_columns_written_by_another_process_are_read_without_a_file_of_a_name(tm
         child.wait(60)
     assert isinstance(part.columns, dict)
     assert part.columns["x"].tolist() == list(range(5)), "they outlive the process that wrote them"
-    with pytest.raises(BrokenProcessPool):
+    with pytest.raises(LostWorkerError):
         parts.received(Part(0, shared, (), Counts()))
 
 
@@ -146,5 +146,5 @@ def test_only_a_worker_that_is_gone_counts_as_lost(monkeypatch: pytest.MonkeyPat
         parts.received(alive)
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        with pytest.raises(BrokenProcessPool):
+        with pytest.raises(LostWorkerError):
             parts.received(Part(0, handover.SharedFile(child.pid, 5), (), Counts()))
