@@ -1,9 +1,9 @@
 """Batches on their way to an implementation: given the tensors it reads and, for a GPU, put into pinned memory."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from bert.batch import Batch
+from bert.training.feed import pinning_thread
 
 
 def feed(batches: Iterator[Batch], adapt: Callable[[Batch], Batch], pinned: bool) -> Iterator[Batch]:
@@ -19,7 +19,7 @@ def feed(batches: Iterator[Batch], adapt: Callable[[Batch], Batch], pinned: bool
         batch = next(batches, None)
         return None if batch is None else adapt(batch).pin()
 
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed") as pool:
+    with pinning_thread() as pool:
         ahead = pool.submit(make)
         while (batch := ahead.result()) is not None:
             ahead = pool.submit(make)

@@ -9,6 +9,9 @@ from bench.timing import stopwatch
 
 # Sizes that fill a device without long runs; the largest that fits the time limit is used.
 _SIZES = (1024, 2048, 4096, 8192)
+# How many sizes could have the whole time at most: a GPU has reached the smaller ones' best at once, and needs the
+# largest for its own, where a CPU may not come beyond the second.
+_SHARES = {"cpu": 3, "cuda": 2 * len(_SIZES)}
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.4) -> dict[str, Any]:
@@ -19,6 +22,11 @@ def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.4) 
     """
     watch = stopwatch(device.type)
     best_rate, best_size = 0.0, 0
+    # The first product of a process loads libraries, which is no part of the sweep.
+    small = torch.ones(64, 64, device=device, dtype=dtype)
+    torch.mm(small, small)
+    watch.synchronize()
+    share = seconds / _SHARES[device.type]
     deadline = time.perf_counter() + seconds
     for size in _SIZES:
         left = torch.randn(size, size, device=device, dtype=torch.float32).to(dtype)
@@ -28,7 +36,7 @@ def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.4) 
         watch.synchronize()
         batch = 10 if device.type == "cuda" else 1
         times: list[float] = []
-        until = min(deadline, time.perf_counter() + seconds / 3)
+        until = min(deadline, time.perf_counter() + share)
         while len(times) < 3 or time.perf_counter() < until:
             begin = watch.mark()
             for _ in range(batch):

@@ -31,12 +31,24 @@ def limit_memory(trial: Trial) -> None:
     if trial.device == "cuda":
         import torch
 
-        device = int(os.environ.get("LOCAL_RANK", "0"))
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, trial.memory_limit_bytes / total), device)
+        visible = range(torch.cuda.device_count())
+        own = int(os.environ.get("LOCAL_RANK", "0"))
+        # One that is not there is the strategy's to refuse; dp has them all.
+        for device in visible if trial.strategy == "dp" else visible[own : own + 1]:
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, trial.memory_limit_bytes / total), device)
     else:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (trial.memory_limit_bytes, hard))
+
+
+def reset_used_memory(device: Any) -> None:
+    """Have `used_memory` of a GPU count from here on, without what the allocator keeps; a CPU's cannot be reset."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def used_memory(device: Any) -> dict[str, Any]:

@@ -12,6 +12,9 @@ Maximum = Callable[[torch.Tensor], torch.Tensor]
 
 # However slow the machine, a result has at least one step before and two inside the window.
 FEWEST_STEPS = 3
+# By device, ms. A GPU's energy counter is renewed every 20 to 100 ms, and its clocks settle over some tenths of a
+# second: a shorter window, however precise, has neither its energy nor the speed that lasts.
+LEAST_MEASURED_MS = {"cpu": 0.0, "cuda": 2000.0}
 
 
 class Window:
@@ -19,8 +22,8 @@ class Window:
 
     With a window given, exactly `stop_iteration` steps are made. Otherwise the ranks' step times are combined (the
     slowest counts) now and then, between steps: measuring ends when at least `min_steps` steps after the detected
-    warm-up give a 95 % interval of the median within +- `relative_half_width`, or at `max_steps`, or `max_seconds`
-    after the first step (which may contain compilation).
+    warm-up, and LEAST_MEASURED_MS of them, give a 95 % interval of the median within +- `relative_half_width`, or at
+    `max_steps`, or `max_seconds` after the first step (which may contain compilation).
     """
 
     def __init__(self, trial: Trial, flush: Callable[[], None], maximum: Maximum) -> None:
@@ -56,7 +59,7 @@ class Window:
         *times, seconds = self._maximum(torch.tensor([*fresh, seconds], dtype=torch.float64)).tolist()
         self._times.extend(times)
         measured = self._times[warmup_steps(self._times) :]
-        if len(measured) >= self._trial.min_steps:
+        if len(measured) >= self._trial.min_steps and sum(measured) >= LEAST_MEASURED_MS[self._trial.device]:
             width = relative_half_width(measured)
             if width <= self._trial.relative_half_width:
                 self.stopped_because = "interval narrow enough"

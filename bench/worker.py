@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 from analysis.records import Trial, TrialDirectory, write_record
 from bench.out_of_memory import memory_is_short, ran_out_of_memory
 from bench.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
-from bench.rank_resources import backend, limit_memory, take_share_of_cores, torch_versions, used_memory
+from bench.rank_resources import (
+    backend,
+    limit_memory,
+    reset_used_memory,
+    take_share_of_cores,
+    torch_versions,
+    used_memory,
+)
 from bench.trial_model import model_config
 from common.errors import BertbenchError, StorageError
 from common.redact import redact_text
@@ -175,9 +182,7 @@ def _measure(
     peak_before = matmul_peak(strategy.device, dtype)
     strategy.barrier()
     torch.manual_seed(trial.seed + 1 + rank)
-    if strategy.device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    reset_used_memory(strategy.device)
     steps = _timed(seconds, "train", lambda: (loop or train)(training, observer, window.keep_going))
     memory = used_memory(strategy.device)
     strategy.barrier()

@@ -45,7 +45,7 @@ LEVERS = {
     "bf16-attention": Lever("with bf16, attention's products in bf16 too, where the CPU has instructions", ("cpu",)),
     "fp8": Lever("with bf16, the layers' linear products in FP8", ()),
     "compile": Lever("torch.compile of every layer, which fuses what stands between products; not with unpad", ()),
-    "cuda-graphs": Lever("as compile, and replayed as CUDA graphs; not with unpad", ()),
+    "cuda-graphs": Lever("as compile, and replayed as CUDA graphs; not with unpad nor accumulation", ()),
     "static-graph": Lever("ddp is told that every step uses the same parameters; not with accumulation", ()),
     "bf16-gradients": Lever("ddp sends gradients in bf16", ()),
 }
@@ -122,8 +122,17 @@ def recorded_levers(text: str, device_type: str) -> str:
     return "" if names == default_levers(device_type) else levers_text(names)
 
 
-def use_levers(model: "nn.Module", names: frozenset[str]) -> None:
-    """Have every encoder in `model` compute with these levers; before it is wrapped, compiled or run."""
+def use_levers(model: "nn.Module", names: frozenset[str], grad_accum_steps: int = 1) -> None:
+    """Have every encoder in `model` compute with these levers; before it is wrapped, compiled or run.
+
+    Raises:
+        UsageError: cuda-graphs with accumulation, which would add up gradients that each replay writes over.
+    """
+    if "cuda-graphs" in names and grad_accum_steps > 1:
+        raise UsageError(
+            f"levers cuda-graphs with {grad_accum_steps} micro-steps per update: a replay writes over the gradients of "
+            "the one before; give compile in place of cuda-graphs, or a larger micro batch without accumulation"
+        )
     from bert.attention import SelfAttention
     from bert.encoder import BertEncoder, Layer
 

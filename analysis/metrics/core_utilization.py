@@ -50,6 +50,9 @@ PIPES: Mapping[str, tuple[str, ...]] = {
 }
 """Metrics of each pipe, best first: the first that the file has is used. `..._active` counts cycles in which the pipe
 worked, the others instructions against the highest rate."""
+_LARGE_INSTRUCTIONS = (9, 0)
+"""Compute capability from which one instruction of a warp group keeps the tensor pipe busy for many cycles: counted
+against the rate of small ones, a pipe that never rests is at a few percent."""
 FOUR: Mapping[str, str] = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
 """The kinds of cores that people ask for, and what they call them."""
 
@@ -103,7 +106,7 @@ def core_use(counters: KernelCounters, window_ns: float | None = None) -> CoreUs
     import numpy as np
 
     frame = counters.kernels
-    return _uses(frame, np.zeros(len(frame), "int64"), 1, _Window.of(frame, window_ns))[0]
+    return _uses(counters, frame, np.zeros(len(frame), "int64"), 1, _Window.of(frame, window_ns))[0]
 
 
 def core_use_by(
@@ -121,7 +124,7 @@ def core_use_by(
         return {}
     codes, names = labels.factorize()
     inside = codes >= 0
-    uses = _uses(frame[inside], codes[inside], len(names), _Window.of(frame, window_ns))
+    uses = _uses(counters, frame[inside], codes[inside], len(names), _Window.of(frame, window_ns))
     column = _weight(frame)
     order = [0.0] * len(names) if column is None else _sums(codes[inside], frame[inside][column].fillna(0), len(names))
     return {str(names[place]): uses[place] for place in sorted(range(len(names)), key=lambda place: -order[place])}
@@ -185,11 +188,18 @@ class _Window:
         )
 
 
-def _uses(frame: "pd.DataFrame", codes: "NDArray[np.int64]", groups: int, window: _Window | None) -> list[CoreUse]:
-    """Return a CoreUse per group; `codes` says which group each kernel is of."""
+def _uses(
+    counters: KernelCounters,
+    frame: "pd.DataFrame",
+    codes: "NDArray[np.int64]",
+    groups: int,
+    window: _Window | None,
+) -> list[CoreUse]:
+    """Return a CoreUse per group of kernels of `frame`, some of the counters'; `codes` says which each is of."""
     column = _weight(frame)
     launches = _sums(codes, None, groups)
-    pipes = {name: _pipe(frame, name, column, window, codes, launches) for name in PIPES}
+    capability = counters.compute_capability
+    pipes = {name: _pipe(frame, metrics_of(name, capability), column, window, codes, launches) for name in PIPES}
     times, cycles = (_whole(frame[name], codes, groups) for name in ("duration_ns", "cycles"))
     moved = _whole(dram_bytes(frame), codes, groups)
     fp32, fp16 = (_whole(thread_flop(frame, kind), codes, groups) for kind in ("fp32", "fp16"))
@@ -229,15 +239,22 @@ def _weight(frame: "pd.DataFrame") -> str | None:
     return best if lacking[best] < len(frame) else None
 
 
-def pipe_percent(frame: "pd.DataFrame", pipe: str) -> "tuple[pd.Series[float], str] | None":
+def metrics_of(pipe: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
+    """Return the metrics of one of PIPES on a GPU of this compute capability (None: not known), best first."""
+    if pipe == "tensor" and capability is not None and capability >= _LARGE_INSTRUCTIONS:
+        return tuple(dict.fromkeys((*PIPES["tensor_active"], *PIPES["tensor"])))
+    return PIPES[pipe]
+
+
+def pipe_percent(frame: "pd.DataFrame", metrics: Sequence[str]) -> "tuple[pd.Series[float], str] | None":
     """Return a pipe's percentage of its peak over all cycles of each kernel, and the metric; None where there is none.
 
     A file that has it over active cycles only (`ncu --set full`) gives it x active cycles / elapsed cycles of the SMs.
     """
-    for base in PIPES[pipe]:
+    for base in metrics:
         if base + _PERCENT in frame and frame[base + _PERCENT].notna().any():
             return frame[base + _PERCENT], base
-    for base in PIPES[pipe]:
+    for base in metrics:
         name = base + _PERCENT_ACTIVE
         if name not in frame or not frame[name].notna().any():
             continue
@@ -247,8 +264,8 @@ def pipe_percent(frame: "pd.DataFrame", pipe: str) -> "tuple[pd.Series[float], s
     return None
 
 
-def _no_metric(frame: "pd.DataFrame", pipe: str) -> str:
-    if any(base + _PERCENT_ACTIVE in frame for base in PIPES[pipe]):
+def _no_metric(frame: "pd.DataFrame", metrics: Sequence[str]) -> str:
+    if any(base + _PERCENT_ACTIVE in frame for base in metrics):
         return (
             "the file has it over active cycles only, without sm__cycles_active.avg and sm__cycles_elapsed.avg: "
             "collect them, or the metric that ends in _elapsed"
@@ -258,7 +275,7 @@ def _no_metric(frame: "pd.DataFrame", pipe: str) -> str:
 
 def _pipe(
     frame: "pd.DataFrame",
-    pipe: str,
+    metrics: Sequence[str],
     column: str | None,
     window: _Window | None,
     codes: "NDArray[np.int64]",
@@ -266,10 +283,10 @@ def _pipe(
 ) -> list[PipeUse]:
     """Return the use of a pipe per group."""
     groups = len(launches)
-    found = pipe_percent(frame, pipe)
+    found = pipe_percent(frame, metrics)
     if frame.empty or found is None or column is None:
         metric = found[1] if found is not None and not frame.empty else None
-        reason = "no kernel was profiled" if frame.empty else _no_metric(frame, pipe)
+        reason = "no kernel was profiled" if frame.empty else _no_metric(frame, metrics)
         if metric is not None:
             reason = "neither cycles nor durations are in the file, so kernels cannot be weighted"
         return [PipeUse(percent=None, in_window_percent=None, metric=metric, reason=reason)] * groups

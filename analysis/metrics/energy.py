@@ -14,6 +14,8 @@ Series = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 # Readings that cover less of a window than this say too little about the rest of it.
 _SMALLEST_COVERAGE = 0.9
+# A GPU's counter is renewed every 20 to 100 ms, its power is a mean over as much: of less time they say too little.
+_SHORTEST_OF_GPU_NS = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def energy(
 
     A device's energy counter is used where it has one (interpolated at both ends), otherwise its power, integrated by
     the trapezoid rule. Readings have to cover 90 % of the window; the mean power of the covered part then stands for
-    the whole.
+    the whole. Of less than half a second a GPU's energy is not known.
 
     Args:
         telemetry: rows of records.TELEMETRY_COLUMNS.
@@ -83,6 +85,10 @@ def energy(
     devices = _named(readings, worker)
     if not devices:
         return Energy(None, reason=_why_unavailable(unavailable or {}, worker), host_joules=host)
+    if worker == "gpu" and end_ns - begin_ns < _SHORTEST_OF_GPU_NS:
+        milliseconds = (end_ns - begin_ns) / 1e6
+        reason = f"the window of {milliseconds:.0f} ms is too short for a GPU's counter: measure 500 ms or longer"
+        return Energy(None, reason=reason, host_joules=host)
     total, missing = _sum(readings, devices, begin_ns, end_ns)
     if total is None:
         reason = f"the readings of {missing} do not cover the window; measure for longer"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from analysis.counters import KernelCounters
-from analysis.metrics.core_utilization import pipe_percent
+from analysis.metrics.core_utilization import PIPES, metrics_of, pipe_percent
 from analysis.metrics.device_peaks import device_peaks
 from analysis.metrics.kernel_work import THREAD_TYPES, dram_bytes, tensor_flop, thread_flop
 from analysis.names import family
@@ -181,7 +181,7 @@ def _work(counters: KernelCounters) -> "pd.DataFrame":
     elif by_type or worked is not None:
         columns["flop_tensor"] = pd.Series(0.0, frame.index) if worked is None else worked.where(worked == 0)
     for pipe in _PIPES:
-        if (found := pipe_percent(frame, pipe)) is not None:
+        if (found := pipe_percent(frame, metrics_of(pipe, counters.compute_capability))) is not None:
             columns[f"busy_{pipe}"] = frame["duration_ns"] * found[0] / 100
     for name, sources in (("busy_sm", _SM_PERCENTS), ("busy_memory", _MEMORY_PERCENTS)):
         source = next((source for source in sources if source in frame), None)
@@ -198,7 +198,7 @@ def _tensor_worked(frame: "pd.DataFrame") -> "pd.Series[float] | None":
         # A chip that runs packed fp16 on this pipe (GA100) counts those warps here: 32 threads each, and no matrix.
         fp16 = frame.get(name.replace("inst_executed_pipe_tensor", "sass_thread_inst_executed_op_hfma_pred_on"))
         return frame[name] if fp16 is None else frame[name].where(frame[name] * 32 != fp16, 0.0)
-    found = pipe_percent(frame, "tensor")
+    found = pipe_percent(frame, PIPES["tensor"])
     return None if found is None else found[0]
 
 

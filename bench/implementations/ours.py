@@ -38,7 +38,7 @@ class BertbenchImplementation:
             return adamw(wrapped, learning_rate=LEARNING_RATE)
 
         model = task.build_model(config, observer)
-        use_levers(model, levers)
+        use_levers(model, levers, trial.grad_accum_steps)
         if trial.activation_checkpointing:
             recompute_activations(model)
         return Built(

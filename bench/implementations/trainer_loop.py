@@ -203,7 +203,7 @@ def _arguments(training: Training, folder: str, options: Options) -> Any:
     from transformers import TrainingArguments
 
     on_cpu = training.strategy.device.type == "cpu"
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=folder,
         max_steps=_ENDLESS,
         gradient_accumulation_steps=training.grad_accum_steps,
@@ -219,6 +219,9 @@ def _arguments(training: Training, folder: str, options: Options) -> Any:
         logging_strategy="no",
         disable_tqdm=True,
     )
+    # A process that sees several GPUs and no ranks would be given DataParallel over all of them.
+    arguments._n_gpu = min(1, arguments.n_gpu) if arguments.device.type == "cuda" else 0
+    return arguments
 
 
 def _scheduler(training: Training) -> torch.optim.lr_scheduler.LRScheduler:

@@ -13,7 +13,7 @@ from analysis.records import Trial, TrialDirectory
 from bench.bandwidth import memory_bandwidth
 from bench.light.parts import Part, Subject, make_parts
 from bench.peak import matmul_peak
-from bench.rank_resources import used_memory
+from bench.rank_resources import reset_used_memory, used_memory
 from bench.recorder import RowWriter
 from bench.timing import Stopwatch, stopwatch
 from bert.batch import Batch
@@ -62,9 +62,11 @@ def measure_components(
     device, dtype = strategy.device, training.precision.matmul_dtype
     training.model.train()
     began = _ceilings(device, dtype)
+    reset_used_memory(device)
     steps = _Steps(training, observer)
     steps.make("warmup", WARMUP_STEPS)
     steps.make("before", STEPS_AROUND)
+    memory = used_memory(device)  # of steps alone, before the parts take theirs
     batch = typical_batch(sample, lambda each: task.model_flops(config, each.counts))
     subject = Subject(task=task, config=config, model=model, training=training, batch=batch.to(device))
     parts = make_parts(subject)
@@ -79,7 +81,7 @@ def measure_components(
     observer.run_end()
     ended = _ceilings(device, dtype)
     return {
-        **used_memory(device),
+        **memory,
         "steps": steps.made,
         "rounds": rounds,
         "series": steps.series,

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
+
+import torch
 
 from bert.batch import Batch
 from bert.tasks.base import BatchStream
@@ -18,7 +21,7 @@ class Feed:
         self._stream = stream
         self._batches = iter(stream)
         self._position = stream.state_dict()
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed") if pinned else None
+        self._pool = pinning_thread() if pinned else None
         self._ahead: Future[tuple[Batch, dict[str, Any]]] | None = None
 
     @property
@@ -56,3 +59,9 @@ class Feed:
         close = getattr(self._batches, "close", None)
         if close is not None:
             close()
+
+
+def pinning_thread() -> ThreadPoolExecutor:
+    """Return one thread that works on the caller's GPU: a new one would be on the first of the process."""
+    begin = partial(torch.cuda.set_device, torch.cuda.current_device()) if torch.cuda.is_available() else None
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed", initializer=begin)

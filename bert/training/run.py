@@ -114,7 +114,7 @@ class _Run(BaseRun):
         left = None if initial is None else together(strategy, lambda: self._load_model(initial))
         self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         levers = resolve_levers(settings.levers, strategy.device.type)
-        use_levers(self.model, levers)
+        use_levers(self.model, levers, settings.grad_accum_steps)
         if settings.activation_checkpointing:
             recompute_activations(self.model)
         wrapped = strategy.wrap(self.model, observer, step_plan(settings, levers))

@@ -1,6 +1,7 @@
 """Core utilisation: formulas by hand, and against a second, plain computation on real files."""
 
 import csv
+import dataclasses
 import gzip
 from collections import defaultdict
 from pathlib import Path
@@ -20,6 +21,7 @@ from analysis.metrics.core_utilization import (
     core_use_by_family,
     rows,
 )
+from analysis.metrics.roofline import roofline
 from analysis.names import family
 from analysis.readers.ncu import read
 
@@ -129,6 +131,23 @@ def test_each_architecture_s_name_is_used(present: tuple[str, ...], pipe: str, u
     values = {name + SUFFIX: 10 * number for number, name in enumerate(present, 1)}
     found = core_use(counters({"cycles": 5, **values})).pipes[pipe]
     assert found.metric == used and found.percent == pytest.approx(values[used + SUFFIX])
+
+
+@pytest.mark.parametrize(
+    ("capability", "percent"), [((9, 0), 90.0), ((10, 0), 90.0), ((8, 9), 4.3), ((7, 0), 4.3), (None, 4.3)]
+)
+def test_large_instructions_are_told_by_the_cycles_that_they_keep_the_pipe_busy(
+    capability: tuple[int, int] | None, percent: float
+) -> None:
+    """A product of Hopper's warp groups: few instructions, of many cycles each."""
+    one = {"cycles": 5, "duration_ns": 5, TENSOR: 4.3, f"sm__pipe_tensor_cycles_active{SUFFIX}": 90}
+    found = dataclasses.replace(counters(one), compute_capability=capability)
+    assert core_use(found).pipes["tensor"].percent == pytest.approx(percent)
+    row = roofline(found).kernels.iloc[0]
+    assert row["compute_fraction"] == pytest.approx(percent / 100)
+    only = {"cycles": 5, f"sm__inst_executed_pipe_tensor_op_gmma{SUFFIX}": 7}
+    without = dataclasses.replace(counters(only), compute_capability=capability)
+    assert core_use(without).pipes["tensor"].percent == pytest.approx(7), "what there is is better than nothing"
 
 
 def test_families_are_told_apart_and_the_longest_comes_first() -> None:

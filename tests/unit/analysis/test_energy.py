@@ -84,3 +84,15 @@ def test_a_host_that_was_read_too_short_does_not_cost_the_gpus_energy() -> None:
     rows = readings("gpu0", "power_watts", {0: 50.0, 10: 50.0}) + readings("cpu0", "energy_joules", {0: 0.0, 2: 1.0})
     found = energy(rows, 0, 10 * SECOND, "cuda")
     assert found.joules == pytest.approx(500) and found.host_joules is None
+
+
+def test_a_window_shorter_than_what_a_gpu_s_counter_tells_has_no_energy() -> None:
+    gpu = readings("gpu0", "energy_joules", {0: 0.0, 10: 1000.0})
+    package = readings("cpu0", "energy_joules", {0: 0.0, 10: 500.0})
+    begin = int(gpu[0]["time_ns"]) + 10**9
+    short, long = (energy(gpu, begin, begin + length * 10**6, "cuda") for length in (499, 500))
+    assert short.joules is None and short.reason == (
+        "the window of 499 ms is too short for a GPU's counter: measure 500 ms or longer"
+    )
+    assert long.joules == pytest.approx(50)
+    assert energy(package, begin, begin + 10**8, "cpu").joules == pytest.approx(5), "a CPU's is renewed each ms"

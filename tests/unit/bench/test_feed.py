@@ -37,3 +37,13 @@ def test_an_error_of_the_source_arrives_after_the_batches_before_it(
     assert int(next(stream).tensors["x"]) == 2
     with pytest.raises(OSError, match="shard went away"):
         next(stream)
+
+
+def test_batches_are_pinned_from_the_gpu_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(Batch, "pin", lambda batch: dataclasses.replace(batch))
+    assert len(list(feed(batches(2), doubled, True))) == 2
+    assert chosen == [3]

@@ -1,9 +1,13 @@
 """The measured peak against matrix products timed by hand."""
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 
+from bench import peak
 from bench.peak import matmul_peak
 
 
@@ -25,3 +29,41 @@ def test_the_sweep_keeps_to_its_time() -> None:
     began = time.perf_counter()
     matmul_peak(torch.device("cpu"), torch.float32, seconds=0.2)
     assert time.perf_counter() - began < 2.0
+
+
+_RATES = {64: 1e12, 1024: 350e12, 2048: 560e12, 4096: 680e12, 8192: 730e12}
+
+
+class _Gpu:
+    """A clock that products move on, each size at a rate of its own, the first one of the process much slower."""
+
+    def __init__(self, loading_seconds: float) -> None:
+        self.now, self.loading = 0.0, loading_seconds
+
+    def matrix(self, size: int, *_: Any, **__: Any) -> Any:
+        found = SimpleNamespace(size=size)
+        found.to = lambda dtype: found
+        return found
+
+    def product(self, left: Any, right: Any, out: Any = None) -> None:
+        self.now += self.loading + max(6e-6, 2 * left.size**3 / _RATES[left.size])
+        self.loading = 0.0
+
+    def watch(self, device_type: str) -> Any:
+        return SimpleNamespace(
+            synchronize=lambda: None, mark=lambda: self.now, elapsed_ms=lambda begin, end: 1000 * (end - begin)
+        )
+
+
+@pytest.mark.parametrize("loading_seconds", [0.0, 0.1, 0.3, 2.0])
+def test_a_gpu_reaches_the_largest_product_however_long_its_libraries_load(
+    loading_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = _Gpu(loading_seconds)
+    made = {"randn": gpu.matrix, "empty": gpu.matrix, "ones": gpu.matrix, "mm": gpu.product, "float32": torch.float32}
+    monkeypatch.setattr(peak, "torch", SimpleNamespace(**made))
+    monkeypatch.setattr(peak, "stopwatch", gpu.watch)
+    monkeypatch.setattr(peak, "time", SimpleNamespace(perf_counter=lambda: gpu.now))
+    found = matmul_peak(torch.device("cuda"), torch.bfloat16)
+    assert found["shape"] == [8192] * 3 and found["flops_per_second"] == pytest.approx(730e12)
+    assert gpu.now - loading_seconds < 0.6

@@ -30,6 +30,13 @@ def test_steady_times_end_after_the_fewest_steps_asked_for() -> None:
     assert step == 10
 
 
+@pytest.mark.parametrize(("step_ms", "fewest"), [(4.0, 500), (100.0, 20), (500.0, 10)])
+def test_a_gpu_is_measured_long_enough_for_its_sensors(step_ms: float, fewest: int) -> None:
+    step, window = steps_made(Trial(min_steps=10, device="cuda"), itertools.repeat(step_ms))
+    assert window.stopped_because == "interval narrow enough"
+    assert fewest <= step <= 1.3 * fewest + 3
+
+
 def test_noise_is_measured_longer_than_calm() -> None:
     random = np.random.default_rng(0)
     noisy = itertools.chain(random.normal(100, 20, 5000).tolist())

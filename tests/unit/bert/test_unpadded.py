@@ -58,6 +58,8 @@ def test_levers_go_by_name() -> None:
         resolve_levers("unpad+cuda-graphs", "cuda")
     with pytest.raises(UsageError, match="fp8 and compile do not fit"):
         resolve_levers("fp8+compile", "cuda")
+    with pytest.raises(UsageError, match=r"with 2 micro-steps per update.* give compile in place of cuda-graphs"):
+        use_levers(torch.nn.Linear(1, 1), frozenset({"cuda-graphs"}), grad_accum_steps=2)
 
 
 def test_a_row_without_real_tokens_is_computed_with_padding() -> None:
