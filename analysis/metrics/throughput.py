@@ -92,7 +92,9 @@ def summarize(
         UsageError: price_per_hour is not above 0.
     """
     if price_per_hour is not None and not (math.isfinite(price_per_hour) and price_per_hour > 0):
-        raise UsageError(f"price_per_hour={price_per_hour} must be above 0: give the price of the machine for one hour")
+        raise UsageError(
+            f"--price-per-hour {price_per_hour} must be above 0: give the price of the machine for one hour"
+        )
     absent = sorted(set(range(trial.world_size)) - set(steps)) if trial.nodes > 1 else []
     window = find_window(trial, {} if absent else steps)
     unknown: dict[str, str] = {}

@@ -18,6 +18,7 @@ from bench.light.products import HEADS
 from bench.plan import AUTO, Sweep, expand
 from bench.sweep import locked, run_trials
 from bench.task_flags import TaskFlags
+from bert.flags import flag
 from common.errors import UsageError
 
 _FEWEST_ROUNDS = 3
@@ -78,7 +79,7 @@ class SpeedOfLightOptions:
             raise UsageError(f"--rounds {self.rounds} must be at least {_FEWEST_ROUNDS}: medians need them")
         for name in ("batch_size", "devices"):
             if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
+                raise UsageError(f"{flag(name)} {getattr(self, name)} must be at least 1")
 
 
 OPTIONS = {"speed-of-light [TASK]": SpeedOfLightOptions}

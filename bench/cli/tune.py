@@ -29,6 +29,7 @@ from bench.tune.space import Kind, SearchSpace, Value, make_space, word
 from bench.tune.study import Study
 from bench.tune.worker import Job, TrialTraining, work
 from bench.world import joined_world
+from bert.flags import flag
 from bert.tasks import TASKS
 from common.errors import UsageError
 from common.registry import lookup
@@ -94,7 +95,7 @@ class TuneOptions:
         for name, fewest in {**least, "retries": 0}.items():
             value = getattr(self, name)
             if value is not None and value < fewest:
-                raise UsageError(f"--{name.replace('_', '-')} {value} must be at least {fewest}")
+                raise UsageError(f"{flag(name)} {value} must be at least {fewest}")
         if self.max_seconds is not None and not 0 < self.max_seconds < math.inf:
             raise UsageError(f"--max-seconds {self.max_seconds} must be above 0")
 
@@ -276,7 +277,7 @@ def _words(values: Mapping[str, Value]) -> list[str]:
     """Values as options of `bertbench train`."""
     found = []
     for name, value in values.items():
-        option = f"--{name.replace('_', '-')}"
+        option = flag(name)
         if isinstance(value, bool):
             found += [option] if value else []
         else:

@@ -34,6 +34,7 @@ from bert.checkpoints.ours import is_model_folder
 from bert.checkpoints.read import Found, find_checkpoint
 from bert.data.lengths import is_synthetic
 from bert.data.vocabulary import either_fingerprint
+from bert.flags import flag
 from bert.tasks.base import DataIdentity
 from bert.training.checkpoint import STATE_FILE, Checkpoint, checkpoint_path, latest, read, saved_steps
 from bert.training.settings import TrainSettings
@@ -78,14 +79,12 @@ def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Che
         before, now = getattr(saved, name), getattr(settings, name)
         if before != now:
             raise UsageError(
-                f"{checkpoint.path} was saved with {name}={before}, this run has {name}={now}: keep {before}, or begin "
-                f"a new run or phase in another folder with init {checkpoint.path}"
+                f"{checkpoint.path} was saved with {_said(name)} {before}, this run has {_said(name)} {now}: keep "
+                f"{before}, or begin a new run or phase in another folder with --init {checkpoint.path}"
             )
     made = checkpoint.state.applied_steps
     if settings.steps < made:
-        raise UsageError(
-            f"steps={settings.steps}, but {checkpoint.path} has {made} updates already: give {made} or more"
-        )
+        raise UsageError(f"--steps {settings.steps}: {checkpoint.path} has {made} updates already, give {made} or more")
     _check_data(data, checkpoint)
     warnings = []
     changed = _in_words(_changes(saved, settings, _CHANGES_THE_RUN))
@@ -108,6 +107,11 @@ def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Che
             "to rounding only"
         )
     return warnings
+
+
+def _said(name: str) -> str:
+    """What a user gives for a field; tasks have options of their own."""
+    return {"task": "the task", "task_options": "the options of the task"}.get(name) or flag(name)
 
 
 def changed_settings(settings: TrainSettings, checkpoint: Checkpoint) -> dict[str, tuple[Any, Any]]:
@@ -143,7 +147,7 @@ def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
         if saved.source != data.source:
             raise UsageError(
                 f"{checkpoint.path} was trained on {saved.source}, this run on {data.source}: keep {saved.source}, or "
-                f"begin a new run in another folder with init {checkpoint.path}"
+                f"begin a new run in another folder with --init {checkpoint.path}"
             )
         return
     _check_vocabulary(data, checkpoint)
@@ -152,7 +156,7 @@ def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
     if not saved.shards:
         raise InputError(
             f"{checkpoint.path} was trained on {saved.source}, {data.source} holds other data: give the same, or begin "
-            f"a new run in another folder with init {checkpoint.path}"
+            f"a new run in another folder with --init {checkpoint.path}"
         )
     missing = [name for name in saved.shards if name not in set(data.shards)]
     if missing and len(missing) < len(saved.shards):
@@ -162,7 +166,7 @@ def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
         )
     raise InputError(
         f"{checkpoint.path} was trained on the shards of {saved.source}, those of {data.source} are others (names, "
-        f"sizes or samples differ): give the same, or begin a new phase in another folder with init {checkpoint.path}"
+        f"sizes or samples differ): give the same, or begin a new phase in another folder with --init {checkpoint.path}"
     )
 
 

@@ -65,7 +65,7 @@ def made(step: int, loss: float = 2.0, **changes: Any) -> Progress:
         (["pretrain"], "no data was given: --data FOLDER"),
         (["pretrain", "--data", "nowhere"], "nowhere does not exist"),
         (["pretrain", "--data", "DATA"], "have 32 tokens, phase 1 trains on 128: use --seq-len 32"),
-        (["pretrain", "--data", "DATA", "--phase", "3"], "phase=3 is none"),
+        (["pretrain", "--data", "DATA", "--phase", "3"], "--phase 3 is none"),
         (["pretrain", "--data", "DATA", "--max-seconds", "0"], "--max-seconds 0.0 must be above 0"),
         (["pretrain", "--data", "DATA", "--seq-len", "32", "--init", "nowhere"], "nowhere does not exist"),
         (["pretrain", "--data", "DATA", "--seq-len", "32", "--optimizer", "sgd"], "unknown optimizer 'sgd'"),
