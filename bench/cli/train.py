@@ -52,9 +52,6 @@ def main(argv: list[str]) -> int:
                 return 0
         stop.limit(options.max_seconds)
         devices = find_devices(options.device)
-        if devices.note and options.device == "auto" and not options.json:
-            print(f"training on the CPU: {devices.note}", file=sys.stderr)
-            append_log(_log_of(options), f"training on the CPU: {devices.note}")
         run = TrainRun(run_folder(options.out))
         is_new = not run.path.exists()
         given = options.given()
@@ -63,6 +60,9 @@ def main(argv: list[str]) -> int:
         progress = TrainProgress(stop, _log_of(options))
         with locks.locked(run.path, "another call", "wait for it, or choose another --out"):
             check_continues(run, plan, given)
+            if devices.note and options.device == "auto" and not options.json:
+                print(f"training on the CPU: {devices.note}", file=sys.stderr)
+                append_log(_log_of(options), f"training on the CPU: {devices.note}")
             if (plan.phase or 1) > 1 and plan.settings.init is None and not run.attempts():
                 note(f"phase {plan.phase} begins from scratch here: --init RUN takes the weights of a finished run")
             if stop.wanted():

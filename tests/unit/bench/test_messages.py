@@ -1,5 +1,6 @@
 """Refusals name what was typed, say what is wrong first, and what to do about it."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ from support import gap_files
 from support.csv_files import colours_and_animals, prepared, write_rows
 
 from bench.cli.main import run
+from bench.cli.progress import tell_of_cpu
+from bench.devices import Devices
 from bench.profilers import PROFILERS, load_profiler
 from bert.data.csv.store import add_run
 from common.errors import UsageError
@@ -143,6 +146,33 @@ def test_a_value_that_cannot_be_is_named_by_the_option_it_came_with(
     own = ["--data", "synthetic", "--warmup", "0.1"] if command == "train" else []
     assert run([command, "pretrain", *own, *options, "--out", str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "pretrain", "--data", "synthetic", "--phase", "3"], "--phase 3"),
+        (["throughput", "pretrain", "--seq-len", "3"], "--seq-len 3"),
+        (["throughput", "pretrain", "--seq-len", "3", "--max-batch-search"], "--seq-len 3"),
+    ],
+)
+def test_what_is_refused_is_all_that_is_said(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = Devices("cpu", (), 2, note="no driver")
+    monkeypatch.setattr(importlib.import_module(f"bench.cli.{words[0]}"), "find_devices", lambda asked: devices)
+    assert run([*words, "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith(f"bertbench: {said}")
+
+
+def test_why_a_run_is_on_the_cpu_is_said_where_nobody_asked_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    devices = Devices("cpu", (), 2, note="no driver")
+    tell_of_cpu(devices, "cpu", False)
+    tell_of_cpu(devices, "auto", True)
+    tell_of_cpu(Devices("cpu", (), 2), "auto", False)
+    assert capsys.readouterr().err == ""
+    tell_of_cpu(devices, "auto", False)
+    assert capsys.readouterr().err == "measuring on the CPU: no driver\n"
 
 
 @pytest.mark.parametrize("name", PROFILERS)
