@@ -25,6 +25,7 @@ scaling and random numbers begin anew. The shape and the vocabulary must be the 
 may be in any form that `bertbench convert` reads.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,9 @@ from bert.checkpoints.read import Found, find_checkpoint
 from bert.data.lengths import is_synthetic
 from bert.data.vocabulary import either_fingerprint
 from bert.flags import flag
+from bert.strategies.base import Strategy
 from bert.tasks.base import DataIdentity
+from bert.training.agreement import text_of_first, together
 from bert.training.checkpoint import STATE_FILE, Checkpoint, checkpoint_path, latest, read, saved_steps
 from bert.training.settings import TrainSettings
 from bert.training.state import versions
@@ -188,7 +191,7 @@ def find_initial(settings: TrainSettings, data: DataIdentity, warn: Callable[[st
         settings: of the run that begins.
         data: what it trains on.
         warn: told of damaged checkpoints that were passed over.
-        whole: check all bytes of the checkpoint, not only the sizes of its files.
+        whole: check all bytes of a checkpoint, not only the sizes of its files.
 
     Raises:
         InputError: nothing of that kind is there, it is damaged, or of another vocabulary.
@@ -196,6 +199,20 @@ def find_initial(settings: TrainSettings, data: DataIdentity, warn: Callable[[st
     assert settings.init is not None
     needed = f"this run needs a checkpoint of a {settings.preset} model with {settings.vocab_size} word pieces"
     return find_weights(Path(settings.init), data, warn, needed, whole)
+
+
+def initial_on_all(
+    settings: TrainSettings, data: DataIdentity, strategy: Strategy, warn: Callable[[str], None]
+) -> Initial:
+    """Return what `find_initial` gives on the first rank, on every rank; raises as it does, on every rank.
+
+    The first rank alone reads all bytes of a checkpoint. The others are told which one it has taken: they would not
+    notice that a newer one is damaged.
+    """
+    found = together(strategy, lambda: find_initial(settings, data, warn, True) if strategy.rank == 0 else None)
+    taken = text_of_first(strategy, "" if found is None or found.checkpoint is None else str(found.checkpoint.path))
+    same = dataclasses.replace(settings, init=taken or settings.init)
+    return together(strategy, lambda: found or find_initial(same, data, warn, False))
 
 
 def find_weights(
@@ -248,7 +265,7 @@ def _own_checkpoint(path: Path, warn: Callable[[str], None], whole: bool) -> Che
         return read(path, whole)
     for folder in (path, path / CHECKPOINTS_FOLDER):
         if saved_steps(folder):
-            return latest(folder, warn)
+            return latest(folder, warn, whole)
     return None
 
 
