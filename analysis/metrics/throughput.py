@@ -242,7 +242,8 @@ def _utilisation(
     peaks = {rank: _peak_of(record.get("measured_peak") or {}) for rank, record in ranks.items()}
     missing = [rank for rank in range(trial.ranks) if not peaks.get(rank)]
     if missing:
-        reason = f"rank {missing[0]} measured no peak" + (f" (nor {len(missing) - 1} others)" if missing[1:] else "")
+        others = f" (nor {len(missing) - 1} other{'s'[: len(missing) > 2]})" if missing[1:] else ""
+        reason = f"rank {missing[0]} measured no peak{others}"
         unknown["mfu"] = unknown["measured_peak_flops"] = reason
         return {"measured_peak": None}
     # A rank that drives several devices measures its first one.
