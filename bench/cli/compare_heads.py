@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from bench.cli.compare_strategies import OUT_HELP, tell_stopped, train_all
-from bench.cli.options import parse, parse_known, request_of, run_folder
+from bench.cli.options import check_task, parse, parse_known, request_of, run_folder
 from bench.cli.train_options import TrainOptions
 from bench.comparison import PlannedVariant, Variant, check_comparable
 from bench.devices import Devices, find_devices
@@ -92,11 +92,9 @@ def main(argv: list[str]) -> int:
 
 def _options(argv: list[str]) -> tuple[CompareHeadsOptions, list[str]]:
     """Return the options of the comparison, and the words that are options of the training."""
-    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
-        raise UsageError("compare-heads needs a task: bertbench compare-heads gap [options]")
-    if not argv[0].startswith("-"):
-        lookup({"gap": ""}, argv[0], "task with several heads")
-    options, rest = parse_known(CompareHeadsOptions, argv, "bertbench compare-heads")
+    program = "bertbench compare-heads"
+    check_task(argv, program, ("gap",), "task with several heads")
+    options, rest = parse_known(CompareHeadsOptions, argv, program)
     if any(word.partition("=")[0] == "--head" for word in rest):
         raise UsageError("--head is what is compared: give --heads, such as --heads mul concat")
     return options, rest

@@ -152,7 +152,7 @@ def test_predictions_of_another_dataset_are_refused(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([], "needs a task"),
+        ([], "a task is needed: bertbench compare-heads gap [options]; see bertbench compare-heads --help"),
         (["squad"], "unknown task with several heads 'squad'"),
         (["gap", "--heads", "mul", "best"], "unknown head 'best'"),
         (["gap", "--heads", "mul", "mul"], "name each head once"),

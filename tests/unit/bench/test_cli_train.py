@@ -60,7 +60,7 @@ def made(step: int, loss: float = 2.0, **changes: Any) -> Progress:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "a task is needed"),
+        ([], "[options]; see bertbench train --help"),
         (["squat"], "unknown task 'squat'"),
         (["pretrain"], "no data was given: --data FOLDER"),
         (["pretrain", "--data", "nowhere"], "nowhere does not exist"),
