@@ -19,7 +19,7 @@ from support.training_runs import settings, shards
 
 from analysis import train_scores
 from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
-from analysis.report.html import write_report
+from analysis.report.run_page import write_report
 from analysis.train_records import TrainRun, read_events, write_curve
 from bench.attempt import train_once
 from bench.cli import train as command
