@@ -76,7 +76,8 @@ def main(argv: list[str]) -> int:
 
     samples = next(iter(planned.values())).samples_per_epoch
     assert samples is not None, "data without end are refused when they are planned"
-    results = compare_heads({head: item.run for head, item in planned.items()}, samples)
+    best_by, higher_is_better = _deciding(planned)
+    results = compare_heads({head: item.run for head, item in planned.items()}, samples, best_by, higher_is_better)
     with locks.locked(out, "another call", "wait for it, or choose another --out"):
         document = _document(options, planned, results)
         _write(out, document, results, _majority(planned))
@@ -127,6 +128,15 @@ def _plan(folder: Path, training: TrainOptions, devices: Devices) -> PlannedVari
     )
 
 
+def _deciding(planned: Mapping[str, PlannedVariant]) -> tuple[str, bool]:
+    """The score that the trainings choose their best checkpoint by, all the same, and whether more of it is better."""
+    from bert.tasks import make_task
+    from bert.tasks.base import deciding
+
+    settings = next(iter(planned.values())).plan.settings
+    return deciding(make_task(settings.task, settings.task_options), settings.best_by)
+
+
 def _majority(planned: Mapping[str, PlannedVariant]) -> float:
     """The accuracy of always answering what is most frequent in the rows they are evaluated on."""
     import numpy as np
@@ -161,6 +171,7 @@ def _document(
         "device_name": next((str(found["device_name"]) for found in environments if found.get("device_name")), None),
         "samples_per_epoch": first.samples_per_epoch,
         "majority_accuracy": _majority(planned),
+        "best_by": _deciding(planned)[0],
         "heads": [summary(result) for result in results],
         "epochs": [dict(row) for result in results for row in result.evaluations],
     }
