@@ -13,6 +13,7 @@ from bench.plan import AUTO, resolve_strategy, strategy_fields
 from bench.sweep import record_request, run_trials
 from bench.task_flags import task_words
 from bench.trial_model import model_config
+from bert.flags import flag
 from bert.memory import Memory, predict_memory
 from bert.strategies import STRATEGIES
 from bert.strategies.options import OPTIONS, options_text, read_options
@@ -151,7 +152,7 @@ class Runner:
 def commands(base: Trial, point: Point) -> dict[str, list[str]]:
     """Return the calls of `bertbench throughput` and `bertbench train` that run a point."""
     options = read_options(point.options)
-    own = [f"--{name.replace('_', '-')}" for name in sorted(options)]
+    own = [flag(name) for name in sorted(options)]
     values = [str(options[name]) for name in sorted(options)]
     more = ["--activation-checkpointing"] * point.recompute
     shared = ["--device", base.device, "--dropout", f"{base.dropout:g}", "--data", base.data]

@@ -19,6 +19,7 @@ from bench.task_flags import TaskFlags
 from bench.world import World
 from bert.config import PRESETS
 from bert.data.lengths import SYNTHETIC, is_synthetic
+from bert.flags import flag
 from bert.levers import recorded_levers, resolve_levers
 from bert.strategies import STRATEGIES, devices_per_rank
 from bert.strategies.deepspeed_config import read_deepspeed_config
@@ -130,10 +131,9 @@ class Sweep:
             lookup(dict.fromkeys((AUTO, *PRECISIONS)), name, "precision")
         for option in ("presets", "implementations", "levers", "allocators", "strategies", "batch_sizes", "grad_accum"):
             if not getattr(self, option):
-                raise UsageError(f"--{option.replace('_', '-')} needs at least one value")
+                raise UsageError(f"{flag(option)} needs at least one value")
         lookup(dict.fromkeys((WEAK, STRONG)), self.scaling, "scaling")
-        if self.rounds is not None and self.rounds < 1:
-            raise UsageError(f"--rounds {self.rounds} must be at least 1")
+        self._check_numbers()
         if self.memory_limit_gib is not None and not 0 < self.memory_limit_gib < math.inf:
             raise UsageError(f"--memory-limit-gib {self.memory_limit_gib} must be above 0 and finite")
         if not 0 < self.precision_target < 1:
@@ -146,8 +146,23 @@ class Sweep:
                 raise UsageError(
                     f"--seq-lens {max(self.seq_lens)}: {name} has {longest} positions, use {longest} or less"
                 )
-        if any(count < 1 for count in self.devices):
-            raise UsageError(f"--devices {' '.join(map(str, self.devices))}: each count must be at least 1")
+
+    def _check_numbers(self) -> None:
+        for option in ("devices", "batch_sizes", "grad_accum", "rounds", "min_steps", "max_steps"):
+            given = getattr(self, option)
+            numbers = given if isinstance(given, tuple) else (given,)
+            if any(number is not None and number < 1 for number in numbers):
+                each = ": each" if isinstance(given, tuple) else ""
+                raise UsageError(f"{flag(option)} {' '.join(map(str, numbers))}{each} must be at least 1")
+        if not self.max_seconds > 0:
+            raise UsageError(f"--max-seconds {self.max_seconds:g} must be above 0")
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"--dropout {self.dropout:g} must be at least 0 and less than 1")
+        if (self.start is None) != (self.stop is None):
+            raise UsageError("--start and --stop go together: give both or neither")
+        if self.start is not None and self.stop is not None and not 0 <= self.start < self.stop:
+            window = f"the window of --start {self.start} --stop {self.stop}"
+            raise UsageError(f"{window} is empty: start must be at least 0 and below stop")
 
     def strategy_options(self, names: Iterable[str] = ()) -> dict[str, list[str]]:
         """Return, for strategies by name, the options of each once for each trial that differs in them alone.

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from bert.flags import flag
 from bert.tasks import DATA, given_options, task_data
 from bert.tasks.options import TaskOption, read_options
 from common.errors import UsageError
@@ -37,7 +38,7 @@ class TaskFlags:
             if name not in own:
                 owners = [other for other in DATA if name in {option.name for option in task_data(other).options}]
                 there = f"is an option of the task {' and '.join(owners)}" if owners else "is an option of no task here"
-                raise UsageError(f"{_flag(name)} {there}, {task} has {_names(task_data(task).options)}: leave it out")
+                raise UsageError(f"{flag(name)} {there}, {task} has {_names(task_data(task).options)}: leave it out")
         return given_options(task, given)
 
 
@@ -53,13 +54,9 @@ def task_words(task: str, task_options: str) -> list[str]:
         value = options.get(option.name)
         if option.from_data or value is None or value is False:
             continue
-        words += [_flag(option.name)] if value is True else [_flag(option.name), str(value)]
+        words += [flag(option.name)] if value is True else [flag(option.name), str(value)]
     return words
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _names(options: tuple[TaskOption, ...]) -> str:
-    return ", ".join(_flag(option.name) for option in options if not option.from_data) or "none of its own"
+    return ", ".join(flag(option.name) for option in options if not option.from_data) or "none of its own"

@@ -22,6 +22,8 @@ class HeadResult:
     """Its row of training_comparison: status, loop_seconds, step_seconds, samples_per_second, reason."""
     evaluations: tuple[Mapping[str, Any], ...]
     """COLUMNS, and `scores` by name, in order; one for each evaluation."""
+    best_by: str
+    """Score that says which of them is the best, as it did which checkpoint stays."""
 
     @property
     def finished(self) -> bool:
@@ -36,26 +38,32 @@ class HeadResult:
 
     @property
     def best(self) -> Mapping[str, Any] | None:
-        """Return the evaluation of the highest accuracy, the earliest of several; None without any."""
+        """Return the best evaluation, the earliest of several; None without any."""
         return next((found for found in self.evaluations if found["best"]), None)
 
 
-def compare_heads(runs: Mapping[str, TrainRun], samples_per_epoch: int) -> list[HeadResult]:
+def compare_heads(
+    runs: Mapping[str, TrainRun], samples_per_epoch: int, best_by: str, higher_is_better: bool
+) -> list[HeadResult]:
     """Return what lies in the run directories of trainings that differ in their head alone.
 
     Args:
         runs: run directory by head.
         samples_per_epoch: samples of the training data.
+        best_by: score of the evaluations that the trainings choose their best checkpoint by.
+        higher_is_better: whether more of it is better.
 
     Raises:
         SchemaError: a record is damaged.
     """
     variants = [VariantRun(strategy=head, devices=1, run=run) for head, run in runs.items()]
     rows = compare_trainings(variants, samples_per_epoch).rows
-    return [
-        HeadResult(head, row, tuple(_evaluations(head, run, samples_per_epoch)))
-        for (head, run), row in zip(runs.items(), rows, strict=True)
-    ]
+    results = []
+    for (head, run), row in zip(runs.items(), rows, strict=True):
+        found = _evaluations(head, run, samples_per_epoch)
+        _mark_best(found, best_by, higher_is_better)
+        results.append(HeadResult(head, row, tuple(found), best_by))
+    return results
 
 
 def _evaluations(head: str, run: TrainRun, samples_per_epoch: int) -> list[dict[str, Any]]:
@@ -87,10 +95,14 @@ def _evaluations(head: str, run: TrainRun, samples_per_epoch: int) -> list[dict[
             }
         )
         before = steps
-    known = [row for row in found if row["accuracy"] is not None]
-    if known:
-        max(known, key=lambda row: float(row["accuracy"]))["best"] = True
     return found
+
+
+def _mark_best(evaluations: list[dict[str, Any]], score: str, higher_is_better: bool) -> None:
+    known = [row for row in evaluations if row["scores"].get(score) is not None]
+    if known:
+        choose = max if higher_is_better else min
+        choose(known, key=lambda row: float(row["scores"][score]))["best"] = True
 
 
 def table_rows(results: Sequence[HeadResult]) -> list[list[Any]]:

@@ -119,7 +119,7 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
         UsageError: the threshold is not in [0, 1).
     """
     if not 0 <= threshold < 1:
-        raise UsageError(f"threshold={threshold} must be in [0, 1): 0.05 means 5 %")
+        raise UsageError(f"--threshold {threshold} must be in [0, 1): 0.05 means 5 %")
     problems: list[str] = []
     found: dict[Key, list[_Group]] = defaultdict(list)
     for run in runs:

@@ -123,7 +123,7 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD)
         InputError, SchemaError: see load_run.
     """
     if not 0 <= threshold < 1:
-        raise UsageError(f"threshold={threshold} must be in [0, 1): 0.05 means 5 %")
+        raise UsageError(f"--threshold {threshold} must be in [0, 1): 0.05 means 5 %")
     old, new = load_run(a), load_run(b)
     spread = run_spread(old, new)
     groups = [_groups(trials) for trials in (old, new)]

@@ -92,7 +92,9 @@ def summarize(
         UsageError: price_per_hour is not above 0.
     """
     if price_per_hour is not None and not (math.isfinite(price_per_hour) and price_per_hour > 0):
-        raise UsageError(f"price_per_hour={price_per_hour} must be above 0: give the price of the machine for one hour")
+        raise UsageError(
+            f"--price-per-hour {price_per_hour} must be above 0: give the price of the machine for one hour"
+        )
     absent = sorted(set(range(trial.world_size)) - set(steps)) if trial.nodes > 1 else []
     window = find_window(trial, {} if absent else steps)
     unknown: dict[str, str] = {}
@@ -240,7 +242,8 @@ def _utilisation(
     peaks = {rank: _peak_of(record.get("measured_peak") or {}) for rank, record in ranks.items()}
     missing = [rank for rank in range(trial.ranks) if not peaks.get(rank)]
     if missing:
-        reason = f"rank {missing[0]} measured no peak" + (f" (nor {len(missing) - 1} others)" if missing[1:] else "")
+        others = f" (nor {len(missing) - 1} other{'s'[: len(missing) > 2]})" if missing[1:] else ""
+        reason = f"rank {missing[0]} measured no peak{others}"
         unknown["mfu"] = unknown["measured_peak_flops"] = reason
         return {"measured_peak": None}
     # A rank that drives several devices measures its first one.

@@ -63,7 +63,7 @@ def compare_traces(
         UsageError: the threshold is not above 0.
     """
     if not threshold > 0:
-        raise UsageError(f"threshold={threshold} is not above 0: give a fraction such as 0.05")
+        raise UsageError(f"--threshold {threshold} is not above 0: give a fraction such as 0.05")
     families, kernels = trace_diff(before, after, "family"), trace_diff(before, after, "name")
     stepped = all(len(found.steps) for found in (*before, *after))
     old, new = (_step_ms(side) if stepped else _span_ms(side) for side in (before, after))

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.metrics.head_comparison import HeadResult
+from analysis.train_scores import score
 
 
 def comparison_text(results: Sequence[HeadResult], majority: float | None = None) -> str:
-    """Return one line for each evaluation of each head, and one for the best of each with the time it took.
+    """Return one line for each evaluation of each head, and one for the best of each with the time it took; and
+    by which score it is the best.
 
     Args:
         results: of analysis.metrics.head_comparison.
@@ -31,6 +33,7 @@ def comparison_text(results: Sequence[HeadResult], majority: float | None = None
         )
     if majority is not None:
         lines.append(f"{'(majority)':<10}{_percent(majority):>11}")
+    lines += [f"best: by {by}" for by in dict.fromkeys(score(result.best_by).label for result in results)]
     return "\n".join(lines)
 
 

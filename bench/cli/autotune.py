@@ -28,6 +28,7 @@ from bench.launch import LaunchOptions
 from bench.plan import AUTO, Sweep, expand
 from bench.sweep import locked
 from bench.task_flags import TaskFlags
+from bert.flags import flag
 from bert.strategies import STRATEGIES
 from common.atomic import write_json
 from common.errors import UsageError
@@ -109,7 +110,7 @@ class AutotuneOptions:
         for name in ("devices", "global_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {value} must be at least 1")
+                raise UsageError(f"{flag(name)} {value} must be at least 1")
         if any(size < 1 for size in self.buckets_mib) or self.rounds < 0:
             raise UsageError("--buckets-mib takes sizes of at least 1 MiB, --rounds a number of at least 0")
 

@@ -1,7 +1,6 @@
 """`bertbench comm`: collectives alone, by size, as nccl-tests prints them, and the line fitted to them."""
 
 import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ import tyro
 
 from analysis.records import RunDirectory, Trial
 from bench.cli.options import OUT_HELP, parse, request_of, run_folder
-from bench.cli.progress import note, show_progress
+from bench.cli.progress import note, show_progress, tell_of_cpu
 from bench.comm import CommSweep, expand_collectives, run_inside
 from bench.devices import Devices, find_devices
 from bench.inside import end_process
@@ -51,8 +50,7 @@ def main(argv: list[str]) -> int:
     request = {"command": "comm", **request_of(options)}
     if world is not None:
         end_process(_inside(options, run, trials, request, devices, world))
-    if devices.note and options.device == "auto" and not options.json:
-        print(f"measuring on the CPU: {devices.note}", file=sys.stderr)
+    tell_of_cpu(devices, options.device, options.json)
     with locked(run):
         results = run_trials(run, trials, request, devices, launch, show_progress, note, options.retry_failed)
     return _show(run, trials, results, options.json)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from bench.cli.compare_strategies import OUT_HELP, tell_stopped, train_all
-from bench.cli.options import parse, parse_known, request_of, run_folder
+from bench.cli.options import check_task, parse, parse_known, request_of, run_folder
 from bench.cli.train_options import TrainOptions
 from bench.comparison import PlannedVariant, Variant, check_comparable
 from bench.devices import Devices, find_devices
@@ -76,7 +76,8 @@ def main(argv: list[str]) -> int:
 
     samples = next(iter(planned.values())).samples_per_epoch
     assert samples is not None, "data without end are refused when they are planned"
-    results = compare_heads({head: item.run for head, item in planned.items()}, samples)
+    best_by, higher_is_better = _deciding(planned)
+    results = compare_heads({head: item.run for head, item in planned.items()}, samples, best_by, higher_is_better)
     with locks.locked(out, "another call", "wait for it, or choose another --out"):
         document = _document(options, planned, results)
         _write(out, document, results, _majority(planned))
@@ -92,11 +93,9 @@ def main(argv: list[str]) -> int:
 
 def _options(argv: list[str]) -> tuple[CompareHeadsOptions, list[str]]:
     """Return the options of the comparison, and the words that are options of the training."""
-    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
-        raise UsageError("compare-heads needs a task: bertbench compare-heads gap [options]")
-    if not argv[0].startswith("-"):
-        lookup({"gap": ""}, argv[0], "task with several heads")
-    options, rest = parse_known(CompareHeadsOptions, argv, "bertbench compare-heads")
+    program = "bertbench compare-heads"
+    check_task(argv, program, ("gap",), "task with several heads")
+    options, rest = parse_known(CompareHeadsOptions, argv, program)
     if any(word.partition("=")[0] == "--head" for word in rest):
         raise UsageError("--head is what is compared: give --heads, such as --heads mul concat")
     return options, rest
@@ -127,6 +126,15 @@ def _plan(folder: Path, training: TrainOptions, devices: Devices) -> PlannedVari
         request={"command": "train", **request_of(training)},
         threads=training.threads,
     )
+
+
+def _deciding(planned: Mapping[str, PlannedVariant]) -> tuple[str, bool]:
+    """The score that the trainings choose their best checkpoint by, all the same, and whether more of it is better."""
+    from bert.tasks import make_task
+    from bert.tasks.base import deciding
+
+    settings = next(iter(planned.values())).plan.settings
+    return deciding(make_task(settings.task, settings.task_options), settings.best_by)
 
 
 def _majority(planned: Mapping[str, PlannedVariant]) -> float:
@@ -163,6 +171,7 @@ def _document(
         "device_name": next((str(found["device_name"]) for found in environments if found.get("device_name")), None),
         "samples_per_epoch": first.samples_per_epoch,
         "majority_accuracy": _majority(planned),
+        "best_by": _deciding(planned)[0],
         "heads": [summary(result) for result in results],
         "epochs": [dict(row) for result in results for row in result.evaluations],
     }

@@ -12,7 +12,7 @@ import tyro
 
 from analysis.records import PRECISIONS
 from analysis.strategy_labels import implementation_label
-from bench.cli.options import in_plural, parse, parse_known, request_of, run_folder
+from bench.cli.options import check_task, in_plural, parse, parse_known, request_of, run_folder
 from bench.cli.progress import note, show_progress
 from bench.cli.train_options import TrainOptions
 from bench.cli.train_progress import TrainProgress
@@ -33,7 +33,6 @@ from bench.plan import AUTO
 from bench.stop import StopRequest
 from bert.levers import resolve_levers
 from bert.strategies import STRATEGIES
-from bert.tasks import TASKS
 from common import locks
 from common.atomic import write_text
 from common.errors import UsageError
@@ -134,11 +133,9 @@ def main(argv: list[str]) -> int:
 
 def _options(argv: list[str]) -> tuple[CompareStrategiesOptions, list[str]]:
     """Return the options of the comparison, and the words that are options of the training."""
-    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
-        raise UsageError(f"a task is needed: bertbench compare-strategies {' | '.join(TASKS)} [options]")
-    if not argv[0].startswith("-"):
-        lookup(TASKS, argv[0], "task")
-    return parse_known(CompareStrategiesOptions, in_plural(argv, _LISTS), "bertbench compare-strategies")
+    program = "bertbench compare-strategies"
+    check_task(argv, program)
+    return parse_known(CompareStrategiesOptions, in_plural(argv, _LISTS), program)
 
 
 # --precision is no singular of --precisions but the training's own, of all variants alike.

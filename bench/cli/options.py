@@ -4,7 +4,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,12 +98,17 @@ def given_names(argv: Sequence[str]) -> frozenset[str]:
     return frozenset(word.removeprefix("--").replace("-", "_").removeprefix("no_") for word in words)
 
 
+def check_task(argv: Sequence[str], program: str, tasks: Iterable[str] = TASKS, what: str = "task") -> None:
+    """Refuse a command line whose first word names no task, which --help need not. Raises UsageError."""
+    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
+        raise UsageError(f"a task is needed: {program} {' | '.join(tasks)} [options]; see {program} --help")
+    if not argv[0].startswith("-"):
+        lookup(dict.fromkeys(tasks), argv[0], what)
+
+
 def parse_task(options: type[T], argv: list[str], program: str, sweep: bool = True) -> T:
     """Like `parse`, for commands whose first word names a task; with `sweep` the other options are those of a sweep."""
-    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
-        raise UsageError(f"a task is needed: {program} {' | '.join(TASKS)} [options]; see {program} --help")
-    if not argv[0].startswith("-"):
-        lookup(TASKS, argv[0], "task")
+    check_task(argv, program)
     return parse(options, in_plural(argv, _SWEEP_LISTS) if sweep else argv, program)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.records import Trial
 from analysis.strategy_labels import strategy_label
 from bench.cli.download_progress import show_download
+from bench.devices import Devices
 from bench.plan import AUTO, resolve_strategy
 from common.redact import terminal_text
 
@@ -31,6 +32,12 @@ def show_progress(number: int, count: int, trial: Trial, result: Mapping[str, An
 def note(text: str) -> None:
     """Tell the user something that needs no answer."""
     print(f"note: {terminal_text(text)}", file=sys.stderr, flush=True)
+
+
+def tell_of_cpu(devices: Devices, asked: str, as_json: bool) -> None:
+    """Say why there is no GPU, where --device did not ask for the CPU; call it when nothing is left to refuse."""
+    if devices.note and asked == "auto" and not as_json:
+        print(f"measuring on the CPU: {devices.note}", file=sys.stderr)
 
 
 def describe(trial: Trial) -> str:

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 
 def _of_run(options: ReportOptions) -> int:
-    from analysis.report.html import write_report
+    from analysis.report.run_page import write_report
 
     run = RunDirectory(options.path)
     path = write_report(run, options.price_per_hour, options.out, options.project, options.same_links)

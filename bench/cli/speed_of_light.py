@@ -1,7 +1,6 @@
 """`bertbench speed-of-light [TASK]`: the floor of a step, and where the measured step is above it."""
 
 import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +10,14 @@ import tyro
 from analysis.records import RunDirectory, Trial
 from bench.allocators import DEFAULT
 from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
-from bench.cli.progress import note, show_progress
+from bench.cli.progress import note, show_progress, tell_of_cpu
 from bench.devices import Devices, find_devices
 from bench.launch import LaunchOptions
 from bench.light.products import HEADS
 from bench.plan import AUTO, Sweep, expand
 from bench.sweep import locked, run_trials
 from bench.task_flags import TaskFlags
+from bert.flags import flag
 from common.errors import UsageError
 
 _FEWEST_ROUNDS = 3
@@ -78,7 +78,7 @@ class SpeedOfLightOptions:
             raise UsageError(f"--rounds {self.rounds} must be at least {_FEWEST_ROUNDS}: medians need them")
         for name in ("batch_size", "devices"):
             if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
+                raise UsageError(f"{flag(name)} {getattr(self, name)} must be at least 1")
 
 
 OPTIONS = {"speed-of-light [TASK]": SpeedOfLightOptions}
@@ -92,8 +92,7 @@ def main(argv: list[str]) -> int:
     devices = find_devices(options.device)
     trial = planned(options, devices)
     run = RunDirectory(run_folder(options.out))
-    if devices.note and options.device == "auto" and not options.json:
-        print(f"measuring on the CPU: {devices.note}", file=sys.stderr)
+    tell_of_cpu(devices, options.device, options.json)
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     request = {"command": "speed-of-light", **request_of(options)}
     with locked(run):

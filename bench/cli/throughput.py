@@ -12,7 +12,7 @@ import tyro
 
 from analysis.records import RunDirectory, write_record
 from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
-from bench.cli.progress import note, show_progress
+from bench.cli.progress import note, show_progress, tell_of_cpu
 from bench.devices import Devices, find_devices, free_memory_share
 from bench.inside import end_process, run_trial_inside
 from bench.launch import LaunchOptions
@@ -81,8 +81,6 @@ def main(argv: list[str]) -> int:
     if world is not None:
         world.check_nodes(options.nodes)
         end_process(_inside(options, devices, world))
-    if devices.note and options.device == "auto" and not options.json:
-        print(f"measuring on the CPU: {devices.note}", file=sys.stderr)
     run = RunDirectory(run_folder(options.out))
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour)
     if options.max_batch_search:
@@ -90,6 +88,7 @@ def main(argv: list[str]) -> int:
     kind = "input" if options.input_only else "throughput"
     trials = expand(options.sweep, devices, kind, against_synthetic=options.against_synthetic)
     request = {"command": "throughput", **request_of(options)}
+    tell_of_cpu(devices, options.device, options.json)
     with locked(run):
         results = run_trials(run, trials, request, devices, launch, show_progress, note, options.retry_failed)
     _show(run, [trial.trial_id for trial in trials], options.json)
@@ -173,8 +172,10 @@ def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, lau
     if devices.kind == "cpu" and sweep.memory_limit_gib is None:
         share = free_memory_share(max(sweep.devices or devices.default_world_sizes()))
         sweep = dataclasses.replace(sweep, memory_limit_gib=round(share / 2**30, 1))
-        print(f"a rank may use {sweep.memory_limit_gib:.1f} GiB here (--memory-limit-gib sets it)", file=sys.stderr)
     starts = expand(sweep, devices)
+    tell_of_cpu(devices, options.device, options.json)
+    if sweep.memory_limit_gib != options.sweep.memory_limit_gib:
+        print(f"a rank may use {sweep.memory_limit_gib:.1f} GiB here (--memory-limit-gib sets it)", file=sys.stderr)
     request = {"command": "throughput", **request_of(options)}
     found: list[dict[str, Any]] = []
     with locked(run):

@@ -13,7 +13,7 @@ from analysis.records import TrialDirectory
 from analysis.train_records import TrainRun
 from analysis.train_scores import evaluation_text, in_words, parts_text
 from bench.attempt import train_once
-from bench.cli.options import parse, request_of, run_folder
+from bench.cli.options import check_task, parse, request_of, run_folder
 from bench.cli.preparing import plain_words
 from bench.cli.progress import note
 from bench.cli.train_next import next_command
@@ -24,11 +24,9 @@ from bench.following import follow
 from bench.stop import StopRequest
 from bench.trainer import Plan, check_continues, check_space, plan_training
 from bench.world import World, joined_world, leading
-from bert.tasks import TASKS
 from common import locks
-from common.errors import BertbenchError, StorageError, UsageError
+from common.errors import BertbenchError, StorageError
 from common.redact import terminal_text
-from common.registry import lookup
 
 if TYPE_CHECKING:
     from bench.cli.train_classify import TrainClassifyOptions
@@ -52,9 +50,6 @@ def main(argv: list[str]) -> int:
                 return 0
         stop.limit(options.max_seconds)
         devices = find_devices(options.device)
-        if devices.note and options.device == "auto" and not options.json:
-            print(f"training on the CPU: {devices.note}", file=sys.stderr)
-            append_log(_log_of(options), f"training on the CPU: {devices.note}")
         run = TrainRun(run_folder(options.out))
         is_new = not run.path.exists()
         given = options.given()
@@ -63,6 +58,9 @@ def main(argv: list[str]) -> int:
         progress = TrainProgress(stop, _log_of(options))
         with locks.locked(run.path, "another call", "wait for it, or choose another --out"):
             check_continues(run, plan, given)
+            if devices.note and options.device == "auto" and not options.json:
+                print(f"training on the CPU: {devices.note}", file=sys.stderr)
+                append_log(_log_of(options), f"training on the CPU: {devices.note}")
             if (plan.phase or 1) > 1 and plan.settings.init is None and not run.attempts():
                 note(f"phase {plan.phase} begins from scratch here: --init RUN takes the weights of a finished run")
             if stop.wanted():
@@ -98,10 +96,7 @@ def _follow(argv: list[str], world: World) -> NoReturn:
 
 
 def _options(argv: list[str]) -> TrainOptions:
-    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
-        raise UsageError(f"a task is needed: bertbench train {' | '.join(TASKS)} [options]")
-    if not argv[0].startswith("-"):
-        lookup(TASKS, argv[0], "task")
+    check_task(argv, "bertbench train")
     if argv[0] == "classify":
         from bench.cli.data_csv import DEFAULT_WORDS
 

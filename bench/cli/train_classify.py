@@ -23,6 +23,7 @@ from bert.data.csv.config import SUFFIX, CsvConfig, CsvForm
 from bert.data.lengths import is_synthetic
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.vocabulary import Vocabulary
+from bert.flags import flag
 from common.errors import BertbenchError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _given_database(options: TrainClassifyOptions, path: Path, given: Sequence[s
     from bert.data.csv.prepare import CsvSummary
     from bert.data.csv.store import open_source, split_sizes
 
-    foreign = [f"--{name.replace('_', '-')}" for name in given if name != "seq_len"]
+    foreign = [flag(name) for name in given if name != "seq_len"]
     if foreign:
         raise UsageError(f"{path} is prepared already, and {', '.join(foreign)} would change it: give the CSV instead")
     source = open_source(path.resolve())

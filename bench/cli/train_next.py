@@ -7,6 +7,7 @@ from analysis.train_records import TrainRun
 from bench.implementations import OURS
 from bench.plan import AUTO
 from bench.trainer import Plan
+from bert.flags import flag
 from bert.tasks import check_task_options, task_data
 from bert.tasks.data import Trained
 from common.errors import InputError
@@ -58,7 +59,7 @@ def _kept_options(options: "TrainOptions") -> list[str]:
         "dropout",
         "seed",
     )
-    words = [(f"--{name.replace('_', '-')}", getattr(options, name)) for name in names]
+    words = [(flag(name), getattr(options, name)) for name in names]
     words += [
         ("--strategy", None if options.strategy == AUTO else options.strategy),
         ("--zero-stage", options.zero_stage),

@@ -11,6 +11,7 @@ import tyro
 from bench.implementations import OURS
 from bench.plan import AUTO
 from bench.task_flags import TaskFlags
+from bert.flags import flag
 from common.errors import UsageError
 
 _OUT_HELP = "Run directory; a call with the same folder resumes it."
@@ -124,7 +125,7 @@ class TrainOptions:
         for name, holds, required in _RANGES:
             value = getattr(self, name)
             if value is not None and not holds(value):
-                raise UsageError(f"--{name.replace('_', '-')} {value:g} must be {required}")
+                raise UsageError(f"{flag(name)} {value:g} must be {required}")
         if self.max_seconds is not None and not self.max_seconds > 0:
             raise UsageError(f"--max-seconds {self.max_seconds} must be above 0")
         if self.file is not None and self.data is not None:
@@ -137,7 +138,7 @@ class TrainOptions:
         return {**values, **own}
 
 
-# As the settings of the run have them, which do not know what an option is called.
+# As the settings of the run have them; said before any data are looked at.
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("dropout", lambda value: 0 <= value < 1, "at least 0 and less than 1"),
     ("epochs", lambda value: 0 < value < math.inf, "a number above 0"),

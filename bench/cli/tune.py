@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import tyro
 
 from analysis.train_records import TrainRun, is_train_run
-from bench.cli.options import parse, parse_known, request_of, run_folder
+from bench.cli.options import check_task, parse, parse_known, request_of, run_folder
 from bench.cli.progress import note
 from bench.cli.train_options import TrainOptions
 from bench.devices import Devices, find_devices
@@ -29,7 +29,7 @@ from bench.tune.space import Kind, SearchSpace, Value, make_space, word
 from bench.tune.study import Study
 from bench.tune.worker import Job, TrialTraining, work
 from bench.world import joined_world
-from bert.tasks import TASKS
+from bert.flags import flag
 from common.errors import UsageError
 from common.registry import lookup
 
@@ -94,7 +94,7 @@ class TuneOptions:
         for name, fewest in {**least, "retries": 0}.items():
             value = getattr(self, name)
             if value is not None and value < fewest:
-                raise UsageError(f"--{name.replace('_', '-')} {value} must be at least {fewest}")
+                raise UsageError(f"{flag(name)} {value} must be at least {fewest}")
         if self.max_seconds is not None and not 0 < self.max_seconds < math.inf:
             raise UsageError(f"--max-seconds {self.max_seconds} must be above 0")
 
@@ -166,10 +166,7 @@ def search_kinds() -> dict[str, Kind]:
 def _options(argv: list[str]) -> tuple[TuneOptions, TrainOptions, list[str]]:
     """Return the options of the search, those of all its trainings, and the words of the latter."""
     program = "bertbench tune"
-    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
-        raise UsageError(f"{program} needs a task: {program} {' | '.join(TASKS)} [options]")
-    if not argv[0].startswith("-"):
-        lookup(TASKS, argv[0], "task")
+    check_task(argv, program)
     options, words = parse_known(TuneOptions, _one_search_each(argv), program)
     base = parse(TrainOptions, [options.task, *words], "bertbench train")
     if base.best_by is not None:
@@ -276,7 +273,7 @@ def _words(values: Mapping[str, Value]) -> list[str]:
     """Values as options of `bertbench train`."""
     found = []
     for name, value in values.items():
-        option = f"--{name.replace('_', '-')}"
+        option = flag(name)
         if isinstance(value, bool):
             found += [option] if value else []
         else:

@@ -32,7 +32,7 @@ from bert.training.events import Best, Report, RunOutcome, Saved, Warned
 from bert.training.initial import load_initial
 from bert.training.losses import LossLog
 from bert.training.parts import make_optimizer, make_training
-from bert.training.resume import find_initial
+from bert.training.resume import initial_on_all
 from bert.training.settings import TrainSettings
 from bert.training.tensors import seed_generators
 from common.atomic import write_text
@@ -125,7 +125,7 @@ class _Run(BaseRun):
         ours = self.task.build_model(self.config)
         if settings.init is not None:
             whole = not self.task.begins_from_encoder
-            initial = together(self.strategy, lambda: find_initial(settings, self.data, self.warn, False))
+            initial = initial_on_all(settings, self.data, self.strategy, self.warn)
             together(self.strategy, lambda: load_initial(initial, ours, self.config, whole=whole))
         theirs = task_model(self.task, self.config, settings.activation_checkpointing)
         copy_weights(ours, theirs)

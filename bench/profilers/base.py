@@ -35,6 +35,9 @@ class Scope:
 class Profiler:
     """One profiling tool; `bench.profilers.PROFILERS` lists them. Subclasses override what they need."""
 
+    NAME: ClassVar[str]
+    """What `--profiler` calls it."""
+
     OPTIONS: ClassVar[Mapping[str, str]] = {}
     """Options of `--with`, by name: what each does. "name=value" gives one a value."""
 
@@ -47,7 +50,7 @@ class Profiler:
         for name in self.options:
             if name not in self.OPTIONS:
                 known = ", ".join(sorted(self.OPTIONS)) or "it has none"
-                raise UsageError(f"--with {name}: no option of {type(self).__name__}; known: {known}")
+                raise UsageError(f"--with {name}: no option of --profiler {self.NAME}; known: {known}")
 
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError or UsageError, with the remedy, where this tool cannot profile `trial` here."""

@@ -17,6 +17,7 @@ _SCHEDULE = {"wait": 1, "warmup": 1, "active": 3, "repeat": 0}
 class TorchProfiler(Profiler):
     """Runs inside every rank; needs nothing but torch."""
 
+    NAME: ClassVar[str] = "torch"
     OPTIONS: ClassVar[Mapping[str, str]] = {
         "shapes": "record the shapes of every operator's inputs",
         "stacks": "record Python's call stacks (slow)",

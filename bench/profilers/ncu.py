@@ -49,6 +49,7 @@ _REMEDY = (
 class NsightCompute(RangeProfiler):
     """Wraps the launcher of a node with `ncu`."""
 
+    NAME: ClassVar[str] = "ncu"
     OPTIONS: ClassVar[Mapping[str, str]] = {
         **RangeProfiler.OPTIONS,
         "kernels": f"most kernels to count ({MOST_KERNELS})",

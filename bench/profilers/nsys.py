@@ -39,6 +39,7 @@ _REMEDY = (
 class NsightSystems(RangeProfiler):
     """Wraps the launcher of a node with `nsys profile`."""
 
+    NAME: ClassVar[str] = "nsys"
     OPTIONS: ClassVar[Mapping[str, str]] = {
         **RangeProfiler.OPTIONS,
         "sampling": "sample CPU stacks too (off otherwise: it costs time, and hangs on some virtual machines)",

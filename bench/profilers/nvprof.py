@@ -29,6 +29,7 @@ _REMEDY = f"it is part of CUDA toolkits before 13 (put the toolkit's bin folder 
 class Nvprof(RangeProfiler):
     """Wraps the launcher of a node with `nvprof`."""
 
+    NAME: ClassVar[str] = "nvprof"
     OPTIONS: ClassVar[Mapping[str, str]] = {
         **RangeProfiler.OPTIONS,
         "metrics": "what to count per kernel, comma-separated, as nvprof names it (sm_efficiency,achieved_occupancy)",

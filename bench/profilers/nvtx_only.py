@@ -10,6 +10,7 @@ from bench.profilers.ranges import RangeProfiler, check_ranges
 class NvtxOnly(RangeProfiler):
     """Makes the ranges and marks the window; starts no tool and collects nothing."""
 
+    NAME: ClassVar[str] = "nvtx"
     LEAVES_FILES: ClassVar[bool] = False
 
     def check(self, trial: Trial) -> None:

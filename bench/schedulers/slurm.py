@@ -11,6 +11,7 @@ from typing import Literal
 from bench.schedulers.base import Group, JobOptions, Rendered, groups_of
 from bench.schedulers.slurm_script import Array, Script, script_text
 from bench.schedulers.words import assignments, check_command, fill, memory_gib, places, program, quote
+from bert.flags import flag
 from common.errors import UsageError
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:+/@%=\[\]*&|()-]+")
@@ -66,9 +67,7 @@ class SlurmOptions(JobOptions):
             value = getattr(self, name)
             for word in value if isinstance(value, tuple) else [value]:
                 if word is not None and not _PLAIN.fullmatch(str(word)):
-                    raise UsageError(
-                        f"--{name.replace('_', '-')} {str(word)!r} has characters that #SBATCH cannot hold"
-                    )
+                    raise UsageError(f"{flag(name)} {str(word)!r} has characters that #SBATCH cannot hold")
         if self.array is not None and not _ARRAY.fullmatch(self.array):
             raise UsageError(f"--array {self.array!r}: give indices such as 0-9, 1,3,5, 0-99:10 or 0-99%10")
         backwards = [text for text, *ends in _ranges(self.array or "") if ends[0] > ends[1]]

@@ -7,7 +7,6 @@ from bert.data.lengths import is_synthetic
 from bert.tasks import make_task
 from bert.training.settings import TrainSettings
 from common.errors import UsageError
-from common.registry import lookup
 
 TRAINING_LOSS = "loss"
 """The objective that needs no evaluation: the mean training loss of the last tenth of the steps."""
@@ -76,12 +75,11 @@ def make_objective(settings: TrainSettings, name: str | None) -> Objective:
     made_up = is_synthetic(settings.data)
     if name == TRAINING_LOSS or (name is None and made_up):
         return Objective(name=TRAINING_LOSS, maximize=False)
-    from bert.tasks.base import deciding
+    from bert.tasks.base import check_objective, deciding
 
     known = make_task(settings.task, settings.task_options)
-    scores = dict.fromkeys((*known.scores, TRAINING_LOSS), "")
     chosen = known.deciding_score if name is None else name
-    lookup(scores, chosen, f"score of {settings.task}")
+    check_objective(known, chosen, TRAINING_LOSS)
     if made_up:
         raise UsageError(f"--objective {chosen}: made-up data are not evaluated: give real --data, or --objective loss")
     _, maximize = deciding(known, chosen)

@@ -15,6 +15,7 @@ import numpy as np
 
 from bert.data.squad.features import SquadFeatures
 from bert.data.vocabulary import Vocabulary
+from bert.flags import flag
 from bert.squad.logits import WindowLogits
 from bert.squad.projection import Projector
 from bert.squad.spans import find_spans, null_scores
@@ -43,7 +44,7 @@ class NBestOptions:
         """Refuse numbers without meaning."""
         for name in ("n_best_size", "max_answer_length"):
             if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)} must be 1 or more")
+                raise UsageError(f"{flag(name)} {getattr(self, name)} must be 1 or more")
         if not math.isfinite(self.null_threshold):
             raise UsageError(f"--null-threshold {self.null_threshold} must be a finite number")
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from bert.flags import flag
 from common.errors import InputError, UsageError
 
 ZERO_STAGES = (0, 1, 2, 3)
@@ -23,14 +24,15 @@ def options_text(strategy: str, options: Mapping[str, Any]) -> str:
     foreign = sorted(given.keys() - set(OPTIONS.get(strategy, ())))
     if foreign:
         owners = sorted(name for name, own in OPTIONS.items() if set(foreign) & set(own))
-        hint = f": use strategy {' or '.join(owners)}" if owners else ""
-        raise UsageError(f"strategy {strategy} has no option {', '.join(foreign)}{hint}")
+        hint = f": use --strategy {' or '.join(owners)}" if owners else ""
+        unknown = ", ".join("--deepspeed-config" if name == "config" else flag(name) for name in foreign)
+        raise UsageError(f"--strategy {strategy} has no option {unknown}{hint}")
     size = given.get("bucket_mib", 1)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise UsageError(f"bucket_mib={size!r} must be a whole number of MiB, at least 1")
+        raise UsageError(f"--bucket-mib {size!r} must be a whole number of MiB, at least 1")
     stage = given.get("zero_stage")
     if stage is not None and (isinstance(stage, bool) or stage not in ZERO_STAGES):
-        raise UsageError(f"zero_stage={stage!r}: choose one of {', '.join(map(str, ZERO_STAGES))}")
+        raise UsageError(f"--zero-stage {stage!r}: choose one of {', '.join(map(str, ZERO_STAGES))}")
     if not isinstance(given.get("config", {}), Mapping):
         raise UsageError("the DeepSpeed configuration has to be a JSON object")
     return json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False) if given else ""

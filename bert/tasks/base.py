@@ -14,6 +14,7 @@ from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.data.lengths import PADDINGS
 from bert.observer import Observer
 from bert.precision import Precision
+from common.errors import UsageError
 from common.registry import lookup
 
 
@@ -161,6 +162,25 @@ class TrainableTask(Task, Protocol):
         """
 
 
+def check_objective(task: TrainableTask, name: str, *besides: str) -> None:
+    """Refuse what does not say which of two models is better: a name that is no score, or a threshold.
+
+    Args:
+        task: what is trained.
+        name: what was asked for.
+        besides: what may be asked for, too.
+
+    Raises:
+        UsageError: it names what can be.
+    """
+    choices = (*(score for score in task.scores if not score.endswith("_thresh")), *besides)
+    if name in task.scores and name not in choices:
+        raise UsageError(
+            f"{name} is a threshold, more or less of it makes no model better: choose one of {', '.join(choices)}"
+        )
+    lookup(dict.fromkeys(choices), name, f"score of {task.name}")
+
+
 def deciding(task: TrainableTask, best_by: str | None) -> tuple[str, bool]:
     """Return the score that says which checkpoint is the best, and whether more of it is better.
 
@@ -169,9 +189,9 @@ def deciding(task: TrainableTask, best_by: str | None) -> tuple[str, bool]:
         best_by: one of its scores; None is the task's own choice.
 
     Raises:
-        UsageError: the task has no such score.
+        UsageError: the task has no such score, or it is a threshold.
     """
     if best_by is None or best_by == task.deciding_score:
         return task.deciding_score, task.higher_is_better
-    lookup(dict.fromkeys(task.scores, ""), best_by, f"score of {task.name}")
+    check_objective(task, best_by)
     return best_by, not best_by.endswith("_loss")

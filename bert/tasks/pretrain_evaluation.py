@@ -48,7 +48,7 @@ class TestShards:
         if self.info.seq_len != spec.seq_len:
             raise InputError(
                 f"the test shards in {self.info.path} have {self.info.seq_len} tokens per sample, not {spec.seq_len}: "
-                "prepare both splits alike, or train without evaluation (eval_every 0)"
+                "prepare both splits alike, or train without evaluation (--eval-every 0)"
             )
         self._spec = spec
         chosen = spread(self.info.samples, samples)

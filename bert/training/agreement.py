@@ -1,4 +1,4 @@
-"""What ranks agree on: whether something worked on all of them, and a number that one of them knows."""
+"""What ranks agree on: whether something worked on all of them, and a number or text that one of them knows."""
 
 import math
 from collections.abc import Callable
@@ -45,15 +45,22 @@ def known_to_first(strategy: Strategy, value: int) -> int:
     return int(strategy.maximum(_vector(value if strategy.rank == 0 else -1)))
 
 
+def text_of_first(strategy: Strategy, text: str) -> str:
+    """Return rank 0's text on every rank."""
+    return _broadcast(strategy, text if strategy.rank == 0 else "")
+
+
 def any_rank(strategy: Strategy, value: bool) -> bool:
     """Whether it is so on any rank."""
     return bool(strategy.maximum(_vector(value)) > 0)
 
 
 def _broadcast(strategy: Strategy, text: str) -> str:
-    """Return the text of the one rank that has one."""
+    """Return the text of the one rank that has one; empty where none has."""
     own = text.encode()
     length = int(strategy.maximum(_vector(len(own))))
+    if not length:
+        return ""
     letters = torch.zeros(length, dtype=torch.float64)
     letters[: len(own)] = torch.tensor(list(own), dtype=torch.float64)
     return bytes(int(letter) for letter in strategy.maximum(letters)).decode(errors="replace")

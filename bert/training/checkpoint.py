@@ -195,8 +195,13 @@ def remove_left_overs(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """Return the newest whole checkpoint in `folder`; damaged newer ones are named to `warn`. None: there is none.
+def latest(folder: Path, warn: Callable[[str], None], whole: bool = True) -> Checkpoint | None:
+    """Return the newest undamaged checkpoint in `folder`; damaged newer ones are named to `warn`. None: there is none.
+
+    Args:
+        folder: where the checkpoints of a run lie.
+        warn: told of damaged ones.
+        whole: check all bytes, not only the sizes of files.
 
     Raises:
         InputError: there are checkpoints, but all are damaged.
@@ -206,7 +211,7 @@ def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     for step in reversed(steps):
         path = checkpoint_path(folder, step)
         try:
-            return read(path)
+            return read(path, whole)
         except SchemaError:
             raise
         except InputError as error:

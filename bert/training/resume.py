@@ -25,6 +25,7 @@ scaling and random numbers begin anew. The shape and the vocabulary must be the 
 may be in any form that `bertbench convert` reads.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,10 @@ from bert.checkpoints.ours import is_model_folder
 from bert.checkpoints.read import Found, find_checkpoint
 from bert.data.lengths import is_synthetic
 from bert.data.vocabulary import either_fingerprint
+from bert.flags import flag
+from bert.strategies.base import Strategy
 from bert.tasks.base import DataIdentity
+from bert.training.agreement import text_of_first, together
 from bert.training.checkpoint import STATE_FILE, Checkpoint, checkpoint_path, latest, read, saved_steps
 from bert.training.settings import TrainSettings
 from bert.training.state import versions
@@ -78,14 +82,12 @@ def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Che
         before, now = getattr(saved, name), getattr(settings, name)
         if before != now:
             raise UsageError(
-                f"{checkpoint.path} was saved with {name}={before}, this run has {name}={now}: keep {before}, or begin "
-                f"a new run or phase in another folder with init {checkpoint.path}"
+                f"{checkpoint.path} was saved with {_said(name)} {before}, this run has {_said(name)} {now}: keep "
+                f"{before}, or begin a new run or phase in another folder with --init {checkpoint.path}"
             )
     made = checkpoint.state.applied_steps
     if settings.steps < made:
-        raise UsageError(
-            f"steps={settings.steps}, but {checkpoint.path} has {made} updates already: give {made} or more"
-        )
+        raise UsageError(f"--steps {settings.steps}: {checkpoint.path} has {made} updates already, give {made} or more")
     _check_data(data, checkpoint)
     warnings = []
     changed = _in_words(_changes(saved, settings, _CHANGES_THE_RUN))
@@ -108,6 +110,11 @@ def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Che
             "to rounding only"
         )
     return warnings
+
+
+def _said(name: str) -> str:
+    """What a user gives for a field; tasks have options of their own."""
+    return {"task": "the task", "task_options": "the options of the task"}.get(name) or flag(name)
 
 
 def changed_settings(settings: TrainSettings, checkpoint: Checkpoint) -> dict[str, tuple[Any, Any]]:
@@ -143,7 +150,7 @@ def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
         if saved.source != data.source:
             raise UsageError(
                 f"{checkpoint.path} was trained on {saved.source}, this run on {data.source}: keep {saved.source}, or "
-                f"begin a new run in another folder with init {checkpoint.path}"
+                f"begin a new run in another folder with --init {checkpoint.path}"
             )
         return
     _check_vocabulary(data, checkpoint)
@@ -152,7 +159,7 @@ def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
     if not saved.shards:
         raise InputError(
             f"{checkpoint.path} was trained on {saved.source}, {data.source} holds other data: give the same, or begin "
-            f"a new run in another folder with init {checkpoint.path}"
+            f"a new run in another folder with --init {checkpoint.path}"
         )
     missing = [name for name in saved.shards if name not in set(data.shards)]
     if missing and len(missing) < len(saved.shards):
@@ -162,7 +169,7 @@ def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
         )
     raise InputError(
         f"{checkpoint.path} was trained on the shards of {saved.source}, those of {data.source} are others (names, "
-        f"sizes or samples differ): give the same, or begin a new phase in another folder with init {checkpoint.path}"
+        f"sizes or samples differ): give the same, or begin a new phase in another folder with --init {checkpoint.path}"
     )
 
 
@@ -184,7 +191,7 @@ def find_initial(settings: TrainSettings, data: DataIdentity, warn: Callable[[st
         settings: of the run that begins.
         data: what it trains on.
         warn: told of damaged checkpoints that were passed over.
-        whole: check all bytes of the checkpoint, not only the sizes of its files.
+        whole: check all bytes of a checkpoint, not only the sizes of its files.
 
     Raises:
         InputError: nothing of that kind is there, it is damaged, or of another vocabulary.
@@ -192,6 +199,20 @@ def find_initial(settings: TrainSettings, data: DataIdentity, warn: Callable[[st
     assert settings.init is not None
     needed = f"this run needs a checkpoint of a {settings.preset} model with {settings.vocab_size} word pieces"
     return find_weights(Path(settings.init), data, warn, needed, whole)
+
+
+def initial_on_all(
+    settings: TrainSettings, data: DataIdentity, strategy: Strategy, warn: Callable[[str], None]
+) -> Initial:
+    """Return what `find_initial` gives on the first rank, on every rank; raises as it does, on every rank.
+
+    The first rank alone reads all bytes of a checkpoint. The others are told which one it has taken: they would not
+    notice that a newer one is damaged.
+    """
+    found = together(strategy, lambda: find_initial(settings, data, warn, True) if strategy.rank == 0 else None)
+    taken = text_of_first(strategy, "" if found is None or found.checkpoint is None else str(found.checkpoint.path))
+    same = dataclasses.replace(settings, init=taken or settings.init)
+    return together(strategy, lambda: found or find_initial(same, data, warn, False))
 
 
 def find_weights(
@@ -244,7 +265,7 @@ def _own_checkpoint(path: Path, warn: Callable[[str], None], whole: bool) -> Che
         return read(path, whole)
     for folder in (path, path / CHECKPOINTS_FOLDER):
         if saved_steps(folder):
-            return latest(folder, warn)
+            return latest(folder, warn, whole)
     return None
 
 

@@ -28,7 +28,7 @@ from bert.training.feed import Feed
 from bert.training.initial import NotTaken, load_initial
 from bert.training.losses import LossLog
 from bert.training.parts import make_optimizer, make_training, step_plan
-from bert.training.resume import Initial, changed_settings, check_resumable, find_initial
+from bert.training.resume import Initial, changed_settings, check_resumable, initial_on_all
 from bert.training.settings import TrainSettings
 from bert.training.state import TrainState, versions
 from bert.training.tensors import (
@@ -152,8 +152,7 @@ class _Run(BaseRun):
             return found, Initial(found.path, found)
         if self.settings.init is None:
             return None, None
-        whole = self.strategy.rank == 0
-        return None, together(self.strategy, lambda: find_initial(self.settings, self.data, self.warn, whole))
+        return None, initial_on_all(self.settings, self.data, self.strategy, self.warn)
 
     def _load_model(self, initial: Initial) -> NotTaken:
         if self.resumed_from is None:

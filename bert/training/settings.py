@@ -8,6 +8,7 @@ from typing import Any
 
 from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig, preset, shape_from_words
 from bert.data.lengths import PADDINGS, check_distribution, default_max_predictions, is_synthetic, lengths_folder
+from bert.flags import flag
 from bert.levers import AUTO, resolve_levers
 from bert.optim import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.schedule import PHASES, SCHEDULES, Schedule
@@ -125,20 +126,20 @@ class TrainSettings:
         ):  # fmt: skip
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise UsageError(f"{name}={value!r} must be a whole number of at least {least}")
+                raise UsageError(f"{_option(name)} {value!r} must be a whole number of at least {least}")
         if not 0 <= self.weight_decay < math.inf:
-            raise UsageError(f"weight_decay={self.weight_decay} must be a number of at least 0")
+            raise UsageError(f"--weight-decay {self.weight_decay} must be a number of at least 0")
         if not 0 < self.max_grad_norm < math.inf:
-            raise UsageError(f"max_grad_norm={self.max_grad_norm} must be a number above 0")
+            raise UsageError(f"--max-grad-norm {self.max_grad_norm} must be a number above 0")
         if self.strategy == "single" and self.world_size > 1:
-            raise UsageError(f"strategy single runs on one device, not on {self.world_size}: use strategy ddp")
+            raise UsageError(f"--strategy single runs on one device, not on {self.world_size}: use --strategy ddp")
 
     def _check_batches(self) -> None:
         parts = self.micro_batch_size * self.grad_accum_steps * self.world_size
         if self.global_batch_size != parts:
             raise UsageError(
-                f"global_batch_size={self.global_batch_size} is not micro_batch_size {self.micro_batch_size} x "
-                f"grad_accum_steps {self.grad_accum_steps} x world_size {self.world_size} = {parts}: "
+                f"--global-batch-size {self.global_batch_size} is not --micro-batch-size {self.micro_batch_size} x "
+                f"--grad-accum-steps {self.grad_accum_steps} x --devices {self.world_size} = {parts}: "
                 f"{_fitting(self.global_batch_size, self.micro_batch_size, self.world_size)}"
             )
 
@@ -174,11 +175,20 @@ class TrainSettings:
             raise InputError(f"the settings of a run are damaged: {error}") from error
 
 
+# Fields that have no option of their name: the first has another one, the others follow from the data.
+_OPTIONS = {"world_size": "--devices", "max_predictions": "max_predictions", "vocab_size": "vocab_size"}
+
+
+def _option(name: str) -> str:
+    """What a user gives for a field."""
+    return _OPTIONS.get(name) or flag(name)
+
+
 def _fitting(wanted: int, micro_batch_size: int, world_size: int) -> str:
     """Say which global batch, or which accumulation, would do."""
     per_micro_step = micro_batch_size * world_size
     if wanted > 0 and wanted % per_micro_step == 0:
-        return f"use grad_accum_steps {wanted // per_micro_step}"
+        return f"use --grad-accum-steps {wanted // per_micro_step}"
     below = wanted // per_micro_step * per_micro_step
     choices = " or ".join(str(size) for size in (below, below + per_micro_step) if size > 0)
     return f"it must be a multiple of {micro_batch_size} x {world_size} = {per_micro_step}, use {choices}"
@@ -187,7 +197,7 @@ def _fitting(wanted: int, micro_batch_size: int, world_size: int) -> str:
 def phase_defaults(phase: int) -> dict[str, Any]:
     """Return what NVIDIA trains BERT-large with in phase 1 or 2, by field of TrainSettings. Raises UsageError."""
     if phase not in PHASES:
-        raise UsageError(f"phase={phase} is none: use 1 (sequences of 128 tokens) or 2 (512 tokens, after phase 1)")
+        raise UsageError(f"--phase {phase} is none: use 1 (sequences of 128 tokens) or 2 (512 tokens, after phase 1)")
     values = PHASES[phase]
     return {
         "preset": "large",
@@ -215,7 +225,7 @@ def task_defaults(task: str, phase: int | None = None) -> dict[str, Any]:
     if not defaults:
         return phase_defaults(1 if phase is None else phase)
     if phase is not None:
-        raise UsageError(f"phase={phase}: only pretraining has phases, leave it out for {task}")
+        raise UsageError(f"--phase {phase}: only pretraining has phases, leave it out for {task}")
     return dict(defaults)
 
 
@@ -273,9 +283,9 @@ def _largest_divisor(number: int, most: int) -> int:
 def _steps_of(epochs: float, samples: int | None, global_batch_size: int) -> int:
     """Updates in which every sample has been seen `epochs` times."""
     if samples is None:
-        raise UsageError(f"epochs={epochs:g} of data without end have no number of updates: give steps")
+        raise UsageError(f"--epochs {epochs:g} of data without end have no number of updates: give --steps")
     if not 0 < epochs < math.inf:
-        raise UsageError(f"epochs={epochs:g} must be a number above 0")
+        raise UsageError(f"--epochs {epochs:g} must be a number above 0")
     if global_batch_size < 1:
-        raise UsageError(f"global_batch_size={global_batch_size} must be a whole number of at least 1")
+        raise UsageError(f"--global-batch-size {global_batch_size} must be a whole number of at least 1")
     return math.ceil(epochs * samples / global_batch_size)

@@ -72,7 +72,7 @@ def test_what_the_profiler_cost_stands_beside_the_profile(cli: Cli) -> None:
         (["--profiler", "nsight"], "unknown profiler"),
         (
             ["--profiler", "torch", "--with", "shape"],
-            "no option of TorchProfiler; known: active, memory, repeat, shapes, stacks",
+            "no option of --profiler torch; known: active, memory, repeat, shapes, stacks",
         ),
         (["--profiler", "torch", "--nvtx", "emit"], "makes no NVTX ranges"),
         (["--profiler", "ncu"], "CPU"),

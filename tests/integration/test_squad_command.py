@@ -124,7 +124,7 @@ def test_from_features_to_scores_by_the_script(files: dict[str, Path], tmp_path:
         (["--data", "TRAIN", "--init", "nowhere"], "nowhere does not exist"),
         (["--data", "TRAIN", "--padding", "wide"], "unknown padding 'wide'"),
         (["--data", "EVAL"], "holds features for evaluation, and those for training are needed"),
-        (["--data", "synthetic"], "epochs=2 of data without end have no number of updates: give steps"),
+        (["--data", "synthetic"], "--epochs 2 of data without end have no number of updates: give --steps"),
     ],
 )
 def test_what_cannot_be_trained_is_one_message_and_exit_code_2(

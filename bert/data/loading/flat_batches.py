@@ -123,8 +123,10 @@ def evaluation_order(
     Raises:
         UsageError: no such rank or batch size.
     """
-    if min(micro_batch_size, world_size) < 1 or not 0 <= rank < world_size:
-        raise UsageError(f"micro_batch_size={micro_batch_size}, rank={rank} of {world_size}: each must be at least 1")
+    if micro_batch_size < 1:
+        raise UsageError(f"micro_batch_size={micro_batch_size} must be at least 1")
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} of {world_size} cannot be: ranks are counted from 0, below the number of them")
     order = np.argsort(-lengths, kind="stable")
     if chosen is not None:
         order = order[np.isin(order, chosen)]

@@ -8,6 +8,7 @@ from bert.config import BERT_UNCASED_VOCAB_SIZE
 from bert.data.lengths import default_max_predictions
 from bert.data.pretraining.config import InstanceConfig
 from bert.data.stages import Part
+from bert.flags import flag
 from common.errors import UsageError
 
 STAGES = ("download", "extract", "clean", "sentences", "shard", "hdf5")
@@ -91,7 +92,7 @@ class PrepareConfig:
             raise UsageError(f"--stages {' '.join(unknown)} must be some of {' '.join(STAGES)}")
         for name in ("shards", "workers", "generate", "books_limit"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
+                raise UsageError(f"{flag(name)} {getattr(self, name)} must be at least 1")
         if "squad" in self.download:
             raise UsageError("squad is no text to pretrain on: get it with `bertbench data download squad`")
         if not 0.0 <= self.test_fraction < 1.0:

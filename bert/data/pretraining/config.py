@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from bert.flags import flag
 from common.errors import UsageError
 
 SPECIAL_TOKENS = 3
@@ -32,13 +33,13 @@ class InstanceConfig:
     def __post_init__(self) -> None:
         """Refuse values no instance can be made with."""
         if self.seq_len < SMALLEST_SEQ_LEN:
-            raise UsageError(f"seq_len={self.seq_len} is too short: [CLS] a [SEP] b [SEP] needs {SMALLEST_SEQ_LEN}")
+            raise UsageError(f"--seq-len {self.seq_len} is too short: [CLS] a [SEP] b [SEP] needs {SMALLEST_SEQ_LEN}")
         if self.max_predictions < 1:
-            raise UsageError(f"max_predictions={self.max_predictions} must be at least 1")
+            raise UsageError(f"--max-predictions {self.max_predictions} must be at least 1")
         if self.dupe_factor < 1:
-            raise UsageError(f"dupe_factor={self.dupe_factor} must be at least 1")
+            raise UsageError(f"--dupe-factor {self.dupe_factor} must be at least 1")
         if self.seed < 0:
-            raise UsageError(f"seed={self.seed} must not be negative")
+            raise UsageError(f"--seed {self.seed} must not be negative")
         for name in ("masked_lm_prob", "short_seq_prob"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise UsageError(f"{name}={getattr(self, name)} must be in [0, 1]")
+                raise UsageError(f"{flag(name)} {getattr(self, name)} must be in [0, 1]")

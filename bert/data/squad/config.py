@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from bert.data.squad.features import Settings
 from bert.data.squad.windows import SPECIAL_TOKENS
+from bert.flags import flag
 from common.errors import UsageError
 
 Mode = Literal["merge", "spill"]
@@ -52,7 +53,7 @@ class SquadConfig:
             raise UsageError(f"--split {self.split} is for one --input, and these are {len(self.input)}: give it alone")
         for name in ("doc_stride", "max_query_length"):
             if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
+                raise UsageError(f"{flag(name)} {getattr(self, name)} must be at least 1")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"--workers {self.workers} must be at least 1")
         smallest = self.max_query_length + SPECIAL_TOKENS + 1

@@ -15,6 +15,7 @@ from bert.data.squad.reading import content_of, fingerprint_of_content
 from bert.data.stages import Counts
 from bert.data.tensor_file import NotWholeError, check_content, map_columns
 from bert.data.vocabulary import Vocabulary, load_vocabulary
+from bert.flags import flag
 from common.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -57,7 +58,7 @@ def command(
         lengths = ((field, getattr(settings, field.name)) for field in dataclasses.fields(Settings))
         for field, value in lengths:
             if field.name in _LENGTHS and value != field.default:
-                words += [f"--{field.name.replace('_', '-')}", str(value)]
+                words += [flag(field.name), str(value)]
         words += [] if settings.lower_case else ["--no-lower-case"]
         words += ["--drop-unanswerable-windows"] if settings.drop_unanswerable_windows else []
     words += ["--output", str(output)] if output else []

@@ -124,7 +124,7 @@ def test_one_round_decides_nothing(on_day: Any) -> None:
 
 
 def test_a_threshold_that_is_none_and_runs_without_a_measurement_are_refused(on_day: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="must be in"):
+    with pytest.raises(UsageError, match=r"--threshold 1\.0 must be in"):
         history_of([on_day("a", 1)], threshold=1.0)
     (tmp_path / "empty/trials").mkdir(parents=True)
     with pytest.raises(InputError, match="holds no trials"):

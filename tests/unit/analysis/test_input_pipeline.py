@@ -13,7 +13,7 @@ from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.metrics.scaling import efficiency
 from analysis.records import RunDirectory, Trial
 from analysis.report.answer import nothing_measured, points
-from analysis.report.html import write_report
+from analysis.report.run_page import write_report
 from analysis.report.text import comparison_table, input_text, results_table
 
 SMALL: dict[str, Any] = {"batches": (8,), "worlds": (1,), "count": 20, "implementations": ("bertbench",)}

@@ -12,7 +12,7 @@ from analysis.metrics.links import Link
 from analysis.metrics.scaling import measured_efficiency
 from analysis.records import RunDirectory
 from analysis.report.comm_text import projection_text
-from analysis.report.html import write_report
+from analysis.report.run_page import write_report
 
 
 def page_of(run: Path, *sizes: int) -> str:

@@ -1,19 +1,15 @@
-import gzip
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import shared_files
 
 from analysis.metrics.range_tree import range_tree
 from analysis.metrics.utilization import compute_utilization
 from analysis.readers.nsys import read
 from analysis.timeline import Timeline
-from common.errors import InputError
 
-TRACES = shared_files.TRACES / "nsys"
 VM = 7 << 48
 
 PLACE = "start end deviceId contextId streamId correlationId globalPid"
@@ -331,146 +327,6 @@ def test_a_timeline_has_the_columns_that_every_reader_gives(tmp_path: Path) -> N
     assert {"step", "start", "end"} <= set(found.steps) and {"name", "thread", "start", "end"} <= set(found.ranges)
     assert {"name", "kind", "device", "stream", "start", "end"} <= set(found.kernels)
     assert {"name", "thread", "start", "end", "self_ns", "outermost"} <= set(found.operators)
-
-
-def big(path: Path, rows: int) -> Path:
-    export = Export(path).strings(i3="gemm")
-    export.table("NVTX_EVENTS", NVTX_2022, [nvtx(1, 2, text="a")])
-    return export.table(
-        "CUPTI_ACTIVITY_KIND_KERNEL", KERNEL_2022, [kernel(n, n + 1, 3) for n in range(1, rows + 1)]
-    ).done()
-
-
-def test_a_damaged_page_costs_the_rows_behind_it_and_is_said(tmp_path: Path) -> None:
-    path = big(tmp_path / "a.sqlite", 2000)
-    content = bytearray(path.read_bytes())
-    page = int.from_bytes(content[16:18], "big")
-    middle = len(content) // page // 2 * page
-    content[middle : middle + page] = b"\xff" * page
-    path.write_bytes(content)
-    found = only(read(path))
-    assert 0 < len(found.kernels) < 2000 and names(found) == ["a"]
-    (problem,) = found.problems
-    assert (
-        f"CUPTI_ACTIVITY_KIND_KERNEL is damaged (database disk image is malformed): {len(found.kernels):,}" in problem
-    )
-
-
-def test_gzip_is_read_and_its_temporary_file_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    path = tmp_path / "a.sqlite.gz"
-    path.write_bytes(gzip.compress(big(tmp_path / "a.sqlite", 100).read_bytes()))
-    assert len(only(read(path)).kernels) == 100
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(InputError, match="damaged or cut short"):
-        read(path)
-    assert list((tmp_path / "temporary").iterdir()) == []
-
-
-def test_the_file_is_only_read(tmp_path: Path) -> None:
-    path = big(tmp_path / "a.sqlite", 100)
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA journal_mode=WAL")  # SQLite writes files beside such a database on reading it
-    connection.close()
-    before = path.read_bytes()
-    (tmp_path / "folder").mkdir()
-    path = path.rename(tmp_path / "folder" / "with ?#% in it.sqlite")
-    path.parent.chmod(0o500)
-    try:
-        assert len(only(read(path)).kernels) == 100
-    finally:
-        path.parent.chmod(0o700)
-    assert path.read_bytes() == before and [item.name for item in path.parent.iterdir()] == [path.name]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.sqlite", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
-        ("a.sqlite", b"", "is empty"),
-        ("a.sqlite", b"Start (ns),Duration\n1,2\n", "is no SQLite database"),
-        (
-            "run.nsys-rep",
-            b"NVIDIA Tegra Profiler Report 1..",
-            r"nsys export --type=sqlite --output=run\.sqlite run\.nsys",
-        ),
-        ("a.sqlite", b"NVIDIA Tegra Profiler Report 1..", "nsys export --type=sqlite"),
-        ("old.qdrep", b"whatever", "nsys export --type=sqlite"),
-        ("a.sqlite.gz", b"\x1f\x8bgarbage", "damaged or cut short"),
-        ("a.sqlite", b"SQLite format 3\0" + b"\xff" * 200, "cut short|damaged"),
-    ],
-)
-def test_a_foreign_file_is_named_with_what_to_do(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
-        read(path)
-    assert name in str(caught.value)
-
-
-def test_a_database_that_is_cut_short_is_refused_with_its_sizes(tmp_path: Path) -> None:
-    path = big(tmp_path / "a.sqlite", 500)
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(InputError, match=rf"cut short: {len(content) // 2:,} of {len(content):,} bytes"):
-        read(path)
-
-
-def test_databases_of_others_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="without any table of nsys"):
-        read(Export(tmp_path / "a.sqlite").done())
-    nvprof = sqlite3.connect(tmp_path / "b.nvvp")
-    nvprof.executescript("CREATE TABLE StringTable(_id_, value); CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL(start, end)")
-    nvprof.close()
-    with pytest.raises(InputError, match="nvprof"):
-        read(tmp_path / "b.nvvp")
-
-
-def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
-    for path in (tmp_path / "gone.sqlite", tmp_path):
-        with pytest.raises(InputError, match=path.name):
-            read(path)
-
-
-REAL = {
-    # kernels, their total ns, ranges, GPU, problems that must be stated
-    "pipit__tests__data__saxpy-mpi-cuda_nsys_perlmutter0": (5, 88_573_480, 22, "NVIDIA A100-SXM4-40GB", ()),
-    "poolformer": (0, 0, 1113, "NVIDIA TITAN RTX", ("no kernel or copy",)),
-    "result_2_7B_nvtx": (7328, None, 516, "NVIDIA A100-SXM4-80GB", ("Not all NVTX",)),
-    "tests__power_iteration__baseline": (3689, None, 786, "Tesla T4", ("Not all NVTX", "Not all CUDA")),
-}
-
-
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
-@pytest.mark.parametrize("name", REAL)
-def test_public_exports_give_instances_and_total_time_of_every_kernel(name: str, tmp_path: Path) -> None:
-    count, total, ranges, gpu, problems = REAL[name]
-    path = TRACES / f"{name}.sqlite.gz"
-    found = only(read(path))
-    kernels = found.kernels[found.kernels["kind"] == "kernel"]
-    durations = kernels["end"] - kernels["start"]
-    assert (len(kernels), len(found.ranges)) == (count, ranges) and found.devices == {0: gpu}
-    assert total is None or durations.sum() == total
-    assert len(found.problems) == len(problems)
-    assert all(part in problem for part, problem in zip(problems, found.problems, strict=True))
-    (tmp_path / "a.sqlite").write_bytes(gzip.decompress(path.read_bytes()))
-    if count:
-        query = """SELECT value, count(*), sum("end" - start) FROM CUPTI_ACTIVITY_KIND_KERNEL
-                   JOIN StringIds ON id = demangledName GROUP BY value"""
-        connection = sqlite3.connect(tmp_path / "a.sqlite")
-        expected = {name: (instances, length) for name, instances, length in connection.execute(query)}
-        connection.close()
-        sums = durations.groupby(kernels["name"]).agg(["count", "sum"])
-        assert {row.Index: (row.count_, row.sum_) for row in sums.add_suffix("_").itertuples()} == expected
-    assert "REDACTED" not in repr(found)
-
-
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
-def test_a_domain_of_a_public_export_names_its_ranges() -> None:
-    found = only(read(TRACES / "pipit__tests__data__saxpy-mpi-cuda_nsys_perlmutter0.sqlite.gz"))
-    counts = found.ranges["name"].value_counts().to_dict()
-    assert counts == {"MPI:MPI_Send": 10, "MPI:MPI_Recv": 5, "MPI:MPI_Init": 1, "MPI:MPI_Finalize": 1, "saxpy": 5}
 
 
 def test_ranges_of_a_step_make_its_tree(tmp_path: Path) -> None:

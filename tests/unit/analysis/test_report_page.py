@@ -14,8 +14,8 @@ from analysis.load import load_run
 from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.records import RESULT_COLUMNS, RunDirectory, Trial, write_record
 from analysis.report.answer import answers, points
-from analysis.report.html import write_report
 from analysis.report.report_folder import report_folder
+from analysis.report.run_page import write_report
 from common.errors import InputError, UsageError
 
 HOSTILE = "<script>alert(1)<b> & \"quoted' $x^2$ {{ 7 * 7 }}"

@@ -18,9 +18,9 @@ from analysis.metrics.speed_of_light import (
 )
 from analysis.record_columns import STEP_COLUMNS
 from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
-from analysis.report.html import write_report
 from analysis.report.light_figures import spans
 from analysis.report.light_text import light_text, with_floor
+from analysis.report.run_page import write_report
 from common.errors import SchemaError
 
 # 1 GFLOP takes 1 ms, 1 MB takes 1 ms.

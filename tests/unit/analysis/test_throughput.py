@@ -89,6 +89,10 @@ def test_a_missing_peak_gives_no_mfu_and_says_which_rank() -> None:
     trial = dataclasses.replace(TRIAL, world_size=4)
     result = summarize(trial, {rank: step_rows(TIMES, 8) for rank in range(4)}, {0: rank_record()}, ENVIRONMENT)
     assert result["unknown"]["mfu"] == "rank 1 measured no peak (nor 2 others)"
+    result = summarize(
+        trial, {rank: step_rows(TIMES, 8) for rank in range(4)}, {0: rank_record(), 1: rank_record()}, ENVIRONMENT
+    )
+    assert result["unknown"]["mfu"] == "rank 2 measured no peak (nor 1 other)"
 
 
 def test_peak_memory_is_that_of_the_neediest_rank() -> None:

@@ -52,7 +52,7 @@ def test_the_threshold_decides_and_works_both_ways() -> None:
     assert compare_traces(old, new, 0.06).verdict == "same"
     assert compare_traces(old, new, 0.04).verdict == "slower"
     assert compare_traces(new, old, 0.04).verdict == "faster"
-    with pytest.raises(UsageError, match="threshold"):
+    with pytest.raises(UsageError, match="--threshold"):
         compare_traces(old, new, 0)
 
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from analysis.load import load_run
 from analysis.records import Trial, TrialDirectory, write_record
-from analysis.report.html import write_report
+from analysis.report.run_page import write_report
 from analysis.report.training import TrainingPart, training_part
 from analysis.train_records import TrainRun, events_jsonl, read_events, write_curve
 from common.errors import SchemaError

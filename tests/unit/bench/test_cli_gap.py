@@ -152,7 +152,7 @@ def test_predictions_of_another_dataset_are_refused(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([], "needs a task"),
+        ([], "a task is needed: bertbench compare-heads gap [options]; see bertbench compare-heads --help"),
         (["squad"], "unknown task with several heads 'squad'"),
         (["gap", "--heads", "mul", "best"], "unknown head 'best'"),
         (["gap", "--heads", "mul", "mul"], "name each head once"),
@@ -191,6 +191,7 @@ def test_the_table_of_heads_names_the_best_epoch_and_the_time(tmp_path: Path) ->
             head,
             {**training, "status": "finished", "samples_per_second": 20.0},
             (row(head, 1.0, 0.5, False), row(head, 2.0, 0.625, True)),
+            "accuracy",
         )
         for head in ("mul", "span")
     ]
@@ -214,7 +215,7 @@ def test_pictures_stand_empty_groups_and_rows_without_counts(tmp_path: Path) -> 
 def test_heads_are_held_against_the_rows_they_are_evaluated_on_and_record_their_training(
     tmp_path: Path, folder: Path
 ) -> None:
-    from bench.cli.compare_heads import CompareHeadsOptions, _document, _plan, _train_options
+    from bench.cli.compare_heads import CompareHeadsOptions, _deciding, _document, _plan, _train_options
     from bench.devices import find_devices
 
     words = ["--data", str(folder), "--preset", "tiny", "--device", "cpu", "--eval-samples", "4", "--sample-limit", "9"]
@@ -223,6 +224,10 @@ def test_heads_are_held_against_the_rows_they_are_evaluated_on_and_record_their_
     document = _document(CompareHeadsOptions(task="gap", heads=("mul",)), planned, [])
     # Of 12 rows 4 are every third, and the answer of each third row is "neither".
     assert document["majority_accuracy"] == 1.0
+    assert document["best_by"] == "accuracy"
+    by_loss = _train_options("mul", [*words, "--best-by", "log_loss"], tmp_path)
+    planned_by_loss = {"mul": _plan(tmp_path / "mul", by_loss, find_devices("cpu"))}
+    assert _deciding(planned_by_loss) == ("log_loss", False)
     assert document["settings"]["task_options"] == {"sample_limit": 9, "train_on_all": False}
     assert document["request"]["training"]["learning_rate"] == 2e-4
     assert document["request"]["training"]["task_flags"]["sample_limit"] == 9

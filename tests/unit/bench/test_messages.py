@@ -1,5 +1,6 @@
 """Refusals name what was typed, say what is wrong first, and what to do about it."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,11 @@ from support import gap_files
 from support.csv_files import colours_and_animals, prepared, write_rows
 
 from bench.cli.main import run
+from bench.cli.progress import tell_of_cpu
+from bench.devices import Devices
+from bench.profilers import PROFILERS, load_profiler
 from bert.data.csv.store import add_run
+from common.errors import UsageError
 
 
 @pytest.mark.parametrize("task", ["gap", "squad", "squad-scaling"])
@@ -110,3 +115,67 @@ def test_tables_of_runs_are_not_asked_for_in_vain(tmp_path: Path, capsys: pytest
     assert run(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--csv", str(tmp_path / "tables")]) == 2
     assert "--csv is for traces" in capsys.readouterr().err
     assert not (tmp_path / "tables").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "--phase", "3"], "--phase 3 is none"),
+        (["train", "--steps", "-3"], "--steps -3 must be a whole number of at least 1"),
+        (["train", "--log-every", "0"], "--log-every 0 must be a whole number of at least 1"),
+        (["train", "--epochs", "2"], "--epochs 2 of data without end have no number of updates: give --steps"),
+        (["train", "--seq-len", "3"], "--seq-len 3 is too short for pretrain"),
+        (["train", "--strategy", "ddp", "--bucket-mib", "0"], "--bucket-mib 0 must be a whole number of MiB"),
+        (["train", "--eval-data", "x", "--eval-every", "2"], "leave it out"),
+        (["train", "--strategy", "single", "--bucket-mib", "2"], "--strategy single has no option --bucket-mib"),
+        (["train", "--schedule", "cyclic", "--steps", "5"], "--schedule cyclic rises over --warmup 0.1 of 5 steps"),
+        (
+            ["train", "--global-batch-size", "7", "--micro-batch-size", "2", "--devices", "1"],
+            "--global-batch-size 7 is not --micro-batch-size 2 x --grad-accum-steps 3 x --devices 1 = 6: it must be a "
+            "multiple of 2 x 1 = 2, use 6 or 8",
+        ),
+        (["throughput", "--batch-size", "0"], "--batch-sizes 0: each must be at least 1"),
+        (["throughput", "--start", "3"], "--start and --stop go together"),
+    ],
+    ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else None,
+)
+def test_a_value_that_cannot_be_is_named_by_the_option_it_came_with(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *options = words
+    own = ["--data", "synthetic", "--warmup", "0.1"] if command == "train" else []
+    assert run([command, "pretrain", *own, *options, "--out", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "pretrain", "--data", "synthetic", "--phase", "3"], "--phase 3"),
+        (["throughput", "pretrain", "--seq-len", "3"], "--seq-len 3"),
+        (["throughput", "pretrain", "--seq-len", "3", "--max-batch-search"], "--seq-len 3"),
+    ],
+)
+def test_what_is_refused_is_all_that_is_said(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = Devices("cpu", (), 2, note="no driver")
+    monkeypatch.setattr(importlib.import_module(f"bench.cli.{words[0]}"), "find_devices", lambda asked: devices)
+    assert run([*words, "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith(f"bertbench: {said}")
+
+
+def test_why_a_run_is_on_the_cpu_is_said_where_nobody_asked_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    devices = Devices("cpu", (), 2, note="no driver")
+    tell_of_cpu(devices, "cpu", False)
+    tell_of_cpu(devices, "auto", True)
+    tell_of_cpu(Devices("cpu", (), 2), "auto", False)
+    assert capsys.readouterr().err == ""
+    tell_of_cpu(devices, "auto", False)
+    assert capsys.readouterr().err == "measuring on the CPU: no driver\n"
+
+
+@pytest.mark.parametrize("name", PROFILERS)
+def test_a_profiler_is_named_as_it_was_chosen(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--with nosuch: no option of --profiler {name}; known: "):
+        load_profiler(name, ("nosuch",))

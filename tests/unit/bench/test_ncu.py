@@ -250,7 +250,7 @@ def test_a_gpu_without_a_section_is_told(
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (("stacks",), r"--with stacks: no option of NsightCompute; known: cache-control, .*skip"),
+        (("stacks",), r"--with stacks: no option of --profiler ncu; known: cache-control, .*skip"),
         (("kernels=0",), "--with kernels=0: give a whole number above 0"),
         (("skip=-1",), "--with skip=-1: give a whole number, 0 or more"),
         (("metrics=a,,b",), "name at least one metric"),

@@ -94,7 +94,7 @@ def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> N
         ({"precisions": ("fp8",)}, "unknown precision 'fp8'"),
         ({"batch_sizes": ()}, "--batch-sizes needs at least one value"),
         ({"rounds": 0}, "--rounds 0 must be at least 1"),
-        ({"devices": (0,)}, "--devices 0: each count must be at least 1"),
+        ({"devices": (0,)}, "--devices 0: each must be at least 1"),
         ({"memory_limit_gib": 0.0}, "--memory-limit-gib 0.0 must be above 0"),
         ({"threads": 9}, "--threads 9 does not fit 4 cores"),
         ({"threads": 0}, "--threads 0 does not fit 4 cores"),
@@ -102,9 +102,14 @@ def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> N
         ({"precision_target": 0.0}, "--precision-target 0.0 must be between 0 and 1"),
         ({"min_steps": 20, "max_steps": 5}, "--min-steps 20 is above --max-steps 5"),
         ({"seq_lens": (1024,)}, "--seq-lens 1024: base has 512 positions"),
-        ({"start": 3}, "start_iteration and stop_iteration go together"),
-        ({"start": 5, "stop": 5}, r"the window \[5, 5\) is empty"),
-        ({"batch_sizes": (0,)}, "micro_batch_size=0 must be at least 1"),
+        ({"start": 3}, "--start and --stop go together"),
+        ({"start": 5, "stop": 5}, "the window of --start 5 --stop 5 is empty"),
+        ({"grad_accum": (1, 0)}, "--grad-accum 1 0: each must be at least 1"),
+        ({"min_steps": 0}, "--min-steps 0 must be at least 1"),
+        ({"max_seconds": 0.0}, "--max-seconds 0 must be above 0"),
+        ({"dropout": 1.0}, "--dropout 1 must be at least 0 and less than 1"),
+        ({"seq_lens": (3,)}, "--seq-len 3 is too short for pretrain"),
+        ({"batch_sizes": (0,)}, "--batch-sizes 0: each must be at least 1"),
         ({"data": "synthetic:banana"}, "unknown length distribution 'banana'"),
         ({"data": "/no/such/folder"}, "/no/such/folder does not exist"),
     ],
@@ -124,7 +129,7 @@ def test_each_zero_stage_is_a_trial_of_deepspeed_alone(tmp_path: Path) -> None:
     assert labels[0] == "ddp" and labels[1].startswith("deepspeed zero_stage=1 config=") and "zero_stage=3" in labels[2]
     with pytest.raises(UsageError, match=r"--zero-stages .* add --strategies deepspeed"):
         Sweep(zero_stages=(1,))
-    with pytest.raises(UsageError, match="zero_stage=9"):
+    with pytest.raises(UsageError, match="--zero-stage 9: choose"):
         Sweep(strategies=("deepspeed",), zero_stages=(9,))
     with pytest.raises(InputError, match="DeepSpeed configuration"):
         Sweep(strategies=("deepspeed",), deepspeed_config=tmp_path / "absent")
@@ -155,11 +160,13 @@ def test_a_training_takes_from_a_deepspeed_file_what_no_option_gives(tmp_path: P
     file.write_text('{"train_micro_batch_size_per_gpu": 532}')
     settings = plan_training(1, without, CPU).settings
     assert (settings.micro_batch_size, settings.grad_accum_steps, settings.global_batch_size) == (532, 1, 1064)
-    with pytest.raises(UsageError, match="global_batch_size=8 is not micro_batch_size 532"):
+    with pytest.raises(UsageError, match="--global-batch-size 8 is not --micro-batch-size 532"):
         plan_training(1, given, CPU)
     assert '"zero_stage":0' in settings.strategy_options
     assert TrainSettings.from_json(settings.to_json()) == settings
     other = plan_training(1, {**given, "learning_rate": 2e-3, "micro_batch_size": 4}, CPU).settings
     assert (other.micro_batch_size, other.learning_rate) == (4, 2e-3), "the worker refuses it, with both values"
-    with pytest.raises(UsageError, match="ddp has no option"):
+    with pytest.raises(
+        UsageError, match="--strategy ddp has no option --deepspeed-config, --zero-stage: use --strategy deepspeed"
+    ):
         plan_training(1, {**given, "strategy": "auto"}, CPU)

@@ -66,7 +66,7 @@ def test_missing_features_are_refused_with_the_command_that_makes_them(data: str
         ({"task": "squad", "padding": "short"}, "unknown padding 'short'"),
         ({"task": "pretrain", "padding": "fixed"}, "--padding fixed: the batches of pretrain come padded"),
         ({"task": "squad", "seq_lens": (513,)}, "--seq-lens 513: base has 512 positions"),
-        ({"task": "squad", "seq_lens": (4,)}, "seq_len=4 is too short for squad: use 5 or more"),
+        ({"task": "squad", "seq_lens": (4,)}, "--seq-len 4 is too short for squad: use 5 or more"),
         ({"task": "squad", "data": "synthetic:banana"}, "unknown length distribution 'banana'"),
         ({"task": "squid"}, "unknown task 'squid'.*did you mean 'squad'"),
     ],

@@ -47,7 +47,7 @@ def test_cycles_follow_each_other_as_the_schedule_says() -> None:
         ({"wait": "x"}, "--with wait=x: give a whole number of steps, 0 or more"),
         ({"wait": "5", "active": "3"}, "a cycle of 5 + 1 + 3 steps"),
         ({"repeat": "4"}, "give --stop 20 or more"),
-        ({"when": "1"}, "no option of TorchProfiler"),
+        ({"when": "1"}, "no option of --profiler torch"),
     ],
 )
 def test_a_schedule_that_is_none_or_does_not_fit_is_refused(options: dict[str, str], said: str) -> None:

@@ -162,7 +162,7 @@ def test_trials_that_are_refused_diverge_or_crash_fail_with_their_reason_and_the
     assert states.count("complete") >= 1 and states.count("failed") >= 4
     reasons = {row["reason"] for row in found["trials"] if row["state"] == "failed"}
     assert {"crashed: the loss of step 3 is nan", "oom: no memory", "its last mlm_loss is not finite"} <= reasons
-    assert any(reason.startswith("refused: global_batch_size=8 is not micro_batch_size 3") for reason in reasons)
+    assert any(reason.startswith("refused: --global-batch-size 8 is not --micro-batch-size 3") for reason in reasons)
 
 
 def test_a_study_without_a_complete_trial_says_so(

@@ -14,8 +14,11 @@ from bert.model import BertForPretraining
 from bert.optim import lamb
 from bert.strategies.single import SingleStrategy
 from bert.tasks.base import DataIdentity
-from bert.training.agreement import any_rank, known_to_first, together
+from bert.training import checkpoint
+from bert.training.agreement import any_rank, known_to_first, text_of_first, together
 from bert.training.checkpoint import save, saved_steps
+from bert.training.resume import find_initial, initial_on_all
+from bert.training.settings import TrainSettings
 from bert.training.state import TrainState, versions
 from common.errors import BertbenchError, InputError, LockedError, SchemaError, StorageError
 
@@ -94,26 +97,65 @@ def test_of_several_failures_the_lowest_ranks_is_told_and_a_bug_is_not_hidden() 
 def test_results_stay_each_ranks_own_and_numbers_are_shared() -> None:
     assert on_all(lambda strategy: together(strategy, lambda: strategy.rank * 10)) == [0, 10, 20]
     assert on_all(lambda strategy: known_to_first(strategy, strategy.rank + 7)) == [7, 7, 7]
+    assert on_all(lambda strategy: text_of_first(strategy, "Grüße"[strategy.rank :])) == ["Grüße"] * RANKS
+    assert on_all(lambda strategy: text_of_first(strategy, "xyz"[: strategy.rank])) == [""] * RANKS
     assert on_all(lambda strategy: any_rank(strategy, strategy.rank == 2)) == [True, True, True]
     assert on_all(lambda strategy: any_rank(strategy, False)) == [False, False, False]
 
 
-def test_a_checkpoint_that_one_rank_cannot_write_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = training_runs.settings("synthetic", world_size=RANKS, strategy="ddp")
+def saver(folder: Path, wanted: TrainSettings) -> Callable[[int], Callable[[Threaded], tuple[Path, int]]]:
+    """Return what saves, on a rank, a checkpoint after some updates."""
     model = BertForPretraining(wanted.model_config())
     optimizer = lamb(model, 1e-3)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
 
-    def state(step: int) -> TrainState:
-        return TrainState(
+    def after(step: int) -> Callable[[Threaded], tuple[Path, int]]:
+        state = TrainState(
             settings=wanted, data=DataIdentity(source="synthetic"), position={"step": step},
             progress={"applied_steps": step, "skipped_steps": 0, "skipped_in_a_row": 0}, samples_seen=step, scaler={},
             optimizer_steps=step, evaluation=None, versions=versions(),
         )  # fmt: skip
+        return lambda strategy: save(folder, model, optimizer, state, strategy)
 
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    results = on_all(lambda strategy: save(tmp_path, model, optimizer, state(1), strategy))
+    return after
+
+
+def test_one_rank_reads_the_bytes_of_what_a_run_begins_from_and_all_take_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_after = saver(tmp_path / "checkpoints", training_runs.settings("synthetic", world_size=RANKS, strategy="ddp"))
+    for step in (1, 2):
+        on_all(save_after(step))
+    newest = tmp_path / "checkpoints/step-0000002/model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"x")
+    wanted = training_runs.settings("synthetic", world_size=RANKS, strategy="ddp", init=str(tmp_path))
+    said: list[str] = []
+    read: list[str] = []
+    checksum = checkpoint._crc32
+    monkeypatch.setattr(
+        checkpoint, "_crc32", lambda path: read.append(f"{path.parent.name} {path.name}") or checksum(path)
+    )
+
+    found = on_all(lambda strategy: initial_on_all(wanted, DataIdentity(source="synthetic"), strategy, said.append))
+    assert [initial.weights.name for initial in found] == ["step-0000001"] * RANKS
+    assert len(said) == 1 and "step-0000002 is damaged" in said[0]
+    assert len(read) == len(set(read)) and "step-0000001 model.safetensors" in read, "each file once"
+
+    del read[:]
+    assert find_initial(wanted, DataIdentity(source="synthetic"), said.append, whole=False).weights == newest.parent
+    assert not read, "the cheap check reads no bytes, of folders of checkpoints neither"
+
+    (tmp_path / "checkpoints/step-0000001/config.json").write_bytes(b"")
+    failures = on_all(lambda strategy: initial_on_all(wanted, DataIdentity(source="synthetic"), strategy, said.append))
+    assert all("all 2 checkpoints in " in str(failure) for failure in failures)
+
+
+def test_a_checkpoint_that_one_rank_cannot_write_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = training_runs.settings("synthetic", world_size=RANKS, strategy="ddp")
+    save_after = saver(tmp_path, wanted)
+    results = on_all(save_after(1))
     assert [path.name for path, _ in results] == ["step-0000001"] * RANKS
     assert {path.name for path in (tmp_path / "step-0000001").glob("rng*")} == {
         f"rng-{r}.safetensors" for r in range(3)
@@ -124,6 +166,6 @@ def test_a_checkpoint_that_one_rank_cannot_write_is_not_there(tmp_path: Path, mo
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("bert.training.checkpoint.save_rng", full)
-    failures = on_all(lambda strategy: save(tmp_path, model, optimizer, state(2), strategy))
+    failures = on_all(save_after(2))
     assert all(isinstance(failure, StorageError) and "the disk is full" in str(failure) for failure in failures)
     assert saved_steps(tmp_path) == [1] and [path.name for path in tmp_path.iterdir()] == ["step-0000001"]

@@ -9,10 +9,13 @@ import pytest
 import torch
 from support.training_runs import Recorder, run, settings
 
-from bert.tasks.base import Evaluation
+from bench.tune.objective import make_objective
+from bert.tasks import make_task
+from bert.tasks.base import Evaluation, deciding
 from bert.tasks.pretrain import PretrainTask
 from bert.tasks.pretrain_evaluation import TestShards
 from bert.training.checkpoint import STATE_FILE, read, saved_steps
+from bert.training.settings import resolve_settings
 from common.errors import InputError, UsageError
 
 # Of the evaluations after 2, 4, ... 12 updates.
@@ -123,6 +126,18 @@ def test_a_score_that_no_evaluation_finds_chooses_no_checkpoint_and_says_so(
     find(monkeypatch, (4.0, 2.0), (0.4, 0.1))
     outcome, recorder = go(data, tmp_path, steps=4, best_by="nsp_loss")
     assert outcome.best is None and "the evaluation found no nsp_loss" in recorder.warnings
+
+
+@pytest.mark.parametrize("name", ["best_exact_thresh", "best_f1_thresh"])
+def test_a_threshold_says_not_which_model_is_better_and_the_scores_that_do_are_named(name: str) -> None:
+    wanted = resolve_settings(None, {"task": "squad", "data": "synthetic", "preset": "tiny", "steps": 2})
+    task = make_task(wanted.task, wanted.task_options)
+    said = f"{name} is a threshold.*: choose one of exact, f1, HasAns_exact, .*, best_exact, best_f1"
+    with pytest.raises(UsageError, match=rf"{said}$"):
+        deciding(task, name)
+    with pytest.raises(UsageError, match=rf"{said}, loss$"):
+        make_objective(wanted, name)
+    assert deciding(task, "best_f1") == ("best_f1", True)
 
 
 def test_a_score_that_the_task_has_not_is_refused(data: Path, tmp_path: Path) -> None:

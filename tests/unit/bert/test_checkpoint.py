@@ -132,9 +132,9 @@ def test_states_with_damaged_values_are_errors_not_tracebacks(copy: Path) -> Non
     ("changes", "message"),
     [
         ({"preset": "mini"}, "num_layers=2, hidden_size=128.*num_layers=4, hidden_size=256"),
-        ({"seq_len": 24, "data": "synthetic"}, "seq_len=32, this run has seq_len=24"),
-        ({"optimizer": "adamw"}, "optimizer=lamb, this run has optimizer=adamw"),
-        ({"seed": 7}, "seed=42, this run has seed=7"),
+        ({"seq_len": 24, "data": "synthetic"}, "--seq-len 32, this run has --seq-len 24"),
+        ({"optimizer": "adamw"}, "--optimizer lamb, this run has --optimizer adamw"),
+        ({"seed": 7}, "--seed 42, this run has --seed 7"),
         ({"steps": 3}, "has 4 updates already"),
         ({"data": "synthetic"}, "was trained on .*data, this run on synthetic"),
     ],

@@ -104,7 +104,7 @@ def test_nothing_is_drawn_and_the_mode_stays(data: Path, model: BertForPretraini
 def test_a_folder_without_test_shards_is_refused_with_the_way_out(data: Path) -> None:
     (data / "small_test_0.hdf5").unlink()
     (data / "metadata.json").unlink()
-    with pytest.raises(InputError, match="eval_every 0"):
+    with pytest.raises(InputError, match="--eval-every 0"):
         TestShards(spec(data))
 
 

@@ -1,4 +1,4 @@
-"""`inspect` passes what the format says, and names what breaks it; its figures are those of the rows."""
+"""`inspect` passes what the format says, and names what breaks it."""
 
 import json
 from collections.abc import Callable
@@ -12,9 +12,7 @@ from support import pretraining_shards as shards
 from support.shared_files import DATA
 
 from bert.data.inspecting.inspection import CHECKS, Inspection, inspect
-from bert.data.inspecting.invariants import ROW_CHECKS
 from bert.data.inspecting.shard_files import read_blocks, shard_groups
-from bert.data.inspecting.tallies import Distinct, confidence, row_hashes, spread
 from bert.data.pool import Workers
 from common.errors import InputError, UsageError
 
@@ -51,115 +49,6 @@ def test_a_valid_folder_passes_every_check_but_those_of_bins(folder: Path) -> No
     skipped = {name for name, status in statuses(found).items() if status == "skipped"}
     assert skipped == {"bins_add_up", "bins_hold_their_lengths"} and not failed(found)
     assert list(statuses(found)) == list(CHECKS)
-
-
-def full_row(arrays: dict[str, Any]) -> int:
-    """A row without padding."""
-    return int(np.flatnonzero(arrays["input_mask"].all(axis=1))[2])
-
-
-def short_row(arrays: dict[str, Any]) -> int:
-    """A row with padding and fewer masked positions than there is place for."""
-    lengths = arrays["input_mask"].sum(axis=1)
-    return int(np.flatnonzero((lengths < 16) & (lengths > 9))[0])
-
-
-def _set(name: str, where: Callable[[dict[str, Any], int], Any], value: Any, short: bool = False) -> Any:
-    def edit(arrays: dict[str, Any]) -> int:
-        row = short_row(arrays) if short else full_row(arrays)
-        arrays[name][(row, *where(arrays, row))] = value
-        return row
-
-    return edit
-
-
-def _switch(arrays: dict[str, Any], row: int) -> int:
-    return int(arrays["segment_ids"][row].argmax())
-
-
-def _length(arrays: dict[str, Any], row: int) -> int:
-    return int(arrays["input_mask"][row].sum())
-
-
-def _unmasked(arrays: dict[str, Any], row: int) -> int:
-    """A piece that is not masked."""
-    taken = {0, _switch(arrays, row) - 1, _length(arrays, row) - 1, *arrays["masked_lm_positions"][row].tolist()}
-    return next(column for column in range(1, _length(arrays, row)) if column not in taken)
-
-
-def _empty_first(arrays: dict[str, Any]) -> int:
-    row = full_row(arrays)
-    arrays["segment_ids"][row, 2:] = 1
-    return row
-
-
-def _swapped(arrays: dict[str, Any]) -> int:
-    row = full_row(arrays)
-    for name in ("masked_lm_positions", "masked_lm_ids"):
-        arrays[name][row, :2] = arrays[name][row, 1::-1]
-    return row
-
-
-def _on_sep(arrays: dict[str, Any]) -> int:
-    row = full_row(arrays)
-    arrays["masked_lm_positions"][row, -1] = shards.SEQ_LEN - 1
-    arrays["masked_lm_ids"][row, -1] = shards.SEP
-    return row
-
-
-def _fewer(arrays: dict[str, Any]) -> int:
-    row = full_row(arrays)
-    arrays["input_ids"][row, arrays["masked_lm_positions"][row, -1]] = arrays["masked_lm_ids"][row, -1]
-    for name in ("masked_lm_positions", "masked_lm_ids"):
-        arrays[name][row, -1] = 0
-    return row
-
-
-BROKEN: dict[str, Callable[[dict[str, Any]], int]] = {
-    "mask_ones_then_zeros": _set("input_mask", lambda a, r: (2,), 0),
-    "padding_is_zero": _set("input_ids", lambda a, r: (shards.SEQ_LEN - 1,), 7, short=True),
-    "segments_zero_then_one": _set("segment_ids", lambda a, r: (_length(a, r) - 1,), 0),
-    "no_empty_segment": _empty_first,
-    "label_zero_or_one": _set("next_sentence_labels", lambda a, r: (), 2),
-    "positions_inside": _set("masked_lm_positions", lambda a, r: (_last(a, r),), shards.SEQ_LEN, short=True),
-    "positions_ascend": _swapped,
-    "zero_ends_the_list": _set("masked_lm_ids", lambda a, r: (-1,), 9, short=True),
-    "specials_not_masked": _on_sep,
-    "masked_count": _fewer,
-    "ids_in_vocabulary": _set("input_ids", lambda a, r: (_unmasked(a, r),), len(shards.PIECES)),
-    "labels_in_vocabulary": _set("masked_lm_ids", lambda a, r: (0,), -5),
-    "cls_first": _set("input_ids", lambda a, r: (0,), 9),
-    "two_seps": _set("input_ids", lambda a, r: (_unmasked(a, r),), shards.SEP),
-    "sep_last": _set("input_ids", lambda a, r: (shards.SEQ_LEN - 1,), 9),
-    "segment_switch_after_sep": _set("segment_ids", lambda a, r: (_switch(a, r),), 0),
-    "no_special_inside": _set("input_ids", lambda a, r: (_unmasked(a, r),), shards.MASK),
-}
-
-
-def _last(arrays: dict[str, Any], row: int) -> int:
-    return int(np.count_nonzero(arrays["masked_lm_positions"][row])) - 1
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_row_is_named_by_its_check(folder: Path, name: str) -> None:
-    arrays = shards.instances(40, 0)
-    row = BROKEN[name](arrays)
-    shards.write(folder / FIRST, arrays, {"bertbench_settings": "one"})
-    found = failed(look(folder))
-    assert found[name] == (1, f"{FIRST} row {row}")
-    assert set(found) <= set(ROW_CHECKS), "the files are whole"
-
-
-def test_every_check_of_rows_is_broken_by_a_test() -> None:
-    assert {*BROKEN, "bins_hold_their_lengths"} == set(ROW_CHECKS)
-
-
-def test_a_replaced_piece_that_happens_to_be_special_breaks_nothing(folder: Path) -> None:
-    for special in range(5):
-        arrays = shards.instances(40, 0)
-        arrays["input_ids"][7, arrays["masked_lm_positions"][7, 0]] = special
-        shards.write(folder / FIRST, arrays, {"bertbench_settings": "one"})
-        assert look(folder).passed
 
 
 def _binned(folder: Path, lengths: list[int], counts: list[int] | None = None) -> None:
@@ -341,93 +230,6 @@ def test_a_given_vocabulary_is_used_for_shards_that_have_none(tmp_path: Path, fo
         look(place, vocab=tmp_path / "none.txt")
 
 
-def test_whole_words_may_leave_fewer_masked(folder: Path) -> None:
-    arrays = shards.instances(40, 0)
-    _fewer(arrays)
-    shards.write(folder / FIRST, arrays, {"bertbench_settings": "one"})
-    sizes = {"small_training_0.hdf5": 40, "small_training_1.hdf5": 30, "small_test_0.hdf5": 20}
-    instances = {"seq_len": 24, "max_predictions": 3, "masked_lm_prob": 0.15, "whole_word_mask": True}
-    shards.write_beside(folder, sizes, instances=instances)
-    assert look(folder).passed
-
-
-def test_figures_are_those_of_a_plain_count(folder: Path) -> None:
-    training = look(folder).splits[0]
-    parts = [shards.instances(40, 0), shards.instances(30, 1)]
-    arrays = {name: np.concatenate([part[name] for part in parts]) for name in shards.TYPES}
-    masked = shown = same = first = second = unknown = pieces = 0
-    for row in range(70):
-        length, switch = _length(arrays, row), _switch(arrays, row)
-        first, second, pieces = first + switch - 2, second + length - switch - 1, pieces + length - 3
-        ids = arrays["input_ids"][row].tolist()
-        for place, label in zip(arrays["masked_lm_positions"][row], arrays["masked_lm_ids"][row], strict=True):
-            if place:
-                masked += 1
-                shown += ids[place] == shards.MASK
-                same += ids[place] == label
-                ids[place] = label
-        unknown += ids.count(shards.UNK)
-    real = int(arrays["input_mask"].sum())
-    assert (training.shards, training.instances, training.real_tokens, training.masked) == (2, 70, real, masked)
-    assert training.padding_efficiency == pytest.approx(real / (70 * shards.SEQ_LEN))
-    assert training.mask_rate == pytest.approx(masked / real)
-    assert training.mask_rate_of_pieces == pytest.approx(masked / pieces)
-    assert training.shown_mask is not None and training.shown_mask.count == shown
-    assert training.shown_same is not None and training.shown_same.count == same
-    assert training.shown_random is not None and training.shown_random.count == masked - shown - same
-    assert (training.mean_first, training.mean_second) == pytest.approx((first / 70, second / 70))
-    assert training.random_second.count == int(arrays["next_sentence_labels"].sum())
-    assert training.unknown_share == pytest.approx(unknown / pieces)
-    assert sum(training.lengths) == 70 and training.short == 70 - training.lengths[-1]
-    assert training.file_bytes == sum(path.stat().st_size for path in folder.glob("*training*"))
-    assert sum(count for _, count in training.frequent) <= pieces and len(training.frequent) == 10
-
-
-def test_repeated_instances_and_test_instances_in_training_are_counted(folder: Path) -> None:
-    arrays = shards.instances(40, 0)
-    for values in arrays.values():
-        values[10:15] = values[5]
-    shards.write(folder / FIRST, arrays, {"bertbench_settings": "one"})
-    shards.write(folder / "small_test_0.hdf5", {k: v[:20] for k, v in arrays.items()}, {"bertbench_settings": "one"})
-    found = look(folder)
-    assert found.splits[0].duplicates == 5 and found.splits[1].duplicates == 5 and found.test_in_training == 20
-    assert any("training instances, too" in note for note in found.notes)
-
-
-def test_masks_that_chance_does_not_give_are_noted_and_no_failure(folder: Path) -> None:
-    arrays = shards.instances(400, 0)
-    for row in range(400):
-        places = arrays["masked_lm_positions"][row]
-        arrays["input_ids"][row, places[places > 0]] = shards.MASK
-    shards.write(folder / FIRST, arrays, {"bertbench_settings": "one"})
-    shards.write_beside(folder, {FIRST: 400, "small_training_1.hdf5": 30, "small_test_0.hdf5": 20})
-    found = look(folder)
-    assert found.passed and any("show [MASK]; 81% is meant" in note or "80% is meant" in note for note in found.notes)
-
-
-def test_samples_are_chosen_by_the_seed_and_show_what_is_hidden(folder: Path) -> None:
-    arrays = {name: values[:1] for name, values in shards.instances(2, 0).items()}
-    ids = [shards.CLS, 10, 65, 66, shards.SEP, 12, 13, 14, shards.SEP]
-    arrays["input_ids"][0] = [*ids, *([0] * (shards.SEQ_LEN - len(ids)))]
-    arrays["input_mask"][0] = arrays["input_ids"][0] > 0
-    arrays["segment_ids"][0] = [0] * 5 + [1] * 4 + [0] * (shards.SEQ_LEN - 9)
-    arrays["input_ids"][0, 5:7] = [shards.MASK, 20]
-    arrays["masked_lm_positions"][0], arrays["masked_lm_ids"][0] = [5, 6, 7], [12, 65, 14]
-    arrays["next_sentence_labels"][0] = 1
-    for path in folder.glob("*.hdf5"):
-        path.unlink()
-    shards.write(folder / FIRST, arrays)
-    (sample,) = look(folder).samples
-    assert (sample.first, sample.second) == ("w5ing [bold]", "[MASK:w7][w15:##ing] [w9:w9]")
-    assert (sample.shard, sample.row, sample.tokens, sample.masked, sample.label) == (FIRST, 0, 9, 3, 1)
-
-
-def test_the_same_seed_shows_the_same_samples(folder: Path) -> None:
-    chosen = [look(folder, seed=seed, samples=5).samples for seed in (1, 1, 2)]
-    assert chosen[0] == chosen[1] != chosen[2] and len(set(chosen[0])) == 5
-    assert len(look(folder, samples=1000).samples) == 90 and not look(folder, samples=0).samples
-
-
 def test_the_number_of_workers_changes_nothing(folder: Path) -> None:
     with Workers(1) as one, Workers(2) as two:
         assert inspect(folder, one) == inspect(folder, two)
@@ -486,29 +288,6 @@ def test_blocks_change_no_finding(folder: Path, monkeypatch: pytest.MonkeyPatch)
     whole = look(folder)
     monkeypatch.setattr("bert.data.inspecting.shard_files._BLOCK_VALUES", 24 * 7)
     assert look(folder) == whole and failed(whole)["cls_first"] == (1, f"{FIRST} row 33")
-
-
-def test_hashes_tell_rows_apart_and_estimates_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = np.arange(60_000, dtype=np.int32).reshape(20_000, 3)
-    labels = np.zeros(20_000, np.int8)
-    assert len(np.unique(row_hashes([rows, labels]))) == 20_000
-    assert (row_hashes([rows[:, ::-1], labels]) != row_hashes([rows, labels])).all()
-    monkeypatch.setattr("bert.data.inspecting.tallies.MOST_HASHES", 4096)
-    parts = [Distinct() for _ in range(3)]
-    for part, some in zip(parts, (rows, rows[:10_000], rows[5_000:]), strict=True):
-        part.add(row_hashes([some]))
-    assert parts[0].duplicates() == 0 and parts[0].modulus > 1
-    assert parts[1].shared_with(parts[2]) == pytest.approx(5_000, rel=0.15)
-    parts[0].merge(parts[1])
-    assert parts[0].duplicates() == pytest.approx(10_000, rel=0.15)
-
-
-def test_intervals_are_those_of_the_binomial_distribution() -> None:
-    scipy = pytest.importorskip("scipy.stats")
-    bounds = spread(0.1, 20_000)
-    assert bounds == pytest.approx([v / 20_000 for v in scipy.binom.interval(0.999, 20_000, 0.1)], abs=2e-4)
-    assert confidence(8, 20) == pytest.approx(scipy.binomtest(8, 20).proportion_ci(method="wilson"), abs=1e-4)
-    assert spread(0.5, 0) is None and confidence(0, 0) is None
 
 
 def test_groups_list_training_before_test_by_number(folder: Path) -> None:

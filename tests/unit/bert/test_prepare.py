@@ -236,7 +236,7 @@ def test_unusable_input_and_options_are_refused(text: Path, tmp_path: Path) -> N
         ({"test_fraction": 1.0}, "--test-fraction 1.0 must be in"),
         ({"dataset": "a/b"}, "--dataset 'a/b' must be a plain name"),
         ({"dataset": ".."}, "--dataset '..' must be a plain name"),
-        ({"seq_lens": (3,)}, "seq_len=3 is too short"),
+        ({"seq_lens": (3,)}, "--seq-len 3 is too short"),
         ({"seq_lens": ()}, "--seq-lens .*must be one or several different lengths"),
         ({"seq_lens": (32, 32)}, "--seq-lens 32 32 must be one or several different lengths"),
         ({"max_predictions": (5, 6)}, "--max-predictions gives 2 .* for 1 --seq-lens"),

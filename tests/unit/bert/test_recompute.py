@@ -67,8 +67,8 @@ def test_less_is_kept_for_the_backward_pass():
 def test_a_model_without_encoder_and_a_strategy_without_buckets_are_refused():
     with pytest.raises(UsageError, match="no encoder"):
         recompute_activations(torch.nn.Linear(2, 2))
-    with pytest.raises(UsageError, match="strategy single has no option bucket_mib"):
+    with pytest.raises(UsageError, match="--strategy single has no option --bucket-mib"):
         make_strategy("single", '{"bucket_mib":5}')
     assert make_strategy("ddp", '{"bucket_mib":5}').options == {"bucket_mib": 5}
-    with pytest.raises(UsageError, match="bucket_mib=0"):
+    with pytest.raises(UsageError, match="--bucket-mib 0"):
         settings("synthetic", strategy="ddp", strategy_options='{"bucket_mib":0}')

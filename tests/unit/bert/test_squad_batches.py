@@ -148,9 +148,17 @@ def test_what_a_model_says_of_tokens_goes_back_to_their_windows() -> None:
     assert found.tolist() == FEATURES.input_ids.values.tolist()
 
 
-@pytest.mark.parametrize(("size", "rank", "world_size"), [(0, 0, 1), (4, 2, 2), (4, -1, 2)])
-def test_ranks_and_sizes_that_are_none_are_refused(size: int, rank: int, world_size: int) -> None:
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("size", "rank", "world_size", "said"),
+    [
+        (0, 0, 1, "micro_batch_size=0 must be at least 1"),
+        (4, 2, 2, "rank 2 of 2 cannot be"),
+        (4, -1, 2, "rank -1 of 2 cannot be"),
+        (4, 0, 0, "rank 0 of 0 cannot be"),
+    ],
+)
+def test_ranks_and_sizes_that_are_none_are_refused(size: int, rank: int, world_size: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         list(evaluation_batches(FEATURES, size, rank, world_size))
 
 

@@ -65,10 +65,10 @@ def test_options_are_one_text_whatever_their_order() -> None:
 @pytest.mark.parametrize(
     ("strategy", "options", "said"),
     [
-        ("ddp", {"zero_stage": 1}, "ddp has no option zero_stage: use strategy deepspeed"),
-        ("deepspeed", {"zero_stage": 4}, "zero_stage=4: choose one of 0, 1, 2, 3"),
-        ("deepspeed", {"zero_stage": True}, "zero_stage=True"),
-        ("deepspeed", {"stage": 1}, "no option stage"),
+        ("ddp", {"zero_stage": 1}, "ddp has no option --zero-stage: use --strategy deepspeed"),
+        ("deepspeed", {"zero_stage": 4}, "--zero-stage 4: choose one of 0, 1, 2, 3"),
+        ("deepspeed", {"zero_stage": True}, "--zero-stage True"),
+        ("deepspeed", {"stage": 1}, "no option --stage"),
         ("deepspeed", {"config": [1]}, "JSON object"),
     ],
 )

@@ -240,21 +240,24 @@ def test_settings_for_other_ranks_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"global_batch_size": 100}, "global_batch_size=100 is not .* = 4: use grad_accum_steps 25"),
+        (
+            {"global_batch_size": 100},
+            "--global-batch-size 100 is not --micro-batch-size .* x --devices .* = 4: use --grad-accum-steps 25",
+        ),
         ({"global_batch_size": 7}, "use 4 or 8"),
         ({"global_batch_size": 2}, "use 4"),
         ({"preset": "tiniest"}, "unknown preset"),
         ({"optimizer": "sgd"}, "unknown optimizer"),
         ({"schedule": "step"}, "unknown schedule"),
-        ({"warmup": 1.5}, "warmup=1.5"),
+        ({"warmup": 1.5}, "--warmup 1.5"),
         ({"dropout": 1.0}, "dropout"),
-        ({"steps": 0}, "steps=0"),
-        ({"keep": 0}, "keep=0"),
+        ({"steps": 0}, "--steps 0 must"),
+        ({"keep": 0}, "--keep 0 must"),
         ({"padding": "none"}, "unknown padding"),
         ({"shape": "num_layers=2"}, "no shape of a model"),
-        ({"learning_rate": float("nan")}, "learning_rate=nan"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm=0"),
-        ({"weight_decay": -1.0}, "weight_decay=-1"),
+        ({"learning_rate": float("nan")}, "--learning-rate nan"),
+        ({"max_grad_norm": 0.0}, "--max-grad-norm 0"),
+        ({"weight_decay": -1.0}, "--weight-decay -1"),
         ({"world_size": 2}, "single runs on one device"),
         ({"task": "sleep"}, "unknown task"),
         ({"data": "synthetic:odd"}, "length distribution"),
@@ -296,7 +299,7 @@ def test_the_third_of_the_batch_sizes_follows_from_two() -> None:
     assert sizes(global_batch_size=48) == (24, 2, 48), "a default that divides what was asked for"
     with pytest.raises(UsageError, match="must be a multiple of 16 x 1 = 16, use 96 or 112"):
         sizes(global_batch_size=100, micro_batch_size=16)
-    with pytest.raises(UsageError, match="phase=3"):
+    with pytest.raises(UsageError, match="--phase 3"):
         phase_defaults(3)
     with pytest.raises(UsageError, match="no data"):
         resolve_settings(1, {})
@@ -326,9 +329,9 @@ def test_epochs_become_updates_and_updates_go_before_them() -> None:
     assert made(epochs=2, steps=5) == (5, 0)
     assert made(epochs=2, eval_data="x") == (7, 4), "after each epoch, and at the end"
     assert made(steps=5, eval_data="x") == (5, 5) and made(steps=5, eval_data="x", eval_every=2) == (5, 2)
-    with pytest.raises(UsageError, match="epochs=2 of data without end"):
+    with pytest.raises(UsageError, match="--epochs 2 of data without end"):
         made(None, epochs=2)
-    with pytest.raises(UsageError, match="epochs=0 must be"):
+    with pytest.raises(UsageError, match="--epochs 0 must be"):
         made(epochs=0)
 
 

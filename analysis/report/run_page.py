@@ -1,4 +1,4 @@
-"""The HTML page: one file that opens anywhere, without network."""
+"""The HTML page of a run: one file that opens anywhere, without network."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,0 +1,200 @@
+"""Shards as files, and the folders they are found in: layout, faults, what belongs together."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import h5py
+import pytest
+from test_loader import PREDICTIONS, SEQ_LEN, instances, make_folder, spec
+
+from bert.data.loading.batches import Hdf5Batches
+from bert.data.loading.folder import find_shards, folder_info
+from bert.data.pretraining.shard_writer import write_shard
+from bert.data.pretraining.shards import check_shard, read_shard
+from common.errors import InputError
+
+NAME = "hdf5_lower_case_1_seq_len_{}_max_pred_3_masked_lm_prob_0.15_random_seed_1_dupe_factor_1"
+
+# one shard
+
+
+def test_a_shard_has_the_published_layout(tmp_path: Path) -> None:
+    made = instances(2000)
+    write_shard(tmp_path / "a.hdf5", made)
+    with h5py.File(tmp_path / "a.hdf5") as file:
+        found = {name: (file[name].dtype.str, file[name].shape, file[name].compression) for name in file}
+    assert found == {
+        "input_ids": ("<i4", (2000, 12), "gzip"),
+        "input_mask": ("|i1", (2000, 12), "gzip"),
+        "segment_ids": ("|i1", (2000, 12), "gzip"),
+        "masked_lm_positions": ("<i4", (2000, 3), "gzip"),
+        "masked_lm_ids": ("<i4", (2000, 3), "gzip"),
+        "next_sentence_labels": ("|i1", (2000,), "gzip"),
+    }
+    again = read_shard(tmp_path / "a.hdf5")
+    assert all((getattr(made, name) == getattr(again, name)).all() for name in found)
+
+
+def test_the_same_instances_give_the_same_bytes(tmp_path: Path) -> None:
+    digests = set()
+    for name in ("a.hdf5", "b.hdf5"):
+        write_shard(tmp_path / name, instances(50), settings="x")
+        digests.add(hashlib.sha256((tmp_path / name).read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_shard_is_named(tmp_path: Path, keep: float) -> None:
+    folder = make_folder(tmp_path, [50, 50])
+    path = folder / "d_training_1.hdf5"
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
+    for reader in (lambda: check_shard(path), lambda: read_shard(path), lambda: folder_info(folder)):
+        with pytest.raises(InputError, match=r"d_training_1\.hdf5.*(truncated|no readable HDF5)"):
+            reader()
+
+
+def test_overwritten_bytes_are_named_when_the_data_is_read(tmp_path: Path) -> None:
+    path = make_folder(tmp_path, [3000]) / "d_training_0.hdf5"
+    with h5py.File(path) as file:
+        chunk = file["input_ids"].id.get_chunk_info(0)
+    with path.open("r+b") as file:
+        file.seek(chunk.byte_offset + 20)
+        file.write(b"\x55" * (chunk.size // 2))
+    with pytest.raises(InputError, match=r"d_training_0\.hdf5 is damaged"):
+        read_shard(path)
+    with pytest.raises(InputError, match=r"d_training_0\.hdf5 is damaged"):
+        next(iter(Hdf5Batches(spec(tmp_path))))
+
+
+def edited(path: Path, edit: str) -> None:
+    with h5py.File(path, "r+") as file:
+        if edit == "missing":
+            del file["segment_ids"]
+            return
+        name = {"values": "masked_lm_positions", "mask": "input_mask"}.get(edit, "segment_ids")
+        data = file[name][:]
+        del file[name]
+        if edit == "values":
+            data[0, 0] = SEQ_LEN
+        elif edit == "mask":
+            data[3, :3] = 0
+        changed = {
+            "type": data.astype("f4"),
+            "axes": data[:, 0],
+            "rows": data[:-1],
+            "width": data[:, :-1],
+        }.get(edit, data)
+        file[name] = changed
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ("missing", "lacks.*segment_ids"),
+        ("type", "segment_ids has type float32"),
+        ("axes", r"segment_ids has shape \(20,\)"),
+        ("rows", "differ in length.*segment_ids 19"),
+        ("width", "differ in width"),
+        ("values", "masked_lm_positions holds values from 0 to 12"),
+        ("mask", "input_mask of instance 3"),
+    ],
+)
+def test_a_malformed_shard_is_named_with_its_fault(tmp_path: Path, edit: str, message: str) -> None:
+    path = make_folder(tmp_path, [20]) / "d_training_0.hdf5"
+    edited(path, edit)
+    with pytest.raises(InputError, match=message) as caught:
+        read_shard(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_shard_without_instances_is_neither_written_nor_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a\.hdf5"):
+        write_shard(tmp_path / "a.hdf5", instances(0))
+    assert not list(tmp_path.iterdir())
+    path = make_folder(tmp_path, [20]) / "d_training_0.hdf5"
+    with h5py.File(path, "r+") as file:
+        for name in list(file):
+            data = file[name][:0]
+            del file[name]
+            file[name] = data
+    with pytest.raises(InputError, match="no instance"):
+        check_shard(path)
+
+
+# folders
+
+
+def test_shards_are_found_at_any_depth_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    inner = make_folder(tmp_path / NAME.format(SEQ_LEN) / "d", [2] * 11)
+    write_shard(inner / "d_test_0.hdf5", instances(5))
+    (inner / ".d_training_3.hdf5.x.tmp").write_bytes(b"half")
+    for folder in (tmp_path, inner.parent, inner):
+        paths = find_shards(folder)
+        assert [path.name for path in paths] == [f"d_training_{number}.hdf5" for number in range(11)]
+        info = folder_info(folder)
+        assert (info.path, info.samples, info.seq_len, info.max_predictions) == (inner, 22, SEQ_LEN, PREDICTIONS)
+        assert info.vocab_size is None
+    assert [path.name for path in find_shards(tmp_path, "test")] == ["d_test_0.hdf5"]
+
+
+def test_several_lengths_need_a_choice(tmp_path: Path) -> None:
+    short = make_folder(tmp_path / NAME.format(SEQ_LEN) / "d", [4])
+    long = make_folder(tmp_path / NAME.format(20) / "d", [4], seq_len=20)
+    with pytest.raises(InputError, match="2 preparations") as caught:
+        folder_info(tmp_path)
+    assert str(short.parent) in str(caught.value) and "seq_len 20" in str(caught.value)
+    assert folder_info(tmp_path, seq_len=20).path == long
+    assert Hdf5Batches(spec(tmp_path)).info.path == short
+    with pytest.raises(InputError, match="0 of them have seq_len 64"):
+        folder_info(tmp_path, seq_len=64)
+
+
+def test_shards_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a", [4])
+    make_folder(tmp_path / "b", [4], seq_len=20)
+    with pytest.raises(InputError, match=r"seq_len is 12 in .*20 in"):
+        folder_info(tmp_path)
+
+
+def test_the_wrong_length_or_vocabulary_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path, [4])
+    with pytest.raises(InputError, match="12 tokens per sample, not 128"):
+        Hdf5Batches(spec(tmp_path, seq_len=128))
+    with pytest.raises(InputError, match=r"d_training_0\.hdf5.*only 50"):
+        next(iter(Hdf5Batches(spec(tmp_path, vocab_size=50))))
+
+
+def test_metadata_gives_the_vocabulary_size_and_tells_unfinished_preparations(tmp_path: Path) -> None:
+    make_folder(tmp_path, [4, 4])
+    names = [path.name for path in find_shards(tmp_path)]
+    (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": 777, "shards": names}))
+    assert folder_info(tmp_path).vocab_size == 777
+    (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": 777, "shards": [*names, "d_training_2.hdf5"]}))
+    with pytest.raises(InputError, match=r"unfinished.*d_training_2\.hdf5"):
+        folder_info(tmp_path)
+    lists = ('"shards": 5', '"vocab_size": 777', '"vocab_size": 777, "shards": 5', '"vocab_size": 1e999, "shards": []')
+    for damaged in ("{", "[]", *(f"{{{inner}}}" for inner in lists)):
+        (tmp_path / "metadata.json").write_text(damaged)
+        with pytest.raises(InputError, match=r"metadata\.json"):
+            folder_info(tmp_path)
+    (tmp_path / "metadata.json").write_text('{"vocab_size": 777, "shards": [5, null]}')
+    assert folder_info(tmp_path).vocab_size == 777
+
+
+def test_folders_without_shards_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        find_shards(tmp_path / "none")
+    with pytest.raises(InputError, match="data pretrain"):
+        find_shards(tmp_path)
+    (tmp_path / "a.txt").write_text("Text.")
+    with pytest.raises(InputError, match=rf"holds text.*--input {tmp_path}"):
+        find_shards(tmp_path)
+    with pytest.raises(InputError, match="is a file"):
+        find_shards(tmp_path / "a.txt")
+
+
+def test_the_fingerprint_follows_the_content_not_the_place(tmp_path: Path) -> None:
+    first = folder_info(make_folder(tmp_path / "a", [4, 5])).fingerprint
+    assert folder_info(make_folder(tmp_path / "b", [4, 5])).fingerprint == first
+    assert folder_info(make_folder(tmp_path / "c", [5, 4])).fingerprint != first
