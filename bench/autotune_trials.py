@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from bert.flags import flag
 from bert.memory import Memory, predict_memory
 from bert.strategies import STRATEGIES
 from bert.strategies.options import OPTIONS, options_text, read_options
-from common.errors import SchemaError
+from common.errors import SchemaError, UsageError
 
 STATE_FILE = "autotune.json"
 # The allocator of a GPU leaves some of it unused.
@@ -27,6 +28,14 @@ _SEVERAL = ("ddp", "fsdp", "deepspeed")
 # Strategies that need a package of their own name.
 _PACKAGES = ("deepspeed", "horovod")
 _ZERO_STAGES = (0, 1, 2, 3)
+_ELSEWHERE = "give another --out, or remove that folder"
+# Fields of a trial that a search chooses, or that follow from the others.
+_SEARCHED = frozenset(
+    {"schema_version", "trial_id", "strategy", "strategy_options", "micro_batch_size", "grad_accum_steps",
+     "activation_checkpointing", "memory_limit_bytes"}
+)  # fmt: skip
+# Fields of a trial that have an option of another name.
+_OPTIONS = {"world_size": "--devices"}
 
 
 def strategies_to_try(names: Sequence[str], devices: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -51,22 +60,52 @@ def strategies_to_try(names: Sequence[str], devices: int) -> tuple[list[tuple[st
 
 
 def memory_limit(run: RunDirectory, given_gib: float | None, devices: Devices, ranks: int) -> int | None:
-    """Return the memory a rank may use: what was given, else what an earlier call found, else what is free."""
+    """Return the memory a rank may use: what was given, else what an earlier call found, else what is free.
+
+    Another limit makes other trials of those that are finished: a search keeps its own.
+
+    Raises:
+        UsageError: the search in this folder was given another one.
+    """
+    state = _state(run)
+    before = state.get("request", {}).get("memory_limit_gib")
+    if state and before != given_gib:
+        own, now = (f"of {limit:g}" if limit else "that was not given" for limit in (before, given_gib))
+        raise UsageError(f"the search in {run.path} has a --memory-limit-gib {own}, this one {now}: {_ELSEWHERE}")
     if given_gib is not None:
         return int(given_gib * 2**30)
-    state = run.path / STATE_FILE
-    if state.exists():
-        try:
-            limit = read_record(state)["limit_bytes"]
-        except (SchemaError, KeyError):
-            limit = None
-        if isinstance(limit, int):  # another limit would make other trials of those that are finished
-            return limit
+    if isinstance(limit := state.get("limit_bytes"), int):
+        return limit
     if devices.kind == "cpu":
         return free_memory_share(ranks) >> 20 << 20
     sizes = [gpu.memory_bytes for gpu in devices.gpus[:ranks]]
     known = [size for size in sizes if size is not None]
     return int(_USABLE_SHARE * min(known)) if known else None
+
+
+def check_same_search(run: RunDirectory, base: Trial) -> None:
+    """Refuse a folder that holds the search for another model, other data or another way to measure.
+
+    Raises:
+        UsageError: it names what differs; what that search found would be written over.
+    """
+    before = _state(run).get("base", {})
+    now = json.loads(json.dumps(base.to_json()))
+    differ = [name for name in now if name not in _SEARCHED and name in before and before[name] != now[name]]
+    if differ:
+        said = ", ".join(f"{_OPTIONS.get(name) or flag(name)} {before[name]} (now {now[name]})" for name in differ[:3])
+        raise UsageError(f"{run.path} holds the search for another configuration, with {said}: {_ELSEWHERE}")
+
+
+def _state(run: RunDirectory) -> dict[str, Any]:
+    """What an earlier call wrote; empty where there is nothing that can be read."""
+    path = run.path / STATE_FILE
+    if not path.exists():
+        return {}
+    try:
+        return dict(read_record(path))
+    except SchemaError:
+        return {}
 
 
 def trial_of(base: Trial, point: Point) -> Trial:

@@ -13,6 +13,7 @@ from analysis.records import RunDirectory, Trial, write_record
 from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
 from bench.autotune_trials import (
     Runner,
+    check_same_search,
     commands,
     deepspeed_json,
     memory_limit,
@@ -129,6 +130,7 @@ def main(argv: list[str]) -> int:
         raise UsageError("no strategy can be tried: " + "; ".join(f"{name}: {why}" for name, why in absent))
     limit = memory_limit(run, options.memory_limit_gib, devices, count)
     base = _base(options, devices, count, limit)
+    check_same_search(run, base)
     space = Space(
         strategies=tuple(strategies),
         first_batch=options.first_batch,
@@ -188,7 +190,7 @@ def _search(
         note(f"{name} is left out: {why}")
 
     def document(best: Measured | None = None, **more: Any) -> dict[str, Any]:
-        own = {"request": request, "limit_bytes": space.limit_bytes, "grid": grid_size(space)}
+        own = {"request": request, "base": base.to_json(), "limit_bytes": space.limit_bytes, "grid": grid_size(space)}
         return {
             **own,
             "trials": [row_of(item) for item in measured],
@@ -261,11 +263,12 @@ def _text(run: RunDirectory, document: dict[str, Any], outcome: Outcome, written
     from analysis.report.tables import size
 
     names = [label(found.point) for found in outcome.measured]
-    lines = [autotune_text(document["trials"], document["best"], names), ""]
+    lines = [autotune_text(document["trials"], document["best"], names), ""] if names else []
     lines += [f"left out: {what}: {why}" for what, why in document["left_out"]]
     lines.append(f"trials:   {len(outcome.measured)}; all combinations of doubled sizes would be {document['grid']}")
     if outcome.best is None:
-        lines.append(f"nothing ran; what the trials said is in {run.path}/trials/*/log.txt")
+        said = f"what the trials said is in {run.path}/trials/*/log.txt"
+        lines.append(f"nothing ran: {said if names else 'everything was left out, see above'}")
         return "\n".join(lines)
     parts = ", ".join(f"{name} {size(count)}" for name, count in document["predicted"].items() if name != "total")
     lines.append(f"memory:   predicted for the fastest: {parts}")

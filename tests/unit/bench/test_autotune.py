@@ -12,6 +12,7 @@ from bench import autotune_trials
 from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
 from bench.devices import Devices
 from bench.launch import LaunchOptions
+from common.errors import UsageError
 
 GIB = 2**30
 DDP = (("ddp", ""),)
@@ -174,3 +175,38 @@ def test_trials_that_were_refused_are_not_run_again_at_the_end(tmp_path: Path, m
     assert runner.measure(Point(strategy="single", options="", micro_batch_size=2), 1, 1).status == "refused"
     runner.finish()
     assert len(ran) == 1 and read_record(run.sweep_json)["trials"] == [ran[0].trial_id]
+
+
+def state_of(run: RunDirectory, base: Trial, **request: Any) -> None:
+    document = {"request": request, "base": base.to_json(), "limit_bytes": 7 << 20, "trials": []}
+    autotune_trials.write_state(run, document)
+
+
+def test_a_search_keeps_the_limit_that_it_found_and_takes_over_none_that_was_given(tmp_path: Path) -> None:
+    devices = Devices("cpu", (), 2)
+    free, given = RunDirectory(tmp_path / "free"), RunDirectory(tmp_path / "given")
+    state_of(free, Trial(), memory_limit_gib=None)
+    state_of(given, Trial(), memory_limit_gib=0.25)
+    assert autotune_trials.memory_limit(free, None, devices, 2) == 7 << 20
+    assert autotune_trials.memory_limit(given, 0.25, devices, 2) == 2**28
+    for run, limit, said in (
+        (free, 0.25, "a --memory-limit-gib that was not given, this one of 0.25: give another --out"),
+        (given, None, "a --memory-limit-gib of 0.25, this one that was not given"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            autotune_trials.memory_limit(run, limit, devices, 2)
+    assert (autotune_trials.memory_limit(RunDirectory(tmp_path / "new"), None, devices, 2) or 0) > 7 << 20
+
+
+def test_a_folder_holds_one_search(tmp_path: Path) -> None:
+    run, base = RunDirectory(tmp_path), Trial(preset="tiny", world_size=2, strategy="ddp")
+    autotune_trials.check_same_search(run, base)
+    state_of(run, base)
+    autotune_trials.check_same_search(run, base)
+    autotune_trials.check_same_search(run, dataclasses.replace(base, micro_batch_size=2, strategy="fsdp"))
+    for other, said in (
+        ({"preset": "base"}, r"--preset tiny \(now base\): give another --out, or remove that folder"),
+        ({"world_size": 4}, r"--devices 2 \(now 4\)"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            autotune_trials.check_same_search(run, dataclasses.replace(base, **other))
