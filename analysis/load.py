@@ -34,6 +34,9 @@ CIRCUMSTANCES = (
     "stop_iteration",
 )
 
+DAMAGED = "damaged"
+"""Status of a trial whose records cannot be read: how it ended is not known."""
+
 Key = tuple[Any, ...]
 
 
@@ -123,8 +126,8 @@ class LoadedRun(Sequence[LoadedTrial]):
 def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRun:
     """Return every trial of a run, by name.
 
-    A trial without result.json counts as interrupted; one with damaged records keeps its row and names the damage; one
-    whose trial.json is damaged is left out and named in `problems`.
+    A trial without result.json counts as interrupted; one with damaged records keeps its row, as DAMAGED with the
+    reason; one whose trial.json is damaged is left out and named in `problems`.
 
     Raises:
         InputError: no run directory, or one without trials that can be read.
@@ -164,7 +167,7 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
     except NewerSchemaError:
         raise
     except (InputError, OSError, ValueError) as error:
-        return LoadedTrial(trial, directory, {**base, "status": "crashed", "reason": str(error)}, [], {}, {})
+        return LoadedTrial(trial, directory, {**base, "status": DAMAGED, "reason": str(error)}, [], {}, {})
     if result is None:
         result = {"status": "interrupted", "reason": "no result.json: it was ended, or is still running"}
     row = {**base, "status": result.get("status"), "reason": result.get("reason")}
@@ -176,7 +179,7 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
         except NewerSchemaError:
             raise
         except (InputError, UsageError) as error:
-            row |= {"status": "crashed", "reason": str(error)}
+            row |= {"status": DAMAGED, "reason": str(error)}
     elif row["status"] == "ok":
         row |= summarize(trial, steps, ranks, environment, telemetry, price_per_hour)
     return LoadedTrial(trial, directory, row, combine(steps), environment, ranks)

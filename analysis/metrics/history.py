@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial, load_run, measurement
 from analysis.metrics.ratio import ratio_interval, run_spread, typical_time
-from analysis.metrics.regression import THRESHOLD, judged, status_verdict, typical_samples
+from analysis.metrics.regression import THRESHOLD, describe_key, judged, status_verdict, typical_samples
 from analysis.records import RunDirectory
 from common.errors import InputError, UsageError
 
@@ -161,6 +161,10 @@ def _groups(run: RunDirectory, problems: list[str]) -> list[tuple[Key, _Group]]:
         when = began[key] or usual
         if when is not None:
             result.append((key, _Group(run.path, when, tuple(trials), spread)))
+            continue
+        row, name = trials[0].row, describe_key(trials[0].key())
+        why = f"{row['status']}, {row.get('reason') or 'no step is recorded'}"
+        problems.append(f"{run.path}: {name} is left out, when it ran is not known: {why}")
     return result
 
 

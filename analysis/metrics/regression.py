@@ -10,6 +10,7 @@ import numpy as np
 from analysis.load import (
     CIRCUMSTANCES,
     CONFIGURATION,
+    DAMAGED,
     Key,
     LoadedRun,
     LoadedTrial,
@@ -236,13 +237,23 @@ def judged(ratio: Ratio, before: int, after: int, threshold: float, spread: floa
 
 def status_verdict(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> dict[str, str]:
     """Return verdict and reason where the rounds of one side, or of both, have no step time."""
-    was, now = old[0].row["status"], new[0].row["status"]
+    was, now = _ending(old), _ending(new)
     before, after = any(trial.ok for trial in old), any(trial.ok for trial in new)
     if before and now in ("oom", "crashed", "timeout"):
         return {"verdict": "regression", "reason": f"it ran, and now ends as {now}"}
     if after and was in ("oom", "crashed", "timeout"):
         return {"verdict": "improvement", "reason": f"it ended as {was}, and now runs"}
     return {"verdict": "cannot decide", "reason": f"no measurement on both sides: {was}, now {now}"}
+
+
+def _ending(trials: Sequence[LoadedTrial]) -> str:
+    """How the first round ended, with the reason where its records say nothing else."""
+    first = trials[0].row
+    if first["status"] == DAMAGED:
+        return f"{DAMAGED} ({first.get('reason')})"
+    if first["status"] == "ok" and not trials[0].ok:
+        return f"ok, but without steps ({trials[0].directory.path})"
+    return str(first["status"])
 
 
 # Fields that make two trials different measurements but are no part of a configuration's name.

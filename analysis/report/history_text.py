@@ -1,11 +1,12 @@
 """The history of runs as tables for the terminal."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from analysis.load import CIRCUMSTANCES
 from analysis.metrics.history import History, Point, Series
 from analysis.report import tables
 from analysis.report.terminal import DEFAULT_WIDTH, printable, render, wrapped
@@ -20,23 +21,40 @@ def history_text(found: History, width: int = DEFAULT_WIDTH) -> str:
         found: what several runs measured.
         width: characters per line.
     """
-    several = [one for one in found.series if len(one.points) > 1]
-    parts = [part for one in several for part in (_table(one, width), "")]
-    parts += [line for one in found.series if len(one.points) == 1 for line in _once(one, width)]
+    titles = series_titles(found.series, width)
+    named = list(zip(found.series, titles, strict=True))
+    parts = [part for one, title in named if len(one.points) > 1 for part in (_table(one, title, width), "")]
+    parts += [line for one, title in named if len(one.points) == 1 for line in _once(one, title, width)]
     newest = [one.points[-1].verdict or "first" for one in found.series]
     tally = ", ".join(f"{newest.count(name)} {name}" for name in dict.fromkeys(newest))
     measured = f"{len(newest)} configuration{'' if len(newest) == 1 else 's'}"
     return "\n".join([*parts, f"{measured}; the newest of each: {tally}; threshold {100 * found.threshold:g} %"])
 
 
-def series_title(one: Series, width: int = DEFAULT_WIDTH) -> str:
-    """Return what was measured, and on which machine, in one line of at most so many characters."""
-    row = one.row
-    text = (
-        f"{row['task']} {row['implementation']}, {tables.model(row)}, {tables.place(row)}, {tables.data(row)}: "
-        f"{row['machine']}"
-    )
-    return printable(text if len(text) <= width else f"{text[: width - 1]}…")
+def series_titles(series: Sequence[Series], width: int = DEFAULT_WIDTH) -> list[str]:
+    """Return per series what was measured, and on which machine, in one line of at most so many characters.
+
+    Where two would have the same, the settings in which they differ are named.
+    """
+    alike: dict[str, list[Row]] = defaultdict(list)
+    for one in series:
+        alike[_measured_what(one.row)].append(one.row)
+    found = []
+    for one in series:
+        what = _measured_what(one.row)
+        differing = [name for name in CIRCUMSTANCES if len({str(row.get(name)) for row in alike[what]}) > 1]
+        own = "".join(f", {name.replace('_', ' ')} {_setting(one.row.get(name))}" for name in differing)
+        text = f"{what}{own}: {one.row['machine']}"
+        found.append(printable(text if len(text) <= width else f"{text[: width - 1]}…"))
+    return found
+
+
+def _measured_what(row: Row) -> str:
+    return f"{row['task']} {row['implementation']}, {tables.model(row)}, {tables.place(row)}, {tables.data(row)}"
+
+
+def _setting(value: object) -> str:
+    return "as usual" if value in (None, "") else str(value)
 
 
 def run_names(one: Series) -> list[str]:
@@ -50,7 +68,7 @@ def run_names(one: Series) -> list[str]:
     return [point.run for point in one.points]
 
 
-def _table(one: Series, width: int) -> str:
+def _table(one: Series, title: str, width: int) -> str:
     names = run_names(one)
     rows = [_row(point, name) for point, name in zip(one.points, names, strict=True)]
     columns = [
@@ -64,7 +82,7 @@ def _table(one: Series, width: int) -> str:
         tables.measured("time / first", "time_ratio_first", lambda value: tables.number(value, 4)),
         tables.plain("verdict", "said"),
     ]
-    lines = [render(tables.build("history", columns, rows), width, series_title(one, width))]
+    lines = [render(tables.build("history", columns, rows), width, title)]
     reasons: dict[str, list[str]] = defaultdict(list)
     for point, name in zip(one.points, names, strict=True):
         if point.changed:
@@ -76,10 +94,10 @@ def _table(one: Series, width: int) -> str:
     return "\n".join(lines)
 
 
-def _once(one: Series, width: int) -> list[str]:
+def _once(one: Series, title: str, width: int) -> list[str]:
     (point,) = one.points
     speed = f"{tables.number(point.samples_per_second)} samples/s" if point.status == "ok" else point.status
-    return wrapped(f"measured once, {speed}: {series_title(one)}: {point.run}", width)
+    return wrapped(f"in one run, {speed}: {title}: {point.run}", width)
 
 
 def _row(point: Point, name: str) -> Row:

@@ -146,8 +146,28 @@ def test_names_tell_runs_apart_and_unrepeated_measurements_take_a_line(on_day: A
     runs = [on_day("monday/base", 1), on_day("tuesday/base", 2, batches=(16, 8))]
     text = history_text(history_of(runs))
     assert " monday/base " in text and " tuesday/base " in text
-    assert text.count("measured once") == 1 and "batch 8 on 1 cpu" in text
+    assert text.count("in one run") == 1 and "batch 8 on 1 cpu" in text
     assert text.splitlines()[-1] == "2 configurations; the newest of each: 1 first, 1 no change; threshold 2 %"
+
+
+def test_measurements_that_differ_in_a_setting_alone_are_told_apart_by_it(on_day: Any) -> None:
+    runs = [on_day("a", 1), on_day("b", 2), on_day("c", 3)]
+    for trial in runs[1].trials():
+        record = json.loads(trial.trial_json.read_text())
+        trial.trial_json.write_text(json.dumps({**record, "threads_per_rank": 1}))
+    text = history_text(history_of(runs), 200)
+    assert "synthetic, threads per rank as usual: " in text and "synthetic, threads per rank 1: " in text
+    assert "threads per rank" not in history_text(history_of([runs[0], runs[2]]), 200)
+
+
+def test_a_run_whose_records_cannot_be_read_is_named(on_day: Any) -> None:
+    runs = [on_day("a", 1), on_day("b", 2)]
+    for trial in runs[1].trials():
+        trial.result_json.write_text("{")
+    found = history_of(runs)
+    assert len(only(found).points) == 1
+    (said,) = found.problems
+    assert str(runs[1].path) in said and "is left out" in said and "damaged, " in said and "result.json" in said
 
 
 def test_the_command_writes_table_and_picture_and_its_exit_code_is_that_of_the_newest(

@@ -57,7 +57,7 @@ def test_damaged_measurements_are_named_and_the_rest_is_shown(tmp_path: Path, da
     broken = write_collectives(tmp_path, 2, 12.0, 20.0)
     collectives_csv(RunDirectory(tmp_path).trial(broken.trial_id)).write_text(damage)
     statuses = {trial.trial.trial_id: trial.row["status"] for trial in load_run(RunDirectory(tmp_path))}
-    assert statuses == {whole.trial_id: "ok", broken.trial_id: "crashed"}
+    assert statuses == {whole.trial_id: "ok", broken.trial_id: "damaged"}
     page = page_of(tmp_path)
     assert "all_reduce fp32 on 2 cuda" in page and "collectives.csv" in page
     assert "all_reduce fp32, 4 ranks: time = " in page

@@ -196,3 +196,16 @@ def test_one_process_has_the_interval_that_the_table_of_trials_shows() -> None:
     found = typical_time([times])
     assert (found.low, found.high) == median_interval(times) and found.value == np.median(times)
     assert typical_time([np.array([3.0])]) == Ratio(3.0, 3.0, 3.0)
+
+
+def test_records_that_cannot_be_read_are_no_failure_of_what_they_are_of(tmp_path: Path) -> None:
+    whole, cut, empty = (write_sweep(tmp_path / name, implementations=("hf",), **SMALL) for name in ("a", "b", "c"))
+    for trial in cut.trials():
+        trial.result_json.write_text(trial.result_json.read_text()[:40])
+    for trial in empty.trials():
+        trial.steps_csv(0).unlink()
+    for runs in ((whole, cut), (cut, whole)):
+        for row in compare_runs(*runs).rows:
+            assert row["verdict"] == "cannot decide" and "damaged (" in row["reason"] and "result.json" in row["reason"]
+    (row,) = compare_runs(empty, whole).rows
+    assert row["verdict"] == "cannot decide" and f"ok, but without steps ({tmp_path}" in row["reason"]

@@ -206,7 +206,7 @@ def test_a_damaged_record_is_named_and_the_run_is_still_read(
     with pytest.raises(SchemaError, match=message):
         summary(directory)
     (trial,) = load_run(RunDirectory(tmp_path))
-    assert trial.row["status"] == "crashed"
+    assert trial.row["status"] == "damaged"
 
 
 def test_without_a_peak_there_is_no_floor(tmp_path: Path) -> None:
