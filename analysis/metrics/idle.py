@@ -70,7 +70,7 @@ class IdleCauses:
 
 
 def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | None:
-    """Return the idle time of one rank by cause; None for a trace in which nothing ran.
+    """Return the idle time of one rank by cause; None for a trace without work.
 
     Args:
         timeline: what a reader returned.

@@ -107,13 +107,15 @@ def work_sets(timeline: Timeline, memset_as_compute: bool = False) -> WorkSets:
 
 
 def work_window(timeline: Timeline, sets: WorkSets, window: Window = "steps") -> tuple[int, int] | None:
-    """Return begin and end of the window, ns; None for a trace without work and steps."""
+    """Return begin and end of the window, ns; None for a trace without work: whether anything ran is not known."""
+    work = timeline.work
+    if not len(work) and not len(sets.busy):
+        return None
     if window == "steps" and len(timeline.steps):
         return int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
-    work = timeline.work
     if len(work):  # with those of no length
         return int(work.start.min()), int(work.end.max())
-    return (int(sets.busy[0, 0]), int(sets.busy[-1, 1])) if len(sets.busy) else None
+    return int(sets.busy[0, 0]), int(sets.busy[-1, 1])
 
 
 def event_window(timeline: Timeline) -> tuple[int, int] | None:
@@ -128,7 +130,7 @@ def event_window(timeline: Timeline) -> tuple[int, int] | None:
 def temporal_breakdown(
     timeline: Timeline, window: Window = "steps", memset_as_compute: bool = False
 ) -> Temporal | None:
-    """Return where the time of one rank goes; None for a trace in which nothing ran.
+    """Return where the time of one rank goes; None for a trace without work, such as nsys' of a run on a CPU.
 
     Args:
         timeline: what a reader returned.
@@ -185,7 +187,7 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
 
     Columns: rank, step, step_time_ms, busy_ms, idle_ms, compute_ms, communication_ms, exposed_communication_ms,
     memory_ms, exposed_memory_ms, kernels (that begin in it). Work counts in the step in whose time it ran, also where
-    the step before launched it.
+    the step before launched it. Of a trace without work all but the first three are NaN.
     """
     import pandas as pd
 
@@ -207,7 +209,7 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
         "memory_ms": memory,
         "exposed_memory_ms": busy - active,
     }
-    return pd.DataFrame(
+    frame = pd.DataFrame(
         {
             "rank": pd.array([timeline.rank] * len(steps), dtype="Int64"),
             "step": steps["step"].to_numpy(),
@@ -215,6 +217,9 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
             "kernels": np.searchsorted(starts, ends) - np.searchsorted(starts, begins),
         }
     )
+    if work_window(timeline, sets) is None:
+        frame[[*(name for name in times if name != "step_time_ms"), "kernels"]] = np.nan
+    return frame
 
 
 def iteration_spread(frame: "pd.DataFrame") -> "pd.DataFrame":
@@ -230,6 +235,9 @@ def iteration_spread(frame: "pd.DataFrame") -> "pd.DataFrame":
         if not (str(name).endswith("_ms") or name == "kernels") or not len(frame):
             continue
         values = frame[name].to_numpy(dtype=float)
+        values = values[~np.isnan(values)]
+        if not len(values):
+            continue
         low, median, high = np.percentile(values, [5, 50, 95])
         rows.append([name, len(values), median, low, high, values.min(), values.max()])
     return pd.DataFrame(rows, columns=columns)

@@ -60,8 +60,7 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     lengths = ", ".join(sorted({tables.lengths(dataclasses.asdict(value)) for value in values}))
     strategies = ", ".join(sorted({str(trial.row["strategy"]) for trial in shown}))
     others = _without_probes(trials)
-    count = len(trials) - len(others)
-    probes = f", and {count} probe{'s' if count > 1 else ''} of the largest batch" if count else ""
+    probes = _probes(trials)
     statuses = [str(trial.row["status"]) for trial in others]
     tally = ", ".join(f"{statuses.count(name)} {name}" for name in dict.fromkeys(statuses))
     first = next((trial.environment for trial in trials if trial.environment), {})
@@ -79,6 +78,20 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
         ("trials", _count(len(others), tally, rounds) + probes),
         ("software", _software(first)),
     ]
+
+
+def _probes(trials: Sequence[LoadedTrial]) -> str:
+    """How many trials are there to see what fits, or what a profiler costs; empty without any."""
+
+    def what(trial: LoadedTrial) -> tuple[object, ...]:
+        return (trial.key(), trial.trial.start_iteration, trial.trial.stop_iteration)
+
+    profiled = {what(trial) for trial in trials if trial.trial.kind == "profile"}
+    beside = [what(trial) in profiled for trial in trials if trial.trial.kind == "probe"]
+    said = ""
+    for count, kind in ((beside.count(False), "of the largest batch"), (beside.count(True), "beside a profile")):
+        said += f", and {count} probe{'s' if count > 1 else ''} {kind}" if count else ""
+    return said
 
 
 def _count(trials: int, tally: str, rounds: int) -> str:
@@ -180,7 +193,7 @@ def results(rows: Sequence[Row], ratios: Sequence[Row]) -> tables.Table:
     """Return the table of all trials, failed ones too."""
     columns = tables.without_constant_model(tables.result_columns(ratios), rows)
     if len({row.get("round") for row in rows}) > 1:
-        columns.insert(1, tables.measured("round", "round", tables.count))
+        columns.insert(1, tables.Column("round", tables.round_number, lambda row: str(tables.round_number(row))))
     if any(row.get("joules_per_sample") is not None for row in rows):
         columns.insert(-1, tables.measured("J/sample", "joules_per_sample"))
     if any(row.get("cost_per_million_samples") is not None for row in rows):

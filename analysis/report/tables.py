@@ -277,6 +277,11 @@ def without_constant_model(columns: Sequence[Column], rows: Sequence[Row]) -> li
     return [column for column in columns if column.heading not in same]
 
 
+def round_number(row: Row) -> int:
+    """Rounds are counted from 1 for people, from 0 in files."""
+    return int(row.get("round") or 0) + 1
+
+
 def status(row: Row) -> str:
     """Status, with what failed."""
     reason = str(row.get("reason") or "")

@@ -30,7 +30,7 @@ def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = 
     columns = tables.without_constant_model(tables.result_columns(ratios), shown)
     title = f"BERT {tables.model(shown[0])}" if all(column.heading != "model" for column in columns) else ""
     if len({row.get("round") for row in shown}) > 1:
-        columns.insert(1, tables.Column("round", _round, lambda row: str(_round(row))))
+        columns.insert(1, tables.Column("round", tables.round_number, lambda row: str(tables.round_number(row))))
     text = render(tables.build("results", columns, shown), width, title)
     lines = [part for line in [*_failures(shown), *_decisions(ratios)] for part in wrapped(line, width)]
     return "\n".join([text, *lines])
@@ -64,11 +64,6 @@ def _failures(rows: Sequence[Row]) -> list[str]:
 
 def _place(row: Row, model: str = "") -> str:
     return f"{tables.implementation(row)}{model} {tables.place(row)}"
-
-
-def _round(row: Row) -> int:
-    """Rounds are counted from 1 for people, from 0 in files."""
-    return int(row.get("round") or 0) + 1
 
 
 def _decisions(ratios: Sequence[Row]) -> list[str]:

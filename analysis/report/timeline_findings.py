@@ -280,8 +280,9 @@ def _iterations(timelines: Sequence[Timeline]) -> list[Finding]:
     place = int(table["step_time_ms"].to_numpy().argmax())
     rank, step, taken_ms, idle_ms = (table[name].iloc[place] for name in ("rank", "step", "step_time_ms", "idle_ms"))
     of = "" if pd.isna(rank) else f" of rank {int(rank)}"
-    share = float(idle_ms) / float(taken_ms) if taken_ms else 0.0
-    slowest = f"The slowest is step {int(step)}{of}: {float(taken_ms):.4g} ms, {_percent(share)} of it idle."
+    idle = f", {_percent(float(idle_ms) / float(taken_ms))} of it idle" if taken_ms and not pd.isna(idle_ms) else ""
+    slowest = f"The slowest is step {int(step)}{of}: {float(taken_ms):.4g} ms{idle}."
+    table = table.dropna(axis="columns", how="all") if table["idle_ms"].isna().all() else table
     return [
         Finding("iterations", f"Spread over the steps{_OF_SLOWEST if len(timelines) > 1 else ''}", spread, said + "."),
         Finding("steps", "Every step", table, slowest),

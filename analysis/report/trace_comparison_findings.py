@@ -20,8 +20,10 @@ def _verdict(found: TraceComparison) -> str:
         "faster": f"the second is faster by more than {found.threshold:.0%}",
         "same": f"the difference is within {found.threshold:.0%}",
     }[found.verdict]
+    took = "The median step, of the slowest rank, took" if found.per == "step" else "The trace took"
+    means = " The table holds means over steps and ranks." if found.per == "step" else ""
     return (
-        f"A {found.per} took {change}: {verdict}. These are two recordings: a process can be slow as a whole, so "
+        f"{took} {change}: {verdict}.{means} These are two recordings: a process can be slow as a whole, so "
         "repeat the runs (`bertbench throughput --rounds 3`, then compare the run directories) before you decide."
     )
 

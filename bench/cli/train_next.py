@@ -48,12 +48,16 @@ def next_command(options: "TrainOptions", argv: list[str], run: TrainRun, plan: 
 
 
 def _kept_options(options: "TrainOptions") -> list[str]:
-    """What was given for phase 1 and holds in phase 2 as well; lengths of run and warm-up and the rate are its own."""
+    """What was given for phase 1 and holds in phase 2 as well; lengths of run and warm-up are its own.
+
+    A rate that was not given is that of the phase, which is LAMB's for large batches; one that was given holds on.
+    """
     names = (
         "preset",
         "global_batch_size",
         "micro_batch_size",
         "optimizer",
+        "learning_rate",
         "schedule",
         "weight_decay",
         "dropout",

@@ -76,6 +76,18 @@ def test_a_first_rank_without_work_does_not_turn_gpus_into_cpus() -> None:
     assert sentence.startswith("The GPU has a kernel running 50 % of the time (1 of 2 ranks)")
 
 
+def test_a_trace_of_ranges_alone_is_not_said_to_be_idle() -> None:
+    """What nsys records of a run on a CPU: steps and ranges, no work."""
+    steps = [(0, 0, 10 * MS), (1, 10 * MS, 30 * MS)]
+    found = of_time(timeline(steps=steps, ranges=[("bertbench:forward", MS, 9 * MS)]))
+    assert "temporal_breakdown" not in found and "idle_causes" not in found
+    assert "--profiler torch" in found["compute_utilization"].sentence
+    assert "median step takes 15 ms" in found["iterations"].sentence
+    assert set(found["iterations"].table["quantity"]) == {"step_time_ms"}
+    assert found["steps"].sentence == "The slowest is step 1 of rank 0: 20 ms."
+    assert set(found["steps"].table) == {"rank", "step", "step_time_ms"}
+
+
 def test_windows_of_several_ranks_are_named_from_the_shortest_to_the_longest() -> None:
     short, long = (timeline(rank, kernels=[("gemm", 7, 0, (rank + 1) * MS)]) for rank in (0, 1))
     found = of_time(short, long)

@@ -51,7 +51,7 @@ HELD_BY: Mapping[str, tuple[str, ...]] = {
         "nsys_reader.test_a_graph_alone_is_work_of_the_process",
     ),
     "nsys: no kernel table; counts and sums": (
-        "nsys_reader.test_public_exports_give_instances_and_total_time_of_every_kernel",
+        "nsys_files.test_public_exports_give_instances_and_total_time_of_every_kernel",
         "nsys_calls.test_instances_and_total_time_of_every_kernel_and_call_are_sqlite_s_own",
     ),
     "nsys: text that is not UTF-8": ("nsys_reader.test_text_that_is_not_utf8_and_missing_names_are_survived",),
@@ -80,7 +80,7 @@ HELD_BY: Mapping[str, tuple[str, ...]] = {
         "ncu_reader.test_encodings_are_told_apart",
         "ncu_reader.test_line_endings_do_not_matter",
         "ncu_reader.test_a_save_by_a_spreadsheet_without_quotes_is_read",
-        "ncu_reader.test_a_table_without_kernels_gives_an_empty_frame_with_its_columns",
+        "ncu_files.test_a_table_without_kernels_gives_an_empty_frame_with_its_columns",
     ),
     "nvprof: units row per file, percents, SQLite or XML": (
         "nvprof_csv.test_a_summary_gives_kernels_copies_and_calls_in_nanoseconds",

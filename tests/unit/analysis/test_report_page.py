@@ -238,6 +238,21 @@ def test_the_largest_batch_has_its_section_and_its_probes_are_in_no_other(tmp_pa
     assert "1 (1 ok), 1 round, and 1 probe of the largest batch" in text and "no memory left" not in text
 
 
+def test_the_run_beside_a_profile_is_no_probe_of_the_largest_batch(tmp_path: Path) -> None:
+    run, window = RunDirectory(tmp_path), {"preset": "mini", "start_iteration": 3, "stop_iteration": 6}
+    for trial in (Trial(kind="probe", **window), Trial(kind="profile", profiler="torch", **window)):  # type: ignore[arg-type]
+        write_trial(run, trial, {0: step_rows([9.0] * 6, 8)})
+    text = write_report(run).read_text(encoding="utf-8")
+    assert "1 (1 ok), 1 round, and 1 probe beside a profile" in text and "of the largest batch" not in text
+
+
+def test_rounds_are_counted_from_one_on_the_page_as_on_the_terminal(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, **{**SMALL, "rounds": 2})
+    text = write_report(run).read_text(encoding="utf-8")
+    (table,) = [part for part in re.findall("<table.*?</table>", text, re.DOTALL) if ">round<" in part]
+    assert ">1<" in table and ">2<" in table and ">0<" not in table
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [

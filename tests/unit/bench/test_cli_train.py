@@ -313,7 +313,10 @@ def test_the_next_command_is_phase_2_then_a_conversion(data: Path, tmp_path: Pat
     given = replace(options, data="synthetic", global_batch_size=16, optimizer="adamw", steps=7, learning_rate=1e-3)
     following = command.next_command(given, words, place, plan, True)
     assert "--data synthetic" in following and "--global-batch-size 16 --optimizer adamw" in following
-    assert "--steps" not in following and "--learning-rate" not in following, "phase 2 has its own"
+    assert "--steps" not in following, "phase 2 has its own"
+    assert "--learning-rate 0.001" in following, "the phase's own rate is LAMB's, for large batches"
+    following = command.next_command(replace(given, learning_rate=None), words, place, plan, True)
+    assert "--learning-rate" not in following, "phase 2 has its own"
     write_record(place.state_json, {"checkpoint": "step-0000009"})
     second = command.next_command(options, words, place, replace(plan, phase=2), True)
     assert second.startswith("bertbench convert") and "step-0000009" in second
