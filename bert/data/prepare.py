@@ -26,10 +26,18 @@ def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, tota
     _keep_apart(config)
     shared = config.share.count > 1
     remedy = "wait for it, or give another --output"
-    with locked(config.output, "another preparation", remedy, shared=shared), Workers(config.workers) as workers:
-        if not shared:  # another part may be at work beside us
-            remove_left_overs(config.output)
-        return _run(StageRunner(config, workers, progress))
+    with locked(config.output, "another preparation", remedy, shared=shared):
+        if shared:  # what another part writes beside us has such names, too
+            with Workers(config.workers) as workers:
+                return _run(StageRunner(config, workers, progress))
+        remove_left_overs(config.output)
+        try:
+            with Workers(config.workers) as workers:
+                return _run(StageRunner(config, workers, progress))
+        except BaseException:
+            for folder in {path.parent for path in config.output.rglob(".*.tmp")}:
+                remove_left_overs(folder)  # a worker that was killed could not remove its own
+            raise
 
 
 def _keep_apart(config: PrepareConfig) -> None:

@@ -247,7 +247,7 @@ def test_an_unfinished_and_a_damaged_trial_keep_their_rows(tmp_path: Path) -> No
             directory.steps_csv(0).write_text("step,step_time_ms\nx,y\n")
     rows = {trial.trial.seed: trial.row for trial in load_run(run)}
     assert rows[1]["status"] == "interrupted" and "no result.json" in rows[1]["reason"]
-    assert rows[2]["status"] == "crashed" and "steps-0.csv line 2" in rows[2]["reason"]
+    assert rows[2]["status"] == "damaged" and "steps-0.csv line 2" in rows[2]["reason"]
 
 
 def test_a_folder_that_is_no_run_says_what_to_give(tmp_path: Path) -> None:

@@ -193,6 +193,21 @@ def test_what_a_killed_call_left_is_removed_by_the_next_one(text: Path, tmp_path
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
+def test_what_a_killed_worker_left_is_removed_by_the_call_that_met_it(text: Path, tmp_path: Path) -> None:
+    left = tmp_path / "deep" / "er" / ".text_training_0.hdf5.5v3hkxvo.tmp"
+
+    def killed(stage: str, done: int, total: int | None) -> None:
+        left.parent.mkdir(parents=True, exist_ok=True)
+        left.write_bytes(b"x")
+        if stage == "hdf5":
+            raise UsageError("a worker process ended unexpectedly")
+
+    with pytest.raises(UsageError, match="a worker process ended"):
+        prepare(config(text, tmp_path), killed)
+    assert not left.exists()
+    assert [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp")] == []
+
+
 def test_a_given_vocabulary_is_used_and_copied(text: Path, done: PrepareSummary, tmp_path: Path) -> None:
     assert done.vocab_path is not None
     pieces = load_vocabulary(done.vocab_path, True).pieces
