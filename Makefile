@@ -58,7 +58,7 @@ test-slow: setup ## the tests with real tools, under 45 minutes on 2 cores
 	$(BIN)/python -m pytest tests/slow -m alone || status=1; exit $$status
 
 # One process per workload: they share the call that nothing disturbed. Small file systems need root.
-fault-test: setup ## kills, full disks, lack of memory and other faults, under 25 minutes on 2 cores, a table into OUT=<folder> (KILLS=<n>, 50)
+fault-test: setup ## kills, full disks, lack of memory and other faults, under 35 minutes on 2 cores, a table into OUT=<folder> (KILLS=<n>, 50)
 	FAULT_OUT="$(or $(OUT),runs/faults)" KILLS=$${KILLS:-50} \
 	  $(BIN)/python -m pytest tests/fault -n $${TEST_WORKERS:-2} --dist loadgroup
 
