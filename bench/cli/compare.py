@@ -41,6 +41,8 @@ def main(argv: list[str]) -> int:
     from analysis.sources import is_run
 
     runs = [is_run(path) for path in (options.a, options.b)]
+    if any(runs) and not all(runs) and not (other := options.b if runs[0] else options.a).exists():
+        raise InputError(f"{other} does not exist: give two run directories, or two traces")
     return _runs(options) if all(runs) else _traces(options)
 
 

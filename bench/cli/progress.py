@@ -57,6 +57,8 @@ def describe(trial: Trial) -> str:
     if trial.grad_accum_steps > 1:
         words.append(f"x {trial.grad_accum_steps}")
     words.append(place)
+    if trial.profiler:
+        words.append(f"under {trial.profiler}")
     name = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
     if name != resolve_strategy(AUTO, trial.world_size):
         words.append(f"by {name}")

@@ -179,3 +179,13 @@ def test_why_a_run_is_on_the_cpu_is_said_where_nobody_asked_for_it(capsys: pytes
 def test_a_profiler_is_named_as_it_was_chosen(name: str) -> None:
     with pytest.raises(UsageError, match=f"--with nosuch: no option of --profiler {name}; known: "):
         load_profiler(name, ("nosuch",))
+
+
+def test_of_a_run_and_a_path_that_is_not_there_the_path_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run" / "trials").mkdir(parents=True)
+    for pair in ((tmp_path / "run", tmp_path / "nosuch"), (tmp_path / "nosuch", tmp_path / "run")):
+        assert run(["compare", *map(str, pair)]) == 2
+        said = capsys.readouterr().err
+        assert f"{tmp_path}/nosuch does not exist" in said and "profiled trials" not in said
