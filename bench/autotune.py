@@ -291,6 +291,28 @@ class _Search:
         return statistics.median(found.rate for found in alike)
 
 
+def rival(outcome: Outcome) -> tuple[Point, tuple[float, float], tuple[float, float]] | None:
+    """Return the configuration that may be as fast as the best one, by the rounds of both; None where none may be.
+
+    The others were measured once, which decides nothing: the best was chosen from among those that were measured again.
+
+    Returns:
+        It, the lowest and the highest samples per second of its rounds, and those of the best one's.
+    """
+    if outcome.best is None:
+        return None
+    rates: dict[Point, list[float]] = {}
+    for found in outcome.measured:
+        if found.rate > 0:
+            rates.setdefault(dataclasses.replace(found.point, round=0), []).append(found.rate)
+    own = rates.pop(dataclasses.replace(outcome.best.point, round=0))
+    again = {point: found for point, found in rates.items() if len(found) > 1 and max(found) > min(own)}
+    if not again:
+        return None
+    point = max(again, key=lambda point: statistics.median(again[point]))
+    return point, (min(again[point]), max(again[point])), (min(own), max(own))
+
+
 def label(point: Point, batch: bool = True) -> str:
     """Return a point in a few words: "ddp bucket_mib=5 recomputing, micro batch 8 x 4"."""
     text = strategy_label(point.strategy, point.options, point.recompute)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from analysis.records import RunDirectory, Trial, write_record
-from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
+from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, rival, search
 from bench.autotune_trials import (
     Runner,
     check_same_search,
@@ -270,6 +270,12 @@ def _text(run: RunDirectory, document: dict[str, Any], outcome: Outcome, written
         said = f"what the trials said is in {run.path}/trials/*/log.txt"
         lines.append(f"nothing ran: {said if names else 'everything was left out, see above'}")
         return "\n".join(lines)
+    if (close := rival(outcome)) is not None:
+        point, its, best = close
+        lines.append(
+            f"close:    {label(point)} may be as fast, {its[0]:,.1f} to {its[1]:,.1f} samples/s in its rounds against "
+            f"{best[0]:,.1f} to {best[1]:,.1f}: more --rounds or a quieter machine decide"
+        )
     parts = ", ".join(f"{name} {size(count)}" for name, count in document["predicted"].items() if name != "total")
     lines.append(f"memory:   predicted for the fastest: {parts}")
     lines += [f"{name + ':':<9} {shlex.join(words)}" for name, words in document["commands"].items()]

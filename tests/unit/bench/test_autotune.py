@@ -9,7 +9,7 @@ import pytest
 
 from analysis.records import RunDirectory, Trial, read_record
 from bench import autotune_trials
-from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
+from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, rival, search
 from bench.devices import Devices
 from bench.launch import LaunchOptions
 from common.errors import UsageError
@@ -146,6 +146,21 @@ def test_a_lucky_trial_does_not_win() -> None:
     found = machine.search(Space(strategies=DDP, buckets_mib=(), rounds=2))
     assert found.best is not None and found.best.point.micro_batch_size != 8
     assert found.rate == pytest.approx(rate(dataclasses.replace(found.best.point, round=0)))
+
+
+def test_a_rival_whose_rounds_overlap_with_the_best_s_is_named() -> None:
+    def unsteady(point: Point) -> float:
+        return rate(point) * ((1.0, 0.9, 1.2)[point.round] if point.micro_batch_size == 24 else 1)
+
+    space = Space(strategies=DDP, buckets_mib=(), rounds=2)
+    calm, moody = Machine().search(space), Machine(speed=unsteady).search(space)
+    assert rival(calm) is None, "rounds that repeat to the last digit leave no doubt"
+    found = rival(moody)
+    assert moody.best is not None and moody.best.point.micro_batch_size == 24 and found is not None
+    point, its, best = found
+    assert point.micro_batch_size != 24 and its[0] == its[1] == rate(point) and best[0] < its[1] < best[1]
+    assert rival(Machine().search(dataclasses.replace(space, rounds=0))) is None, "one round each decides nothing"
+    assert rival(Machine(limit=1).search(space)) is None
 
 
 def test_a_search_over_finished_trials_repeats_itself() -> None:
