@@ -266,8 +266,7 @@ def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dic
             problems.append(str(error))
             continue
         if reader is None and single:
-            remedy = _REMEDIES.get(file.suffix) or f"readable are {', '.join(READERS)} (see docs/how-to/analyze.md)"
-            raise InputError(f"{file} is no trace, table or log that is known: {remedy}")
+            raise InputError(_not_readable(file))
         if reader is None:
             unknown.append(file.name)
         else:
@@ -276,6 +275,16 @@ def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dic
         named = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         problems.append(f"of no known kind and left out: {named}")
     return found
+
+
+def _not_readable(file: Path) -> str:
+    remedy = _REMEDIES.get(file.suffix)
+    if remedy is None:
+        readable = f"readable are {', '.join(READERS)} (see docs/how-to/analyze.md)"
+        return f"{file} is no trace, table or log that is known: {readable}"
+    export = file.with_suffix(".sqlite")
+    remedy = f"give the export that lies beside it, {export}" if export.exists() else remedy
+    return f"{file} is the profiler's own format, which it alone reads: {remedy}"
 
 
 def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems: list[str], single: bool) -> Source:

@@ -117,6 +117,9 @@ def test_a_report_that_only_its_tool_opens_names_the_export(tmp_path: Path) -> N
     for path in (tmp_path, tmp_path / "report.nsys-rep"):
         with pytest.raises(InputError, match="nsys export --type=sqlite"):
             open_sources(path)
+    (tmp_path / "report.sqlite").touch()
+    with pytest.raises(InputError, match=r"the profiler's own format.*lies beside it, .*report\.sqlite$"):
+        open_sources(tmp_path / "report.nsys-rep")
 
 
 def test_what_is_not_there_or_no_file_is_one_message(tmp_path: Path) -> None:
