@@ -20,6 +20,7 @@ needs_nsys = pytest.mark.skipif(
 )
 
 
+@pytest.mark.alone
 @needs_nsys
 def test_two_ranks_under_nsys_give_exactly_the_steps_with_the_times_of_our_clock(cli: Cli) -> None:
     options = ["--batch-sizes", "8", "--profiler", "nsys", "--start", "3", "--stop", "6", "--devices", "2"]
