@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from analysis.record_files import NewerSchemaError
 from analysis.records import RunDirectory, Trial, read_record, write_record
 from bench.autotune import Measured, Point
 from bench.devices import Devices, free_memory_share
@@ -35,7 +36,10 @@ _SEARCHED = frozenset(
      "activation_checkpointing", "memory_limit_bytes"}
 )  # fmt: skip
 # Fields of a trial that have an option of another name.
-_OPTIONS = {"world_size": "--devices"}
+_OPTIONS = {
+    "world_size": "--devices", "threads_per_rank": "--threads", "data_fingerprint": "data of the fingerprint",
+    "task_options": "the task's options", "relative_half_width": "--precision-target",
+}  # fmt: skip
 
 
 def strategies_to_try(names: Sequence[str], devices: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -69,8 +73,8 @@ def memory_limit(run: RunDirectory, given_gib: float | None, devices: Devices, r
     """
     state = _state(run)
     before = state.get("request", {}).get("memory_limit_gib")
-    if state and before != given_gib:
-        own, now = (f"of {limit:g}" if limit else "that was not given" for limit in (before, given_gib))
+    if "request" in state and before != given_gib:
+        own, now = ("that was not given" if limit is None else f"of {limit}" for limit in (before, given_gib))
         raise UsageError(f"the search in {run.path} has a --memory-limit-gib {own}, this one {now}: {_ELSEWHERE}")
     if given_gib is not None:
         return int(given_gib * 2**30)
@@ -98,14 +102,18 @@ def check_same_search(run: RunDirectory, base: Trial) -> None:
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """What an earlier call wrote; empty where there is nothing that can be read."""
+    """What an earlier call wrote, as far as it can be read. Raises NewerSchemaError for that of a newer bertbench."""
     path = run.path / STATE_FILE
     if not path.exists():
         return {}
     try:
-        return dict(read_record(path))
+        found = read_record(path)
+    except NewerSchemaError:
+        raise
     except SchemaError:
         return {}
+    # By hand or by another program it may hold anything.
+    return {name: value for name, value in found.items() if name == "limit_bytes" or isinstance(value, dict)}
 
 
 def trial_of(base: Trial, point: Point) -> Trial:

@@ -24,8 +24,9 @@ _NOISY_TAIL = 1.25
 _FOREIGN_CPU_PERCENT = 10.0
 _DATA_WAIT_SHARE = 0.05
 _PEAK_DRIFT = 0.15
-# Scaling efficiency that is believed: of ranks that share one CPU (False), of devices that each work alone (True).
-_MOST_EFFICIENT = {False: 1.5, True: 1.1}
+# Scaling efficiency that is believed, by scaling's `basis`; ranks that share one CPU may use it better than one does.
+_MOST_EFFICIENT = {"per device": 1.1, "same cores per rank": 1.1}
+_MOST_EFFICIENT_SHARED = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +123,9 @@ def of_scaling(rows: Sequence[Row]) -> list[Caution]:
     """Return the caution of efficiencies that more devices cannot explain, far above what noise of the runs allows.
 
     Args:
-        rows: what scaling.efficiency returned. Ranks that share the cores of one CPU may use them better than one
-            process does, so that more is believed there.
+        rows: what scaling.efficiency returned.
     """
-    above = [row for row in rows if row["efficiency"] > _MOST_EFFICIENT[row["basis"] == "per device"]]
+    above = [row for row in rows if row["efficiency"] > _MOST_EFFICIENT.get(row["basis"], _MOST_EFFICIENT_SHARED)]
     above = [row for row in above if row["efficiency_low"] is None or row["efficiency_low"] > 1]
     if not above:
         return []

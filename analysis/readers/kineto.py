@@ -140,10 +140,8 @@ def _problems(
             said.append(f"{path.name} does not say which GPU it is of (no deviceProperties)")
     elif frames.launches() or (stream.damage and about.get("deviceProperties")):
         remedy = "copy the whole file again" if stream.damage else "record with ProfilerActivity.CUDA, and read its log"
-        said.append(
-            f"{path.name} is of a program on a GPU, but holds no kernel: what is shown is the CPU's side alone; "
-            + remedy
-        )
+        what = "is of a program on a GPU" if frames.launches() else "names a GPU"
+        said.append(f"{path.name} {what}, but holds no kernel: what is shown is the CPU's side alone; {remedy}")
     return tuple(said)
 
 

@@ -1,6 +1,7 @@
 """`bertbench compare A B`: two runs or two traces against each other; exit code 1 on a regression."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,8 +42,10 @@ def main(argv: list[str]) -> int:
     from analysis.sources import is_run
 
     runs = [is_run(path) for path in (options.a, options.b)]
-    if any(runs) and not all(runs) and not (other := options.b if runs[0] else options.a).exists():
-        raise InputError(f"{other} does not exist: give two run directories, or two traces")
+    if any(runs) and not all(runs):
+        other = options.b if runs[0] else options.a
+        if not os.path.lexists(other):  # of a name that is too long it says no, where Path raises
+            raise InputError(f"{other} does not exist: give two run directories, or two traces")
     return _runs(options) if all(runs) else _traces(options)
 
 

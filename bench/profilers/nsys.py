@@ -159,9 +159,9 @@ def switches(help_text: str) -> frozenset[str]:
 
 
 def traceable(help_text: str) -> tuple[str, ...]:
-    """Return what `nsys profile --help` says that --trace takes, such as "cuda", "nvtx"; () where it lists nothing."""
-    listed = re.search(r"^\s+-t, --trace=\s+Possible values are ([^.]*)", help_text, re.MULTILINE)
-    return tuple(re.findall("'([^' ]+)'", listed[1])) if listed else ()
+    """Return what `nsys profile --help` names under --trace, such as "cuda", "nvtx"; () where it names nothing."""
+    part = re.search(r"^\s+-t, --trace=$(.*?)(?=^\s+(?:-\w, )?--[a-z]|\Z)", help_text, re.MULTILINE | re.DOTALL)
+    return tuple(dict.fromkeys(re.findall("'([a-z0-9-]+)'", part[1]))) if part else ()
 
 
 def report_names(help_text: str) -> list[str]:

@@ -65,6 +65,7 @@ class Workers:
         for worker in self._workers:
             worker.process.join(_SECONDS_TO_TIDY_UP)
             worker.process.kill()
+            worker.process.join()
         self._threads.shutdown()  # each meets the end of its worker's pipe
         for worker in self._workers:
             worker.connection.close()

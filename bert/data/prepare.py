@@ -27,16 +27,16 @@ def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, tota
     shared = config.share.count > 1
     remedy = "wait for it, or give another --output"
     with locked(config.output, "another preparation", remedy, shared=shared):
-        if shared:  # what another part writes beside us has such names, too
-            with Workers(config.workers) as workers:
-                return _run(StageRunner(config, workers, progress))
-        remove_left_overs(config.output)
+        # What another part writes beside us has names of left-overs, too.
+        if not shared:
+            remove_left_overs(config.output)
         try:
             with Workers(config.workers) as workers:
                 return _run(StageRunner(config, workers, progress))
         except BaseException:
-            for folder in {path.parent for path in config.output.rglob(".*.tmp")}:
-                remove_left_overs(folder)  # a worker that was killed could not remove its own
+            # A worker that was killed could not remove its own.
+            for folder in {path.parent for path in config.output.rglob(".*.tmp")} if not shared else ():
+                remove_left_overs(folder)
             raise
 
 

@@ -119,6 +119,8 @@ def test_a_step_record_that_was_cut_is_a_caution() -> None:
         ("per device", 1.2, 1.15, True),
         ("per device", 1.2, 0.9, False),  # the noise explains it
         ("per device", 1.2, None, True),
+        ("same cores per rank", 1.2, 1.15, True),
+        ("equal shares of the cores", 1.3, 1.2, False),
         ("same total cores", 1.3, 1.2, False),  # two processes may use two cores better than one
         ("same total cores", 2.1, 1.9, True),
     ],

@@ -225,3 +225,12 @@ def test_a_folder_holds_one_search(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             autotune_trials.check_same_search(run, dataclasses.replace(base, **other))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1, "request": 5, "base": [], "limit_bytes": "x"}'])
+def test_a_damaged_state_is_as_none(tmp_path: Path, text: str) -> None:
+    run = RunDirectory(tmp_path)
+    (tmp_path / autotune_trials.STATE_FILE).write_text(text)
+    assert (autotune_trials.memory_limit(run, None, Devices("cpu", (), 2), 2) or 0) > 0
+    assert autotune_trials.memory_limit(run, 0.25, Devices("cpu", (), 2), 2) == 2**28
+    autotune_trials.check_same_search(run, Trial())

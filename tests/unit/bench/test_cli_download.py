@@ -6,11 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.file_server import Site, serving
+from support.file_server import Site
 from test_obtain import LARGE, QUICK, ROOT, SMALL, add_dump
 
 from bench.cli import data_download
@@ -20,17 +19,7 @@ from bert.data.remote.obtain import RemoteOptions, obtain
 from bert.data.remote.sources import SOURCES
 from common.errors import UsageError
 
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("BERTBENCH_") or name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    with serving() as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("no_remote_variables")
 
 
 def test_the_command_says_the_terms_then_fetches(

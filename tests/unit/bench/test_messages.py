@@ -185,7 +185,8 @@ def test_of_a_run_and_a_path_that_is_not_there_the_path_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run" / "trials").mkdir(parents=True)
-    for pair in ((tmp_path / "run", tmp_path / "nosuch"), (tmp_path / "nosuch", tmp_path / "run")):
-        assert run(["compare", *map(str, pair)]) == 2
-        said = capsys.readouterr().err
-        assert f"{tmp_path}/nosuch does not exist" in said and "profiled trials" not in said
+    for name in ("nosuch", "x" * 300):
+        for pair in ((tmp_path / "run", tmp_path / name), (tmp_path / name, tmp_path / "run")):
+            assert run(["compare", *map(str, pair)]) == 2
+            said = capsys.readouterr().err
+            assert f"{tmp_path}/{name} does not exist" in said and "profiled trials" not in said

@@ -95,6 +95,15 @@ def test_what_nsys_cannot_trace_is_refused_before_the_first_run(installed: Path,
         load_profiler("nsys", (f"trace={given}",)).check(CPU)
 
 
+def test_every_name_that_the_help_quotes_counts_as_one_that_can_be_traced() -> None:
+    text = (
+        "\t-s, --sample=\n\n\t   Possible values are 'cpu'.\n\n\t-t, --trace=\n\n\t   Possible values are 'cuda',\n"
+        "\t   'cuda-hw' (some chips only. See it), 'nvtx' or 'none'.\n\t   If '<api>-annotations' is selected.\n\n"
+        "\t--trace-fork-before-exec=\n\n\t   Possible values are 'true'.\n"
+    )
+    assert nsys.traceable(text) == ("cuda", "cuda-hw", "nvtx", "none")
+
+
 def test_a_help_text_without_a_list_leaves_the_judgement_to_nsys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

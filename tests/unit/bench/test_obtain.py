@@ -3,17 +3,15 @@
 import base64
 import hashlib
 import json
-import os
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.file_server import Fault, Site, serving
+from support.file_server import Fault, Site
 
 from bert.data.remote import obtain as obtaining
 from bert.data.remote.download import Fetched
@@ -28,16 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 QUICK = Transfer(first_wait_seconds=0.001, longest_wait_seconds=0.01, timeout_seconds=5.0, attempts=3)
 
 
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("BERTBENCH_") or name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    with serving() as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("no_remote_variables")
 
 
 def add_dump(

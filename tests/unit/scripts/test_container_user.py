@@ -83,15 +83,20 @@ def test_under_sudo_folder_that_cannot_be_given_is_refused(host: Host) -> None:
     assert not host.called()
 
 
-@pytest.mark.parametrize("uid", ["ada", "-1", "12x", "0x10", "01", " ", "1234\n5"])
-def test_sudo_uid_that_is_no_number_counts_as_none(host: Host, uid: str) -> None:
+def runs_as_root(host: Host, **variables: str) -> None:
+    """Start the container as root, check that it says so, and that nothing changes hands."""
     host.engine("docker")
     host.caller(0, 0)
-    outcome = host.run(SCRIPT, "data", SUDO_UID=uid, SUDO_GID="5678")
+    outcome = host.run(SCRIPT, "data", **variables)
     assert outcome.returncode == 0, outcome.stderr
-    assert "called by root" in outcome.stderr
+    assert "called by root: the command runs as root" in outcome.stderr
     assert option(host.call(), "--user") == ["0:0"]
     assert host.calls("chown") == host.calls("setpriv") == []
+
+
+@pytest.mark.parametrize("uid", ["ada", "-1", "12x", "0x10", "01", " ", "1234\n5"])
+def test_sudo_uid_that_is_no_number_counts_as_none(host: Host, uid: str) -> None:
+    runs_as_root(host, SUDO_UID=uid, SUDO_GID="5678")
 
 
 def test_under_sudo_folders_that_exist_keep_their_owner(host: Host) -> None:
@@ -182,12 +187,7 @@ def test_under_sudo_a_second_group_really_counts(open_folder: Path) -> None:
 
 
 def test_root_is_warned_that_files_become_roots(host: Host) -> None:
-    host.engine("docker")
-    host.caller(0, 0)
-    outcome = host.run(SCRIPT, "data")
-    assert "called by root: the command runs as root" in outcome.stderr
-    assert option(host.call(), "--user") == ["0:0"]
-    assert host.calls("chown") == host.calls("setpriv") == []
+    runs_as_root(host)
 
 
 def test_root_who_calls_sudo_is_root(host: Host) -> None:
