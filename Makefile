@@ -4,6 +4,8 @@ SHELL := /usr/bin/env bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# A Python that PYTHON= names, else that of make setup where there is one.
+INSTALLED := $(or $(if $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)),$(PYTHON))
 STAMP := $(VENV)/.installed
 # A wheel index for torch, e.g. https://download.pytorch.org/whl/cpu on a machine without a GPU.
 TORCH_INDEX ?=
@@ -70,7 +72,7 @@ fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
 
 # Uses the Python it is given, not .venv: GPU machines come with their own torch.
 gpu-acceptance: ## every check that needs a CUDA device, under 9 minutes, into OUT=<folder>
-	$(PYTHON) tests/gpu/acceptance.py "$(OUT)"
+	$(INSTALLED) tests/gpu/acceptance.py "$(OUT)"
 
 gpu-results: ## write docs/results/<date>-<gpu>.json, .md and .png of what gpu-acceptance left in OUT=<folder>
 	$(PYTHON) tests/gpu/acceptance.py --publish "$(OUT)"

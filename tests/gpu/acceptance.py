@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from common.errors import StorageError  # noqa: E402
 KEPT_BYTES = 8 * 2**20
 FEWEST_SECONDS = 1.0
 GRACE_SECONDS = 10.0
+NEEDED = ("torch", "numpy", "msgspec", "tyro", "psutil")
+"""Packages without which no step can begin; what a single step needs is that step's matter."""
 _MOST_OUTPUT = 64 * 2**20
 _USAGE = "usage: make gpu-acceptance OUT=<folder>, then make gpu-results OUT=<the same folder>\n"
 _TRIAL = ("implementation", "levers", "preset", "precision", "seq_len", "micro_batch_size", "data", "round")
@@ -50,6 +53,13 @@ def main(argv: list[str]) -> int:
         return publish(Path(argv[1]).resolve(), ROOT / "docs/results")
     if len(argv) != 1 or not argv[0] or argv[0].startswith("-"):
         sys.stderr.write(_USAGE)
+        return 2
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        sys.stderr.write(
+            f"gpu-acceptance: {sys.executable} has no {', '.join(missing)}: install bertbench and a torch for CUDA "
+            "there, or name the Python that has them: make gpu-acceptance OUT=<folder> PYTHON=<python>\n"
+        )
         return 2
     import torch
 

@@ -25,6 +25,8 @@ class Fault:
     """The file is another one from now on."""
     redirect: str | None = None
     """Send there."""
+    wait_seconds: float = 0.0
+    """Answer this late."""
 
 
 @dataclass
@@ -68,6 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
             fault = queue.popleft() if queue else Fault()
             if fault.replace is not None:
                 site.files[self.path] = fault.replace
+        time.sleep(fault.wait_seconds)
         try:
             self.answer(site, fault, request)
         except (BrokenPipeError, ConnectionResetError):

@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from bert.data.json_notes import read_notes
-from bert.data.remote.web import Again, DownloadError, Transfer, check_address, opened, patiently, range_of, read_block
+from bert.data.remote.web import (
+    Again,
+    DownloadError,
+    Transfer,
+    WrongFileError,
+    check_address,
+    opened,
+    patiently,
+    range_of,
+    read_block,
+)
 from common.atomic import storage_errors, write_json
 from common.errors import InputError, StorageError
 
@@ -132,7 +142,7 @@ class _Fetch:
         return Fetched(self.path, self.path.stat().st_size, self.received)
 
     def _is_right(self) -> bool:
-        """Return whether the sum is right; where it is not, remove the part. Raises DownloadError for a fresh one."""
+        """Return whether the sum is right; where it is not, remove the part. Raises WrongFileError for a fresh one."""
         if self.checksum is None:
             return True
         found = self.hash.hexdigest()
@@ -145,7 +155,7 @@ class _Fetch:
         with _writing(aside):
             self.state.unlink(missing_ok=True)
             self.part.replace(aside)
-        raise DownloadError(
+        raise WrongFileError(
             f"{self.url} came with the {self.checksum.kind} sum {found}, but {self.checksum.digits} is expected; it is "
             f"kept as {aside}. Run again; if that does not help, the file was changed on the server or on its way: use "
             "another --mirror, or another date"

@@ -22,7 +22,7 @@ from bert.data.pool import Progress
 from bert.data.remote.download import Checksum, fetch, is_whole, part_of
 from bert.data.remote.listings import Choice, RemoteFile
 from bert.data.remote.sources import SOURCES, NamedSource
-from bert.data.remote.web import DownloadError, Transfer, check_address, read_small
+from bert.data.remote.web import DownloadError, Transfer, WrongFileError, check_address, read_small
 from common.atomic import storage_errors, write_json, write_text
 from common.errors import InputError, StorageError, UsageError
 from common.locks import locked
@@ -194,11 +194,12 @@ class _Run:
         try:
             futures = [executor.submit(self._one, number) for number in missing]
             wait(futures, return_when=FIRST_EXCEPTION)
-            failed = [future.exception() for future in futures if future.done()]
-            for error in failed:
-                if error is not None:
-                    raise error
-            return sum(future.result() for future in futures)
+            error = next(filter(None, (future.exception() for future in futures if future.done())), None)
+            if error is None:
+                return sum(future.result() for future in futures)
+            if isinstance(error, WrongFileError):  # that says nothing against the files on their way
+                executor.shutdown(wait=True, cancel_futures=True)
+            raise error
         finally:
             self.stop.set()
             executor.shutdown(wait=True, cancel_futures=True)

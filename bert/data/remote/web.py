@@ -40,6 +40,10 @@ class DownloadError(InputError):
         self.status = status
 
 
+class WrongFileError(DownloadError):
+    """A file came whole and is not what its checksum says."""
+
+
 class Again(Exception):  # noqa: N818 - a turn of the loop, not an error of the program
     """This attempt failed, another one may not; `after` is what the server asks to wait, in seconds."""
 

@@ -48,6 +48,14 @@ def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_python_without_torch_is_told_to_name_another(tmp_path: Path) -> None:
+    bare = [sys.executable, "-I", "-S", str(SCRIPT), str(tmp_path / "out")]  # without site-packages
+    done = subprocess.run(bare, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "has no torch, numpy, msgspec, tyro, psutil: " in done.stderr and "PYTHON=<python>" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("words", [[""], [], ["--publish"], ["--publish", ""], ["-h"], ["a", "b"]])
 def test_without_a_folder_it_says_how_to_call_it(words: list[str]) -> None:
     done = subprocess.run(

@@ -140,8 +140,9 @@ def test_without_a_status_only_the_single_file_is_known_to_be_whole(site: Site, 
     assert [path.name for path in wikipedia(site, tmp_path)] == ["enwiki-20261101-pages-articles-multistream.xml.bz2"]
 
 
-def test_a_wrong_file_on_the_server_is_refused_and_the_others_are_kept(site: Site, tmp_path: Path) -> None:
+def test_a_wrong_file_on_the_server_is_refused_and_one_on_its_way_beside_it_is_kept(site: Site, tmp_path: Path) -> None:
     add_dump(site, "enwiki", "20261101", LARGE)
+    site.faults[f"/enwiki/20261101/enwiki-20261101-{PARTS[2]}"] = deque([Fault(wait_seconds=0.5)])
     bad = f"/enwiki/20261101/enwiki-20261101-{PARTS[1]}"
     site.files[bad] = b"x" * 200_000
     with pytest.raises(DownloadError, match="sha1 sum"):
