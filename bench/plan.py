@@ -19,7 +19,7 @@ from bench.task_flags import TaskFlags
 from bench.world import World
 from bert.config import PRESETS
 from bert.data.lengths import SYNTHETIC, is_synthetic
-from bert.flags import flag
+from bert.flags import check_seed, flag
 from bert.levers import recorded_levers, resolve_levers
 from bert.strategies import STRATEGIES, devices_per_rank
 from bert.strategies.deepspeed_config import read_deepspeed_config
@@ -132,6 +132,9 @@ class Sweep:
         for option in ("presets", "implementations", "levers", "allocators", "strategies", "batch_sizes", "grad_accum"):
             if not getattr(self, option):
                 raise UsageError(f"{flag(option)} needs at least one value")
+        if self.strategies == ("single",) and min(self.devices, default=1) > 1:
+            given = " ".join(map(str, self.devices))
+            raise UsageError(f"--strategies single runs on one device, not on --devices {given}: use --strategies ddp")
         lookup(dict.fromkeys((WEAK, STRONG)), self.scaling, "scaling")
         self._check_numbers()
         if self.memory_limit_gib is not None and not 0 < self.memory_limit_gib < math.inf:
@@ -154,6 +157,7 @@ class Sweep:
             if any(number is not None and number < 1 for number in numbers):
                 each = ": each" if isinstance(given, tuple) else ""
                 raise UsageError(f"{flag(option)} {' '.join(map(str, numbers))}{each} must be at least 1")
+        check_seed(self.seed)
         if not self.max_seconds > 0:
             raise UsageError(f"--max-seconds {self.max_seconds:g} must be above 0")
         if not 0 <= self.dropout < 1:

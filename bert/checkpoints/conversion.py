@@ -283,6 +283,7 @@ def _matched(
 def _config_path(found: Found, given: Path | None) -> Path:
     path = given or found.config
     if path is None:
+        read_weights(found)  # what holds no weights is refused for that
         raise InputError(
             f"no config.json or bert_config.json is beside {found.path}, and the weights alone do not tell the number "
             "of attention heads: give --config FILE"

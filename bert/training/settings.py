@@ -8,7 +8,7 @@ from typing import Any
 
 from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig, preset, shape_from_words
 from bert.data.lengths import PADDINGS, check_distribution, default_max_predictions, is_synthetic, lengths_folder
-from bert.flags import flag
+from bert.flags import check_seed, flag
 from bert.levers import AUTO, resolve_levers
 from bert.optim import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.schedule import PHASES, SCHEDULES, Schedule
@@ -122,11 +122,12 @@ class TrainSettings:
         for name, least in (
             ("seq_len", 5), ("max_predictions", 1), ("vocab_size", 8), ("micro_batch_size", 1),
             ("grad_accum_steps", 1), ("world_size", 1), ("steps", 1), ("log_every", 1), ("save_every", 1),
-            ("keep", 1), ("eval_every", 0), ("eval_samples", 0), ("seed", 0),
+            ("keep", 1), ("eval_every", 0), ("eval_samples", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise UsageError(f"{_option(name)} {value!r} must be a whole number of at least {least}")
+        check_seed(self.seed)
         if not 0 <= self.weight_decay < math.inf:
             raise UsageError(f"--weight-decay {self.weight_decay} must be a number of at least 0")
         if not 0 < self.max_grad_norm < math.inf:

@@ -107,6 +107,8 @@ def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> N
         ({"grad_accum": (1, 0)}, "--grad-accum 1 0: each must be at least 1"),
         ({"min_steps": 0}, "--min-steps 0 must be at least 1"),
         ({"max_seconds": 0.0}, "--max-seconds 0 must be above 0"),
+        ({"seed": -1}, "--seed -1 must be a whole number from 0 to"),
+        ({"devices": (2, 4), "strategies": ("single",)}, "one device, not on --devices 2 4: use --strategies ddp"),
         ({"dropout": 1.0}, "--dropout 1 must be at least 0 and less than 1"),
         ({"seq_lens": (3,)}, "--seq-len 3 is too short for pretrain"),
         ({"batch_sizes": (0,)}, "--batch-sizes 0: each must be at least 1"),

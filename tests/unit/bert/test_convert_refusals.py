@@ -142,6 +142,13 @@ def test_a_configuration_of_another_model_is_named(tmp_path: Path, changes: dict
     assert not (tmp_path / "dst").exists()
 
 
+def test_what_is_no_file_of_weights_is_not_asked_for_a_configuration(tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n123")
+    with pytest.raises(InputError, match=r"a\.png is neither a safetensors file nor one of PyTorch"):
+        convert(picture, tmp_path / "dst")
+
+
 def test_weights_without_a_configuration_ask_for_one(tmp_path: Path) -> None:
     source = saved(tmp_path / "src", theirs(), None)
     config = (source / "config.json").rename(tmp_path / "shape.json")

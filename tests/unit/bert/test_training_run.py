@@ -253,6 +253,7 @@ def test_settings_for_other_ranks_are_refused(tmp_path: Path) -> None:
         ({"dropout": 1.0}, "dropout"),
         ({"steps": 0}, "--steps 0 must"),
         ({"keep": 0}, "--keep 0 must"),
+        ({"seed": 2**32}, "--seed 4294967296 must be a whole number from 0 to 4294967295"),
         ({"padding": "none"}, "unknown padding"),
         ({"shape": "num_layers=2"}, "no shape of a model"),
         ({"learning_rate": float("nan")}, "--learning-rate nan"),
