@@ -190,7 +190,7 @@ def _table(run: TrainRun, result: Mapping[str, Any], found: Mapping[str, Any]) -
         ("steps", f"{found['applied_steps']:,} of {found['total_steps']:,}, {found['steps_made']:,} now{skipped}"),
         ("samples", f"{found['samples_seen']:,}, {found['samples']:,} now"),
         ("time", duration(float(result.get("wall_seconds") or 0.0))),
-        ("samples/s", "not measured" if rate is None else f"{rate:,.1f}"),
+        ("samples/s", "not measured" if rate is None else f"{rate:,.1f} at the median step time"),
     ]
     if found["loss"] is not None:
         parts = parts_text(found["loss_parts"])
