@@ -11,16 +11,17 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Self
 
 from analysis.counters import KernelCounters
 from analysis.readers.registry import READERS, Reader, find_reader, read_head
-from analysis.records import RunDirectory
+from analysis.records import RunDirectory, Trial, TrialDirectory
 from analysis.summary import Summary
 from analysis.timeline import Timeline
-from common.errors import InputError
+from common.errors import InputError, SchemaError
 from common.redact import redact_text
 
 MOST_FILES = 4096
@@ -105,6 +106,20 @@ def open_sources(*paths: Path) -> Source:
 def profiled_trials(run: RunDirectory) -> list[Path]:
     """Return the folders of a run's trials that a profiler left files in."""
     return [trial.path for trial in run.trials() if trial.profile.is_dir() and any(trial.profile.iterdir())]
+
+
+def trial_of(path: Path) -> Trial | None:
+    """Return what a profile is of: of a trial's folder, of one in it, of a file there. None where that is not recorded.
+
+    Args:
+        path: what `open_sources` has read.
+    """
+    folders = profiled_trials(RunDirectory(path)) if is_run(path) else [path, *path.absolute().parents][:4]
+    for directory in map(TrialDirectory, folders):
+        with suppress(SchemaError, OSError):
+            if directory.trial_json.is_file():
+                return directory.read_trial()
+    return None
 
 
 def is_run(path: Path) -> bool:

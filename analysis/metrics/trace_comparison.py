@@ -1,13 +1,14 @@
 """Two recordings held against each other: is a step slower, and which kinds of time and which kernels changed."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from analysis.metrics.temporal import temporal_breakdown
 from analysis.metrics.trace_diff import trace_diff
+from analysis.records import Trial
 from analysis.timeline import Timeline
 from common.errors import InputError, UsageError
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 # says nothing of how processes differ: more than of runs is asked for.
 THRESHOLD = 0.05
 _KINDS = ("span", "busy", "compute", "exposed_communication", "exposed_memory", "idle")
+# Fields of a trial that change nothing of what a step does.
+_NOT_THE_WORK = ("round", "min_steps", "max_steps", "max_seconds", "relative_half_width", "memory_limit_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class TraceComparison:
     kernels: "pd.DataFrame"
     """trace_diff by name."""
     differences: tuple[str, ...]
-    """What else differs: devices, ranks; one sentence each. Then it is not the kernels alone that changed."""
+    """What else differs: settings, devices, ranks; one sentence each. Then it is not the kernels alone that changed."""
 
     @property
     def verdict(self) -> str:
@@ -52,11 +55,20 @@ class TraceComparison:
 
 
 def compare_traces(
-    before: Sequence[Timeline], after: Sequence[Timeline], threshold: float = THRESHOLD
+    before: Sequence[Timeline],
+    after: Sequence[Timeline],
+    threshold: float = THRESHOLD,
+    trials: tuple[Trial | None, Trial | None] = (None, None),
 ) -> TraceComparison:
     """Compare two recordings of the same work.
 
     One recording per side says what changed in it; a process can be slow as a whole, which only repeated runs show.
+
+    Args:
+        before: ranks of the first side.
+        after: ranks of the second side.
+        threshold: relative change of the step time above which a change counts.
+        trials: what each is a recording of, where that is known: settings that differ are named.
 
     Raises:
         InputError: a side has no work or no length, or one is of a GPU and the other of a CPU.
@@ -78,8 +90,22 @@ def compare_traces(
         time=_time(before, after, stepped),
         families=families,
         kernels=kernels,
-        differences=tuple(_differences(before, after)),
+        differences=(*_settings(*trials), *_differences(before, after)),
     )
+
+
+def _settings(before: Trial | None, after: Trial | None) -> Iterator[str]:
+    if before is None or after is None:
+        return
+    same_data = before.data_fingerprint and before.data_fingerprint == after.data_fingerprint
+    for name in (field.name for field in fields(Trial)):
+        one, other = getattr(before, name), getattr(after, name)
+        if one != other and name not in _NOT_THE_WORK and not (name == "data" and same_data):
+            yield f"{name}: {_shown(one)} and {_shown(other)}"
+
+
+def _shown(value: object) -> str:
+    return " ".join(map(str, value if isinstance(value, tuple) else (value,))) or "none"
 
 
 def _differences(before: Sequence[Timeline], after: Sequence[Timeline]) -> Iterator[str]:

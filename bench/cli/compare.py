@@ -72,7 +72,7 @@ def _runs(options: CompareOptions) -> int:
 def _traces(options: CompareOptions) -> int:
     from analysis.metrics.trace_comparison import THRESHOLD, compare_traces
     from analysis.report.trace_comparison_findings import findings
-    from analysis.sources import open_sources
+    from analysis.sources import open_sources, trial_of
 
     sources = [open_sources(path) for path in (options.a, options.b)]
     for source in sources:
@@ -80,7 +80,9 @@ def _traces(options: CompareOptions) -> int:
             raise InputError(f"{source.path} holds no trace with times ({', '.join(source.kinds)}): give two traces")
     before, after = sources
     threshold = THRESHOLD if options.threshold is None else options.threshold
-    found = compare_traces(before.timelines, after.timelines, threshold)
+    found = compare_traces(
+        before.timelines, after.timelines, threshold, trials=(trial_of(options.a), trial_of(options.b))
+    )
     show(
         findings(found),
         [*(f"differs: {difference}" for difference in found.differences), *before.problems, *after.problems],

@@ -8,6 +8,8 @@ import pytest
 from support.timelines import timeline
 
 from analysis.metrics.trace_comparison import compare_traces
+from analysis.record_files import write_record
+from analysis.records import Trial
 from analysis.report.trace_comparison_findings import findings
 from analysis.timeline import Timeline
 from bench.cli.main import run
@@ -94,6 +96,40 @@ def test_the_command_says_what_changed_and_exits_1_when_slower(
     assert run(["compare", str(new), str(old), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["verdict"] == "faster" and said["ratio"] == pytest.approx(0.5)
+
+
+def profiled(folder: Path, trial: Trial, gemm_us: int) -> Path:
+    (folder / "profile").mkdir(parents=True)
+    write_record(folder / "trial.json", trial.to_json())
+    write(folder / "profile/rank0.json", gemm_us)
+    return folder
+
+
+@pytest.mark.parametrize("given", ["", "trials/a", "trials/a/profile", "trials/a/profile/rank0.json"])
+def test_settings_that_differ_are_named_however_a_profile_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    trial = Trial(kind="profile", profiler="torch", data="/one/squad", data_fingerprint="d", micro_batch_size=8)
+    other = dataclasses.replace(trial, data="/two/squad", micro_batch_size=4, profiler_options=("memory",), round=1)
+    profiled(tmp_path / "old/trials/a", trial, 100)
+    profiled(tmp_path / "new/trials/a", other, 300)
+    assert run(["compare", str(tmp_path / "old" / given), str(tmp_path / "new/trials/a"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["differences"] == [
+        "micro_batch_size: 8 and 4", "profiler_options: none and memory",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"schema_version": 99}'])
+def test_a_profile_whose_settings_are_not_known_is_compared_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    for name, trial in (("old", Trial(kind="profile")), ("new", Trial(kind="profile", seed=7))):
+        profiled(tmp_path / name / "trials/a", trial, 100)
+    record = tmp_path / "new/trials/a/trial.json"
+    record.unlink() if content is None else record.write_text(content)
+    traces = [str(tmp_path / name / "trials/a/profile") for name in ("old", "new")]
+    assert run(["compare", *traces, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["differences"] == []
 
 
 def test_a_file_without_times_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

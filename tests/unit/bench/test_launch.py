@@ -74,10 +74,11 @@ def test_end_tree_ends_grandchildren_in_sessions_of_their_own() -> None:
     )
     child = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 10
-    while not descendants(child.pid) and time.monotonic() < deadline:
+    own = os.getsid(child.pid)
+    while not any(os.getsid(pid) != own for pid in descendants(child.pid)) and time.monotonic() < deadline:
         time.sleep(0.02)
     (grandchild,) = descendants(child.pid)
-    assert os.getsid(grandchild) != os.getsid(child.pid)
+    assert os.getsid(grandchild) != own
     end_tree(child.pid)
     child.wait(timeout=5)
     assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE

@@ -344,7 +344,7 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(site: Site, tmp_path
 
 
 def test_a_kill_in_the_middle_and_a_second_run_give_the_same_bytes(site: Site, tmp_path: Path) -> None:
-    site.pace_seconds = 0.05
+    site.pace_seconds = 0.3
     program = "import sys, pathlib, bert.data.remote.download as d; d.fetch(sys.argv[1], pathlib.Path(sys.argv[2]))"
     process = subprocess.Popen([sys.executable, "-c", program, site.base + NAME, str(tmp_path / "a")], cwd=ROOT)
     part = part_of(tmp_path / "a")
