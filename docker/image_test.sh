@@ -177,8 +177,8 @@ check_bench() {
 
 check_unit_tests() {
     inside bash -c '
-        python -m pip install --quiet --target /tmp/tests "pytest>=8.3" "pytest-timeout>=2.3" "hypothesis>=6.110" "scipy>=1.13" &&
-        PYTHONPATH=/tmp/tests HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis python -m pytest -q -p no:cacheprovider tests/unit'
+        python -m pip install --quiet --target /tmp/tests "pytest>=8.3" "pytest-timeout>=2.3" "hypothesis>=6.110" "scipy>=1.13" "pytest-xdist>=3.6" &&
+        PYTHONPATH=/tmp/tests HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal tests/unit'
 }
 
 # A change of the code remakes the last layers alone.

@@ -17,7 +17,7 @@ def test_no_product_of_the_same_size_is_much_faster_than_the_peak() -> None:
     assert found["dtype"] == "float32" and size >= 1024
     left, right = torch.randn(size, size), torch.randn(size, size)
     times = []
-    for _ in range(5):
+    for _ in range(40):  # as long as the sweep, which another process may hold up
         began = time.perf_counter()
         left @ right
         times.append(time.perf_counter() - began)
