@@ -66,7 +66,7 @@ def check_places(book: Book, measured: Measured, case: str) -> None:
 
 
 def test_one_rank_of_known_parts(book: Book, tmp_path: Path) -> None:
-    plan = Plan(data_ms=(15.0,), forward_ms=(40.0,), backward_ms=(60.0,), optimizer_ms=(50.0,))
+    plan = Plan(data_ms=(30.0,), forward_ms=(80.0,), backward_ms=(120.0,), optimizer_ms=(100.0,))
     found = measure(tmp_path, plan, 1, "--start", "5", "--stop", "75", power=True)
     row, truth = found.row, found.truth
     times = np.array(truth.step_ms())
@@ -101,7 +101,7 @@ def test_one_rank_of_known_parts(book: Book, tmp_path: Path) -> None:
 
 
 def test_two_ranks_of_which_one_is_known_to_be_late(book: Book, tmp_path: Path) -> None:
-    plan = Plan(data_ms=(10.0,), forward_ms=(30.0,), backward_ms=(50.0, 110.0), optimizer_ms=(20.0,))
+    plan = Plan(data_ms=(20.0,), forward_ms=(60.0,), backward_ms=(100.0, 220.0), optimizer_ms=(40.0,))
     found = measure(tmp_path, plan, 2, "--start", "5", "--stop", "55")
     row, truth = found.row, found.truth
     times = np.array(truth.step_ms())
@@ -152,7 +152,9 @@ def test_known_flops(book: Book, tmp_path: Path) -> None:
 
 
 def test_a_known_warm_up_is_left_out(book: Book, tmp_path: Path) -> None:
-    plan = Plan(slow_steps=6, slow_factor=3.0)
+    plan = Plan(
+        data_ms=(10.0,), forward_ms=(30.0,), backward_ms=(50.0,), optimizer_ms=(10.0,), slow_steps=6, slow_factor=3.0
+    )
     found = measure(tmp_path, plan, 1, "--min-steps", "40", "--max-steps", "90", "--max-seconds", "20")
     row, truth = found.row, found.truth
     assert row["warmup_source"] == "detected"
