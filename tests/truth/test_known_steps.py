@@ -166,7 +166,7 @@ def test_a_known_warm_up_is_left_out(book: Book, tmp_path: Path) -> None:
 
 
 def test_a_recording_shows_how_much_of_a_step_computes(book: Book, tmp_path: Path) -> None:
-    plan = Plan(data_ms=(30.0,), products=20, size=768, backward_ms=(0.0,), optimizer_ms=(0.0,))
+    plan = Plan(data_ms=(30.0,), products=5, size=1280, backward_ms=(0.0,), optimizer_ms=(0.0,))
     variables = environment(plan, tmp_path / "log", tmp_path / "site")
     words = ["profile", NAME, "--implementations", NAME, "--presets", "tiny", "--seq-lens", str(SEQ_LEN)]
     words += ["--precisions", "fp32", "--device", "cpu", "--batch-sizes", str(BATCH), "--profiler", "torch"]
