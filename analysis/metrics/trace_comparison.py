@@ -105,7 +105,8 @@ def _settings(before: Trial | None, after: Trial | None) -> Iterator[str]:
 
 
 def _shown(value: object) -> str:
-    return " ".join(map(str, value if isinstance(value, tuple) else (value,))) or "none"
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join(str(each) for each in values if each is not None) or "none"
 
 
 def _differences(before: Sequence[Timeline], after: Sequence[Timeline]) -> Iterator[str]:

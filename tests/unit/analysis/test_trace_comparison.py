@@ -111,11 +111,12 @@ def test_settings_that_differ_are_named_however_a_profile_is_given(
 ) -> None:
     trial = Trial(kind="profile", profiler="torch", data="/one/squad", data_fingerprint="d", micro_batch_size=8)
     other = dataclasses.replace(trial, data="/two/squad", micro_batch_size=4, profiler_options=("memory",), round=1)
+    other = dataclasses.replace(other, threads_per_rank=2)
     profiled(tmp_path / "old/trials/a", trial, 100)
     profiled(tmp_path / "new/trials/a", other, 300)
     assert run(["compare", str(tmp_path / "old" / given), str(tmp_path / "new/trials/a"), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["differences"] == [
-        "micro_batch_size: 8 and 4", "profiler_options: none and memory",
+        "micro_batch_size: 8 and 4", "threads_per_rank: none and 2", "profiler_options: none and memory",
     ]  # fmt: skip
 
 
