@@ -53,6 +53,8 @@ _BEGIN_AGAIN = (
 """Commands that keep nothing of a call that did not end."""
 
 _OUT_OF_MEMORY = "out of memory: free some, raise the limit (`ulimit`, cgroup), or use fewer --workers or --devices"
+# Given back where a command fails: where no memory is left, the message needs some, and so does the end of Python.
+_RESERVE = bytearray(4 * 2**20)
 
 USAGE = """usage: bertbench COMMAND [options]
 
@@ -109,6 +111,7 @@ def run(argv: list[str]) -> int:
         sys.stdout.flush()
         return code
     except BertbenchError as error:
+        _RESERVE.clear()
         print(f"bertbench: {terminal_text(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -118,6 +121,7 @@ def run(argv: list[str]) -> int:
         sys.stderr.close()
         return 0
     except Exception as error:
+        _RESERVE.clear()
         if ran_out_of_memory(error) or memory_is_short():
             print(f"bertbench: {_OUT_OF_MEMORY}; {_after_interrupt(argv)}", file=sys.stderr)
             return 2

@@ -158,6 +158,29 @@ def test_a_request_to_end_that_comes_twice_ends_the_command_once() -> None:
     assert done.stdout == "tidied up\n" and "interrupted" in done.stderr
 
 
+def test_a_lack_of_memory_that_leaves_nothing_is_still_one_message() -> None:
+    code = (
+        "import resource, bench.cli.doctor\n"
+        "from bench.cli.main import main\n"
+        "kept = [None]\n"
+        "def work(argv):\n"
+        "    used = int(open('/proc/self/statm').read().split()[5]) * resource.getpagesize()\n"
+        "    resource.setrlimit(resource.RLIMIT_DATA, (used + 2**26, used + 2**26))\n"
+        "    for size in (2**20, 2**16, 2**12, *range(480, 0, -16)):  # every size that Python keeps blocks of\n"
+        "        try:\n"
+        "            while True:\n"
+        "                kept[0] = (bytes(size), kept[0])\n"
+        "        except MemoryError as error:\n"
+        "            last = error\n"
+        "    raise last\n"
+        "bench.cli.doctor.main = work\n"
+        "main(['doctor'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("bertbench: out of memory"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_request_to_end_that_comes_when_all_is_said_changes_nothing() -> None:
     code = (
         "import atexit, os, signal, sys, bench.cli.doctor\n"
