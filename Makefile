@@ -70,7 +70,7 @@ truth-test: setup ## what is true against what is reported, under 10 minutes on 
 fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
 	FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} $(BIN)/python -m pytest tests/unit/analysis -k "damaged or mutated" --timeout 7200
 
-# Uses the Python it is given, not .venv: GPU machines come with their own torch.
+# No setup of its own: GPU machines come with their own torch.
 gpu-acceptance: ## every check that needs a CUDA device, under 9 minutes, into OUT=<folder>
 	$(INSTALLED) tests/gpu/acceptance.py "$(OUT)"
 

@@ -114,7 +114,7 @@ def trial_of(path: Path) -> Trial | None:
     Args:
         path: what `open_sources` has read.
     """
-    folders = profiled_trials(RunDirectory(path)) if is_run(path) else [path, *path.absolute().parents][:4]
+    folders = profiled_trials(RunDirectory(path)) if is_run(path) else [path, *path.absolute().parents]
     for directory in map(TrialDirectory, folders):
         with suppress(SchemaError, OSError):
             if directory.trial_json.is_file():

@@ -132,7 +132,7 @@ class Sweep:
         for option in ("presets", "implementations", "levers", "allocators", "strategies", "batch_sizes", "grad_accum"):
             if not getattr(self, option):
                 raise UsageError(f"{flag(option)} needs at least one value")
-        if self.strategies == ("single",) and min(self.devices, default=1) > 1:
+        if set(self.strategies) == {"single"} and min(self.devices, default=1) > 1:
             given = " ".join(map(str, self.devices))
             raise UsageError(f"--strategies single runs on one device, not on --devices {given}: use --strategies ddp")
         lookup(dict.fromkeys((WEAK, STRONG)), self.scaling, "scaling")

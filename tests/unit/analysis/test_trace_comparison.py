@@ -105,14 +105,25 @@ def profiled(folder: Path, trial: Trial, gemm_us: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("given", ["", "trials/a", "trials/a/profile", "trials/a/profile/rank0.json"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "trials/a",
+        "trials/a/profile",
+        "trials/a/profile/rank0.json",
+        "trials/a/profile/tensorboard/cycles/rank0.json",
+    ],
+)
 def test_settings_that_differ_are_named_however_a_profile_is_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
 ) -> None:
     trial = Trial(kind="profile", profiler="torch", data="/one/squad", data_fingerprint="d", micro_batch_size=8)
     other = dataclasses.replace(trial, data="/two/squad", micro_batch_size=4, profiler_options=("memory",), round=1)
     other = dataclasses.replace(other, threads_per_rank=2)
-    profiled(tmp_path / "old/trials/a", trial, 100)
+    cycles = profiled(tmp_path / "old/trials/a", trial, 100) / "profile/tensorboard/cycles"
+    cycles.mkdir(parents=True)
+    write(cycles / "rank0.json", 100)
     profiled(tmp_path / "new/trials/a", other, 300)
     assert run(["compare", str(tmp_path / "old" / given), str(tmp_path / "new/trials/a"), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["differences"] == [
