@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
 
-.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow fault-test fuzz gpu-acceptance gpu-results check audit docs lock image-test clean
+.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow fault-test fuzz gpu-acceptance gpu-tests gpu-results check audit docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -74,8 +74,11 @@ fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
 gpu-acceptance: ## every check that needs a CUDA device, under 9 minutes, into OUT=<folder>
 	$(INSTALLED) tests/gpu/acceptance.py "$(OUT)"
 
+gpu-tests: ## add the command line's tests on a CUDA device, under 5 minutes, to what gpu-acceptance left in OUT=<folder>
+	$(INSTALLED) tests/gpu/acceptance.py --tests "$(OUT)"
+
 gpu-results: ## write docs/results/<date>-<gpu>.json, .md and .png of what gpu-acceptance left in OUT=<folder>
-	$(PYTHON) tests/gpu/acceptance.py --publish "$(OUT)"
+	$(INSTALLED) tests/gpu/acceptance.py --publish "$(OUT)"
 
 check: setup ## ruff, ruff format, mypy --strict, bandit, shellcheck, hadolint, codespell
 	$(BIN)/ruff check .

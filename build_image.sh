@@ -8,7 +8,8 @@
 # By environment:
 #   IMAGE             name of the image                              (bertbench:cuda; bertbench:cpu with --cpu)
 #   BASE_IMAGE        image to build on, e.g. nvcr.io/nvidia/pytorch:26.02-py3     (see docker/README.md)
-#   TORCH_INDEX       wheel index for torch, for another CUDA        (PyPI; PyTorch's CPU index with --cpu)
+#   TORCH_INDEX       wheel index for torch, for another CUDA;       (PyPI; PyTorch's CPU index with --cpu)
+#                     pip: wherever pip is told to look, without the lock's hashes
 #   TORCH_VERSION     version of torch, for another CUDA             (the one in docker/locks/torch.txt)
 #   WITH_NSIGHT       1 or 0: Nsight Systems and Nsight Compute      (1; 0 with --cpu)
 #   WITH_DEEPSPEED    1 or 0: DeepSpeed                              (0)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.metrics.classification import Pairs
-from common.errors import InputError, LockedError, SchemaError, StorageError
+from common.errors import InputError, LockedError, SchemaError, StorageError, content_code
 
 FORMAT = "bertbench classification result"
 SCHEMA_VERSION = 1
@@ -27,7 +27,7 @@ MODEL_ENDING = "_trained_model"
 RESULTS_FILE = "results.json"
 PREDICTION_COLUMNS = ("prediction", "true_label")
 _SQLITE = b"SQLite format 3\0"
-DATABASE_ID, DATABASE_VERSION = 0x62627463, 2
+DATABASE_ID, DATABASE_VERSION = 0x62627463, 4
 """What tells databases of texts, and the latest version of their tables; bert.data.csv.schema writes them."""
 _OTHERS = "train again, or give another of the files that the training left"
 _NEEDED = "give a file that `bertbench train classify` left: *_train_test_stats.json, *_testset_predictions.csv, "
@@ -83,31 +83,32 @@ def read_result(path: Path) -> ClassificationResult:
     if path.is_dir():
         inner = path / RESULTS_FILE
         if not inner.is_file():
-            raise InputError(f"{path} holds no {RESULTS_FILE}: {_NEEDED}")
+            raise InputError("run-incomplete", f"{path} holds no {RESULTS_FILE}: {_NEEDED}")
         return replace(_of_document(inner, _read_json(inner)), path=path)
     if not path.is_file():
-        raise InputError(f"{path} does not exist: {_NEEDED}")
+        raise InputError("path-missing", f"{path} does not exist: {_NEEDED}")
     with path.open("rb") as file:
         head = file.read(16)
     if not head:
-        raise InputError(f"{path} is empty, 0 bytes: {_NEEDED}")
+        raise InputError("file-empty", f"{path} is empty, 0 bytes: {_NEEDED}")
     if head == _SQLITE:
         return _of_database(path)
     if path.suffix == ".json":
         return _of_document(path, _read_json(path))
     if path.suffix == ".csv":
         return _of_predictions(path)
-    raise InputError(f"{path} is no result of a classification: {_NEEDED}")
+    raise InputError("file-format", f"{path} is no result of a classification: {_NEEDED}")
 
 
 def _of_document(path: Path, document: Any) -> ClassificationResult:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise InputError(f"{path} is no result of a classification: {_NEEDED}")
+        raise InputError("record-foreign", f"{path} is no result of a classification: {_NEEDED}")
     version = document.get("schema_version")
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise SchemaError(
+            "record-newer",
             f"{path} has schema version {version!r}, and this version of bertbench reads {SCHEMA_VERSION}: update "
-            "bertbench"
+            "bertbench",
         )
     try:
         pairs: Counter[tuple[str, str]] = Counter()
@@ -131,7 +132,9 @@ def _of_document(path: Path, document: Any) -> ClassificationResult:
             run=dict(document["run"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({error!r}): train again, or give another of the files") from error
+        raise InputError(
+            "file-damaged", f"{path} is damaged ({error!r}): train again, or give another of the files"
+        ) from error
 
 
 def _label(value: Any) -> str:
@@ -159,23 +162,28 @@ def _of_database(path: Path) -> ClassificationResult:
     except sqlite3.Error as error:
         said = str(error)
         if "locked" in said or "busy" in said:
-            raise LockedError(f"{path} is locked by another program ({said}): close that, or wait for it") from error
+            raise LockedError(
+                "folder-locked", f"{path} is locked by another program ({said}): close that, or wait for it"
+            ) from error
         if "readonly" in said or "unable to open" in said:
-            raise StorageError(f"cannot open {path} ({said}): check the permissions of the file and folder") from error
-        raise InputError(f"{path} is damaged, or no SQLite file ({said}): {_OTHERS}") from error
+            raise StorageError(
+                "path-unreadable", f"cannot open {path} ({said}): check the permissions of the file and folder"
+            ) from error
+        raise InputError("file-damaged", f"{path} is damaged, or no SQLite file ({said}): {_OTHERS}") from error
     if not rows:
-        raise InputError(f"{path} has no result yet: train with `bertbench train classify {path}`")
+        raise InputError("run-incomplete", f"{path} has no result yet: train with `bertbench train classify {path}`")
     try:
         fingerprint = json.loads(found[0])
         own = [result for of, result in rows if of == fingerprint]
         if not own:
             raise InputError(
+                "data-mismatch",
                 f"{path} was made anew since its {len(rows)} result{'s' * (len(rows) != 1)}, of other samples: train "
-                f"with `bertbench train classify {path}`, or give another of the files that the training left"
+                f"with `bertbench train classify {path}`, or give another of the files that the training left",
             )
         return _of_document(path, json.loads(own[0]))
     except (ValueError, TypeError) as error:
-        raise InputError(f"{path} is damaged: its last result is no JSON: {_OTHERS}") from error
+        raise InputError("file-damaged", f"{path} is damaged: its last result is no JSON: {_OTHERS}") from error
 
 
 def _check_tables(path: Path, connection: sqlite3.Connection) -> None:
@@ -184,11 +192,12 @@ def _check_tables(path: Path, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
     )
     if program != DATABASE_ID:
-        raise InputError(f"{path} is a SQLite file of another program: {_NEEDED}")
+        raise InputError("record-foreign", f"{path} is a SQLite file of another program: {_NEEDED}")
     if not 1 <= version <= DATABASE_VERSION:
         raise SchemaError(
+            "record-newer",
             f"{path} has schema version {version}, and this version of bertbench reads 1 to {DATABASE_VERSION}: update "
-            "bertbench, or give another of the files that the training left"
+            "bertbench, or give another of the files that the training left",
         )
 
 
@@ -213,27 +222,30 @@ def read_predictions(path: Path) -> Pairs:
             header = next(rows, [])
             if not set(PREDICTION_COLUMNS) <= set(header):
                 raise InputError(
+                    "columns-missing",
                     f"{path} has no columns {' and '.join(PREDICTION_COLUMNS)}: {_NEEDED}; "
-                    "beside a CSV that was trained on have to lie its statistics"
+                    "beside a CSV that was trained on have to lie its statistics",
                 )
             given, true = (header.index(name) for name in PREDICTION_COLUMNS)
             for row in rows:
                 if len(row) <= max(given, true):
-                    raise InputError(f"{path} line {rows.line_num} has {len(row)} fields, too few: remove that line")
+                    raise InputError(
+                        "rows-invalid", f"{path} line {rows.line_num} has {len(row)} fields, too few: remove that line"
+                    )
                 found[row[true], row[given]] += 1
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot read {path}: {error}; give a file of predictions") from error
+        raise InputError(content_code(error), f"cannot read {path}: {error}; give a file of predictions") from error
     if not found:
-        raise InputError(f"{path} holds no prediction: train again, or give another of the files")
+        raise InputError("file-empty", f"{path} holds no prediction: train again, or give another of the files")
     return dict(found)
 
 
 def _read_json(path: Path) -> Any:
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"{path} is too large for a result: {_NEEDED}")
+            raise InputError("file-limit", f"{path} is too large for a result: {_NEEDED}")
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; {_NEEDED}") from error
+        raise InputError(content_code(error), f"cannot read {path}: {error.strerror}; {_NEEDED}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no JSON ({error}): {_NEEDED}") from error
+        raise InputError(content_code(error), f"{path} is no JSON ({error}): {_NEEDED}") from error

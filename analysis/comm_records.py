@@ -63,17 +63,18 @@ class CollectiveTest:
         lookup(COLLECTIVES, self.name, "collective")
         if not 1 <= self.min_bytes <= self.max_bytes:
             raise UsageError(
+                "option-value",
                 f"sizes from {self.min_bytes} to {self.max_bytes} bytes: give at least 1, and no less at the end than "
-                "at the beginning"
+                "at the beginning",
             )
         if not (math.isfinite(self.factor) and self.factor > 1):
-            raise UsageError(f"--factor {self.factor:g} must be above 1, such as 2")
+            raise UsageError("option-value", f"--factor {self.factor:g} must be above 1, such as 2")
         for name in ("repetitions", "iterations"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"--{name} {value} must be at least 1")
+                raise UsageError("option-value", f"--{name} {value} must be at least 1")
         if self.warmup < 0:
-            raise UsageError(f"--warmup {self.warmup} must be at least 0")
+            raise UsageError("option-value", f"--warmup {self.warmup} must be at least 0")
 
     def sizes(self, ranks: int) -> list[int]:
         """Return the sizes in bytes, each a multiple of what divides over the ranks in parts of 16 bytes.
@@ -91,7 +92,8 @@ class CollectiveTest:
             size *= self.factor
         if not found:
             raise UsageError(
-                f"--max-bytes {self.max_bytes} is less than 16 bytes for each of {ranks} ranks: give {grain} or more"
+                "option-value",
+                f"--max-bytes {self.max_bytes} is less than 16 bytes for each of {ranks} ranks: give {grain} or more",
             )
         return found
 
@@ -105,7 +107,9 @@ class CollectiveTest:
         try:
             return cls(**dict(trial.collective))
         except TypeError as error:
-            raise UsageError(f"trial {trial.trial_id} describes no test of a collective: {error}") from error
+            raise UsageError(
+                "file-damaged", f"trial {trial.trial_id} describes no test of a collective: {error}"
+            ) from error
 
 
 def parse_size(text: str, option: str) -> int:
@@ -117,7 +121,7 @@ def parse_size(text: str, option: str) -> int:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and 1 <= value < 2**50):
-        raise UsageError(f"{option} {text}: give a number of bytes, such as 1024, 64K, 256M or 1G")
+        raise UsageError("option-value", f"{option} {text}: give a number of bytes, such as 1024, 64K, 256M or 1G")
     return int(value)
 
 
@@ -132,7 +136,9 @@ def read_measurements(directory: TrialDirectory) -> list[dict[str, Any]]:
     rows = list(typed_rows(path, COLLECTIVE_COLUMNS)) if path.exists() else []
     for row in rows:
         if None in row.values() or not (math.isfinite(row["time_us"]) and row["time_us"] > 0 and row["size_bytes"] > 0):
-            raise SchemaError(f"{path} holds a row that is no measurement: {row}; measure that trial again")
+            raise SchemaError(
+                "file-damaged", f"{path} holds a row that is no measurement: {row}; measure that trial again"
+            )
     return rows
 
 

@@ -56,7 +56,9 @@ class Component:
         """Refuse what no part can be."""
         numbers = (self.calls_per_step, self.model_flops, self.computed_flops, self.bytes)
         if self.group not in GROUPS or not all(math.isfinite(value) and value >= 0 for value in numbers):
-            raise SchemaError(f"{self} is no part of a step: a group of {', '.join(GROUPS)}, and no number below 0")
+            raise SchemaError(
+                "file-damaged", f"{self} is no part of a step: a group of {', '.join(GROUPS)}, and no number below 0"
+            )
 
 
 def components_json(directory: TrialDirectory) -> Path:
@@ -91,9 +93,11 @@ def read_components(directory: TrialDirectory) -> list[Component]:
             for row in read_record(path)["components"]
         ]
     except (KeyError, TypeError, AttributeError) as error:
-        raise SchemaError(f"{path} does not list the parts of a step: {error}; measure that trial again") from error
+        raise SchemaError(
+            "file-damaged", f"{path} does not list the parts of a step: {error}; measure that trial again"
+        ) from error
     if not found or len({component.name for component in found}) < len(found):
-        raise SchemaError(f"{path} lists no parts of a step, or one twice; measure that trial again")
+        raise SchemaError("file-damaged", f"{path} lists no parts of a step, or one twice; measure that trial again")
     return found
 
 
@@ -109,10 +113,14 @@ def read_rounds(directory: TrialDirectory, components: Sequence[Component]) -> d
         times: dict[int, dict[str, float]] = {}
         for row in typed_rows(path, COMPONENT_COLUMNS):
             if None in row.values() or not (math.isfinite(row["time_ms"]) and row["time_ms"] > 0):
-                raise SchemaError(f"{path} holds a row that is no measurement: {row}; measure that trial again")
+                raise SchemaError(
+                    "file-damaged", f"{path} holds a row that is no measurement: {row}; measure that trial again"
+                )
             times.setdefault(row["round"], {})[row["component"]] = row["time_ms"]
         ranks.append({number: found for number, found in times.items() if found.keys() >= set(names)})
     rounds = sorted(set.intersection(*(set(rank) for rank in ranks))) if ranks else []
     if not rounds:
-        raise SchemaError(f"{directory.path} holds no finished round of component times; measure that trial again")
+        raise SchemaError(
+            "run-incomplete", f"{directory.path} holds no finished round of component times; measure that trial again"
+        )
     return {name: [max(rank[number][name] for rank in ranks) for number in rounds] for name in names}

@@ -20,8 +20,9 @@ def explain(
     """
     found: list[Finding] = []
     if source.timelines:
-        from analysis.report import communication_findings, operator_findings, timeline_findings
+        from analysis.report import communication_findings, operator_findings, timeline_findings, window_finding
 
+        found += window_finding.findings(source.timelines)
         found += timeline_findings.findings(source.timelines)
         found += operator_findings.findings(source.timelines)
         found += operator_findings.range_findings(source.timelines)

@@ -14,7 +14,7 @@ from analysis.record_files import NewerSchemaError
 from analysis.records import SHAPE_COLUMNS, RunDirectory, Trial, TrialDirectory
 from analysis.strategy_labels import implementation_label, strategy_label, task_label
 from analysis.trial_summary import TAKEN_APART, summarize_trial
-from common.errors import InputError, UsageError
+from common.errors import Code, InputError, UsageError
 
 # What names a measurement; with CIRCUMSTANCES it is what rounds repeat.
 CONFIGURATION = (*SHAPE_COLUMNS, "nodes", "device")
@@ -136,6 +136,7 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
     """
     trials: list[LoadedTrial] = []
     problems: list[str] = []
+    codes: list[Code] = []
     for directory in run.require().trials():
         try:
             trial = directory.read_trial()
@@ -143,10 +144,11 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
             raise
         except InputError as error:
             problems.append(f"trial {directory.path.name} is left out, its trial.json is damaged: {error}")
+            codes.append(error.code)
             continue
         trials.append(_load_trial(trial, directory, price_per_hour))
     if not trials:
-        raise InputError(f"no trial of {run.path} can be read: {problems[0]}")
+        raise InputError(codes[0], f"no trial of {run.path} can be read: {problems[0]}")
     return LoadedRun(tuple(trials), tuple(problems))
 
 

@@ -10,7 +10,7 @@ OTHER = "other"
 # in the name in small letters, several times faster than patterns; patterns are for what a word cannot tell.
 _FAMILIES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
-        COMMUNICATION,
+        COMMUNICATION,  # stays the first: see `family`
         ("nccl", "rccl", "gloo", "allreduce", "all_reduce", "record_param_comms", "cross_device_reduce", "nvshmem"),
         r"\bc10d|\bmpi_",
     ),
@@ -159,10 +159,15 @@ COLLECTIVES = (
     "scatter",
     "send_recv",
     "barrier",
+    "dispatch",
+    "combine",
+    "notify",
     "other",
 )
-"""Collective operations, under one name each whatever library ran them; send_recv is point to point, other is a
-communication kernel whose name does not say its operation (`ncclDevKernel_Generic`, RCCL's only one)."""
+"""Collective operations, under one name each whatever library ran them. send_recv is point to point. Of expert
+parallelism, dispatch sends tokens to the ranks of their experts, combine brings the results back, and notify tells the
+ranks how many tokens come. other is a communication kernel whose name does not say its operation
+(`ncclDevKernel_Generic`, RCCL's only one)."""
 
 # A communication name holds one of these libraries' names; what follows it is the operation.
 _LIBRARY = re.compile(r"nccl|rccl|gloo|mscclpp|c10d|\bp?mpi[_:]|\bucc:|\bxccl:|\bhccl:", re.IGNORECASE)
@@ -181,7 +186,44 @@ _OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("scatter", r"scatter"),
     )
 )
-_DEVICE_KERNEL = re.compile(r"\b[nr]ccl(?:Symk)?(?:Dev)?Kernel|\bncclDev(?!ice)\w*_", re.IGNORECASE)
+_DEVICE_KERNEL = re.compile(r"\b[nr]ccl(?:Symk)?(?:Dev|Generic)?Kernel|\bncclDev(?!ice)\w*_", re.IGNORECASE)
+
+# GPU kernels of libraries other than NCCL, by the function's own name. DeepEP (deepseek-ai/DeepEP, csrc/), its hybrid
+# kernels, MORI (ROCm/mori) and TensorRT-LLM exchange the tokens of experts. What they compute on one rank alone (the
+# layout of a dispatch, the copy out of a buffer, permutations) is no communication.
+_EXCHANGE = re.compile(
+    r"\b(?:deep|hybrid)_ep::(?:\w+::)*(\w+)$|\bmoeA2A(\w+Kernel)$|\b(Ep(?:Dispatch|Combine)\w*Kernel\w*)$",
+    re.IGNORECASE,
+)
+_EXCHANGE_OPERATIONS: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple(
+    (label, re.compile(pattern, re.IGNORECASE))
+    for label, pattern in (
+        (None, r"layout|epilogue|permute|prepare|preprocess"),
+        ("barrier", r"barrier|sync_kernel|clean_low_latency_buffer"),
+        ("notify", r"notify"),
+        ("combine", r"combine"),
+        ("dispatch", r"dispatch"),
+        ("send_recv", r"(?:^|_)(?:send|recv)(?:_|$)"),
+    )
+)
+# Kernels of NVSHMEM (nvshmem/src/host/stream/coll) and rocSHMEM, MSCCL's in RCCL, AITER's, and those that let the
+# switch add or copy (multimem).
+_OTHERS = re.compile(
+    r"\b(?:barrier|sync|alltoall|broadcast|fcollect|reduce|rdxn)\w*_on_stream_kernel|\b(?:nv|roc)shmem|\bmscclKernel_|"
+    r"\bmscclpp::|\bmultimem_|cross_device_store",
+    re.IGNORECASE,
+)
+_KERNEL_OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
+    # Of vLLM, SGLang and AITER; of NVSHMEM, whose reductions and fcollect leave their result on every rank.
+    ("all_reduce", re.compile(r"cross_device_reduce|\b(?:reduce|rdxn)\w*_on_stream", re.IGNORECASE)),
+    ("all_gather", re.compile(r"\bfcollect", re.IGNORECASE)),
+    ("barrier", re.compile(r"\bsync_on_stream", re.IGNORECASE)),
+    *_OPERATIONS,
+)
+# What Inductor compiles runs on one GPU; it is named after the operators around it, collectives too.
+_COMPILED_BY_INDUCTOR = re.compile(r"triton_(?:[a-z]+_)?fused")
+_UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 
 
 @lru_cache(maxsize=65536)
@@ -191,14 +233,24 @@ def family(name: str) -> str:
     A fused kernel is of the first family whose operator its name tells (Triton lists them): norm before softmax,
     softmax before dropout, dropout before activation, activation before elementwise.
     """
-    text = name[:_MOST_READ].lower()
-    for label, words, pattern in _COMPILED:
+    text, families = name[:_MOST_READ].lower(), _COMPILED
+    if _COMPILED_BY_INDUCTOR.match(text):
+        families = families[1:]
+    elif collective(name) is not None or _other_library(name) is not None:
+        return COMMUNICATION
+    for label, words, pattern in families:
         if any(word in text for word in words) or (pattern and pattern.search(text)):
             return label
     return OTHER
 
 
 @lru_cache(maxsize=65536)
+def is_gpu_library(name: str) -> bool:
+    """Return whether a range or operator of the host names NCCL or RCCL: its collective runs on a GPU, and the host
+    only puts it into a queue."""
+    return re.match(r"(?:c10d::)?r?nccl", name, re.IGNORECASE) is not None
+
+
 def collective(name: str) -> str | None:
     """Return which of COLLECTIVES a kernel, operator or range is; None where it is none.
 
@@ -212,6 +264,36 @@ def collective(name: str) -> str | None:
         if pattern.search(own):
             return label
     return "other" if _DEVICE_KERNEL.search(own) else None
+
+
+@lru_cache(maxsize=65536)
+def kernel_collective(name: str) -> str | None:
+    """Return which of COLLECTIVES a kernel of a GPU is; None exactly where its family is not communication.
+
+    Takes what `collective` takes, and the kernels of DeepEP, MORI, NVSHMEM, MSCCL, PyTorch's symmetric memory and the
+    all-reduces of vLLM, SGLang, FlashInfer and TensorRT-LLM.
+    """
+    if family(name) != COMMUNICATION:
+        return None
+    return collective(name) or _other_library(name) or _operation(_own_name(name))
+
+
+def _other_library(name: str) -> str | None:
+    own = _own_name(name)
+    if match := _EXCHANGE.search(own):
+        function = next(filter(None, match.groups()))
+        return next((label for label, pattern in _EXCHANGE_OPERATIONS if pattern.search(function)), None)
+    return _operation(own) if _OTHERS.search(own) else None
+
+
+def _operation(own: str) -> str:
+    return next((label for label, pattern in _KERNEL_OPERATIONS if pattern.search(own)), "other")
+
+
+def _own_name(name: str) -> str:
+    """A function's name with its namespaces, without what it returns, its template's arguments and its parameters."""
+    own = re.split(r"[<(]", _UNNAMED.sub("", name[:_MOST_READ]), maxsplit=1)[0].strip()
+    return own.rpartition(" ")[2]
 
 
 def bus_factor(collective: str, ranks: int) -> float | None:

@@ -55,7 +55,9 @@ def write_perfetto(timelines: Sequence[Timeline], path: Path) -> Exported:
     """
     starts = [int(table["start"].min()) for timeline in timelines for table in _tables(timeline) if len(table)]
     if not starts:
-        raise InputError("there is no event to write: give a trace with kernels, operators, calls or ranges")
+        raise InputError(
+            "trace-without-work", "there is no event to write: give a trace with kernels, operators, calls or ranges"
+        )
     base = min(starts)
     with atomic_path(path) as temporary, temporary.open("wb") as raw:
         # No name and no time inside: the same timelines make the same file.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.atomic import write_json
-from common.errors import SchemaError
+from common.errors import SchemaError, content_code
 
 SCHEMA_VERSION = 1
 
@@ -26,15 +26,32 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise SchemaError(f"cannot read {path}: {error}; remove that file and run again, or restore it") from error
+        raise SchemaError(
+            content_code(error), f"cannot read {path}: {error}; remove that file and run again, or restore it"
+        ) from error
     version = value.get("schema_version") if isinstance(value, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
-        raise SchemaError(f"{path} has no schema_version: it was not written by bertbench")
+        raise SchemaError("record-foreign", f"{path} has no schema_version: it was not written by bertbench")
     if version > SCHEMA_VERSION:
         raise NewerSchemaError(
-            f"{path} has schema_version {version}, this bertbench reads up to {SCHEMA_VERSION}: upgrade bertbench"
+            "record-newer",
+            f"{path} has schema_version {version}, this bertbench reads up to {SCHEMA_VERSION}: upgrade bertbench",
         )
     return dict(value)
+
+
+def read_notes(path: Path) -> dict[str, Any]:
+    """Read a record that a call left for its continuation: {} where there is none, or it is damaged or foreign.
+
+    Raises:
+        NewerSchemaError: a newer bertbench wrote it.
+    """
+    try:
+        return read_record(path) if path.exists() else {}
+    except NewerSchemaError:
+        raise
+    except SchemaError:
+        return {}
 
 
 def typed_rows(path: Path, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
@@ -47,7 +64,9 @@ def typed_rows(path: Path, columns: Mapping[str, type]) -> Iterator[dict[str, An
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
             text = file.read()
     except OSError as error:
-        raise SchemaError(f"cannot read {path}: {error.strerror}; remove it, or restore it") from error
+        raise SchemaError(
+            content_code(error), f"cannot read {path}: {error.strerror}; remove it, or restore it"
+        ) from error
     whole = text[: text.rfind("\n") + 1]
     reader = csv.DictReader(whole.splitlines())
     try:
@@ -55,5 +74,6 @@ def typed_rows(path: Path, columns: Mapping[str, type]) -> Iterator[dict[str, An
             yield {name: kind(row[name]) if row.get(name) else None for name, kind in columns.items()}
     except (TypeError, ValueError, csv.Error) as error:
         raise SchemaError(
-            f"{path} line {reader.line_num} is not a row of it: {error}; remove that line, or restore the file"
+            "file-damaged",
+            f"{path} line {reader.line_num} is not a row of it: {error}; remove that line, or restore the file",
         ) from error

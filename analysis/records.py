@@ -32,7 +32,7 @@ from analysis.record_files import read_record as read_record
 from analysis.record_files import typed_rows
 from analysis.record_files import write_record as write_record
 from common.atomic import atomic_path
-from common.errors import InputError, SchemaError, UsageError
+from common.errors import Code, InputError, SchemaError, UsageError
 
 KINDS = ("throughput", "input", "probe", "profile", "train", "comm", "components")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -126,8 +126,12 @@ class Trial:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, with the mend."""
-        _require(self.kind in KINDS, f"kind={self.kind!r}: choose one of {', '.join(KINDS)}")
-        _require(self.precision in PRECISIONS, f"precision={self.precision!r}: choose one of {', '.join(PRECISIONS)}")
+        _require(self.kind in KINDS, f"kind={self.kind!r}: choose one of {', '.join(KINDS)}", "option-choice")
+        _require(
+            self.precision in PRECISIONS,
+            f"precision={self.precision!r}: choose one of {', '.join(PRECISIONS)}",
+            "option-choice",
+        )
         counts = ("seq_len", "micro_batch_size", "grad_accum_steps", "world_size", "nodes", "min_steps", "max_steps")
         for name in counts:
             _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
@@ -137,6 +141,7 @@ class Trial:
         _require(
             (self.start_iteration is None) == (self.stop_iteration is None),
             "start_iteration and stop_iteration go together: give both or neither",
+            "option-missing",
         )
         if self.start_iteration is not None and self.stop_iteration is not None:
             _require(
@@ -211,9 +216,9 @@ _ADDED_LATER: dict[str, Any] = {
 }
 
 
-def _require(condition: bool, message: str) -> None:
+def _require(condition: bool, message: str, code: Code = "option-value") -> None:
     if not condition:
-        raise UsageError(message)
+        raise UsageError(code, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +277,7 @@ class TrialDirectory:
         try:
             return Trial.from_json(read_record(self.trial_json))
         except (UsageError, TypeError, ValueError) as error:
-            raise SchemaError(f"{self.trial_json} describes no trial: {error}") from error
+            raise SchemaError("file-damaged", f"{self.trial_json} describes no trial: {error}") from error
 
     def read_result(self) -> dict[str, Any] | None:
         """Return result.json, or None while the trial is not finished."""
@@ -337,10 +342,14 @@ class RunDirectory:
     def require(self) -> "RunDirectory":
         """Return self. Raises InputError when this is no run directory or holds no trial."""
         if not self.path.is_dir():
-            raise InputError(f"{self.path} is not a folder: give a run directory such as runs/bench")
+            raise InputError(
+                "path-kind" if self.path.exists() else "path-missing",
+                f"{self.path} is not a folder: give a run directory such as runs/bench",
+            )
         if not self.trials():
             raise InputError(
-                f"{self.path} holds no trials: give a folder that `bertbench throughput` or `bertbench profile` wrote"
+                "run-incomplete",
+                f"{self.path} holds no trials: give a folder that `bertbench throughput` or `bertbench profile` wrote",
             )
         return self
 

@@ -21,7 +21,7 @@ from analysis.readers.registry import READERS, Reader, find_reader, read_head
 from analysis.records import RunDirectory, Trial, TrialDirectory
 from analysis.summary import Summary
 from analysis.timeline import Timeline
-from common.errors import InputError, SchemaError
+from common.errors import InputError, SchemaError, content_code
 from common.redact import redact_text
 
 MOST_FILES = 4096
@@ -99,7 +99,7 @@ def open_sources(*paths: Path) -> Source:
         source = _read(paths[0], by_reader, problems, single)
     if not (source.timelines or source.counters or source.summaries):
         reason = source.problems[0] if source.problems else f"readable are {', '.join(READERS)}"
-        raise InputError(f"nothing of {', '.join(map(str, paths))} can be used: {reason}")
+        raise InputError("data-missing", f"nothing of {', '.join(map(str, paths))} can be used: {reason}")
     return source
 
 
@@ -139,7 +139,10 @@ def runs_below(path: Path) -> list[Path]:
     if is_run(path):
         return [path]
     if not path.is_dir():
-        raise InputError(f"{path} is not a folder: give run directories, or a folder that holds some")
+        raise InputError(
+            "path-kind" if path.exists() else "path-missing",
+            f"{path} is not a folder: give run directories, or a folder that holds some",
+        )
     found: list[Path] = []
     for folder, names, _ in os.walk(path):
         if is_run(Path(folder)):
@@ -148,32 +151,50 @@ def runs_below(path: Path) -> list[Path]:
         names.sort()
     if not found:
         raise InputError(
-            f"no run directory lies below {path}: give what `bertbench throughput` wrote, or a folder that holds some"
+            "run-incomplete",
+            f"no run directory lies below {path}: give what `bertbench throughput` wrote, or a folder that holds some",
         )
     return found
 
 
 def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
     try:
-        there = path.exists()
-    except OSError as error:  # a name longer than any, a folder that may not be entered
-        raise InputError(f"cannot look at {str(path)[:200]}: {error.strerror}; check the path") from error
-    if not there:
-        raise InputError(f"{path} does not exist: give a trace, a folder of ranks, a tar or a run directory")
+        return _files_of(path, scratch, problems)
+    except PermissionError as error:  # a folder that may not be entered, or that the path lies in
+        remedy = "let the owner of the folders allow it (chmod -R +rX)"
+        raise InputError(
+            "path-unreadable", f"cannot look into {str(path)[:200]}: permission denied; {remedy}"
+        ) from error
+    except OSError as error:  # a name longer than any
+        raise InputError(
+            content_code(error), f"cannot look at {str(path)[:200]}: {error.strerror}; check the path"
+        ) from error
+
+
+def _files_of(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
+    if not path.exists():
+        raise InputError(
+            "path-missing", f"{path} does not exist: give a trace, a folder of ranks, a tar or a run directory"
+        )
     if is_run(path):
         trials = profiled_trials(RunDirectory(path))
         if len(trials) != 1:
             named = "; ".join(str(trial) for trial in trials[:8])
             more = f" and {len(trials) - 8} more" if len(trials) > 8 else ""
             remedy = f"give one of them: {named}{more}" if trials else "run `bertbench profile` into it first"
-            raise InputError(f"{path} is a run directory with {len(trials)} profiled trials: {remedy}")
+            raise InputError(
+                "data-ambiguous" if trials else "run-incomplete",
+                f"{path} is a run directory with {len(trials)} profiled trials: {remedy}",
+            )
         path = trials[0]
     if path.is_dir():
         return _in_folder(path / "profile" if (path / "trial.json").exists() else path)
     if path.is_file() and _is_tar(path):
         return _unpacked(path, scratch, problems)
     if not path.is_file():
-        raise InputError(f"{path} is neither a file nor a folder: give a trace, a folder of ranks or a tar")
+        raise InputError(
+            "path-kind", f"{path} is neither a file nor a folder: give a trace, a folder of ranks or a tar"
+        )
     return [path]
 
 
@@ -202,15 +223,21 @@ def _in_folder(folder: Path) -> list[Path]:
                 files += [inner for inner in sorted(entry.iterdir()) if inner.is_file()]
         files = _once(files)
     except OSError as error:
-        raise InputError(f"cannot list {folder}: {error.strerror}; let its owner allow it (chmod -R +rX)") from error
+        raise InputError(
+            content_code(error), f"cannot list {folder}: {error.strerror}; let its owner allow it (chmod -R +rX)"
+        ) from error
     if not files:
-        raise InputError(f"{folder} holds no file: give a trace, a folder of ranks, a tar or a run directory")
+        raise InputError(
+            "file-empty", f"{folder} holds no file: give a trace, a folder of ranks, a tar or a run directory"
+        )
     if len(files) > MOST_FILES:
-        raise InputError(f"{folder} holds {len(files):,} files, {MOST_FILES:,} at most are read: give one profile's")
+        raise InputError(
+            "file-limit", f"{folder} holds {len(files):,} files, {MOST_FILES:,} at most are read: give one profile's"
+        )
     kept = [file for file in files if file.name not in _OWN_FILES and file.suffix not in _PASSED_OVER]
     if not kept:
         remedy = next((_REMEDIES[file.suffix] for file in files if file.suffix in _REMEDIES), "give a profile's files")
-        raise InputError(f"{folder} holds nothing that can be read: {remedy}")
+        raise InputError("file-format", f"{folder} holds nothing that can be read: {remedy}")
     return kept
 
 
@@ -260,11 +287,11 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
     except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
         if not files:
             raise InputError(
-                f"cannot unpack {path}: {error}; copy it again, or unpack it and give the folder"
+                content_code(error), f"cannot unpack {path}: {error}; copy it again, or unpack it and give the folder"
             ) from error
         problems.append(f"{path} is damaged or cut short ({error}): what was unpacked before is read")
     if not files:
-        raise InputError(f"{path} is a tar without a regular file")
+        raise InputError("file-empty", f"{path} is a tar without a regular file")
     return files
 
 
@@ -281,7 +308,7 @@ def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dic
             problems.append(str(error))
             continue
         if reader is None and single:
-            raise InputError(_not_readable(file))
+            raise InputError("file-format", _not_readable(file))
         if reader is None:
             unknown.append(file.name)
         else:

@@ -1,5 +1,6 @@
 """What readers of traces return: one timeline per rank, as tables. Times are integer nanoseconds of one clock."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -93,4 +94,5 @@ class Timeline:
 
 def lost_kernels(timelines: Sequence[Timeline]) -> str:
     """Return why the first trace lacks kernels that it should hold, as its reader says it; "" where none does."""
-    return next((text for timeline in timelines for text in timeline.problems if "kernel" in text), "")
+    said = (text for timeline in timelines for text in timeline.problems)
+    return next((text for text in said if re.search(r"\bkernels?\b", text)), "")

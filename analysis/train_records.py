@@ -22,7 +22,7 @@ from typing import Any
 from analysis.record_files import read_record, typed_rows
 from analysis.records import RunDirectory, TrialDirectory
 from common.atomic import atomic_path
-from common.errors import SchemaError
+from common.errors import SchemaError, content_code
 
 # curve.csv, one row per step; steps made again after a resume replace the earlier ones.
 CURVE_COLUMNS: dict[str, type] = {
@@ -119,7 +119,8 @@ class TrainRun:
             absent = [name for name in ("step", "applied_steps", "samples") if row[name] is None]
             if absent:
                 raise SchemaError(
-                    f"{self.curve_csv} line {number} lacks {', '.join(absent)}: remove that line, or restore the file"
+                    "file-damaged",
+                    f"{self.curve_csv} line {number} lacks {', '.join(absent)}: remove that line, or restore the file",
                 )
         return rows
 
@@ -154,7 +155,9 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
     try:
         whole, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
     except OSError as error:
-        raise SchemaError(f"cannot read {path}: {error.strerror}; remove it, or restore it") from error
+        raise SchemaError(
+            content_code(error), f"cannot read {path}: {error.strerror}; remove it, or restore it"
+        ) from error
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
             event = json.loads(line)
@@ -167,9 +170,13 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
             if event["event"] == "saved":
                 wrong += [name for name, kind in _BEST.items() if not isinstance(event.get(name), kind)]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise SchemaError(f"{path} line {number} is not an event ({error!r}): remove that line") from error
+            raise SchemaError(
+                "file-damaged", f"{path} line {number} is not an event ({error!r}): remove that line"
+            ) from error
         if wrong:
-            raise SchemaError(f"{path} line {number} has a wrong value of {', '.join(wrong)}: remove that line")
+            raise SchemaError(
+                "file-damaged", f"{path} line {number} has a wrong value of {', '.join(wrong)}: remove that line"
+            )
         found.append(event)
     return found
 

@@ -30,5 +30,8 @@ def allocator_environment(name: str) -> dict[str, str]:
     """
     variables = lookup(ALLOCATORS, name or DEFAULT, "allocator")
     if variables and platform.libc_ver()[0] != "glibc":
-        raise UsageError(f"--allocators {name} are settings of glibc, which Python does not run on here: leave it out")
+        raise UsageError(
+            "option-not-applicable",
+            f"--allocators {name} are settings of glibc, which Python does not run on here: leave it out",
+        )
     return variables

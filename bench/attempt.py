@@ -74,7 +74,7 @@ def _finish_killed(run: TrainRun, options: LaunchOptions) -> None:
     for directory in run.attempts():
         if directory.read_result() is None:
             reason = "killed with its launcher, or cut off, before it could say how it ended"
-            finish(directory.read_trial(), directory, "crashed", reason, options)
+            finish(directory.read_trial(), directory, "crashed", reason, options, code="worker-lost")
 
 
 def _trial(run: TrainRun, plan: Plan, devices: Devices, threads: int | None) -> Trial:

@@ -4,14 +4,15 @@ The grid of all combinations is not run. Of each strategy the micro batch double
 runs out of memory, or until the next one is expected to; then the best is refined between its neighbours. Recomputing
 activations adds work and saves memory: it is tried only where memory ended the growth, from the size that did not fit.
 Buckets change the communication of the best configuration alone and are tried there, in the direction that helps. The
-fastest two are measured again, so that a lucky trial does not win.
+fastest two are measured again, so that a lucky trial does not win; whatever was faster than they then are is measured
+again too, in turns with the best, until analysis.metrics.winner tells them apart or the trials for that are spent.
 """
 
 import dataclasses
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from analysis.metrics.winner import Candidate, choose, decided
 from analysis.strategy_labels import strategy_label
 from bert.strategies.options import OPTIONS, options_text, read_options
 
@@ -64,6 +65,8 @@ class Measured:
     """Why it failed."""
     trial_id: str = ""
     """Its folder."""
+    interval: tuple[float, float] | None = None
+    """95 % interval of samples_per_second within its process; None where its steps show none."""
 
     @property
     def rate(self) -> float:
@@ -90,7 +93,9 @@ class Space:
     accumulation: Callable[[int], int | None] = lambda size: 1
     """Micro-steps per update for a micro batch; None where it cannot be had."""
     rounds: int = 2
-    """How often the fastest two are measured again; 0 never."""
+    """How often the fastest two are measured again; 0 never, nor anything else."""
+    decide_trials: int = 12
+    """Trials at most, after those rounds, to tell the fastest from what may be as fast."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,9 +105,15 @@ class Outcome:
     best: Measured | None
     """The fastest; None where nothing ran."""
     rate: float
-    """Its samples per second, median over its rounds."""
+    """Its samples per second, of the median time over its rounds."""
+    close: tuple[tuple[Point, Candidate], ...]
+    """Others that may be as fast, without their round, the fastest first."""
+    undecided: str
+    """Why it is not decided that the best is the fastest; "" where it is."""
+    rounds: tuple[Measured, ...]
+    """Trials of the best that ran."""
     measured: tuple[Measured, ...]
-    """Every trial, in the order of running."""
+    """Every trial in the order of running, then those that earlier calls have left besides."""
     left_out: tuple[tuple[str, str], ...]
     """(what, why) was not tried."""
 
@@ -111,15 +122,19 @@ Measure = Callable[[Point, int, int], Measured]
 """(point, predicted bytes, expected bytes) -> how its trial ended."""
 
 
-def search(space: Space, measure: Measure, predict: Callable[[Point], int]) -> Outcome:
+def search(
+    space: Space, measure: Measure, predict: Callable[[Point], int], earlier: Callable[[], Sequence[Measured]] = tuple
+) -> Outcome:
     """Find the configuration with the most samples per second; see above for how.
 
     Args:
         space: what may be tried.
         measure: runs a trial; called once per point, so that a search over finished trials repeats itself.
         predict: peak memory of a point in bytes, before anything is measured.
+        earlier: what calls before have left of this search, read when nothing is left to measure: it changes no path,
+            but the best is chosen among all.
     """
-    return _Search(space, measure, predict).go()
+    return _Search(space, measure, predict).go(earlier)
 
 
 class _Search:
@@ -133,7 +148,7 @@ class _Search:
         self._too_large: dict[tuple[str, str, bool], int] = {}
         self._left_out: list[tuple[str, str]] = []
 
-    def go(self) -> Outcome:
+    def go(self, earlier: Callable[[], Sequence[Measured]]) -> Outcome:
         """Search."""
         for strategy, options in self._space.strategies:
             self._strategy(strategy, options)
@@ -142,10 +157,17 @@ class _Search:
             self._refine(best)
             self._try_buckets()
             self._repeat()
-            best = self._best()
+            self._decide()
+        for found in earlier():
+            self._found.setdefault(found.point, found)
+        best = self._best()
+        ranked, undecided = self._choice() if best is not None else ([], "")
         return Outcome(
             best=best,
-            rate=0.0 if best is None else self._median(best.point),
+            rate=ranked[0][1].rate if ranked else 0.0,
+            close=tuple(ranked[1:]),
+            undecided=undecided,
+            rounds=tuple(self._by_point()[ranked[0][0]]) if ranked else (),
             measured=tuple(self._found.values()),
             left_out=tuple(self._left_out),
         )
@@ -272,45 +294,63 @@ class _Search:
                 best = found
 
     def _repeat(self) -> None:
-        """Measure the fastest again, in turns."""
+        """Measure the fastest two again, in turns."""
         ranked = sorted(self._found.values(), key=lambda found: -found.rate)
         finalists = [found.point for found in ranked if found.rate > 0][:_FINALISTS]
         for number in range(1, self._space.rounds + 1) if len(finalists) > 1 else ():
             for point in finalists[:: 1 if number % 2 else -1]:
                 self._run(dataclasses.replace(point, round=number))
 
+    def _decide(self) -> None:
+        """Measure the best again in turns with what may be faster, until they differ or are equally fast."""
+        failed: set[Point] = set()
+        for turn in range(self._space.decide_trials // 2 if self._space.rounds else 0):
+            (best, fastest), *others = self._choice()[0]
+            # Measured once and slower says enough: it would not be the best.
+            open_ = [
+                point
+                for point, found in others
+                if point not in failed
+                and (found.rate > fastest.rate or (len(found.rates) > 1 and not decided(found, fastest)))
+            ]
+            if not open_ or best in failed:
+                return
+            for point in (open_[0], best)[:: 1 if turn % 2 else -1]:
+                again = dataclasses.replace(point, round=self._rounds(point))
+                if self._run(again).rate <= 0:
+                    failed.add(point)
+
+    def _rounds(self, point: Point) -> int:
+        """How often a configuration was measured, whatever came of it."""
+        return sum(dataclasses.replace(found, round=0) == point for found in self._found)
+
     def _best(self) -> Measured | None:
-        """The fastest by the median of its rounds; one that was measured again counts before others."""
-        rounds = max((point.round for point in self._found), default=0)
-        again = {dataclasses.replace(point, round=0) for point in self._found if point.round == rounds}
-        points = [found for found in self._found.values() if found.rate > 0 and found.point in again]
-        return max(points, key=lambda found: self._median(found.point), default=None)
+        """The fastest by analysis.metrics.winner, its first round that ran."""
+        if not any(found.rate > 0 for found in self._found.values()):
+            return None
+        return self._by_point()[self._choice()[0][0][0]][0]
 
-    def _median(self, point: Point) -> float:
-        alike = [found for found in self._found.values() if dataclasses.replace(found.point, round=0) == point]
-        return statistics.median(found.rate for found in alike)
+    def _by_point(self) -> dict[Point, list[Measured]]:
+        """Trials that ran by their point without its round, in the order of rounds."""
+        rounds: dict[Point, list[Measured]] = {}
+        for found in self._found.values():
+            if found.rate > 0:
+                rounds.setdefault(dataclasses.replace(found.point, round=0), []).append(found)
+        return {point: sorted(found, key=lambda one: one.point.round) for point, found in rounds.items()}
+
+    def _choice(self) -> tuple[list[tuple[Point, Candidate]], str]:
+        """The fastest configuration, then those that may be as fast, and why that is not decided; one ran at least."""
+        rounds = self._by_point()
+        points = list(rounds)
+        candidates = [_candidate(rounds[point]) for point in points]
+        choice = choose(candidates)
+        return [(points[place], candidates[place]) for place in (choice.best, *choice.close)], choice.undecided
 
 
-def rival(outcome: Outcome) -> tuple[Point, tuple[float, float], tuple[float, float]] | None:
-    """Return the configuration that may be as fast as the best one, by the rounds of both; None where none may be.
-
-    The others were measured once, which decides nothing: the best was chosen from among those that were measured again.
-
-    Returns:
-        It, the lowest and the highest samples per second of its rounds, and those of the best one's.
-    """
-    if outcome.best is None:
-        return None
-    rates: dict[Point, list[float]] = {}
-    for found in outcome.measured:
-        if found.rate > 0:
-            rates.setdefault(dataclasses.replace(found.point, round=0), []).append(found.rate)
-    own = rates.pop(dataclasses.replace(outcome.best.point, round=0))
-    again = {point: found for point, found in rates.items() if len(found) > 1 and max(found) > min(own)}
-    if not again:
-        return None
-    point = max(again, key=lambda point: statistics.median(again[point]))
-    return point, (min(again[point]), max(again[point])), (min(own), max(own))
+def _candidate(rounds: Sequence[Measured]) -> Candidate:
+    rates = tuple(found.rate for found in rounds)
+    low, high = rounds[0].interval or (rates[0], rates[0])
+    return Candidate(rates, low, high)
 
 
 def label(point: Point, batch: bool = True) -> str:
@@ -323,7 +363,7 @@ def label(point: Point, batch: bool = True) -> str:
 
 
 def grid_size(space: Space) -> int:
-    """Number of trials that all combinations would take, with sizes that double."""
+    """Number of configurations that all combinations are, with sizes that double."""
     sizes = 0
     size = space.first_batch
     while size <= space.last_batch:

@@ -6,20 +6,20 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from analysis.record_files import NewerSchemaError
-from analysis.records import RunDirectory, Trial, read_record, write_record
-from bench.autotune import Measured, Point
+from analysis.record_files import read_notes
+from analysis.records import RunDirectory, Trial, write_record
+from bench.automatic import AUTO, resolve_strategy, strategy_fields
+from bench.autotune import Measured, Outcome, Point
 from bench.devices import Devices, free_memory_share
 from bench.launch import LaunchOptions
-from bench.plan import AUTO, resolve_strategy, strategy_fields
-from bench.sweep import record_request, run_trials
+from bench.sweep import finished_result, record_request, run_trials
 from bench.task_flags import task_words
 from bench.trial_model import model_config
 from bert.flags import flag
 from bert.memory import Memory, predict_memory
 from bert.strategies import STRATEGIES
 from bert.strategies.options import OPTIONS, options_text, read_options
-from common.errors import SchemaError, UsageError
+from common.errors import UsageError
 
 STATE_FILE = "autotune.json"
 # The allocator of a GPU leaves some of it unused.
@@ -75,7 +75,9 @@ def memory_limit(run: RunDirectory, given_gib: float | None, devices: Devices, r
     before = state.get("request", {}).get("memory_limit_gib")
     if "request" in state and before != given_gib:
         own, now = ("that was not given" if limit is None else f"of {limit}" for limit in (before, given_gib))
-        raise UsageError(f"the search in {run.path} has a --memory-limit-gib {own}, this one {now}: {_ELSEWHERE}")
+        raise UsageError(
+            "settings-changed", f"the search in {run.path} has a --memory-limit-gib {own}, this one {now}: {_ELSEWHERE}"
+        )
     if given_gib is not None:
         return int(given_gib * 2**30)
     if isinstance(limit := state.get("limit_bytes"), int):
@@ -98,20 +100,14 @@ def check_same_search(run: RunDirectory, base: Trial) -> None:
     differ = [name for name in now if name not in _SEARCHED and name in before and before[name] != now[name]]
     if differ:
         said = ", ".join(f"{_OPTIONS.get(name) or flag(name)} {before[name]} (now {now[name]})" for name in differ[:3])
-        raise UsageError(f"{run.path} holds the search for another configuration, with {said}: {_ELSEWHERE}")
+        raise UsageError(
+            "settings-changed", f"{run.path} holds the search for another configuration, with {said}: {_ELSEWHERE}"
+        )
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
     """What an earlier call wrote, as far as it can be read. Raises NewerSchemaError for that of a newer bertbench."""
-    path = run.path / STATE_FILE
-    if not path.exists():
-        return {}
-    try:
-        found = read_record(path)
-    except NewerSchemaError:
-        raise
-    except SchemaError:
-        return {}
+    found = read_notes(run.path / STATE_FILE)
     # By hand or by another program it may hold anything.
     return {name: value for name, value in found.items() if name == "limit_bytes" or isinstance(value, dict)}
 
@@ -125,6 +121,18 @@ def trial_of(base: Trial, point: Point) -> Trial:
         grad_accum_steps=point.grad_accum_steps,
         activation_checkpointing=point.recompute,
         round=point.round,
+    )
+
+
+def point_of(trial: Trial) -> Point:
+    """Return the point that a trial measures."""
+    return Point(
+        strategy=trial.strategy,
+        options=trial.strategy_options,
+        micro_batch_size=trial.micro_batch_size,
+        grad_accum_steps=trial.grad_accum_steps,
+        recompute=trial.activation_checkpointing,
+        round=trial.round,
     )
 
 
@@ -180,20 +188,51 @@ class Runner:
         (result,) = run_trials(
             self._run, [trial], self._request, self._devices, self._options, _show_nothing, note, self._retry_failed
         )
-        return Measured(
-            point=point,
-            status=str(result["status"]),
-            samples_per_second=result.get("samples_per_second"),
-            peak_memory_bytes=result.get("peak_memory_bytes"),
-            predicted_bytes=predicted,
-            expected_bytes=expected,
-            reason=str(result.get("reason") or ""),
-            trial_id=trial.trial_id,
-        )
+        return _measured(point, result, predicted, expected, trial.trial_id)
+
+    def earlier(self) -> list[Measured]:
+        """Return the trials of this search that ended well in the run directory, whichever call asked for them."""
+        found = []
+        for directory in self._run.trials():
+            result = finished_result(directory)
+            if result is None or result["status"] != "ok":
+                continue
+            trial = directory.read_trial()
+            point = point_of(trial)
+            if trial_of(self._base, point) == dataclasses.replace(
+                trial, memory_limit_bytes=self._base.memory_limit_bytes
+            ):
+                predicted = memory_of(self._base, point).total
+                found.append(_measured(point, result, predicted, predicted, trial.trial_id))
+        return found
 
     def finish(self) -> None:
         """Have the run directory name all trials of the search; none is run again, refused ones neither."""
         record_request(self._run, self.trials, self._request)
+
+
+def _measured(point: Point, result: Mapping[str, Any], predicted: int, expected: int, trial_id: str) -> Measured:
+    return Measured(
+        point=point,
+        status=str(result["status"]),
+        samples_per_second=result.get("samples_per_second"),
+        peak_memory_bytes=result.get("peak_memory_bytes"),
+        predicted_bytes=predicted,
+        expected_bytes=expected,
+        reason=str(result.get("reason") or ""),
+        trial_id=trial_id,
+        interval=_rate_interval(result),
+    )
+
+
+def _rate_interval(result: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The interval of samples/s that the interval of the step time makes."""
+    names = ("samples_per_second", "step_time_ms", "step_time_ms_high", "step_time_ms_low")
+    values = [float(result[name]) for name in names if result.get(name) is not None]
+    if len(values) < len(names):
+        return None
+    rate, time, high, low = values
+    return rate * time / high, rate * time / low
 
 
 def commands(base: Trial, point: Point) -> dict[str, list[str]]:
@@ -240,6 +279,30 @@ def row_of(item: Measured) -> dict[str, Any]:
     """Return a trial as plain values by name, those of its point among them."""
     fields = dataclasses.asdict(item)
     return {**fields.pop("point"), **fields}
+
+
+def best_row(run: RunDirectory, outcome: Outcome) -> dict[str, Any] | None:
+    """Return the best configuration as plain values, over all its rounds, and what is close to it.
+
+    The rate and its interval are those of the report, the peak of memory is the highest of a round.
+    """
+    from analysis.load import load_run
+    from analysis.report.answer import points
+
+    if outcome.best is None:
+        return None
+    ids = [found.trial_id for found in outcome.rounds]
+    (whole,) = points([trial for trial in load_run(run) if trial.trial.trial_id in ids])
+    peaks = [found.peak_memory_bytes for found in outcome.rounds if found.peak_memory_bytes is not None]
+    own = row_of(outcome.best)
+    del own["round"], own["trial_id"]
+    own |= {"samples_per_second": outcome.rate, "interval": whole.rate_interval, "trial_ids": ids}
+    own |= {"rounds": [found.rate for found in outcome.rounds], "peak_memory_bytes": max(peaks, default=None)}
+    close = [
+        {**dataclasses.asdict(point), "samples_per_second": found.rate, "rounds": list(found.rates)}
+        for point, found in outcome.close
+    ]
+    return {**own, "decided": not outcome.undecided, "undecided": outcome.undecided, "close": close}
 
 
 def _pairs(names: Sequence[str], values: Sequence[str]) -> list[str]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole measurement in one go: text -> HDF5 shards -> sweep -> profile -> report. `make bench` calls it.
+# The whole measurement in one go: text -> HDF5 shards -> sweep -> profile of the fastest -> report. `make bench` calls it.
 #
 #   bash bench/bench.sh [folder of .txt files or MediaWiki dumps]
 #
@@ -11,6 +11,7 @@
 #   PRECISION     fp32 bf16 fp16 tf32 auto           (auto: bf16 where the hardware has it)
 #   MAX_SECONDS   longest measuring per trial, s     (6; 20 on GPUs)
 #   ROUNDS        repetitions; 3 or more decide      (1)
+#   AGAIN         1: measure finished trials anew    (0)
 set -euo pipefail
 script=$(realpath "$0")
 
@@ -43,6 +44,8 @@ else
 fi
 : "${OUT:=runs/bench${text:+-$(basename "$text")}}" "${PRECISION:=auto}" "${ROUNDS:=1}"
 read -ra batch_sizes <<<"$BATCH_SIZES"
+again=()
+[[ ${AGAIN:-0} == 0 ]] || again=(--again)
 devices=()
 [[ -n $DEVICES ]] && read -ra devices <<<"$DEVICES"
 
@@ -56,16 +59,11 @@ echo "== 2/4 throughput"
 common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$data" --out "$OUT")
 status=0
 run bertbench throughput pretrain "${common[@]}" --batch-sizes "${batch_sizes[@]}" ${devices:+--devices "${devices[@]}"} \
-    --implementations bertbench hf --max-seconds "$MAX_SECONDS" --min-steps 8 --rounds "$ROUNDS" || status=$?
+    --implementations bertbench hf --max-seconds "$MAX_SECONDS" --min-steps 8 --rounds "$ROUNDS" "${again[@]}" || status=$?
 [[ $status -eq 0 || $status -eq 3 ]] || exit "$status"
-echo "== 3/4 profile of three iterations"
-for ((index = ${#batch_sizes[@]} - 1; index >= 0; index--)); do # the largest batch that runs
-    profiled=0
-    run bertbench profile pretrain "${common[@]}" --batch-sizes "${batch_sizes[index]}" --profiler torch \
-        --start 3 --stop 6 || profiled=$?
-    [[ $profiled -eq 3 ]] || break
-done
-[[ $profiled -eq 0 ]] || status=$profiled
+echo "== 3/4 profile of three iterations of the fastest configuration"
+run bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 \
+    "${again[@]}" || status=$?
 echo "== 4/4 report"
 run bertbench report "$OUT"
 exit "$status"

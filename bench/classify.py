@@ -22,8 +22,8 @@ from analysis.classification_results import (
 )
 from analysis.train_records import TrainRun, read_events
 from analysis.train_scores import scores_in
+from bench.automatic import resolve_precision
 from bench.devices import Devices
-from bench.plan import resolve_precision
 from bert.data.csv.prepare import lock_name
 from bert.data.csv.schema import SPLITS
 from bert.data.csv.store import TextSource, add_run, label_distribution, read_runs
@@ -124,8 +124,9 @@ def _check_trained_on(run: TrainRun, source: TextSource, warn: Callable[[str], N
     before = trained.checkpoint.state.data.fingerprint if trained.checkpoint is not None else None
     if before is not None and before != rows_fingerprint(source, TRAINING):
         raise InputError(
+            "data-mismatch",
             f"{source.path} was made anew since {run.path} was trained on it: texts that it tests with may have been "
-            "trained on; train in another folder, --out, or make it again with the options of then"
+            "trained on; train in another folder, --out, or make it again with the options of then",
         )
 
 
@@ -190,7 +191,13 @@ def _document(
 def _about(
     run: TrainRun, settings: "TrainSettings", source: TextSource, state: Mapping[str, Any]
 ) -> dict[str, str | int | float | None]:
-    seconds = [float((attempt.read_result() or {}).get("wall_seconds") or 0) for attempt in run.attempts()]
+    # A call of a finished run is an attempt, too: it makes no update, and its time is none of the training.
+    results = [attempt.read_result() or {} for attempt in run.attempts()]
+    seconds = [
+        float(result.get("wall_seconds") or 0)
+        for result in results
+        if result.get("steps_measured") or result.get("steps_warmup")
+    ]
     return {
         "run": str(run.path),
         "checkpoint": (state.get("best") or state).get("checkpoint"),

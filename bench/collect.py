@@ -67,10 +67,10 @@ def collect(sources: Sequence[Path], out: Path) -> Collected:
     out = out.resolve()
     for folder in folders:
         if folder == out or out in folder.parents or folder in out.parents:
-            raise UsageError(f"{folder} and --out {out} lie in each other: give a folder of its own")
+            raise UsageError("option-conflict", f"{folder} and --out {out} lie in each other: give a folder of its own")
         RunDirectory(folder).require()
         if (folder / RECORD).exists():
-            raise UsageError(f"{folder} was collected itself: give the folders that its {RECORD} names")
+            raise UsageError("run-mismatch", f"{folder} was collected itself: give the folders that its {RECORD} names")
     with locks.locked(out, "another call", "wait for it, or choose another --out"):
         gathering = _Gathering(out)
         _check_one_training([out, *folders])
@@ -91,7 +91,10 @@ class _Gathering:
         # Path in the folder -> (source, path there).
         self._origin: dict[str, tuple[str, str]] = {k: (v[0], v[1]) for k, v in record.get("files", {}).items()}
         if not record and out.is_dir() and any(path.name != locks.LOCK_FILE for path in out.iterdir()):
-            raise UsageError(f"--out {out} is not empty and was not made by `bertbench collect`: give another folder")
+            raise UsageError(
+                "folder-occupied",
+                f"--out {out} is not empty and was not made by `bertbench collect`: give another folder",
+            )
         self._record()  # before the first file, so that a call that is cut short can be made again
 
     def take(self, folder: Path) -> None:
@@ -270,8 +273,9 @@ def _check_one_training(folders: Sequence[Path]) -> None:
     for (one, first), (other, second) in itertools.pairwise(found.items()):
         if not first & second:
             raise UsageError(
+                "run-mismatch",
                 f"{one} and {other} are different training runs, and a run directory holds one, with its checkpoints "
-                "and its curve: give each an --out of its own (parts of one run on several nodes do belong together)"
+                "and its curve: give each an --out of its own (parts of one run on several nodes do belong together)",
             )
 
 
@@ -307,7 +311,9 @@ def _files(folder: Path, left_out: Callable[[str], None]) -> Iterator[str]:
 
 
 def _raise(error: OSError) -> None:
-    raise InputError(f"cannot read {error.filename}: {error.strerror}; give it back its permissions") from error
+    raise InputError(
+        "path-unreadable", f"cannot read {error.filename}: {error.strerror}; give it back its permissions"
+    ) from error
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -315,7 +321,9 @@ def _same(one: Path, other: Path) -> bool:
     try:
         return other.is_file() and filecmp.cmp(one, other, shallow=False)
     except OSError as error:
-        raise InputError(f"cannot read {one}: {error.strerror}; give it back its permissions") from error
+        raise InputError(
+            "path-unreadable", f"cannot read {one}: {error.strerror}; give it back its permissions"
+        ) from error
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -323,6 +331,8 @@ def _copy(source: Path, target: Path) -> None:
     try:
         opened = source.open("rb")
     except OSError as error:
-        raise InputError(f"cannot read {source}: {error.strerror}; give it back its permissions") from error
+        raise InputError(
+            "path-unreadable", f"cannot read {source}: {error.strerror}; give it back its permissions"
+        ) from error
     with opened, atomic_path(target) as temporary, temporary.open("wb") as file:
         shutil.copyfileobj(opened, file, 1 << 20)

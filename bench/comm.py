@@ -46,14 +46,14 @@ class CommSweep:
         for option, known in (("collectives", COLLECTIVES), ("dtypes", DTYPES)):
             names = getattr(self, option)
             if not names:
-                raise UsageError(f"--{option} needs at least one value: {' '.join(known)}")
+                raise UsageError("option-value", f"--{option} needs at least one value: {' '.join(known)}")
             for name in names:
                 lookup(dict.fromkeys(known), name, option[:-1])
         if self.rounds < 1:
-            raise UsageError(f"--rounds {self.rounds} must be at least 1")
+            raise UsageError("option-value", f"--rounds {self.rounds} must be at least 1")
         for count in self.devices:
             if count < 2:
-                raise UsageError(f"--devices {count}: one rank has nobody to talk to, give 2 or more")
+                raise UsageError("option-value", f"--devices {count}: one rank has nobody to talk to, give 2 or more")
         self.test(self.collectives[0])
 
     def test(self, name: str) -> CollectiveTest:
@@ -97,13 +97,16 @@ def _world_sizes(sweep: CommSweep, devices: Devices) -> list[int]:
     if devices.count < 2:
         what = "GPU" if devices.kind == "cuda" else "CPU core"
         raise UsageError(
+            "device-missing",
             f"this node offers {devices.count} {what}: a collective needs two ranks; start one per node with "
-            "`bertbench launch ... -- bertbench comm`"
+            "`bertbench launch ... -- bertbench comm`",
         )
     default = [2] if devices.kind == "cpu" else [size for size in devices.default_world_sizes() if size > 1]
     sizes = list(dict.fromkeys(sweep.devices or default))
     if not sizes:
-        raise UsageError("CUDA shows a process only one MIG slice and NCCL cannot join them: use whole GPUs")
+        raise UsageError(
+            "device-unsupported", "CUDA shows a process only one MIG slice and NCCL cannot join them: use whole GPUs"
+        )
     for size in sizes:
         devices.environment(size)
     return sizes

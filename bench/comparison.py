@@ -11,10 +11,10 @@ from analysis.profiles import open_profile
 from analysis.records import RunDirectory, Trial
 from analysis.train_records import TrainRun, is_train_run
 from bench.attempt import train_once
+from bench.automatic import AUTO, resolve_strategy
 from bench.devices import Devices
 from bench.implementations import OURS, TRAINER_STRATEGIES
 from bench.launch import LaunchOptions, Watcher
-from bench.plan import AUTO, resolve_strategy
 from bench.profiling import profile_trials
 from bench.sweep import Progress, locked
 from bench.trainer import Plan, check_continues, plan_training
@@ -135,8 +135,9 @@ def variants(
     if len(unique) < 2:
         names = ", ".join(variant.name for variant in unique) or "none"
         raise UsageError(
+            "option-missing",
             f"a comparison needs two variants, there is {names}: use --devices 1 2, or more --strategies, "
-            "--precisions, --implementations or --levers"
+            "--precisions, --implementations or --levers",
         )
     return unique
 
@@ -176,21 +177,26 @@ def check_comparable(planned: Sequence[PlannedVariant], devices: Devices) -> Non
     if len(set(sizes.values())) > 1:
         told = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise UsageError(
+            "batch-size-mismatch",
             f"the variants would have different global batch sizes ({told}): give --global-batch-size, and "
-            "--micro-batch-size or --grad-accum-steps, not both"
+            "--micro-batch-size or --grad-accum-steps, not both",
         )
     for item in planned:
         folder = item.run.path
         if is_train_run(folder.parent):
-            raise UsageError(f"--out {folder.parent} is the run directory of one training: give a folder of its own")
+            raise UsageError(
+                "folder-occupied",
+                f"--out {folder.parent} is the run directory of one training: give a folder of its own",
+            )
         attempts = item.run.attempts()
         if not attempts:
             continue
         differences = _differences(attempts[-1].read_trial(), item, devices.kind)
         if differences:
             raise UsageError(
+                "settings-changed",
                 f"{folder} holds a training with {'; '.join(differences)}: one comparison has one set of settings and "
-                "data; give another --out, or the options of before"
+                "data; give another --out, or the options of before",
             )
 
 

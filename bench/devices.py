@@ -64,16 +64,18 @@ class Devices:
         """
         if world_size > self.count:
             raise UsageError(
+                "device-missing",
                 f"{world_size} devices were asked for, this node offers {self.count} "
                 f"({'GPUs' if self.kind == 'cuda' else 'CPU cores'}): use --devices {self.count} or fewer"
-                + (f" ({self.note})" if self.note else "")
+                + (f" ({self.note})" if self.note else ""),
             )
         if self.kind == "cpu":
             return {"CUDA_VISIBLE_DEVICES": ""}
         if world_size > 1 and any(gpu.is_mig for gpu in self.gpus[:world_size]):
             raise UsageError(
+                "device-unsupported",
                 f"{world_size} MIG slices were asked for, but CUDA shows a process only one and NCCL cannot join them: "
-                "use --devices 1, or whole GPUs"
+                "use --devices 1, or whole GPUs",
             )
         names = ",".join(gpu.visible_as for gpu in self.gpus[:world_size])
         # Without this CUDA numbers GPUs by speed, NVML by bus: the two must agree.
@@ -109,7 +111,9 @@ def find_devices(kind: str = "auto") -> Devices:
             note = "NVML reports no GPU"
     if kind == "cuda":
         why = note or "the launch runs on the CPU"
-        raise UsageError(f"--device cuda: no GPU can be used here, {why}; run `bertbench doctor` for the remedy")
+        raise UsageError(
+            "device-missing", f"--device cuda: no GPU can be used here, {why}; run `bertbench doctor` for the remedy"
+        )
     return Devices("cpu", (), cores, note)
 
 
@@ -140,10 +144,13 @@ def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
         if len(matches) != 1:
             known = ", ".join(f"{index}={gpu.uuid or gpu.name}" for index, gpu in enumerate(present)) or "none"
             what = "matches several GPUs" if matches else "is not a GPU of this node"
-            raise UsageError(f"CUDA_VISIBLE_DEVICES={wanted!r}: {name!r} {what}; present: {known}")
+            raise UsageError(
+                "option-value" if matches else "device-missing",
+                f"CUDA_VISIBLE_DEVICES={wanted!r}: {name!r} {what}; present: {known}",
+            )
         gpu = matches[0]
         if any(gpu.uuid and gpu.uuid == other.uuid for other in chosen):
-            raise UsageError(f"CUDA_VISIBLE_DEVICES={wanted!r} names {name!r} twice")
+            raise UsageError("option-value", f"CUDA_VISIBLE_DEVICES={wanted!r} names {name!r} twice")
         # A number counts GPUs, never slices: a slice has to be named, so that sensors and training mean the same one.
         chosen.append(Gpu(gpu.name, gpu.uuid if gpu.is_mig else name, gpu.uuid, gpu.memory_bytes))
     return chosen

@@ -14,11 +14,16 @@ from analysis.records import Trial
 from bench.devices import Devices
 from bench.environment import cpu_description, installed_version, native_bf16
 from bench.profilers import PROFILERS, load_profiler, permission
+from bench.profilers.tool import run_tool
 from bench.schedulers import SCHEDULERS, load_scheduler
-from common.errors import BertbenchError
+from common.errors import BertbenchError, InputError, MissingToolError
 from common.registry import lookup
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
+ENGINE_TIMEOUT_SECONDS = 10.0
+"""Time in s that a container engine has to answer: a daemon that hangs holds its socket open and says nothing."""
+# In the order in which docker/engine.sh asks them.
+_ENGINES = ("docker", "podman")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +124,45 @@ def _packages() -> Iterator[Check]:
 
 
 def _tools() -> Iterator[Check]:
-    tools = {"nvidia-smi": "comes with NVIDIA's driver"}
+    path = shutil.which("nvidia-smi")
+    if path is None:
+        yield Check("tool nvidia-smi", MISSING, "not on PATH", "comes with NVIDIA's driver")
+    else:
+        yield Check("tool nvidia-smi", OK, _tool_version(path))
     if "BERTBENCH_REVISION" not in os.environ:  # set in the container image, where no container is to be started
-        tools["docker"] = "install docker or podman for start_container.sh"
-    for tool, remedy in tools.items():
-        path = shutil.which(tool) or (shutil.which("podman") if tool == "docker" else None)
-        if path is None:
-            yield Check(f"tool {tool}", MISSING, "not on PATH", remedy)
-        else:
-            yield Check(f"tool {tool}", OK, _tool_version(path))
+        yield _container_engine()
     for scheduler in map(load_scheduler, SCHEDULERS):
         path = shutil.which(scheduler.tool)  # not asked for its version: az would ask the network
         detail, remedy = (path, "") if path else ("not on PATH", f"for `bertbench submit`: {scheduler.remedy}")
         yield Check(f"tool {scheduler.tool}", OK if path else MISSING, detail, remedy)
+
+
+def _container_engine() -> Check:
+    """Look for an engine as docker/engine.sh does: the first client whose engine answers.
+
+    A client alone starts no container: docker's asks a daemon for everything but its own version.
+    """
+    silent: list[tuple[str, str]] = []
+    for name in _ENGINES:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        try:
+            run_tool([path, "ps", "--quiet"], ENGINE_TIMEOUT_SECONDS)
+        except (InputError, MissingToolError) as error:
+            said = " ".join(str(error).split())
+            silent.append((name, f"{_tool_version(path)}; its engine does not answer: {said}"))
+        else:
+            also = "".join(f"; {detail}" for _, detail in silent)
+            return Check(f"tool {_ENGINES[0]}", OK, f"{_tool_version(path)}, and its engine answers{also}")
+    if not silent:
+        return Check(f"tool {_ENGINES[0]}", MISSING, "not on PATH", "install docker or podman for start_container.sh")
+    name, detail = silent[0]
+    start = "start it (sudo systemctl start docker)" if name == "docker" else "see `podman info`"
+    if "permission denied" in detail.lower():
+        start = f'join its group (sudo usermod -aG {name} "$USER", then log in again)'
+    other = "" if len(silent) == len(_ENGINES) else ", or install podman, which needs none"
+    return Check(f"tool {_ENGINES[0]}", MISSING, detail, f"for start_container.sh: {start}{other}")
 
 
 def profiler_checks(devices: Devices | BertbenchError) -> Iterator[Check]:

@@ -34,8 +34,9 @@ def follow(world: World, devices: Devices) -> int:
     while not directory.trial_json.exists():
         if time.monotonic() >= deadline:
             raise StorageError(
+                "folder-not-shared",
                 f"rank {world.rank} on {socket.gethostname()} does not see {directory.path}, where rank 0 writes: give "
-                "--out in a folder that all nodes share, under the same path"
+                "--out in a folder that all nodes share, under the same path",
             )
         list(directory.path.parent.glob("*"))  # a network file system then looks anew
         time.sleep(0.1)

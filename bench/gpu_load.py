@@ -39,8 +39,9 @@ def least_busy(devices: Devices, count: int) -> tuple[Devices, list[Load]]:
     """
     if count > len(devices.gpus):
         raise UsageError(
+            "device-missing",
             f"{count} GPUs were asked for, this node offers {len(devices.gpus)}: give --here-gpus {len(devices.gpus)} "
-            "or fewer, and the same number on the other nodes"
+            "or fewer, and the same number on the other nodes",
         )
     loads = [_load(gpu) for gpu in devices.gpus]
 

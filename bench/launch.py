@@ -78,9 +78,9 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         """Refuse limits and prices that mean nothing."""
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
-            raise UsageError(f"--timeout-seconds {self.timeout_seconds} must be above 0")
+            raise UsageError("option-value", f"--timeout-seconds {self.timeout_seconds} must be above 0")
         if self.price_per_hour is not None and not 0 < self.price_per_hour < math.inf:
-            raise UsageError(f"--price-per-hour {self.price_per_hour} must be above 0")
+            raise UsageError("option-value", f"--price-per-hour {self.price_per_hour} must be above 0")
 
 
 class Watcher(Protocol):
@@ -158,16 +158,15 @@ def run_trial(
     write_record(directory.env_json, {**described, "telemetry_unavailable": telemetry.unavailable})
     if trial.profiler is not None and _ranks_ended_well(directory):
         # What the tool did after that is its own affair: what the ranks measured stands.
-        status, reason = "ok", ""
+        status, reason, code = "ok", "", ""
     elif options.world is not None and (why := launch_failure()) and child.returncode:
-        status, reason = "crashed", f"the launch failed: {why}"
+        status, reason, code = "crashed", f"the launch failed: {why}", "rank-failed"
     elif stopped is not None:
-        status, reason = "timeout", _timeout_reason(directory, options, stopped)
+        status, reason, code = "timeout", _timeout_reason(directory, options, stopped), "rank-failed"
     else:
-        status, reason = _outcome(
-            directory, child.returncode, oom_kill_count() > oom_kills, joined=options.world is not None
-        )
-    return finish(trial, directory, status, reason, options, wall_seconds)
+        killed = oom_kill_count() > oom_kills
+        status, reason, code = _outcome(directory, child.returncode, killed, joined=options.world is not None)
+    return finish(trial, directory, status, reason, options, wall_seconds, code)
 
 
 def finish(
@@ -177,13 +176,15 @@ def finish(
     reason: str,
     options: LaunchOptions,
     wall_seconds: float | None = None,
+    code: str = "",
 ) -> dict[str, Any]:
-    """Compute what the records of a trial allow, write result.json and return it."""
+    """Compute what the records of a trial allow, write result.json and return it; `code` of a failure, where known."""
     metrics = summarize_trial(trial, directory, options.price_per_hour) if status == "ok" else {}
     result = {
         "trial_id": trial.trial_id,
         "status": status,
         "reason": reason,
+        **({"code": code} if code else {}),
         "wall_seconds": wall_seconds,
         "timeout_seconds": options.timeout_seconds,
         **metrics,
@@ -330,8 +331,8 @@ def _timeout_reason(directory: TrialDirectory, options: LaunchOptions, stopped: 
 
 def _outcome(
     directory: TrialDirectory, exit_code: int | None, oom_killed: bool, joined: bool = False
-) -> tuple[str, str]:
-    """Return status and reason from what the ranks and the agent wrote down.
+) -> tuple[str, str, str]:
+    """Return status, reason and the reason's code, from what the ranks and the agent wrote down.
 
     One rank's end makes the others fail too: what a rank says of memory or of a refusal is the cause; else a rank that
     a signal ended (not the agent's own SIGTERM); else whichever failed first.
@@ -339,27 +340,27 @@ def _outcome(
     explained = sorted(_failures(directory), key=lambda failure: float(failure["time"]))
     for failure in sorted(explained, key=lambda failure: failure["status"] != "oom"):
         if failure["status"] != "crashed":
-            return str(failure["status"]), _said(failure)
+            code = "out-of-memory" if failure["status"] == "oom" else str(failure["code"])
+            return str(failure["status"]), _said(failure), code
     failed = sorted(_agent_failures(directory), key=lambda failure: float(failure["time"]))
     for failure in failed:
         number = -int(failure["exit_code"])
         if number > 0 and number != signal.SIGTERM:
             if number == signal.SIGKILL and oom_killed:
-                return (
-                    "oom",
-                    f"rank {failure['rank']} was killed by the kernel: no memory left in the machine or cgroup",
-                )
-            return "crashed", f"rank {failure['rank']} {death_in_words(number)}{_log_tail(directory)}"
+                said = f"rank {failure['rank']} was killed by the kernel: no memory left in the machine or cgroup"
+                return "oom", said, "out-of-memory"
+            return "crashed", f"rank {failure['rank']} {death_in_words(number)}{_log_tail(directory)}", "rank-failed"
     if explained and joined and all(lost_peer(str(failure["reason"])) for failure in explained):
-        return "crashed", "another rank ended, which the launcher names; the connections to it broke"
+        return "crashed", "another rank ended, which the launcher names; the connections to it broke", "rank-failed"
     if explained:
-        return "crashed", _said(explained[0])
+        return "crashed", _said(explained[0]), str(explained[0]["code"])
     if exit_code == 0:
-        return "ok", ""
+        return "ok", "", ""
     if failed:
-        return "crashed", "rank {rank} ended with exit code {exit_code}".format(**failed[0]) + _log_tail(directory)
+        said = "rank {rank} ended with exit code {exit_code}".format(**failed[0])
+        return "crashed", said + _log_tail(directory), "rank-failed"
     how = death_in_words(-exit_code) if exit_code and exit_code < 0 else f"ended with exit code {exit_code}"
-    return "crashed", f"the launcher {how}{_log_tail(directory)}"
+    return "crashed", f"the launcher {how}{_log_tail(directory)}", "rank-failed"
 
 
 def _said(failure: Mapping[str, Any]) -> str:
@@ -373,7 +374,7 @@ def _failures(directory: TrialDirectory) -> list[dict[str, Any]]:
     found = []
     for path in sorted(directory.path.glob("failure-*.json")):
         with contextlib.suppress(SchemaError):
-            found.append({**read_record(path), "rank": path.stem.rsplit("-", 1)[1]})
+            found.append({"code": "rank-failed", **read_record(path), "rank": path.stem.rsplit("-", 1)[1]})
     return found
 
 

@@ -12,8 +12,8 @@ import tyro
 
 from analysis.records import PRECISIONS, Trial
 from bench.allocators import DEFAULT, allocator_environment
+from bench.automatic import AUTO, resolve_padding, resolve_precision, resolve_strategy, strategy_fields
 from bench.devices import Devices
-from bench.environment import native_bf16
 from bench.implementations import IMPLEMENTATIONS, OURS
 from bench.task_flags import TaskFlags
 from bench.world import World
@@ -21,7 +21,7 @@ from bert.config import PRESETS
 from bert.data.lengths import SYNTHETIC, is_synthetic
 from bert.flags import check_seed, flag
 from bert.levers import recorded_levers, resolve_levers
-from bert.strategies import STRATEGIES, devices_per_rank
+from bert.strategies import STRATEGIES
 from bert.strategies.deepspeed_config import read_deepspeed_config
 from bert.strategies.options import OPTIONS, options_text
 from bert.tasks import TASKS, resolve_options, task_data
@@ -29,7 +29,6 @@ from bert.tasks.data import DataSource, TaskData
 from common.errors import UsageError
 from common.registry import lookup
 
-AUTO = "auto"
 # Fewer processes do not show how much they differ by themselves.
 ROUNDS_THAT_DECIDE = 3
 WEAK, STRONG = "weak", "strong"
@@ -124,30 +123,37 @@ class Sweep:
             resolve_levers(name, "cpu")
         if self.levers != (AUTO,) and OURS not in self.implementations:
             raise UsageError(
+                "option-not-applicable",
                 f"--levers {' '.join(self.levers)}: only {OURS} has levers, this sweep runs "
-                f"{' '.join(self.implementations)}: add --implementations {OURS}"
+                f"{' '.join(self.implementations)}: add --implementations {OURS}",
             )
         for name in self.precisions:
             lookup(dict.fromkeys((AUTO, *PRECISIONS)), name, "precision")
         for option in ("presets", "implementations", "levers", "allocators", "strategies", "batch_sizes", "grad_accum"):
             if not getattr(self, option):
-                raise UsageError(f"{flag(option)} needs at least one value")
+                raise UsageError("option-value", f"{flag(option)} needs at least one value")
         if set(self.strategies) == {"single"} and min(self.devices, default=1) > 1:
             given = " ".join(map(str, self.devices))
-            raise UsageError(f"--strategies single runs on one device, not on --devices {given}: use --strategies ddp")
+            raise UsageError(
+                "option-conflict",
+                f"--strategies single runs on one device, not on --devices {given}: use --strategies ddp",
+            )
         lookup(dict.fromkeys((WEAK, STRONG)), self.scaling, "scaling")
         self._check_numbers()
         if self.memory_limit_gib is not None and not 0 < self.memory_limit_gib < math.inf:
-            raise UsageError(f"--memory-limit-gib {self.memory_limit_gib} must be above 0 and finite")
+            raise UsageError("option-value", f"--memory-limit-gib {self.memory_limit_gib} must be above 0 and finite")
         if not 0 < self.precision_target < 1:
-            raise UsageError(f"--precision-target {self.precision_target} must be between 0 and 1, such as 0.01")
+            raise UsageError(
+                "option-value", f"--precision-target {self.precision_target} must be between 0 and 1, such as 0.01"
+            )
         if self.min_steps > self.max_steps:
-            raise UsageError(f"--min-steps {self.min_steps} is above --max-steps {self.max_steps}")
+            raise UsageError("option-conflict", f"--min-steps {self.min_steps} is above --max-steps {self.max_steps}")
         for name in self.presets:
             longest = PRESETS[name].max_positions
             if max(self.seq_lens, default=0) > longest:
                 raise UsageError(
-                    f"--seq-lens {max(self.seq_lens)}: {name} has {longest} positions, use {longest} or less"
+                    "option-value",
+                    f"--seq-lens {max(self.seq_lens)}: {name} has {longest} positions, use {longest} or less",
                 )
 
     def _check_numbers(self) -> None:
@@ -156,17 +162,19 @@ class Sweep:
             numbers = given if isinstance(given, tuple) else (given,)
             if any(number is not None and number < 1 for number in numbers):
                 each = ": each" if isinstance(given, tuple) else ""
-                raise UsageError(f"{flag(option)} {' '.join(map(str, numbers))}{each} must be at least 1")
+                raise UsageError(
+                    "option-value", f"{flag(option)} {' '.join(map(str, numbers))}{each} must be at least 1"
+                )
         check_seed(self.seed)
         if not self.max_seconds > 0:
-            raise UsageError(f"--max-seconds {self.max_seconds:g} must be above 0")
+            raise UsageError("option-value", f"--max-seconds {self.max_seconds:g} must be above 0")
         if not 0 <= self.dropout < 1:
-            raise UsageError(f"--dropout {self.dropout:g} must be at least 0 and less than 1")
+            raise UsageError("option-value", f"--dropout {self.dropout:g} must be at least 0 and less than 1")
         if (self.start is None) != (self.stop is None):
-            raise UsageError("--start and --stop go together: give both or neither")
+            raise UsageError("option-missing", "--start and --stop go together: give both or neither")
         if self.start is not None and self.stop is not None and not 0 <= self.start < self.stop:
             window = f"the window of --start {self.start} --stop {self.stop}"
-            raise UsageError(f"{window} is empty: start must be at least 0 and below stop")
+            raise UsageError("option-conflict", f"{window} is empty: start must be at least 0 and below stop")
 
     def strategy_options(self, names: Iterable[str] = ()) -> dict[str, list[str]]:
         """Return, for strategies by name, the options of each once for each trial that differs in them alone.
@@ -191,8 +199,9 @@ class Sweep:
         for option, value in given.items():
             if value and not any(option in OPTIONS.get(name, ()) for name in self.strategies):
                 raise UsageError(
+                    "option-not-applicable",
                     f"--{'zero-stages' if option == 'zero_stage' else 'deepspeed-config'} is an option of the strategy "
-                    f"deepspeed, this sweep runs {' '.join(self.strategies)}: add --strategies deepspeed"
+                    f"deepspeed, this sweep runs {' '.join(self.strategies)}: add --strategies deepspeed",
                 )
         self.strategy_options()
 
@@ -293,9 +302,10 @@ def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
     share, left = divmod(batch * fewest, world_size)
     if left or not share:
         raise UsageError(
+            "batch-size-mismatch",
             f"--scaling strong: batch {batch} on {fewest} device{'s'[: fewest != 1]} makes {batch * fewest} sequences, "
             f"which {world_size} devices cannot share equally: use a --batch-sizes value that does, such as "
-            f"{math.lcm(batch * fewest, world_size) // fewest}"
+            f"{math.lcm(batch * fewest, world_size) // fewest}",
         )
     return share
 
@@ -329,15 +339,17 @@ def _sources(
     source = data.inspect(given, seq_len, options)
     if source.seq_len not in (None, seq_len):
         raise UsageError(
+            "data-mismatch",
             f"--seq-lens {seq_len} does not fit {source.source}, whose samples have {source.seq_len} tokens: "
-            f"use --seq-lens {source.seq_len}, or prepare data with `{data.prepare_command(seq_len)}`"
+            f"use --seq-lens {source.seq_len}, or prepare data with `{data.prepare_command(seq_len)}`",
         )
     if not against_synthetic:
         return [source]
     if is_synthetic(given):
         raise UsageError(
+            "option-conflict",
             f"--against-synthetic holds real data against made-up ones, --data {given} is made up: give a folder or a "
-            "file of real ones"
+            "file of real ones",
         )
     return [source, data.inspect(f"{SYNTHETIC}:{source.source}", seq_len, options)]
 
@@ -346,8 +358,9 @@ def _check_buckets(sweep: Sweep, world_sizes: Sequence[int]) -> None:
     found = {resolve_strategy(name, count) for name in sweep.strategies for count in world_sizes}
     if sweep.bucket_mib is not None and not any("bucket_mib" in OPTIONS.get(name, ()) for name in found):
         raise UsageError(
+            "option-not-applicable",
             f"--bucket-mib {sweep.bucket_mib}: no strategy of {' '.join(sorted(found))} reduces gradients in buckets "
-            "of a size to choose: use --strategies ddp"
+            "of a size to choose: use --strategies ddp",
         )
 
 
@@ -355,44 +368,10 @@ def _check_threads(sweep: Sweep, devices: Devices, world_size: int) -> None:
     share = max(1, devices.cpu_cores // world_size)
     if sweep.threads is not None and not 1 <= sweep.threads <= share:
         raise UsageError(
+            "option-value",
             f"--threads {sweep.threads} does not fit {devices.cpu_cores} cores shared by {world_size} ranks: "
-            f"use 1 to {share}, or fewer --devices"
+            f"use 1 to {share}, or fewer --devices",
         )
-
-
-def resolve_strategy(name: str, world_size: int) -> str:
-    """Return the strategy that `auto` stands for, others as they are."""
-    if name != AUTO:
-        return name
-    return "single" if world_size == 1 else "ddp"
-
-
-def strategy_fields(strategy: str, options: str, world_size: int) -> dict[str, Any]:
-    """Return the fields of a Trial that say how its devices work together."""
-    return {
-        "strategy": strategy,
-        "strategy_options": options,
-        "devices_per_rank": devices_per_rank(strategy, world_size),
-    }
-
-
-def resolve_precision(name: str, devices: Devices) -> str:
-    """Return the precision that `auto` stands for, others as they are."""
-    if name != AUTO:
-        return name
-    return "bf16" if native_bf16(devices) else "fp32"
-
-
-def resolve_padding(name: str, data: TaskData, task: str) -> str:
-    """Return the padding that `auto` stands for, or `name`; "" where batches come padded. Raises UsageError."""
-    if name == AUTO:
-        return data.paddings[0] if data.paddings else ""
-    if not data.paddings:
-        raise UsageError(
-            f"--padding {name}: the batches of {task} come padded, there is nothing to choose; leave it out"
-        )
-    lookup(dict.fromkeys((AUTO, *data.paddings)), name, "padding")
-    return name
 
 
 def _bytes(gib: float | None) -> int | None:

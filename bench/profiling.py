@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
+from bench.again import Again
 from bench.devices import Devices
 from bench.launch import LaunchOptions
 from bench.profilers import load_profiler
@@ -34,6 +35,11 @@ def unprofiled(trial: Trial) -> Trial:
     return dataclasses.replace(trial, kind="probe", profiler=None, profiler_options=())
 
 
+def with_unprofiled(trials: Sequence[Trial]) -> list[Trial]:
+    """Return every trial behind the same run without its profiler."""
+    return [item for trial in trials for item in (unprofiled(trial), trial)]
+
+
 def profile_trials(
     run: RunDirectory,
     trials: Sequence[Trial],
@@ -42,15 +48,17 @@ def profile_trials(
     options: LaunchOptions,
     progress: Progress,
     note: Callable[[str], None],
+    again: Again | None = None,
 ) -> list[Profiled]:
     """Run every trial without and with its profiler, collect what the profiler wrote, and record both.
 
-    A trial whose profile could not be collected the last time is run again. Must be called inside `locked(run)`.
+    A trial whose profile could not be collected the last time is run again, with `again` every one that it wants.
+    Must be called inside `locked(run)`.
     """
     for trial in trials:
-        _forget_useless_profile(run.trial(trial.trial_id), trial)
-    pairs = [item for trial in trials for item in (unprofiled(trial), trial)]
-    results = run_trials(run, pairs, request, devices, options, progress, note)
+        if again is None or not again.wants(trial.trial_id):
+            _forget_useless_profile(run.trial(trial.trial_id), trial)
+    results = run_trials(run, with_unprofiled(trials), request, devices, options, progress, note, again=again)
     return [
         _collected(run.trial(trial.trial_id), trial, without, result)
         for trial, without, result in zip(trials, results[::2], results[1::2], strict=True)

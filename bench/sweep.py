@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from analysis.records import RunDirectory, Trial, TrialDirectory, read_record, write_record
+from bench.again import Again, recover
 from bench.devices import Devices
 from bench.environment import capture
 from bench.launch import LaunchOptions, run_trial
@@ -34,23 +35,32 @@ def run_trials(
     progress: Progress,
     note: Callable[[str], None],
     retry_failed: bool = False,
+    again: Again | None = None,
 ) -> list[dict[str, Any]]:
     """Run what is not finished yet, keep results.csv true after every trial, and return the results in order.
 
-    Must be called inside `locked(run)`.
+    With `again` the finished ones that it wants are measured anew. Must be called inside `locked(run)`.
     """
     tidy(run)
     environment = capture(devices)
     record_request(run, trials, request)
-    note_differences(run, trials, environment, note)
+    kept = [trial for trial in trials if again is None or not again.wants(trial.trial_id)]
+    note_differences(run, kept, environment, note)
     results = []
     for number, trial in enumerate(trials, start=1):
         directory = run.trial(trial.trial_id)
         done = finished_result(directory, retry_failed, options.timeout_seconds or math.inf)
+        anew = again if done is not None and again is not None and again.wants(trial.trial_id) else None
+        done = None if anew is not None else done
         progress(number, len(trials), trial, done, done is not None)
         if done is None:
             try:
-                result = _run_one(trial, directory, devices, environment, options)
+                if anew is not None:
+                    result = _measure_anew(anew, trial, devices, environment, options)
+                else:
+                    result = _run_one(trial, directory, devices, environment, options)
+                    if again is not None:
+                        again.done(trial.trial_id)
             finally:
                 write_results(run)
             progress(number, len(trials), trial, result, False)
@@ -63,6 +73,7 @@ def run_trials(
 def tidy(run: RunDirectory) -> None:
     """Remove the temporary files that killed processes left; the caller holds the lock, and no rank is at work."""
     clear_stale(AGENT_FOLDER)
+    recover(run)
     for folder in (run.path, *(directory.path for directory in run.trials())):
         remove_left_overs(folder)
 
@@ -81,7 +92,7 @@ def note_differences(
     if seen:
         note(
             f"finished trials in {run.path} were measured with other software or hardware ({'; '.join(sorted(seen))}): "
-            "they are kept as they are; to measure all afresh give another --out"
+            "they are kept as they are; to measure all anew give another --out (`throughput`, `profile`: or --again)"
         )
 
 
@@ -128,6 +139,20 @@ def _run_one(
         with storage_errors(directory.path):
             shutil.rmtree(directory.path)
     return run_trial(trial, directory, devices, environment, options)
+
+
+def _measure_anew(
+    again: Again, trial: Trial, devices: Devices, environment: Mapping[str, Any], options: LaunchOptions
+) -> dict[str, Any]:
+    """Run a finished trial once more; what it measured before stays in its place until it has ended."""
+    staged = again.begin(trial.trial_id)
+    try:
+        result = run_trial(trial, staged, devices, environment, options)
+    except BaseException:
+        again.drop(staged)
+        raise
+    again.end(trial.trial_id, staged, str(result["status"]))
+    return result
 
 
 def record_request(run: RunDirectory, trials: Sequence[Trial], request: Mapping[str, Any]) -> None:

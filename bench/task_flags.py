@@ -38,7 +38,10 @@ class TaskFlags:
             if name not in own:
                 owners = [other for other in DATA if name in {option.name for option in task_data(other).options}]
                 there = f"is an option of the task {' and '.join(owners)}" if owners else "is an option of no task here"
-                raise UsageError(f"{flag(name)} {there}, {task} has {_names(task_data(task).options)}: leave it out")
+                raise UsageError(
+                    "option-not-applicable",
+                    f"{flag(name)} {there}, {task} has {_names(task_data(task).options)}: leave it out",
+                )
         return given_options(task, given)
 
 

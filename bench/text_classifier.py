@@ -18,7 +18,7 @@ from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.ragged import Ragged
 from bert.data.rows import TokenRows
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from common.errors import InputError
+from common.errors import InputError, content_code
 
 if TYPE_CHECKING:
     from bert.predict import Opened
@@ -92,7 +92,9 @@ def open_classifier(checkpoint: Path, warn: Callable[[str], None]) -> TextClassi
     from bert.tasks.classify import ClassifyTask
 
     if not checkpoint.exists():
-        raise InputError(f"{checkpoint} does not exist: give *_trained_model or a run directory of `train classify`")
+        raise InputError(
+            "path-missing", f"{checkpoint} does not exist: give *_trained_model or a run directory of `train classify`"
+        )
     labels, vocabulary, longest = _words_of(checkpoint)
     data = DataIdentity(source=str(checkpoint), vocab_size=len(vocabulary.pieces), vocabulary=vocabulary.fingerprint)
     opened = open_model(checkpoint, ClassifyTask(labels=len(labels)), data, warn)
@@ -106,21 +108,30 @@ def _words_of(checkpoint: Path) -> tuple[tuple[str, ...], Vocabulary, int]:
         if results.is_file():
             document = _object(results)
             if document.get("format") != FORMAT:
-                raise InputError(f"{results} is not what `bertbench train classify` writes: give another --checkpoint")
+                raise InputError(
+                    "record-foreign",
+                    f"{results} is not what `bertbench train classify` writes: give another --checkpoint",
+                )
             text = document["text"]
             vocabulary = load_vocabulary(checkpoint / VOCABULARY_FILE, bool(text["lower_case"]))
             if vocabulary.fingerprint != text["vocabulary"]:
-                raise InputError(f"{checkpoint / VOCABULARY_FILE} is not the vocabulary of that model: put it back")
+                raise InputError(
+                    "vocabulary-mismatch",
+                    f"{checkpoint / VOCABULARY_FILE} is not the vocabulary of that model: put it back",
+                )
             return tuple(map(str, document["labels"])), vocabulary, int(text["max_seq_length"])
         data = _data_of_state(checkpoint, state) if state.is_file() else _data_of_run(checkpoint)
         if data is not None:
             source = open_source(Path(data))
             return source.labels, source.vocabulary, source.max_seq_length
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{checkpoint} is damaged ({error!r}): train again, or give another --checkpoint") from error
+        raise InputError(
+            "file-damaged", f"{checkpoint} is damaged ({error!r}): train again, or give another --checkpoint"
+        ) from error
     raise InputError(
+        "checkpoint-missing",
         f"nothing in {checkpoint} says the labels of the model: give the *_trained_model that `bertbench train "
-        "classify` left, or its run directory"
+        "classify` left, or its run directory",
     )
 
 
@@ -134,8 +145,9 @@ def _data_of_state(checkpoint: Path, state: Path) -> str:
 def _check_task(checkpoint: Path, task: str) -> None:
     if task != "classify":
         raise InputError(
+            "weights-mismatch",
             f"{checkpoint} holds no model that was trained on classify, but one trained on {task}: train it with "
-            f"`bertbench train classify FILE.csv --init {checkpoint}`"
+            f"`bertbench train classify FILE.csv --init {checkpoint}`",
         )
 
 
@@ -158,7 +170,9 @@ def _object(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path} ({error}): train again, or give another --checkpoint") from error
+        raise InputError(
+            content_code(error), f"cannot read {path} ({error}): train again, or give another --checkpoint"
+        ) from error
     if not isinstance(found, dict):
-        raise InputError(f"{path} is no JSON object: train again, or give another --checkpoint")
+        raise InputError("file-format", f"{path} is no JSON object: train again, or give another --checkpoint")
     return found

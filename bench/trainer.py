@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis.train_records import TrainRun, is_train_run
+from bench.automatic import resolve_precision, resolve_strategy, strategy_fields
 from bench.devices import Devices
 from bench.implementations import OURS, TRAININGS
 from bench.loggers.base import AUTO, check_loggers
-from bench.plan import resolve_precision, resolve_strategy, strategy_fields
 from bench.task_flags import TaskFlags
 from bench.world import World
 from bert.checkpoints.model_config import read_config
@@ -98,7 +98,7 @@ def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices,
     options = (values.pop("task_flags", None) or TaskFlags()).options(task)
     if not values.get("data"):
         made = data.prepare_command(values.get("seq_len") or defaults["seq_len"])
-        raise UsageError(f"no data was given: --data FOLDER, what `{made}` makes")
+        raise UsageError("option-missing", f"no data was given: --data FOLDER, what `{made}` makes")
     if world is None:
         world_size = values["world_size"] or devices.default_world_sizes()[-1]
         devices.environment(world_size)
@@ -115,7 +115,7 @@ def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices,
         values["seq_len"] = values["seq_len"] or source.seq_len
     seq_len = values["seq_len"] or defaults["seq_len"]
     if source.seq_len not in (None, seq_len):
-        raise InputError(_other_length(phase, seq_len, source, data.prepare_command(seq_len)))
+        raise InputError("data-mismatch", _other_length(phase, seq_len, source, data.prepare_command(seq_len)))
     values |= {"data": source.source, "vocab_size": source.vocab_size, "max_predictions": source.max_predictions}
     if values.get("init"):
         init = initial_weights(Path(str(values["init"])), best=phase is None)
@@ -139,9 +139,14 @@ def _check_best_by(settings: TrainSettings, name: str) -> None:
 
     deciding(make_task(settings.task, settings.task_options), name)
     if is_synthetic(settings.data):
-        raise UsageError(f"--best-by {name}: made-up data are not evaluated: give real --data, or leave it out")
+        raise UsageError(
+            "option-not-applicable",
+            f"--best-by {name}: made-up data are not evaluated: give real --data, or leave it out",
+        )
     if not settings.eval_every:
-        raise UsageError(f"--best-by {name}: this run is not evaluated: give --eval-every, or leave it out")
+        raise UsageError(
+            "option-not-applicable", f"--best-by {name}: this run is not evaluated: give --eval-every, or leave it out"
+        )
 
 
 def _check_vocabulary(init: Path, source: DataSource) -> None:
@@ -213,7 +218,9 @@ def initial_weights(path: Path, best: bool) -> Path:
     """
     path = path.resolve()
     if not path.exists() and not path.with_name(f"{path.name}.index").exists():  # the prefix of TensorFlow's files
-        raise InputError(f"--init {path} does not exist: give a run directory, a checkpoint or a folder of weights")
+        raise InputError(
+            "path-missing", f"--init {path} does not exist: give a run directory, a checkpoint or a folder of weights"
+        )
     if not is_train_run(path):
         return path
     run = TrainRun(path)
@@ -221,8 +228,9 @@ def initial_weights(path: Path, best: bool) -> Path:
     if not state.get("finished"):
         reached = f"step {state['applied_steps']} of {state['total_steps']}" if state.get("applied_steps") else "no end"
         raise UsageError(
+            "run-incomplete",
             f"--init {path}: that run has reached {reached}: finish it with the command that began it, or give the "
-            f"folder of one of its checkpoints in {run.checkpoints} to begin from there"
+            f"folder of one of its checkpoints in {run.checkpoints} to begin from there",
         )
     return (run.best_checkpoint() if best else None) or run.checkpoints
 
@@ -239,8 +247,9 @@ def check_space(run: TrainRun, plan: Plan) -> None:
     free = shutil.disk_usage(place).free
     if free < needed:
         raise StorageError(
+            "disk-full",
             f"{run.path} has {free / 2**20:,.0f} MiB left on its disk, and a checkpoint of {parameters:,} parameters "
-            f"takes about {needed / 2**20:,.0f} MiB: free some space, choose another --out, or a smaller --preset"
+            f"takes about {needed / 2**20:,.0f} MiB: free some space, choose another --out, or a smaller --preset",
         )
 
 
@@ -260,25 +269,28 @@ def check_continues(run: TrainRun, plan: Plan, given: Mapping[str, Any]) -> None
     began = attempts[-1].read_trial().implementation if attempts else plan.implementation
     if began != plan.implementation:
         raise UsageError(
+            "settings-changed",
             f"{run.path} holds a training by implementation {began}, not {plan.implementation}: give another --out, or "
-            f"--implementation {began}"
+            f"--implementation {began}",
         )
     saved = _saved_settings(run)
     settings = plan.settings
     if saved.get("seq_len", settings.seq_len) != settings.seq_len:
         raise UsageError(
+            "settings-changed",
             f"{run.path} holds a run on sequences of {saved['seq_len']} tokens, this one has {settings.seq_len}: "
             f"such a run has a folder, steps and a curve of its own; give another --out, and --init {run.path} to "
-            "begin from the weights of the finished run"
+            "begin from the weights of the finished run",
         )
     what = settings.task if plan.phase is None else f"phase {plan.phase}"
     asked = given.get("global_batch_size") or (given.get("micro_batch_size") and given.get("grad_accum_steps"))
     before = saved.get("global_batch_size", settings.global_batch_size)
     if before != settings.global_batch_size and not asked:
         raise UsageError(
+            "settings-changed",
             f"the run in {run.path} has updates of {before} samples, and {what} has "
             f"{settings.global_batch_size} where nothing is given: give --global-batch-size {before} to go on as it "
-            "was, or another size to change it"
+            "was, or another size to change it",
         )
 
 
@@ -304,27 +316,32 @@ def _shape(init: Path, given: str | None, seq_len: int, vocab_size: int, data: T
     path = _config_file(init)
     if path is None:
         if given is None:
-            raise UsageError(f"no config.json or bert_config.json is beside {init}: give --preset, its shape")
+            raise UsageError(
+                "option-missing", f"no config.json or bert_config.json is beside {init}: give --preset, its shape"
+            )
         return {}
     config = read_config(path)
     longest = config.max_positions
     if seq_len > longest:
         raise UsageError(
+            "data-mismatch",
             f"--init {init} is a model of {longest} positions, too few for sequences of {seq_len} tokens: give another "
-            f"model, or data of at most {longest} tokens, such as `{data.prepare_command(longest)}` makes"
+            f"model, or data of at most {longest} tokens, such as `{data.prepare_command(longest)}` makes",
         )
     if config.vocab_size < vocab_size:
         raise InputError(
+            "vocabulary-mismatch",
             f"--init {init} is a model of {config.vocab_size:,} word pieces, the data have ids of {vocab_size:,}: give "
-            "another model, or data that were made with its vocabulary"
+            "another model, or data that were made with its vocabulary",
         )
     if given is not None:
         wanted = preset(given)
         wanted = wanted.replace(max_positions=max(wanted.max_positions, seq_len))
         if shape_in_words(wanted) != shape_in_words(config):
             raise UsageError(
+                "weights-mismatch",
                 f"--preset {given} is not the shape of the model in {init} ({shape_in_words(config)}): leave --preset "
-                "out to take that, or give other weights"
+                "out to take that, or give other weights",
             )
         return {}
     name = preset_of(config)

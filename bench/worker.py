@@ -21,7 +21,7 @@ from bench.rank_resources import (
     used_memory,
 )
 from bench.trial_model import model_config
-from common.errors import BertbenchError, StorageError
+from common.errors import BertbenchError, Code, StorageError
 from common.redact import redact_text
 
 T = TypeVar("T")
@@ -38,6 +38,7 @@ def main(argv: list[str]) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     rank = int(os.environ.get("RANK", "0"))
     directory = TrialDirectory(Path(argv[0]))
+    trial: Trial | None = None
     try:
         should_stop = listen_for_stop() if STOP_VARIABLE in os.environ else None
         trial = directory.read_trial()
@@ -48,13 +49,12 @@ def main(argv: list[str]) -> int:
         else:
             _train(directory, trial, rank, should_stop)
     except Exception as error:
-        status, reason = _explain(error)
+        status, reason, code = _explain(error, trial.memory_limit_bytes if trial is not None else None)
         if status == "crashed" and not isinstance(error, BertbenchError):
             sys.excepthook(*sys.exc_info())
         try:
-            write_record(
-                directory.failure_json(rank), {"status": status, "reason": redact_text(reason), "time": time.time()}
-            )
+            said = {"status": status, "code": code, "reason": redact_text(reason)}
+            write_record(directory.failure_json(rank), {**said, "time": time.time()})
         except StorageError as full:
             sys.stderr.write(f"{full}\n")
         return EXPLAINED
@@ -176,9 +176,13 @@ def _measure(
 
     from bench.backward import backward_of
     from bench.peak import matmul_peak
+    from bert.fp8 import products_dtype
     from bert.train import train
 
     strategy, dtype = training.strategy, training.precision.matmul_dtype
+    products = products_dtype(training.model, dtype)
+    if strategy.device.type == "cuda":  # a CPU only imitates FP8, more slowly than bf16: that rate is no peak
+        dtype = products
     peak_before = matmul_peak(strategy.device, dtype)
     strategy.barrier()
     torch.manual_seed(trial.seed + 1 + rank)
@@ -199,6 +203,7 @@ def _measure(
             "after": peak_after["flops_per_second"],
             "dtype": peak_after["dtype"],
             "shape": peak_after["shape"],
+            "products": str(products).removeprefix("torch."),
         },
         "parameters": parameters,
         "backward": backward,
@@ -323,21 +328,25 @@ def _profiler_observers(directory: TrialDirectory, trial: Trial, rank: int) -> l
     return [profiler.observer(Scope(trial=trial, directory=directory.profile), rank)]
 
 
-def _explain(error: Exception) -> tuple[str, str]:
-    """Return the status and the reason of a failure."""
+def _explain(error: Exception, memory_limit_bytes: int | None = None) -> tuple[str, str, Code]:
+    """Return the status, the reason and the code of a failure; of a lack of memory with the limit a rank was given."""
+    code: Code = error.code if isinstance(error, BertbenchError) else "rank-failed"
     text = f"{type(error).__name__}: {error}" if not isinstance(error, BertbenchError) else str(error)
     text = text.strip()[:2000]
     if ran_out_of_memory(error) or (not isinstance(error, BertbenchError) and memory_is_short()):
-        return "oom", text
+        text = text.removesuffix(":")
+        if memory_limit_bytes is not None:
+            text = f"more than the {memory_limit_bytes / 2**30:.3g} GiB a rank may use (--memory-limit-gib): {text}"
+        return "oom", text, "out-of-memory"
     from bert.train import DivergenceError  # torch, for which there may be no memory
 
     if isinstance(error, StorageError):
-        return "interrupted", text  # with more space the same command makes it again
+        return "interrupted", text, code  # with more space the same command makes it again
     # The plain class is what the other ranks see of a rank's unexpected failure.
     expected = isinstance(error, BertbenchError) and type(error) is not BertbenchError
     if expected and not isinstance(error, DivergenceError):
-        return "refused", text
-    return "crashed", text
+        return "refused", text, code
+    return "crashed", text, code
 
 
 if __name__ == "__main__":

@@ -39,8 +39,9 @@ class World:
         if {number for number in asked if number is not None} - {self.world_size}:
             given = " ".join(str(number) for number in asked)
             raise UsageError(
+                "option-conflict",
                 f"--devices {given}, but this is one of {self.world_size} ranks that were launched: leave --devices "
-                "out, or launch as many"
+                "out, or launch as many",
             )
         return self.world_size
 
@@ -48,8 +49,9 @@ class World:
         """Refuse another number of nodes than there are. Raises UsageError."""
         if asked and set(asked) != {self.nodes}:
             raise UsageError(
+                "option-conflict",
                 f"--nodes {' '.join(map(str, asked))}, but this world of {self.world_size} ranks has {self.nodes} "
-                f"node{'s' if self.nodes > 1 else ''}: launch on as many, one call for each number"
+                f"node{'s' if self.nodes > 1 else ''}: launch on as many, one call for each number",
             )
 
     def threads(self, cpu_cores: int) -> int:
@@ -73,9 +75,13 @@ def joined_world() -> World | None:
         nodes = int(os.environ.get("GROUP_WORLD_SIZE") or world_size // max(1, local_world_size))
     except ValueError as error:
         values = ", ".join(f"{name}={os.environ[name]!r}" for name in _NEEDED)
-        raise UsageError(f"{values}: these variables make a process a rank, with whole numbers; unset them") from error
+        raise UsageError(
+            "option-value", f"{values}: these variables make a process a rank, with whole numbers; unset them"
+        ) from error
     if not (0 <= rank < world_size and 0 <= local_rank < max(1, local_world_size)):
-        raise UsageError(f"rank {rank} of {world_size} (local rank {local_rank} of {local_world_size}) cannot be")
+        raise UsageError(
+            "option-value", f"rank {rank} of {world_size} (local rank {local_rank} of {local_world_size}) cannot be"
+        )
     return World(rank, local_rank, world_size, local_world_size, max(1, nodes))
 
 
@@ -94,7 +100,9 @@ class Notice:
                 address, port, is_master=hosts, timeout=timedelta(seconds=_NOTICE_SECONDS), wait_for_workers=False
             )
         except RuntimeError as error:
-            raise BertbenchError(f"rank {world.rank} finds no store at {address}:{port}: {error}") from error
+            raise BertbenchError(
+                "node-unreachable", f"rank {world.rank} finds no store at {address}:{port}: {error}"
+            ) from error
         os.environ[_AGENT_STORE] = "True"
         attempt = os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = PrefixStore(f"bertbench/{attempt}", store)
@@ -111,7 +119,7 @@ class Notice:
                 content: dict[str, Any] = json.loads(self._store.get(_NOTICE_KEY))
                 return content
             time.sleep(_POLL_SECONDS)
-        raise BertbenchError(f"rank 0 said nothing within {_NOTICE_SECONDS:g} s")
+        raise BertbenchError("node-unreachable", f"rank 0 said nothing within {_NOTICE_SECONDS:g} s")
 
 
 class Leader:

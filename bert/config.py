@@ -43,15 +43,16 @@ class ModelConfig:
         """Refuse shapes no BERT can have."""
         for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size", "vocab_size", "vocab_multiple"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least 1")
+                raise UsageError("option-value", f"{name}={getattr(self, name)} must be at least 1")
         if self.hidden_size % self.num_heads:
             raise UsageError(
+                "option-value",
                 f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}; "
-                f"use {self.hidden_size // self.num_heads * self.num_heads} or change num_heads"
+                f"use {self.hidden_size // self.num_heads * self.num_heads} or change num_heads",
             )
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise UsageError(f"{name}={getattr(self, name)} must be in [0, 1)")
+                raise UsageError("option-value", f"{name}={getattr(self, name)} must be in [0, 1)")
 
     @property
     def padded_vocab_size(self) -> int:
@@ -115,7 +116,7 @@ def shape_from_words(text: str) -> ModelConfig:
         return ModelConfig(**values)
     except (KeyError, ValueError, TypeError) as error:
         raise UsageError(
-            f"{text!r} is no shape of a model: give words such as {shape_in_words(PRESETS['base'])!r}"
+            "option-value", f"{text!r} is no shape of a model: give words such as {shape_in_words(PRESETS['base'])!r}"
         ) from error
 
 

@@ -153,9 +153,10 @@ def match_hugging_face_state(
     lacking = [name for name in missing if name.startswith(("embeddings.", "encoder."))]
     if not values or (lacking and not allow_missing):
         raise InputError(
+            "weights-mismatch",
             f"the weights lack {len(lacking)} parameters of the encoder ({_some(lacking)}); they hold "
             f"{_some(sorted(state_dict)) or 'nothing'}: give the weights of a model of this shape"
-            + (", or allow missing ones (--allow-missing)" if values else "")
+            + (", or allow missing ones (--allow-missing)" if values else ""),
         )
     report = LoadReport(
         loaded=tuple(values),
@@ -214,7 +215,9 @@ def _encoder_of(model: nn.Module) -> tuple[BertEncoder, str]:
     encoder = getattr(model, "encoder", None)
     if isinstance(encoder, BertEncoder):
         return encoder, "encoder."
-    raise UsageError(f"{type(model).__name__} is neither a BertEncoder nor a model whose `encoder` is one")
+    raise UsageError(
+        "model-unsupported", f"{type(model).__name__} is neither a BertEncoder nor a model whose `encoder` is one"
+    )
 
 
 def _names(ours: Collection[str], prefix: str) -> dict[str, tuple[str, ...]]:
@@ -253,7 +256,9 @@ def _given_names(state_dict: Mapping[str, Tensor]) -> dict[str, str]:
         if _is_buffer(name):
             continue
         if name in given:
-            raise InputError(f"{given[name]} and {original} are the same weight: give the weights of one model")
+            raise InputError(
+                "weights-mismatch", f"{given[name]} and {original} are the same weight: give the weights of one model"
+            )
         given[name] = original
     return given
 
@@ -291,8 +296,9 @@ def _settle_decoder(weights: dict[str, Tensor]) -> None:
     for second, first in _TIED.items():
         if second in weights and not _equal(weights[second], weights.setdefault(first, weights[second])):
             raise InputError(
+                "weights-mismatch",
                 f"{second} differs from {first}, and this model has one tensor for both: give weights with a tied "
-                f"decoder, or leave {second} out to use {first}"
+                f"decoder, or leave {second} out to use {first}",
             )
 
 
@@ -307,13 +313,17 @@ def _assemble(name: str, parts: list[Tensor], parameter: Tensor, config: ModelCo
     needed = [parameter.shape[0] // len(parts), *parameter.shape[1:]]
     for part in parts:
         if not part.is_floating_point():
-            raise InputError(f"the weights for {name} are {part.dtype}: convert a checkpoint that is not quantised")
+            raise InputError(
+                "model-unsupported",
+                f"the weights for {name} are {part.dtype}: convert a checkpoint that is not quantised",
+            )
         unpadded = of_vocabulary and list(part.shape) == [config.vocab_size, *needed[1:]]
         if list(part.shape) != needed and not unpadded:
             raise InputError(
+                "weights-mismatch",
                 f"the weights for {name} have shape {list(part.shape)}, the model needs {needed}"
                 + (f" or {config.vocab_size} rows without padding" if of_vocabulary else "")
-                + ": use the preset or configuration these weights were made with"
+                + ": use the preset or configuration these weights were made with",
             )
     value = (torch.cat(parts) if len(parts) > 1 else parts[0]).to(parameter.dtype)
     if of_vocabulary:

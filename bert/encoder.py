@@ -116,6 +116,10 @@ class BertEncoder(nn.Module):
     Batches come padded, and so does what is made of them; where `unpads` is true, the layers see the real tokens alone.
     None, as it is made, is true on CPUs. Where `packs` is true, they see packed rows instead (bert.packing).
 
+    Where `replays` is true, the layers are replayed as CUDA graphs, one each: every forward pass, in training and in
+    evaluation, is then marked as a step. Without the mark PyTorch takes each layer for a step of its own where no
+    backward pass is pending, and writes over what the layer before has returned (pytorch#160281).
+
     Args:
         config: shape and dropout.
         observer: its `phase` is called only while its `model_phases` is true.
@@ -131,6 +135,7 @@ class BertEncoder(nn.Module):
         self.run_layer: RunLayer = _call
         self.unpads: bool | None = None
         self.packs = False
+        self.replays = False
         self.pooler = Linear(config.hidden_size, config.hidden_size) if pooler else None
         initialize(self, config)
         self.embeddings.reset_padding()
@@ -155,9 +160,12 @@ class BertEncoder(nn.Module):
         """
         if input_ids.shape[1] > self.config.max_positions:
             raise UsageError(
+                "data-mismatch",
                 f"sequences of {input_ids.shape[1]} tokens do not fit max_positions={self.config.max_positions}: "
-                "shorten them or make a model with more positions"
+                "shorten them or make a model with more positions",
             )
+        if self.replays:
+            torch.compiler.cudagraph_mark_step_begin()
         placed = self.placed(attention_mask)
         where: Where = placed.mask if isinstance(placed, Packed) else placed
         with phase(self.observer, "embeddings"):
@@ -204,7 +212,10 @@ def recompute_activations(model: nn.Module) -> None:
     """
     encoders = [part for part in model.modules() if isinstance(part, BertEncoder)]
     if not encoders:
-        raise UsageError(f"{type(model).__name__} has no encoder of bert.encoder whose activations could be recomputed")
+        raise UsageError(
+            "model-unsupported",
+            f"{type(model).__name__} has no encoder of bert.encoder whose activations could be recomputed",
+        )
     for encoder in encoders:
         encoder.run_layer = _recomputed
 
@@ -235,7 +246,11 @@ def initialize(module: nn.Module, config: ModelConfig) -> None:
 
 
 def phase(observer: Observer, name: str, index: int | None = None, part: str = "") -> AbstractContextManager[None]:
-    """Enter phase "name", "name.index" or "name.index.part"; no name is even made where nobody asks for it."""
-    if not observer.model_phases:
+    """Enter phase "name", "name.index" or "name.index.part"; no name is even made where nobody asks for it.
+
+    Inside a compiled layer there are no phases: they would break its graph, and a profile would show code that was not
+    timed. Nothing of the observer is looked at there, so that layers still share what was compiled for the first one.
+    """
+    if torch.compiler.is_compiling() or not observer.model_phases:
         return _NO_PHASE
     return observer.phase(name if index is None else f"{name}.{index}{part}")

@@ -14,4 +14,4 @@ def flag(name: str) -> str:
 def check_seed(seed: object) -> None:
     """Raise UsageError unless every generator of a training takes this seed."""
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
-        raise UsageError(f"--seed {seed!r} must be a whole number from 0 to {LARGEST_SEED}")
+        raise UsageError("option-value", f"--seed {seed!r} must be a whole number from 0 to {LARGEST_SEED}")

@@ -12,10 +12,10 @@ Shapes: T rows, I input and O output features. The operator wants each a multipl
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
-from bert.copies import LOW, Copy
+from bert.copies import LOW, Copy, copy_of
 
 _INPUT, _GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 _MULTIPLE = 16
@@ -48,6 +48,11 @@ class Fp8Copy(Copy):
 def fits(weight: Tensor) -> bool:
     """Whether the operator takes such a matrix."""
     return all(size % _MULTIPLE == 0 for size in weight.shape)
+
+
+def products_dtype(model: nn.Module, otherwise: torch.dtype) -> torch.dtype:
+    """Return the type of the factors of a model's fastest products: FP8 where a weight has an FP8 copy."""
+    return _INPUT if any(isinstance(copy_of(one), Fp8Copy) for one in model.parameters()) else otherwise
 
 
 def quantize(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -67,8 +67,9 @@ class Lamb(torch.optim.Optimizer):
         _check_options(group)
         if group["max_grad_norm"] != first["max_grad_norm"]:
             raise UsageError(
+                "option-conflict",
                 f"max_grad_norm={group['max_grad_norm']} of one parameter group and {first['max_grad_norm']} of "
-                "another: the norm is that of all groups together, give one value"
+                "another: the norm is that of all groups together, give one value",
             )
         _check_parameters([parameter for each in self.param_groups for parameter in each["params"]])
 
@@ -83,14 +84,16 @@ class Lamb(torch.optim.Optimizer):
         missing = sorted({name for group in saved for name in needed - group.keys()})
         if missing:
             raise InputError(
+                "weights-mismatch",
                 f"this is no state of LAMB, its parameter groups lack {', '.join(missing)}: load it into the optimizer "
-                "that saved it"
+                "that saved it",
             )
         sizes, own = [[len(group["params"]) for group in groups] for groups in (saved, self.param_groups)]
         if sizes != own:
             raise InputError(
+                "weights-mismatch",
                 f"the saved optimizer has parameter groups of {sizes} tensors, this model's have {own}: it belongs to "
-                "another model"
+                "another model",
             )
         super().load_state_dict(state_dict)
 
@@ -261,7 +264,7 @@ def _check_options(group: dict[str, Any]) -> None:
         if not right and not (name == "max_grad_norm" and value is None)
     ]
     if wrong:
-        raise UsageError(f"LAMB cannot run with these hyper-parameters: {'; '.join(wrong)}")
+        raise UsageError("option-value", f"LAMB cannot run with these hyper-parameters: {'; '.join(wrong)}")
 
 
 def _is_number(value: object) -> bool:
@@ -271,11 +274,18 @@ def _is_number(value: object) -> bool:
 def _check_parameters(parameters: list[torch.Tensor]) -> None:
     kinds = sorted({f"{str(p.dtype).removeprefix('torch.')} on {p.device}" for p in parameters})
     if len(kinds) > 1:
-        raise UsageError(f"LAMB needs parameters of one type on one device, the model has {', '.join(kinds)}")
+        raise UsageError(
+            "unsupported-combination",
+            f"LAMB needs parameters of one type on one device, the model has {', '.join(kinds)}",
+        )
     if parameters and parameters[0].dtype not in (torch.float32, torch.float64):
         raise UsageError(
+            "unsupported-combination",
             f"LAMB updates float32 or float64 parameters, not {kinds[0]}: keep the model in float32 and run it under "
-            "autocast"
+            "autocast",
         )
     if any(not parameter.is_contiguous() for parameter in parameters):
-        raise UsageError("LAMB needs contiguous parameters: call .contiguous() on them before making the optimizer")
+        raise UsageError(
+            "unsupported-combination",
+            "LAMB needs contiguous parameters: call .contiguous() on them before making the optimizer",
+        )

@@ -45,7 +45,7 @@ LEVERS = {
     "bf16-attention": Lever("with bf16, attention's products in bf16 too, where the CPU has instructions", ("cpu",)),
     "fp8": Lever("with bf16, the layers' linear products in FP8", ()),
     "compile": Lever("torch.compile of every layer, which fuses what stands between products; not with unpad", ()),
-    "cuda-graphs": Lever("as compile, and replayed as CUDA graphs; not with unpad nor accumulation", ()),
+    "cuda-graphs": Lever("as compile, and replayed as CUDA graphs; not with unpad, accumulation or checkpointing", ()),
     "static-graph": Lever("ddp is told that every step uses the same parameters; not with accumulation", ()),
     "bf16-gradients": Lever("ddp sends gradients in bf16", ()),
 }
@@ -79,15 +79,18 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
     unknown = [name for name in names if name not in LEVERS]
     if unknown:
         raise UsageError(
-            f"levers {text!r}: there is no {unknown[0]!r}; give auto, none, or some of {' '.join(LEVERS)} joined by +"
+            "option-choice",
+            f"levers {text!r}: there is no {unknown[0]!r}; give auto, none, or some of {' '.join(LEVERS)} joined by +",
         )
     for one, other, why in _EXCLUSIVE:
         if {one, other} <= set(names):
-            raise UsageError(f"levers {text!r}: {one} and {other} {why}")
+            raise UsageError("option-conflict", f"levers {text!r}: {one} and {other} {why}")
     for name in names:
         missing = _missing(name, device_type)
         if missing is not None:
-            raise MissingToolError(f"lever {name!r} is compiled here, and {missing}; or leave it out with --levers")
+            raise MissingToolError(
+                missing.code, f"lever {name!r} is compiled here, and {missing}; or leave it out with --levers"
+            )
     return frozenset(names)
 
 
@@ -96,13 +99,13 @@ def default_levers(device_type: str) -> frozenset[str]:
     return frozenset(name for name, lever in LEVERS.items() if device_type in lever.on)
 
 
-def _missing(name: str, device_type: str) -> str | None:
+def _missing(name: str, device_type: str) -> MissingToolError | None:
     """Return what a lever needs that is not installed, and how to get it; None if it can be used."""
     if LEVERS[name].compiled and device_type == "cpu" and is_wanted():
         try:
             compiled()
         except MissingToolError as error:
-            return str(error)
+            return error
     return None
 
 
@@ -122,16 +125,51 @@ def recorded_levers(text: str, device_type: str) -> str:
     return "" if names == default_levers(device_type) else levers_text(names)
 
 
-def use_levers(model: "nn.Module", names: frozenset[str], grad_accum_steps: int = 1) -> None:
-    """Have every encoder in `model` compute with these levers; before it is wrapped, compiled or run.
+def check_precision(text: str, precision: str) -> None:
+    """Refuse levers that were named and do nothing in a precision; those that "auto" stands for may do nothing.
 
     Raises:
-        UsageError: cuda-graphs with accumulation, which would add up gradients that each replay writes over.
+        UsageError: one that is for bf16 alone, in another precision.
     """
+    idle = [name for name in text.split("+") if name in _OF_BF16]
+    if idle and precision != "bf16":
+        raise UsageError(
+            "unsupported-combination",
+            f"levers {text!r} in {precision}: without bf16 {' and '.join(idle)} would change nothing; give bf16 as the "
+            "precision, or leave out what needs it",
+        )
+
+
+_OF_BF16 = frozenset({"bf16-weights", "fp8"})
+
+
+def use_levers(
+    model: "nn.Module", names: frozenset[str], grad_accum_steps: int = 1, *, activation_checkpointing: bool = False
+) -> None:
+    """Have every encoder in `model` compute with these levers; before it is wrapped, compiled or run.
+
+    Args:
+        model: what is trained.
+        names: levers that are on.
+        grad_accum_steps: micro-steps per update.
+        activation_checkpointing: whether the layers make their activations again in the backward pass.
+
+    Raises:
+        UsageError: cuda-graphs with accumulation, which would add up gradients that each replay writes over; with
+            activation checkpointing, whose second forward pass replays over what the first one keeps (pytorch#154306).
+    """
+    if "cuda-graphs" in names and activation_checkpointing:
+        raise UsageError(
+            "unsupported-combination",
+            "levers cuda-graphs with activation checkpointing: PyTorch cannot replay a layer whose activations are "
+            "made again in the backward pass; give compile in place of cuda-graphs, or leave out activation "
+            "checkpointing",
+        )
     if "cuda-graphs" in names and grad_accum_steps > 1:
         raise UsageError(
+            "unsupported-combination",
             f"levers cuda-graphs with {grad_accum_steps} micro-steps per update: a replay writes over the gradients of "
-            "the one before; give compile in place of cuda-graphs, or a larger micro batch without accumulation"
+            "the one before; give compile in place of cuda-graphs, or a larger micro batch without accumulation",
         )
     from bert.attention import SelfAttention
     from bert.encoder import BertEncoder, Layer
@@ -140,6 +178,7 @@ def use_levers(model: "nn.Module", names: frozenset[str], grad_accum_steps: int 
         if isinstance(part, BertEncoder):
             part.unpads = "unpad" in names
             part.packs = "pack" in names
+            part.replays = "cuda-graphs" in names
             if names & _COMPILING:
                 for layer in part.layers:
                     layer.compile(mode="reduce-overhead" if "cuda-graphs" in names else None)

@@ -108,7 +108,8 @@ class BertForLabels(nn.Module, ABC):
         super().__init__()
         if labels < 1 or (regression and labels != 1):
             raise UsageError(
-                f"labels={labels}: {'a regression has exactly 1' if regression else 'at least 1 is needed'}"
+                "option-value",
+                f"labels={labels}: {'a regression has exactly 1' if regression else 'at least 1 is needed'}",
             )
         self.config = config
         self.labels = labels

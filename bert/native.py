@@ -62,7 +62,9 @@ def loops() -> ctypes.CDLL:
     try:
         found = ctypes.CDLL(os.fspath(library))
     except OSError as error:
-        raise MissingToolError(f"{library} cannot be loaded ({error}): delete it, and it is compiled again") from error
+        raise MissingToolError(
+            "file-damaged", f"{library} cannot be loaded ({error}): delete it, and it is compiled again"
+        ) from error
     types = {f"{name}_{kind}": types for name, types in _ARGUMENTS.items() for kind in ("bf16", "float")}
     for name, arguments in {"random_levels": _RANDOM_LEVELS, **types}.items():
         function = getattr(found, name)
@@ -85,7 +87,9 @@ def compiled() -> Path:
     if kept.exists():
         return kept
     if shutil.which(compiler) is None:
-        raise MissingToolError(f"there is no C compiler {compiler!r}: install gcc, or name another one with CC=")
+        raise MissingToolError(
+            "tool-missing", f"there is no C compiler {compiler!r}: install gcc, or name another one with CC="
+        )
     folder = Path(tempfile.mkdtemp(prefix="bertbench-"))
     made = folder / name
     try:
@@ -97,8 +101,9 @@ def compiled() -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0][:300]
         raise MissingToolError(
+            "tool-failed",
             f"the C compiler {compiler!r} cannot compile {_SOURCE.name} ({said}): "
-            "repair it, or name another one with CC="
+            "repair it, or name another one with CC=",
         ) from error
     return _keep(made, kept)
 

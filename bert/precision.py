@@ -25,12 +25,16 @@ class Precision:
         self, name: str, device_type: str, *, initial_scale: float = 2.0**16, growth_interval: int = 2000
     ) -> None:
         if name == "tf32" and device_type != "cuda":
-            raise UsageError(f"precision tf32 needs a CUDA device, this trial runs on {device_type}: use fp32 or bf16")
+            raise UsageError(
+                "device-unsupported",
+                f"precision tf32 needs a CUDA device, this trial runs on {device_type}: use fp32 or bf16",
+            )
         if name not in ("fp32", "tf32", *AUTOCAST_DTYPE):
-            raise UsageError(f"unknown precision {name!r}: choose one of fp32, tf32, bf16, fp16")
+            raise UsageError("option-choice", f"unknown precision {name!r}: choose one of fp32, tf32, bf16, fp16")
         if not 0 < initial_scale < math.inf or growth_interval < 1:
             raise UsageError(
-                f"initial_scale={initial_scale} must be above 0 and growth_interval={growth_interval} at least 1"
+                "option-value",
+                f"initial_scale={initial_scale} must be above 0 and growth_interval={growth_interval} at least 1",
             )
         self.name = name
         self.device_type = device_type
@@ -102,5 +106,8 @@ class Precision:
         missing = sorted(set(self.scaler.state_dict()) - set(state))
         if missing or not isinstance(scale, int | float) or not 0 < scale < math.inf:
             problem = f"{', '.join(missing)} missing" if missing else f"scale={scale!r}"
-            raise InputError(f"the saved state of the loss scaling cannot be used ({problem}): take another checkpoint")
+            raise InputError(
+                "file-damaged",
+                f"the saved state of the loss scaling cannot be used ({problem}): take another checkpoint",
+            )
         self.scaler.load_state_dict(state)

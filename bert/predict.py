@@ -44,22 +44,25 @@ def open_model(checkpoint: Path, task: TrainableTask, data: DataIdentity, warn: 
     path = initial.weights / CONFIG_FILE if initial.found is None else initial.found.config
     if path is None:
         raise InputError(
+            "data-missing",
             f"no config.json or bert_config.json is beside {checkpoint}, and the weights alone do not tell the number "
-            "of attention heads: put it there"
+            "of attention heads: put it there",
         )
     config = read_config(path)
     if data.vocab_size is not None:
         config = unpadded(config, config.replace(vocab_size=data.vocab_size))
         if config.vocab_size != data.vocab_size:
             raise InputError(
+                "vocabulary-mismatch",
                 f"the model in {checkpoint} has a vocabulary of {config.vocab_size} word pieces, {data.source} was "
-                f"made with one of {data.vocab_size}: use the vocabulary the model was trained with"
+                f"made with one of {data.vocab_size}: use the vocabulary the model was trained with",
             )
     model = task.build_model(config)
     missing = load_initial(initial, model, config, whole=False).missing
     if missing:
         raise InputError(
+            "weights-mismatch",
             f"{checkpoint} lacks {len(missing)} weights of a model that was trained on {task.name}, {missing[0]} "
-            f"first: train it with `bertbench train {task.name} --init {checkpoint}`"
+            f"first: train it with `bertbench train {task.name} --init {checkpoint}`",
         )
     return Opened(model.eval(), config, initial.weights)

@@ -72,15 +72,18 @@ class Schedule:
         """Refuse what has no meaning."""
         lookup(SCHEDULES, self.name, "schedule")
         if not 0 <= self.learning_rate < math.inf:
-            raise UsageError(f"--learning-rate {self.learning_rate} must be a number of at least 0")
+            raise UsageError("option-value", f"--learning-rate {self.learning_rate} must be a number of at least 0")
         if self.total_steps < 1:
-            raise UsageError(f"--steps {self.total_steps} must be at least 1")
+            raise UsageError("option-value", f"--steps {self.total_steps} must be at least 1")
         if not 0 <= self.warmup < 1:
-            raise UsageError(f"--warmup {self.warmup} is a fraction of the run: give at least 0 and less than 1")
+            raise UsageError(
+                "option-value", f"--warmup {self.warmup} is a fraction of the run: give at least 0 and less than 1"
+            )
         if self.name == "cyclic" and self.warmup * self.total_steps < 1:
             raise UsageError(
+                "option-value",
                 f"--schedule cyclic rises over --warmup {self.warmup} of {self.total_steps} steps, which is less than "
-                f"one: give --warmup {1 / self.total_steps:.2g} or more, half of a cycle"
+                f"one: give --warmup {1 / self.total_steps:.2g} or more, half of a cycle",
             )
 
     def __call__(self, applied_steps: int) -> float:

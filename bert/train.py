@@ -23,9 +23,13 @@ class DivergenceError(BertbenchError):
     """Training has run into numbers that are not finite; `step` and `learning_rate` say where."""
 
     def __init__(self, message: str, step: int, learning_rate: float) -> None:
-        super().__init__(message)
+        super().__init__("training-diverged", message)
         self.step = step
         self.learning_rate = learning_rate
+
+    def __reduce__(self) -> tuple[type["DivergenceError"], tuple[str, int, float]]:
+        """Pickle the arguments of this class, not those of its base."""
+        return type(self), (str(self), self.step, self.learning_rate)
 
 
 @dataclass(slots=True)
@@ -57,7 +61,10 @@ class Progress:
         for name in asdict(self):
             value = state.get(name)
             if not isinstance(value, int) or value < 0:
-                raise InputError(f"the saved progress has {name}={value!r}, a count is needed: take another checkpoint")
+                raise InputError(
+                    "file-damaged",
+                    f"the saved progress has {name}={value!r}, a count is needed: take another checkpoint",
+                )
             setattr(self, name, value)
 
 
@@ -71,7 +78,7 @@ class DivergenceWatch:
 
     def __init__(self, every: int = 50) -> None:
         if every < 1:
-            raise UsageError(f"looking for divergence every {every} steps: at least 1 is needed")
+            raise UsageError("option-value", f"looking for divergence every {every} steps: at least 1 is needed")
         self.every = every
         self._first_bad: torch.Tensor | None = None
         self._rates: dict[int, float] = {}
@@ -145,15 +152,16 @@ class Training:
     def __post_init__(self) -> None:
         """Refuse an empty step and clipping that cannot be meant."""
         if self.grad_accum_steps < 1:
-            raise UsageError(f"grad_accum_steps={self.grad_accum_steps} must be at least 1")
+            raise UsageError("option-value", f"grad_accum_steps={self.grad_accum_steps} must be at least 1")
         if self.max_grad_norm is None:
             return
         if not self.max_grad_norm > 0:
-            raise UsageError(f"max_grad_norm={self.max_grad_norm} must be above 0; None does not clip")
+            raise UsageError("option-value", f"max_grad_norm={self.max_grad_norm} must be above 0; None does not clip")
         if isinstance(self.optimizer, Lamb):
             raise UsageError(
+                "option-conflict",
                 f"max_grad_norm={self.max_grad_norm} would clip twice, LAMB clips by itself: give the norm to the "
-                "optimizer and None to the loop"
+                "optimizer and None to the loop",
             )
 
 

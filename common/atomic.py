@@ -36,7 +36,10 @@ def storage_errors(path: Path) -> Iterator[None]:
         }.get(error.errno or 0)
         if remedy is None:
             raise
-        raise StorageError(f"cannot write {path}: {remedy}") from error
+        raise StorageError(
+            "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "write-failed",
+            f"cannot write {path}: {remedy}",
+        ) from error
 
 
 @contextlib.contextmanager

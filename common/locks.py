@@ -50,7 +50,9 @@ def locked(
             except BlockingIOError:
                 file.seek(0)
                 process = file.read().decode("ascii", "replace").strip() or "unknown"
-                raise LockedError(f"{folder} is in use by {holder} (process {process}): {remedy}") from None
+                raise LockedError(
+                    "folder-locked", f"{folder} is in use by {holder} (process {process}): {remedy}"
+                ) from None
             if remove and not _is_there(path, file.fileno()):
                 continue  # who held it before has removed it: somebody else may hold the next one
             try:

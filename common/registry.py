@@ -17,7 +17,9 @@ def lookup(registry: Mapping[str, T], name: str, kind: str) -> T:
     except KeyError:
         near = difflib.get_close_matches(name, registry, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"unknown {kind} {name!r}: choose one of {', '.join(registry)}{hint}") from None
+        raise UsageError(
+            "option-choice", f"unknown {kind} {name!r}: choose one of {', '.join(registry)}{hint}"
+        ) from None
 
 
 def load(registry: Mapping[str, str], name: str, kind: str) -> Any:

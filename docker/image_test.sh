@@ -9,16 +9,18 @@
 # With `base` it makes the base alone, for a later call with the same IMAGE_TEST_DIR: downloads that need no processor.
 # By environment:
 #   IMAGE_TEST_DIR    where images and results go                  (a temporary folder, removed at the end)
-#   TORCH_INDEX       wheel index for torch                        (PyTorch's CPU index; this machine's own wheels where
-#                                                                   its pip has a find-links folder)
+#   TORCH_INDEX       wheel index for torch                        (PyTorch's CPU index; where pip on this machine is told an
+#                                                                   index or a folder of wheels, that)
 #   WITH_DEEPSPEED, WITH_HOROVOD, ...    as for build_image.sh     (0)
 #   DEBIAN            release of the base                          (bookworm)
-#   DEBIAN_MIRROR     where debootstrap takes it from              (http://deb.debian.org/debian)
+#   DEBIAN_MIRROR     where debootstrap takes it from              (the archive that apt on this machine is told)
 
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=docker/engine.sh
 source "$root/docker/engine.sh"
+# shellcheck source=docker/package_sources.sh
+source "$root/docker/package_sources.sh"
 declare -A took=()
 revision=$(git -C "$root" rev-parse --short=12 HEAD 2>/dev/null || true)
 
@@ -86,33 +88,48 @@ choose_engine() {
     export PATH=$work/bin:$PATH ENGINE=podman GPUS=none
 }
 
-# pip inside the image reaches what pip on this machine reaches: the same certificates, and the same local wheels.
+# pip inside the image reaches what pip on this machine reaches: the same certificates, indexes and folders of wheels.
 choose_packages() {
-    local folder
+    local setting variable value place
     local -a shared=()
+    # A bare Debian's own Python has no pip.
+    local PYTHON=${PYTHON:-python3}
+    if [[ -x $root/.venv/bin/python ]]; then PYTHON=$root/.venv/bin/python; fi
     local certificates=/etc/ssl/certs/ca-certificates.crt
     if [[ -f $certificates ]]; then
         export PIP_CERT=/opt/certificates.crt
         shared+=("--volume=$certificates:$PIP_CERT:ro")
     fi
-    PIP_FIND_LINKS=${PIP_FIND_LINKS:-$(pip config get global.find-links 2>/dev/null || true)}
-    for folder in $PIP_FIND_LINKS; do
-        if [[ $folder == /* && $folder != *:* ]]; then shared+=("--volume=$folder:$folder:ro"); fi
+    echo '[global]' >"$work/pip.conf"
+    for setting in index-url extra-index-url find-links trusted-host; do
+        variable=${setting^^} variable=PIP_${variable//-/_}
+        value=$(pip_setting "$setting")
+        unset "$variable"
+        if [[ -z $value ]]; then continue; fi
+        export "$variable=$value"
+        echo "$setting = $value" >>"$work/pip.conf"
+        for place in $value; do
+            place=${place#file://}
+            # The pages of an index lead to files beside its folder.
+            if [[ $setting == *index-url ]]; then place=$(dirname "$place"); fi
+            if [[ $place == /?* && $place != *:* && -d $place && " ${shared[*]} " != *" --volume=$place:"* ]]; then
+                shared+=("--volume=$place:$place:ro")
+            fi
+        done
     done
-    if [[ -n $PIP_FIND_LINKS ]]; then
-        export PIP_FIND_LINKS TORCH_INDEX=${TORCH_INDEX:-https://pypi.org/simple}
-    else
-        unset PIP_FIND_LINKS
-    fi
+    if [[ -n ${PIP_INDEX_URL:-}${PIP_EXTRA_INDEX_URL:-}${PIP_FIND_LINKS:-} ]]; then export TORCH_INDEX=${TORCH_INDEX:-pip}; fi
     BUILDAH_OPTIONS="${shared[*]}"
-    RUN_OPTIONS="${shared[*]} ${PIP_CERT:+--env=PIP_CERT=$PIP_CERT}"
+    # A build gets pip's settings as arguments, a container as pip's file.
+    RUN_OPTIONS="${shared[*]} --volume=$work/pip.conf:/etc/pip.conf:ro ${PIP_CERT:+--env=PIP_CERT=$PIP_CERT}"
 }
 
 make_base() {
-    local container
+    local container mirror=${DEBIAN_MIRROR:-}
     export BASE_IMAGE=localhost/bertbench-base:${DEBIAN:-bookworm}
     if podman image inspect "$BASE_IMAGE" >/dev/null 2>&1; then return; fi
-    debootstrap --variant=minbase "${DEBIAN:-bookworm}" "$work/base" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >"$work/debootstrap.log" 2>&1 ||
+    [[ -n $mirror ]] || mirror=$(debian_archive) ||
+        die "apt on this machine has read no archive of Debian: run apt-get update, or set DEBIAN_MIRROR"
+    debootstrap --variant=minbase "${DEBIAN:-bookworm}" "$work/base" "$mirror" >"$work/debootstrap.log" 2>&1 ||
         { tail -n 5 "$work/debootstrap.log" >&2 && return 1; }
     container=$(store from scratch)
     store copy --quiet "$container" "$work/base" /

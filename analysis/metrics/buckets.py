@@ -55,7 +55,9 @@ def backward_pass(record: Mapping[str, Any], bucket_mib: int | None = None) -> B
         if not sizes or min(sizes) < 0 or len(sizes) != len(ready) or not whole > 0 or not np.isfinite(ready).all():
             raise ValueError("sizes and times do not fit each other")
     except (KeyError, TypeError, ValueError) as error:
-        raise SchemaError(f"the record of the backward pass is damaged: {error}; measure that trial again") from error
+        raise SchemaError(
+            "file-damaged", f"the record of the backward pass is damaged: {error}; measure that trial again (--again)"
+        ) from error
     first, others = (FIRST_BUCKET_BYTES, BUCKET_BYTES) if bucket_mib is None else (bucket_mib << 20, bucket_mib << 20)
     bounds = bucket_ends(sizes, first, others)
     parts = [slice(begin, end) for begin, end in zip([0, *bounds], bounds, strict=False)]

@@ -115,7 +115,7 @@ def of_run(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
     differing = [f"{name} ({', '.join(values)})" for name, values in seen.items() if len(values) > 1]
     if not differing:
         return []
-    remedy = "measure everything again in a new --out, so that all trials share one machine and one software"
+    remedy = "measure everything anew (--again, or a new --out), so that all trials share one machine and one software"
     return [Caution("mixed", f"trials differ in {'; '.join(differing)}: they are held against each other here", remedy)]
 
 
@@ -136,26 +136,32 @@ def of_scaling(rows: Sequence[Row]) -> list[Caution]:
             f"{row['scaling']} scaling of {row['implementation']} to {row['world_size']} ranks at micro batch "
             f"{row['micro_batch_size']} is {row['efficiency']:.0%}: the run on {row['base_world_size']} was likely "
             "disturbed, or its threads are poorly used",
-            "measure both again on a quiet machine, with --rounds 3; quote no scaling from these",
+            "measure both again on a quiet machine (--again --rounds 3); quote no scaling from these",
         )
     ]
 
 
 def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
     warmup, measured = int(result["steps_warmup"]), int(result["steps_measured"])
+    if trial.start_iteration is not None:
+        longer = "raise --stop"
+    elif warmup + measured >= trial.max_steps:
+        longer = "raise --max-steps"
+    else:
+        longer = "raise --max-seconds (MAX_SECONDS= of `make bench`)"
     if trial.kind in ("profile", "probe"):  # steps to be looked at, or to see whether they fit: not to be timed
         return
     if result["warmup_source"] == "detected" and warmup and warmup >= _LONG_WARMUP * (warmup + measured):
         yield Caution(
             "warmup_long",
             f"warm-up took at least {warmup} of {warmup + measured} steps: it may not have ended before the window",
-            "measure longer (--max-seconds, --max-steps) or give the window (--start, --stop)",
+            "measure longer (--max-seconds, --max-steps) or give the window (--start, --stop of `throughput`)",
         )
     if measured < FEWEST_STEPS:
         yield Caution(
             "too_few_steps",
             f"only {measured} steps were measured; at least {FEWEST_STEPS} are needed for an interval to be trusted",
-            "raise --max-seconds (MAX_SECONDS= of `make bench`) or --stop",
+            longer,
         )
     width = result.get("median_half_width")
     if measured >= FEWEST_STEPS and width is not None and width > trial.relative_half_width:
@@ -163,7 +169,7 @@ def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
             "interval_wide",
             f"the median step time is known to ±{100 * width:.1f} %, "
             f"not to the ±{100 * trial.relative_half_width:.1f} % asked for",
-            "raise --max-seconds (MAX_SECONDS= of `make bench`) or --stop, or quieten the machine",
+            f"{longer}, or quieten the machine",
         )
 
 
@@ -185,14 +191,14 @@ def _of_noise(rows: Sequence[Row], environment: Mapping[str, Any], telemetry: Se
         yield Caution(
             "loaded",
             f"other processes used {foreign:.0f} % of the CPUs while this trial was measured",
-            "stop them, or reserve the machine, and measure again",
+            "stop them, or reserve the machine, and measure again (--again)",
         )
     load, cores = environment.get("load_average"), (environment.get("cpu") or {}).get("logical_cores")
     if foreign is None and load and cores and load[0] > 0.5 * cores:
         yield Caution(
             "loaded",
             f"the load average was {load[0]:.1f} on {cores} logical cores before this trial began",
-            "let other work end first (the trial before may still be counted in it), then measure again",
+            "let other work end first (the trial before may still be counted in it), then measure again (--again)",
         )
 
 
@@ -211,7 +217,8 @@ def _of_throttling(rows: Sequence[Row], telemetry: Sequence[Row]) -> Iterator[Ca
         yield Caution(
             "throttled",
             f"a GPU slowed itself down inside the window: {', '.join(names)}",
-            "improve cooling or power supply, let it cool down, or lower the clocks to ones it can hold; measure again",
+            "improve cooling or power supply, let it cool down, or lower the clocks to ones it can hold; measure again "
+            "(--again)",
         )
     if capped:
         yield Caution(
@@ -268,7 +275,7 @@ def _of_peak(result: Mapping[str, Any]) -> Iterator[Caution]:
         yield Caution(
             "mfu_above_one",
             f"MFU is {100 * mfu:.0f} % of the measured peak: the peak was measured too low, or the machine got faster",
-            "measure again on a quiet machine; do not quote this MFU",
+            "measure again on a quiet machine (--again); do not quote this MFU",
         )
     if (peak.get("drift") or 0) > _PEAK_DRIFT:
         yield Caution(

@@ -25,6 +25,7 @@ _CYCLES_PAIRS = (
     ("sm__cycles_active.avg", "sm__cycles_elapsed.avg"),
     ("sm__cycles_active.avg", "sm__cycles_elapsed.max"),
     ("GPU Speed Of Light Throughput: SM Active Cycles", "GPU Speed Of Light Throughput: Elapsed Cycles"),
+    ("GPU Speed Of Light: SM Active Cycles", "GPU Speed Of Light: Elapsed Cycles"),
     ("sm__cycles_active.avg", "gpc__cycles_elapsed.max"),
 )
 PIPES: Mapping[str, tuple[str, ...]] = {
@@ -125,7 +126,8 @@ def core_use_by(
     codes, names = labels.factorize()
     inside = codes >= 0
     uses = _uses(counters, frame[inside], codes[inside], len(names), _Window.of(frame, window_ns))
-    column = _weight(frame)
+    # What the tables show: times, or where a kernel has none, cycles. Cycles alone would order by the clock too.
+    column = "duration_ns" if frame["duration_ns"].notna().all() else _weight(frame)
     order = [0.0] * len(names) if column is None else _sums(codes[inside], frame[inside][column].fillna(0), len(names))
     return {str(names[place]): uses[place] for place in sorted(range(len(names)), key=lambda place: -order[place])}
 
@@ -256,11 +258,22 @@ def pipe_percent(frame: "pd.DataFrame", metrics: Sequence[str]) -> "tuple[pd.Ser
             return frame[base + _PERCENT], base
     for base in metrics:
         name = base + _PERCENT_ACTIVE
-        if name not in frame or not frame[name].notna().any():
-            continue
-        for active, elapsed in _CYCLES_PAIRS:
-            if active in frame and elapsed in frame and (frame[active] / frame[elapsed]).notna().any():
-                return frame[name] * (frame[active] / frame[elapsed]), f"{base} (of active cycles, x {active})"
+        if name in frame and frame[name].notna().any() and (pair := _active_cycles(frame)) is not None:
+            return frame[name] * (frame[pair[0]] / frame[pair[1]]), f"{base} (of active cycles, x {pair[0]})"
+    return None
+
+
+def active_share(frame: "pd.DataFrame") -> "pd.Series[float] | None":
+    """Return the share of each kernel's cycles in which the SMs had work; None where the file does not tell."""
+    pair = _active_cycles(frame)
+    return None if pair is None else (frame[pair[0]] / frame[pair[1]]).clip(upper=1.0)
+
+
+def _active_cycles(frame: "pd.DataFrame") -> tuple[str, str] | None:
+    """The columns of active and of all cycles."""
+    for active, elapsed in _CYCLES_PAIRS:
+        if active in frame and elapsed in frame and (frame[active] / frame[elapsed]).notna().any():
+            return active, elapsed
     return None
 
 

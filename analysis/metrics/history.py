@@ -119,7 +119,7 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
         UsageError: the threshold is not in [0, 1).
     """
     if not 0 <= threshold < 1:
-        raise UsageError(f"--threshold {threshold} must be in [0, 1): 0.05 means 5 %")
+        raise UsageError("option-value", f"--threshold {threshold} must be in [0, 1): 0.05 means 5 %")
     problems: list[str] = []
     found: dict[Key, list[_Group]] = defaultdict(list)
     for run in runs:
@@ -131,8 +131,9 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
         series.append(_series(_once(groups, problems), threshold))
     if not series:
         raise InputError(
+            "run-incomplete",
             f"none of {len(runs)} runs holds a measurement of throughput with steps"
-            f"{': ' + problems[0] if problems else ': give run directories of `bertbench throughput`'}"
+            f"{': ' + problems[0] if problems else ': give run directories of `bertbench throughput`'}",
         )
     series.sort(key=lambda one: tuple(str(one.row[name]).rjust(12) for name in (*CONFIGURATION, "machine")))
     return History(tuple(series), tuple(dict.fromkeys(problems)), threshold)

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.gpu_work import name_codes
+from analysis.metrics.idle_gaps import Spread, idle_spread
 from analysis.metrics.intervals import Intervals, clipped, difference, intersection, merged, total_ns, union
 from analysis.metrics.kernel_tables import launching_calls
 from analysis.metrics.phases import phase_of
@@ -63,6 +64,8 @@ class IdleCauses:
     """Whether it is a GPU that was idle; a CPU otherwise."""
     reason: str
     """Why launch_bound_ns could not be told from the rest; "" where it could."""
+    spread: Spread | None = None
+    """Where in the window it is; None where that was not asked for."""
 
     def ns(self, cause: str) -> int:
         """Return the time of one of CAUSES, ns."""
@@ -94,6 +97,8 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
     communication = difference(intersection(host, talking), loading)
     late = difference(launching, union(data, communication))
     found = [total_ns(part) for part in (data, communication, late)]
+    told = union(data, communication, late)
+    causes = dict(zip(CAUSES, (data, communication, late, difference(idle, told)), strict=True))
     return IdleCauses(
         rank=timeline.rank,
         span_ns=end - begin,
@@ -103,12 +108,15 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
         launch_bound_ns=found[2],
         other_ns=total_ns(idle) - sum(found),
         on_gpu=sets.on_gpu,
-        reason=reason,
+        reason=reason if len(idle) or not sets.on_gpu else "",
+        spread=idle_spread(timeline, begin, idle, sets.active if sets.on_gpu else sets.compute, causes),
     )
 
 
 def idle_frame(rows: Sequence[IdleCauses]) -> "pd.DataFrame":
-    """Return one row per rank and cause: rank, cause, idle_ms, idle_time_share, window_share, note."""
+    """Return one row per rank and cause: rank, cause, idle_ms, idle_time_share, window_share, steady_ms (between first
+    and last kernel), repeating_ms (what of that the steps usually have), short_gaps_ms (of the launch-bound steady
+    time what is in gaps as short as a launch, see idle_gaps; missing for the others), note."""
     import pandas as pd
 
     records = [
@@ -118,13 +126,17 @@ def idle_frame(rows: Sequence[IdleCauses]) -> "pd.DataFrame":
             "idle_ms": row.ns(cause) / 1e6,
             "idle_time_share": row.ns(cause) / row.idle_ns if row.idle_ns else None,
             "window_share": row.ns(cause) / row.span_ns,
+            "steady_ms": row.spread.steady_ns[cause] / 1e6 if row.spread else None,
+            "repeating_ms": row.spread.repeating_ns[cause] / 1e6 if row.spread else None,
+            "short_gaps_ms": row.spread.short_ns / 1e6 if row.spread and cause == "launch_bound" else None,
             "note": row.reason if cause == "launch_bound" else "",
         }
         for row in rows
         for cause in CAUSES
     ]
     frame = pd.DataFrame(records)
-    return frame.astype({"rank": "Int64", "idle_time_share": "float64"}) if records else frame
+    numbers = dict.fromkeys(("idle_time_share", "steady_ms", "repeating_ms", "short_gaps_ms"), "float64")
+    return frame.astype({"rank": "Int64", **numbers}) if records else frame
 
 
 def _gaps(timeline: Timeline, sets: WorkSets, begin: int, end: int) -> tuple[Intervals, Intervals, str]:
@@ -148,8 +160,9 @@ def _gaps(timeline: Timeline, sets: WorkSets, begin: int, end: int) -> tuple[Int
     reached = np.minimum(call_ends[next_call], stops[:-1])
     cause_end = np.where(late, reached, np.where(known, starts[:-1], stops[:-1]))
     host = merged(starts, np.append(cause_end, stops[-1]))
-    unknown = int((~known).sum())
-    reason = f"{unknown:,} of {len(known):,} gaps end with work whose call is not in the trace" if unknown else ""
+    inside = (stops[:-1] > begin) & (starts[:-1] < end)
+    unknown, count = int((~known & inside).sum()), int(inside.sum())
+    reason = f"{unknown:,} of {count:,} gaps end with work whose call is not in the trace" if unknown else ""
     return host, merged(starts[:-1][late], reached[late]), reason
 
 

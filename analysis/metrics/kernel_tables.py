@@ -2,7 +2,8 @@
 
 The window is the marked steps, or the whole trace where none is marked. A kernel is of the window, with all its length,
 when it was launched in it; where the launching call is not known, when it begins in it. A GPU may run behind the CPU:
-the last step's kernels can end after the step.
+the last step's kernels can end after the step, and kernels from before the recording can run in the first (see
+`before_recording`).
 """
 
 from collections.abc import Sequence
@@ -135,8 +136,11 @@ def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
 
 
 def family_rows(timeline: Timeline) -> "pd.DataFrame":
-    """Return one row per family of kernels of a rank, those that take most first: FAMILY_ROW_COLUMNS."""
-    kernels = kernel_rows(timeline)
+    """Return one row per family of kernels of a rank, those that take most first: FAMILY_ROW_COLUMNS.
+
+    Copies and memsets are no kernels; the family "copy" are kernels that copy or convert.
+    """
+    kernels = kernel_rows(timeline, copies=False)
     if not len(kernels):
         return empty(FAMILY_ROW_COLUMNS)
     sums = ["calls", "total_ms", "kernel_time_share", "window_share"]
@@ -215,9 +219,41 @@ def in_window(timeline: Timeline) -> tuple[Mask, int]:
     moments = work.start
     begin, end = int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
     calls = launching_calls(timeline)
-    if calls is not None:
-        moments = np.where(calls >= 0, timeline.api["start"].to_numpy(dtype=np.int64)[calls], moments)
-    return (moments >= begin) & (moments < end), end - begin
+    if calls is None:
+        return (moments >= begin) & (moments < end), end - begin
+    moments = np.where(calls >= 0, timeline.api["start"].to_numpy(dtype=np.int64)[calls], moments)
+    return (moments >= begin) & (moments < end) & ~_early(work, calls), end - begin
+
+
+def before_recording(timeline: Timeline) -> int:
+    """Return how many rows of `kernels` begin in the marked steps but were launched before the calls were recorded.
+
+    Work of one stream runs in the order of its launches. Where more than half of all work is tied to calls, work
+    without a call that begins before the first of its stream that has one (of a stream that has none: before the first
+    of any) was launched before that, when no call was recorded. It belongs to no step, just as what the last step
+    launched belongs to it though it runs later: so the work of each step counts once.
+    """
+    calls = launching_calls(timeline)
+    if calls is None or not len(timeline.steps):
+        return 0
+    work = timeline.work
+    begin, end = int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
+    return int((_early(work, calls) & (work.start >= begin) & (work.start < end)).sum())
+
+
+def _early(work: GpuWork, calls: Numbers) -> Mask:
+    """Return which pieces were launched before the recording began, shape (n,); none where most are tied to no call."""
+    known = calls >= 0
+    if known.all() or 2 * known.sum() <= len(known):
+        return np.zeros(len(known), dtype=bool)
+    # One number per stream of a device.
+    _, streams = np.unique(np.stack([work.device, work.stream]), axis=1, return_inverse=True)
+    streams = streams.reshape(-1)
+    first = np.full(int(streams.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, streams[known], work.start[known])
+    first[first == np.iinfo(np.int64).max] = work.start[known].min()
+    early: Mask = ~known & (work.start < first[streams])
+    return early
 
 
 def _all(work: GpuWork) -> tuple[Mask, int]:

@@ -22,26 +22,28 @@ SHORT_DELAY_US = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LaunchQueue:
-    """The launch queue of one rank, over the work of the window (see kernel_tables)."""
+    """The launch queue of one rank, over the kernels of the window (see kernel_tables); copies and memsets are none."""
 
     rank: int | None
     """Rank, None where the trace does not say."""
     kernels: int
-    """Kernels, copies and memsets in the window."""
+    """Kernels in the window, CUDA graphs recorded as one piece among them."""
     matched: int
     """Those whose launching call is in the trace; all other numbers are of these."""
     delay_median_us: float
-    """Median time from the start of the call to the start of the work."""
+    """Median time from the start of the call to the start of the kernel."""
     delay_p5_us: float
     """Its 5th percentile."""
     delay_p95_us: float
     """Its 95th percentile."""
     short_delay_share: float
-    """Share of the work that starts sooner than `SHORT_DELAY_US` after its call's end: the GPU waited for the CPU."""
+    """Share of the kernels that start sooner than `SHORT_DELAY_US` after its call's end: the GPU waited for the CPU."""
+    found_idle_share: float
+    """Share of the kernels that found the GPU waiting: they start so soon, or were launched when nothing ran."""
     negative_delays: int
-    """Work that begins before its call does, by the trace's clocks; counts as a delay of 0."""
+    """Kernels that begin before their call does, by the trace's clocks; each counts as a delay of 0."""
     depth_mean: float
-    """Launched and not yet started pieces of work, mean over time from the first call to the last start."""
+    """Launched and not yet started kernels, mean over time from the first call to the last start."""
     depth_max: int
     """The most of them at a time."""
     empty_share: float
@@ -54,6 +56,7 @@ def launch_queue(timeline: Timeline) -> LaunchQueue | None:
     """Return the launch queue of one rank; None where the trace does not tie its kernels to calls."""
     calls = launching_calls(timeline)
     kept, _ = in_window(timeline)
+    kept = kept & ~timeline.work.is_kind("memcpy", "memset")
     if calls is None or not (kept & (calls >= 0)).any():
         return None
     chosen = kept & (calls >= 0)
@@ -72,12 +75,21 @@ def launch_queue(timeline: Timeline) -> LaunchQueue | None:
         delay_p5_us=float(low),
         delay_p95_us=float(high),
         short_delay_share=float((since_end < SHORT_DELAY_US * 1e3).mean()),
+        found_idle_share=float(
+            ((since_end < SHORT_DELAY_US * 1e3) | (_running_until(timeline)[chosen] <= called)).mean()
+        ),
         negative_delays=int((delays < 0).sum()),
         depth_mean=float((depth[:-1] * lengths).sum() / total) if total else 0.0,
         depth_max=int(depth.max()),
         empty_share=float(lengths[depth[:-1] == 0].sum() / total) if total else 0.0,
         launches_per_step=_distinct(calls[chosen]) / len(timeline.steps) if len(timeline.steps) else None,
     )
+
+
+def _running_until(timeline: Timeline) -> Numbers:
+    """Until when, of each row of `kernels`, the work before it runs."""
+    ends = np.maximum.accumulate(timeline.kernels["end"].to_numpy(dtype=np.int64))
+    return np.concatenate([[np.iinfo(np.int64).min], ends[:-1]])
 
 
 def _distinct(numbers: Numbers) -> int:

@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from analysis.comm_records import CollectiveTest, read_measurements
 from analysis.load import LoadedTrial
-from analysis.metrics.ratio import drawn_levels
-from analysis.metrics.statistics import student_quantile
+from analysis.metrics.statistics import block_medians, student_quantile
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -179,8 +178,8 @@ def fit(link: Link, smallest: float = 0.0, largest: float = math.inf, seed: int 
     """Return the link with its line, fitted to relative errors: small sizes count as large ones do.
 
     Huber's M-estimator, found by reweighting, so that single odd sizes bend nothing. The interval resamples sizes, and
-    for each size its processes and repetitions; as it draws from few sizes, the draws are spread by Student's t over
-    what two parameters leave.
+    for each size its repetitions; as it draws from few sizes, the draws are spread by Student's t over what two
+    parameters leave. Processes that differ as a whole shift the whole line.
 
     Args:
         link: its points are fitted, whatever line it has.
@@ -207,7 +206,7 @@ def fit(link: Link, smallest: float = 0.0, largest: float = math.inf, seed: int 
             "ones, on a quieter machine"
         )
         return Link(**bare, points=points, reason=why)
-    levels = np.stack([drawn_levels(point.times_us, RESAMPLES, random) for point in points], axis=1)
+    levels = np.stack([_drawn_level(point, random) for point in points], axis=1)
     drawn = random.integers(0, len(points), (RESAMPLES, len(points)))
     lines = _solve(steps[drawn], volume[drawn], np.take_along_axis(levels, drawn, axis=1))
     lines = lines[np.isfinite(lines).all(axis=1) & (lines > 0).all(axis=1)]
@@ -216,9 +215,34 @@ def fit(link: Link, smallest: float = 0.0, largest: float = math.inf, seed: int 
     free = len(points) - 2
     wider = math.sqrt(len(points) / free) * student_quantile(0.95, free) / student_quantile(0.95, 1e6)
     lines = line * (lines / line) ** wider
+    lines *= _process_factors(points, random)[:, None]
     return Link(
         **bare, points=points, alpha_us=float(line[0]), bandwidth_gb_s=float(1e-3 / line[1]), draws=lines
     )  # fmt: skip
+
+
+def _drawn_level(point: Point, random: np.random.Generator) -> FloatArray:
+    """[RESAMPLES]: the time of a point of resampled repetitions in each process, the median over its processes."""
+    medians = [block_medians(times, RESAMPLES, random) for times in point.times_us]
+    return np.asarray(np.median(medians, axis=0), dtype=np.float64)
+
+
+def _process_factors(points: Sequence[Point], random: np.random.Generator) -> FloatArray:
+    """[RESAMPLES]: how far off the processes are that were measured, all sizes of a process alike.
+
+    A process is fast or slow as a whole, so its sizes say the same thing as often as there are sizes. Student's t of
+    the processes' mean distances from the points, for each number of ranks; ranks count as the points they have.
+    """
+    logs = np.zeros(RESAMPLES)
+    for ranks in sorted({point.ranks for point in points}):
+        own = [point for point in points if point.ranks == ranks]
+        processes = min(len(point.times_us) for point in own)
+        if processes < 2:
+            continue
+        far = [[np.log(np.median(times) / point.time_us) for times in point.times_us[:processes]] for point in own]
+        deviation = float(np.std(np.mean(far, axis=0), ddof=1)) / math.sqrt(processes)
+        logs += len(own) / len(points) * deviation * random.standard_t(processes - 1, RESAMPLES)
+    return np.asarray(np.exp(logs), dtype=np.float64)
 
 
 def alpha_beta(sizes: FloatArray, times_us: FloatArray) -> tuple[float, float, float] | None:

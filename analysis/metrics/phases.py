@@ -2,7 +2,7 @@
 
 Host time is the union of a phase's ranges over all threads, cut to the window, each moment counted once (of nested
 phases the one that stands first in the order communication, optimizer, backward, forward, data). GPU time is the sum of
-the kernels of the window (see kernel_tables), each attributed by what launched it:
+the kernels, copies and memsets of the window (see kernel_tables), each attributed by what launched it:
 
 1. communication kernels are of the phase "communication";
 2. the call that launched it lies in a phase's range on the same thread: the innermost one (autograd's own thread:
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from analysis.gpu_work import name_codes
 from analysis.metrics.intervals import Intervals, clipped, difference, merged, total_ns, union
 from analysis.metrics.kernel_tables import in_window, is_communication, is_kind, launching_calls
-from analysis.metrics.temporal import event_window
+from analysis.metrics.temporal import analysis_window
 from analysis.names import OTHER
 from analysis.timeline import Timeline
 
@@ -66,9 +66,9 @@ def phase_of(name: str) -> str | None:
 def phase_rows(timeline: Timeline) -> "pd.DataFrame":
     """Return one row per phase and one for "other".
 
-    Columns: rank, phase, host_ms, host_share (of the window), gpu_ms, gpu_share (of the kernels' time), kernels. The
-    GPU's are missing on a trace without kernels. No row where the trace has neither a phase's range nor a kernel tied
-    to one.
+    Columns: rank, phase, host_ms, host_share (of the window), gpu_ms (kernels, copies and memsets), gpu_share (of
+    their time), kernels (these alone). The GPU's are missing on a trace without kernels. No row where the trace has
+    neither a phase's range nor a kernel tied to one.
     """
     import pandas as pd
 
@@ -82,6 +82,7 @@ def phase_rows(timeline: Timeline) -> "pd.DataFrame":
     if not spans or (not any(host.get(name) for name in PHASES) and (numbers[kept] == _OTHER).all()):
         return pd.DataFrame({name: [] for name in columns})
     window, work = sum(host.values()), int(lengths[kept].sum())
+    copies = is_kind(kernels, "memcpy", "memset") if len(kernels) else kept
     rows = []
     for number, name in enumerate(_ALL):
         own = kept & (numbers == number)
@@ -89,7 +90,11 @@ def phase_rows(timeline: Timeline) -> "pd.DataFrame":
         if not own.any() and not host.get(name):
             continue
         row = [timeline.rank, name, host.get(name, 0) / 1e6, host.get(name, 0) / window if window else None]
-        row += [gpu / 1e6, gpu / work if work else None, int(own.sum())] if len(kernels) else [None, None, None]
+        row += (
+            [gpu / 1e6, gpu / work if work else None, int((own & ~copies).sum())]
+            if len(kernels)
+            else [None, None, None]
+        )
         rows.append(row)
     types = {"rank": "Int64", "kernels": "Int64", "gpu_ms": "float64", "gpu_share": "float64", "host_share": "float64"}
     return pd.DataFrame(rows, columns=columns).astype(types)
@@ -175,7 +180,7 @@ def _innermost(spans: Mapping[str, Intervals], points: Numbers) -> PhaseNumbers:
 
 def _host_ns(timeline: Timeline, spans: Spans) -> dict[str, int]:
     """Host time of each phase and of the rest of the window."""
-    window = event_window(timeline)
+    window = analysis_window(timeline)
     if window is None:
         return {}
     begin, end = window

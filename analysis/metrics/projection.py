@@ -6,9 +6,8 @@ A step on N devices is the slowest of N devices' own work, then what the backwar
 
 work(N) is the median of the largest of N of the measured devices' own works (step time less exposed communication),
 each drawn on its own: their 0.5^(1/N) quantile. exposed(N) is what buckets.exposed_ms makes of the measured moments at
-which gradients are ready, and of all-reduces that take what links.Link gives for N ranks. The interval draws steps and
-rounds of the measurement, lines of the fit and the error the line had; docs/explanation/scaling.md says what is left
-out.
+which gradients are ready, and of all-reduces that take what links.Link gives for N ranks. The interval draws all that
+this is fitted to anew; docs/explanation/scaling.md says what is left out.
 """
 
 from collections import defaultdict
@@ -21,6 +20,8 @@ from analysis.load import Key, LoadedTrial, circumstances
 from analysis.metrics import links as linked
 from analysis.metrics.buckets import Backward, backward_pass, exposed_ms
 from analysis.metrics.links import FloatArray, Link
+from analysis.metrics.own_work import Base, between_processes, drawn_works
+from analysis.metrics.ratio import Spread
 from analysis.strategy_labels import bucket_mib, is_single
 from common.errors import UsageError
 
@@ -36,7 +37,7 @@ FURTHEST_AT_MOST = 16
 # Sizes near those of the buckets: protocols and algorithms change with the size, and a line holds within one of them.
 _AROUND = 4.0
 _UNDISTURBED = "devices do not slow each other down (one alone was measured)"
-_DRAWS_AT_ONCE = 50
+_ALIKE = "processes do not differ (one round was measured: --rounds 3 shows how they do)"
 
 _NAMES = (
     "task", "implementation", "preset", "precision", "seq_len", "micro_batch_size", "grad_accum_steps", "device",
@@ -45,7 +46,7 @@ _NAMES = (
 _VALUES = (
     "step_time_ms", "step_time_ms_low", "step_time_ms_high", "samples_per_second", "samples_per_second_low",
     "samples_per_second_high", "efficiency", "efficiency_low", "efficiency_high", "work_ms", "waiting_ms",
-    "all_reduce_ms", "exposed_ms", "buckets",
+    "all_reduce_ms", "exposed_ms", "buckets", "measured_samples_per_second",
 )  # fmt: skip
 
 
@@ -68,7 +69,8 @@ def project(
         base_world_size, rounds, assumption, check_error, reason (why there is no projection, and what to do; else ""),
         and, None where there is a reason: step_time_ms, samples_per_second and efficiency (step time of the base /
         projected one) with their 95 % intervals (_low, _high), work_ms (of a typical device), waiting_ms (for the
-        slowest of N), all_reduce_ms (all buckets, hidden or not), exposed_ms, buckets.
+        slowest of N), all_reduce_ms (all buckets, hidden or not), exposed_ms, buckets. To as many devices as were
+        measured there is measured_samples_per_second and no efficiency: it would be the error of the check.
 
     Raises:
         UsageError: a number of devices below 2.
@@ -76,12 +78,14 @@ def project(
     """
     for size in world_sizes:
         if size < 2:
-            raise UsageError(f"--project {size}: a projection is to 2 devices or more")
+            raise UsageError("option-value", f"--project {size}: a projection is to 2 devices or more")
     found = linked.fitted_links(trials)
     rows = []
     for members in _configurations(trials):
+        between = between_processes(trials, members[0])
         for size in sorted(set(world_sizes)):
-            rows.append(_row(members, size, _link_for(found, trials, size, members[0], same_links), seed))
+            link = _link_for(found, trials, size, members[0], same_links)
+            rows.append(_row(members, size, link, between, seed))
     return rows
 
 
@@ -103,36 +107,45 @@ def _configurations(trials: Sequence[LoadedTrial]) -> list[list[LoadedTrial]]:
     return found
 
 
-def _row(members: Sequence[LoadedTrial], size: int, link: tuple[Link | None, str, str], seed: int) -> dict[str, Any]:
+def _row(
+    members: Sequence[LoadedTrial],
+    size: int,
+    link: tuple[Link | None, str, str],
+    between: Spread | None,
+    seed: int,
+) -> dict[str, Any]:
     first = members[0].trial
     row: dict[str, Any] = {name: getattr(first, name) for name in _NAMES}
     row["strategy"] = members[0].row["strategy"]
     row |= {"global_batch_size": first.micro_batch_size * first.grad_accum_steps * size, "world_size": size}
-    assumed = [text for text in (link[2], _UNDISTURBED if first.world_size == 1 else "") if text]
+    alone = _ALIKE if len(members) == 1 and between is None else ""
+    assumed = [text for text in (link[2], _UNDISTURBED if first.world_size == 1 else "", alone) if text]
     row |= {"base_world_size": first.world_size, "rounds": len(members), "check_error": None}
     row["assumption"] = "; ".join(assumed)
     row |= dict.fromkeys(_VALUES)
     reason = link[1] or _refused_base(members, size)
     if reason or link[0] is None:
         return {**row, "reason": reason}
-    backward = _backward(members)
+    backward, shares = _backward(members)
     line = _line_for(link[0], backward)
     reason = _refused_line(line, backward, size)
     if reason:
         return {**row, "reason": reason}
-    base = members[0].trial.world_size
-    if base > 1:
-        own, _ = _simulate(members, backward, line, base, seed)
+    base = Base(members)
+    point = _point(base, backward, line, size)
+    if base.ranks > 1:
+        own = _point(base, backward, line, base.ranks)
         measured = float(np.median(np.concatenate([trial.window_times() for trial in members])))
         row["check_error"] = own["step_time_ms"] / measured - 1
         if abs(row["check_error"]) > LARGEST_CHECK_ERROR:
             reason = (
-                f"the same simulation of the {base} devices that were measured is off by {row['check_error']:+.0%}: "
-                "computation and communication disturb each other in a way it does not know, or the measurements of "
-                "steps and links are of different conditions; measure both on a quiet machine, or more devices"
+                f"the same simulation of the {base.ranks} devices that were measured is off by "
+                f"{row['check_error']:+.0%}: computation and communication disturb each other in a way it does not "
+                "know, or the measurements of steps and links are of different conditions; measure both on a quiet "
+                "machine, or more devices"
             )
             return {**row, "reason": reason}
-    values, spread = _simulate(members, backward, line, size, seed)
+    spread = _interval(base, backward, shares, line, size, between, seed)
     low, high = spread["step_time_ms_low"], spread["step_time_ms_high"]
     if high > WIDEST_INTERVAL * low:
         reason = (
@@ -140,93 +153,87 @@ def _row(members: Sequence[LoadedTrial], size: int, link: tuple[Link | None, str
             "measure more sizes near the buckets', more ranks, more rounds, or on a quieter machine"
         )
         return {**row, "reason": reason}
-    return {**row, **values, **spread, "reason": ""}
+    row |= {**point, **spread, "reason": ""}
+    if size == base.ranks:
+        row |= dict.fromkeys(("efficiency", "efficiency_low", "efficiency_high"))
+        row["measured_samples_per_second"] = 1e3 * base.samples * size / base.step_ms
+    return row
 
 
-def _backward(members: Sequence[LoadedTrial]) -> Backward:
-    """The slowest measured pass of the first round that has one, at the speed of the measured steps."""
-    trial = next(trial for trial in members if _records(trial))
-    slowest = max(_records(trial), key=lambda record: float(record.get("backward_ms") or 0))
-    measured = backward_pass(slowest, bucket_mib(trial.trial.strategy_options))
+def _backward(members: Sequence[LoadedTrial]) -> tuple[Backward, FloatArray]:
+    """The measured pass at the speed of the measured steps, and what it is the median of.
+
+    Returns:
+        It, and [records, buckets] when each bucket is ready as a share of the pass, of every rank of every round.
+    """
+    passes = [
+        backward_pass(record, bucket_mib(trial.trial.strategy_options))
+        for trial in members
+        for record in _records(trial)
+    ]
+    alike = [one for one in passes if np.array_equal(one.bucket_bytes, passes[0].bucket_bytes)]
+    shares = np.minimum([one.ready_ms / one.backward_ms for one in alike], 1.0)
     # The step clock's backward is of all micro-steps; the last one alone communicates.
     times = [float(t.row["backward_ms"]) / t.trial.grad_accum_steps for t in members if t.row.get("backward_ms")]
-    return measured.scaled(float(np.median(times))) if times else measured
+    whole = float(np.median(times or [one.backward_ms for one in alike]))
+    return Backward(alike[0].bucket_bytes, np.median(shares, axis=0) * whole, whole), shares
 
 
 def _records(trial: LoadedTrial) -> list[dict[str, Any]]:
     return [record["backward"] for record in trial.ranks.values() if record.get("backward")]
 
 
-def _works(trial: LoadedTrial) -> FloatArray:
-    """[steps, ranks]: own work in ms of each rank in each step of the window."""
-    start, stop = trial.row["window_start"], trial.row["window_stop"]
-    columns = []
-    for rank in trial.directory.ranks():
-        rows = [row for row in trial.directory.read_steps(rank) if start <= row["step"] < stop]
-        columns.append([row["step_time_ms"] - (row["communication_ms"] or 0.0) for row in rows])
-    shortest = min(map(len, columns))
-    return np.array([column[:shortest] for column in columns], dtype=np.float64).T
-
-
-def _simulate(
-    members: Sequence[LoadedTrial], backward: Backward, line: Link, size: int, seed: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Point values, and the ends of their intervals."""
-    random = np.random.default_rng(seed)
-    works, steps = [_works(trial) for trial in members], [trial.window_times() for trial in members]
-    place = 0.5 ** (1 / size)
-    pooled = np.concatenate([work.ravel() for work in works])
-    base_ms = float(np.median([np.median(times) for times in steps]))
-    typical = float(np.median(pooled))
+def _point(base: Base, backward: Backward, line: Link, size: int) -> dict[str, Any]:
+    """Point values."""
     reduce_ms = np.array([line.time_us(bytes_, size) / 1e3 for bytes_ in backward.bucket_bytes])
-    slowest = float(np.quantile(pooled, place))
-    exposed = float(_exposed(backward, reduce_ms, np.array(slowest / typical)))
-    samples = float(np.median([t.row["samples_per_step"] for t in members])) * size / members[0].trial.world_size
-    point = {
-        **_rates(base_ms, slowest + exposed, samples),
-        "work_ms": typical,
-        "waiting_ms": slowest - typical,
+    slower = base.slower(size)
+    exposed = float(exposed_ms(backward.ready_ms * slower, reduce_ms, backward.backward_ms * slower))
+    step_ms = base.typical * slower + exposed
+    return {
+        "step_time_ms": step_ms,
+        "samples_per_second": 1e3 * base.samples * size / step_ms,
+        "efficiency": base.step_ms / step_ms,
+        "work_ms": base.typical,
+        "waiting_ms": base.typical * (slower - 1),
         "all_reduce_ms": float(reduce_ms.sum()),
         "exposed_ms": exposed,
         "buckets": len(backward.bucket_bytes),
     }
-    drawn = line.drawn_us(backward.bucket_bytes, size, random) / 1e3
-    levels = _draws(works, steps, place, len(drawn), seed + 1)
-    lasts = levels[:, 1] + _exposed(backward, drawn, levels[:, 1] / levels[:, 0])
-    ends: dict[str, Any] = {}
-    for side, percent in (("low", 2.5), ("high", 97.5)):
-        ends[f"step_time_ms_{side}"] = float(np.percentile(lasts, percent))
-        ends[f"samples_per_second_{side}"] = float(np.percentile(1e3 * samples / lasts, percent))
-        ends[f"efficiency_{side}"] = float(np.percentile(levels[:, 2] / lasts, percent))
-    return point, ends
 
 
-def _rates(base_ms: float, step_ms: float, samples: float) -> dict[str, float]:
-    return {"step_time_ms": step_ms, "samples_per_second": 1e3 * samples / step_ms, "efficiency": base_ms / step_ms}
-
-
-def _exposed(backward: Backward, reduce_ms: FloatArray, slower: FloatArray) -> FloatArray:
-    """Exposed time where the slowest device is `slower` times as slow as a typical one, its backward pass too."""
-    return exposed_ms(backward.ready_ms * slower[..., None], reduce_ms, backward.backward_ms * slower)
-
-
-def _draws(works: Sequence[FloatArray], steps: Sequence[FloatArray], place: float, count: int, seed: int) -> FloatArray:
-    """[count, 3]: typical work, work of the slowest, and step of the base, of resampled rounds and steps."""
+def _interval(
+    base: Base, backward: Backward, shares: FloatArray, line: Link, size: int, between: Spread | None, seed: int
+) -> dict[str, Any]:
+    """Ends of the intervals: the simulation with the measurements it is made of drawn anew, all of them at once."""
     random = np.random.default_rng(seed)
-    stacked = np.concatenate(works)
-    times = np.concatenate([one[np.arange(len(work)) % len(one)] for one, work in zip(steps, works, strict=True)])
-    lengths = np.array([len(work) for work in works])
-    begins = np.cumsum(lengths) - lengths
-    drawn = int(np.median(lengths))
-    found = []
-    for _ in range(0, count, _DRAWS_AT_ONCE):
-        process = random.integers(0, len(works), (_DRAWS_AT_ONCE, len(works), 1))
-        row = begins[process] + (random.random((_DRAWS_AT_ONCE, len(works), drawn)) * lengths[process]).astype(int)
-        pooled = stacked[row].reshape(_DRAWS_AT_ONCE, -1)
-        typical, slowest = np.quantile(pooled, (0.5, place), axis=1)
-        base = np.median(np.median(times[row], axis=2), axis=1)
-        found.append(np.stack([typical, slowest, base], axis=1))
-    return np.concatenate(found)[:count]
+    reduce_ms = line.drawn_us(backward.bucket_bytes, size, random) / 1e3
+    count = len(reduce_ms)
+    levels, slower, step_ms = drawn_works(base, size, count, between, random)
+    speed = levels / base.typical * slower
+    whole = backward.backward_ms * speed
+    ready = _drawn_shares(shares, count, random) * whole[:, None]
+    lasts = levels * slower + exposed_ms(ready, reduce_ms, whole)
+    found = {"step_time_ms": lasts, "samples_per_second": 1e3 * base.samples * size / lasts}
+    found["efficiency"] = step_ms / lasts
+    ends: dict[str, Any] = {}
+    for name, values in found.items():
+        low, high = np.percentile(values, (2.5, 97.5))
+        ends |= {f"{name}_low": float(low), f"{name}_high": float(high)}
+    return ends
+
+
+def _drawn_shares(shares: FloatArray, count: int, random: np.random.Generator) -> FloatArray:
+    """[count, buckets]: when buckets are ready as a share of the pass, as uncertain as so few records leave it.
+
+    The multivariate t distribution of a mean: buckets of a record are early or late together.
+    """
+    records = len(shares)
+    middle = np.median(shares, axis=0)
+    if records < 2:
+        return np.tile(middle, (count, 1))
+    apart = random.standard_normal((count, records)) @ (shares - shares.mean(axis=0)) / np.sqrt(records)
+    drawn = middle + apart / np.sqrt(random.chisquare(records - 1, (count, 1)))
+    return np.asarray(np.clip(drawn, 0.0, 1.0), dtype=np.float64)
 
 
 def _link_for(
@@ -271,7 +278,7 @@ def _refused_base(members: Sequence[LoadedTrial], size: int) -> str:
     if not any(_records(trial) for trial in members):
         return (
             "no trial holds when its gradients are ready: compiled models do not tell, and trials of before this was "
-            "recorded do not; measure again with another --out"
+            "recorded do not; measure those again (`bertbench throughput --again`)"
         )
     if members[0].trial.world_size == 1 and members[0].trial.device == "cpu":
         return (

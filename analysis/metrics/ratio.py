@@ -57,7 +57,7 @@ def ratio_interval(
     """
     a, b = [x for x in a if len(x)], [x for x in b if len(x)]
     if not a or not b:
-        raise UsageError("a ratio needs measured steps on both sides")
+        raise UsageError("run-incomplete", "a ratio needs measured steps on both sides")
     random = np.random.default_rng(seed)
     ratios = drawn_levels(b, resamples, random) / drawn_levels(a, resamples, random)
     value = _level(b) / _level(a)
@@ -107,6 +107,23 @@ def drawn_levels(processes: Sequence[np.ndarray], resamples: int, random: np.ran
     drawn = random.integers(0, count, (count, resamples))
     within = random.integers(0, resamples, (count, resamples))
     return np.asarray(np.median(medians[drawn, within], axis=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How processes that do the same differ as a whole."""
+
+    deviation: float
+    """Standard deviation of the logarithm of their levels."""
+    degrees: int
+    """Degrees of freedom of that estimate."""
+
+    @classmethod
+    def of(cls, groups: Sequence[np.ndarray]) -> "Spread":
+        """Return the pooled spread of groups of levels of equal processes, each of at least two."""
+        degrees = sum(len(levels) - 1 for levels in groups)
+        squares = sum(float(((logs := np.log(levels)) - logs.mean()) @ (logs - logs.mean())) for levels in groups)
+        return cls(float(np.sqrt(squares / degrees)), degrees)
 
 
 def run_spread(*runs: Sequence[LoadedTrial]) -> float | None:
@@ -169,7 +186,7 @@ def typical_time(processes: Sequence[np.ndarray], resamples: int = 2000, seed: i
     """
     processes = [times for times in processes if len(times)]
     if not processes:
-        raise UsageError("a typical time needs a measured step")
+        raise UsageError("run-incomplete", "a typical time needs a measured step")
     if len(processes) == 1:
         low, high = median_interval(processes[0])
         value = _level(processes)

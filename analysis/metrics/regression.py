@@ -24,6 +24,10 @@ from common.errors import UsageError
 
 # Relative change of the step time above which a change counts, unless another one is asked for.
 THRESHOLD = 0.02
+# Verdicts of `judged` that leave open whether there is a regression.
+_OPEN = ("cannot decide", "slower")
+# How a trial ends that ran into something, which is the same result where it happens again.
+_FAILED = ("oom", "crashed", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,11 @@ class Comparison:
     def regressed(self) -> bool:
         """Whether any row is a regression."""
         return any(row["verdict"] == "regression" for row in self.rows)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether any row leaves open if it is a regression: "cannot decide", and "slower" by an open amount."""
+        return any(row["verdict"] in _OPEN for row in self.rows)
 
 
 def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict[str, Any]]:
@@ -124,7 +133,7 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD)
         InputError, SchemaError: see load_run.
     """
     if not 0 <= threshold < 1:
-        raise UsageError(f"--threshold {threshold} must be in [0, 1): 0.05 means 5 %")
+        raise UsageError("option-value", f"--threshold {threshold} must be in [0, 1): 0.05 means 5 %")
     old, new = load_run(a), load_run(b)
     spread = run_spread(old, new)
     groups = [_groups(trials) for trials in (old, new)]
@@ -239,10 +248,12 @@ def status_verdict(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> di
     """Return verdict and reason where the rounds of one side, or of both, have no step time."""
     was, now = _ending(old), _ending(new)
     before, after = any(trial.ok for trial in old), any(trial.ok for trial in new)
-    if before and now in ("oom", "crashed", "timeout"):
+    if before and now in _FAILED:
         return {"verdict": "regression", "reason": f"it ran, and now ends as {now}"}
-    if after and was in ("oom", "crashed", "timeout"):
+    if after and was in _FAILED:
         return {"verdict": "improvement", "reason": f"it ended as {was}, and now runs"}
+    if was == now and now in _FAILED:
+        return {"verdict": "no change", "reason": f"it ends as {now} in both"}
     return {"verdict": "cannot decide", "reason": f"no measurement on both sides: {was}, now {now}"}
 
 
@@ -301,6 +312,7 @@ def as_mapping(comparison: Comparison) -> Mapping[str, Any]:
         "threshold": comparison.threshold,
         "spread": comparison.spread,
         "regressed": comparison.regressed,
+        "undecided": comparison.undecided,
         "rows": comparison.rows,
         "differences": comparison.differences,
     }

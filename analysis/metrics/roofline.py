@@ -5,13 +5,28 @@ attainable FLOP/s = min(peak FLOP/s, intensity x peak bytes/s). docs/explanation
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from analysis.counters import KernelCounters
-from analysis.metrics.core_utilization import PIPES, metrics_of, pipe_percent
+from analysis.metrics.core_utilization import PIPES, pipe_percent
 from analysis.metrics.device_peaks import device_peaks
+from analysis.metrics.kernel_levels import (
+    DRAM_LEVEL,
+    DRAM_PERCENTS,
+    L1,
+    L2,
+    LEVELS,
+    MEMORY,
+    SM,
+    bank_conflicts,
+    memory_percents,
+    occupancy_limits,
+    occupancy_percents,
+    sm_percents,
+    waves,
+)
 from analysis.metrics.kernel_work import THREAD_TYPES, dram_bytes, tensor_flop, thread_flop
 from analysis.names import family
 
@@ -19,29 +34,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DRAM = "dram"
-MEMORY_BOUND, COMPUTE_BOUND, NEITHER, UNKNOWN = "memory", "compute", "neither (latency)", "unknown"
+LATENCY, UNKNOWN = "latency", "unknown"
+COMPUTE = "compute"
+"""How the bound of a kernel begins that a pipe holds back: "compute (tensor)"."""
 LATENCY_BOUND_BELOW = 0.6
-"""Below this share of both ceilings neither holds a kernel back: ncu's rule SOLBottleneck draws the line there."""
+"""Below this share of every ceiling none holds a kernel back: ncu's rule SOLBottleneck draws the line there."""
+_ACCOUNTS_FOR = 0.9  # of ncu's sum, for sums and parts are measured in different runs of a kernel
 
-_TENSOR = "tensor_"
+_TENSOR, _BUSY = "tensor_", "busy_"
 _LEAST_PERCENT = 5.0  # a smaller percentage, rounded to two decimals, implies no peak
-_DRAM_PERCENTS = (
-    "dram__bytes.sum.pct_of_peak_sustained_elapsed",
-    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-    "GPU Speed Of Light Throughput: DRAM Throughput",
-)
-# What ncu calls the throughput of memory and of the SMs: used where nothing better is in the file.
-_MEMORY_PERCENTS = (
-    *_DRAM_PERCENTS,
-    "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
-    "GPU Speed Of Light Throughput: Memory Throughput",
-)
-_SM_PERCENTS = (
-    "sm__throughput.avg.pct_of_peak_sustained_elapsed",
-    "GPU Speed Of Light Throughput: Compute (SM) Throughput",
-)
-_PIPES = ("tensor", "fma", "fp16", "sfu")
 _NEEDED = ("fp32", "tensor")  # without these the rest is no total
 _REMEDY = "give one that was measured, or collect `ncu --section SpeedOfLight_RooflineChart`"
 
@@ -65,8 +66,12 @@ class Roofline:
     kernels: "pd.DataFrame"
     """One row per kernel name, longest first: name, family, launches, time_ms, time_share, flop, flop_type (the type
     nearest its ceiling, else the one with most operations), dram_bytes, intensity_flop_per_byte, achieved_flops
-    (FLOP/s), dram_gb_s, compute_fraction (of the nearest ceiling of a type, or the busiest pipe), memory_fraction,
-    attainable_flops, attainable_fraction, bound, reason. NaN is not known; `reason` says why."""
+    (FLOP/s), dram_gb_s, compute_fraction (the highest of the shares of types' ceilings, of pipes and of the SM),
+    memory_fraction (the highest of the next three and ncu's own sum), l1_fraction, l2_fraction, dram_fraction,
+    attainable_flops, attainable_fraction (of DRAM and flop_type alone), bound (one of LEVELS, "memory" where no level
+    accounts for it, "compute (PIPE)", LATENCY or UNKNOWN), achieved_occupancy and theoretical_occupancy (of the warps
+    that an SM can hold), occupancy_limit (of the longest launch; "" unknown or none), bank_conflicts (of the wavefronts
+    of shared memory), waves (of blocks, mean over time), reason. NaN is not known; `reason` says why."""
     families: "pd.DataFrame"
     """The same per family of kernels, without name."""
     ceilings: Mapping[str, Ceiling]
@@ -87,10 +92,11 @@ def roofline(counters: KernelCounters, measured: Mapping[str, float] | None = No
     work = _work(counters)
     found = ceilings(counters, measured)
     names, families = frame["name"].astype("object"), frame["name"].map(family)
-    kernels = _grouped(work, names, found)
+    limits = occupancy_limits(counters)
+    kernels = _grouped(work, names, limits, found)
     kernels.insert(1, "family", kernels["name"].map(family))
     problems = ["no kernel was profiled"] if frame.empty else _problems(counters, work, found)
-    by_family = _grouped(work, families, found).rename(columns={"name": "family"})
+    by_family = _grouped(work, families, limits, found).rename(columns={"name": "family"})
     return Roofline(kernels, by_family, found, tuple(problems))
 
 
@@ -101,7 +107,13 @@ def measured_ceiling(dtype: str, flops_per_second: float) -> dict[str, float]:
         dtype: of the products, as PyTorch names it; float32 counts as fp32, whatever units ran it.
         flops_per_second: of one device.
     """
-    kinds = {"bfloat16": "tensor_bf16", "float16": "tensor_fp16", "float32": "fp32", "float64": "fp64"}
+    kinds = {
+        "float8_e4m3fn": "tensor_fp8",
+        "bfloat16": "tensor_bf16",
+        "float16": "tensor_fp16",
+        "float32": "fp32",
+        "float64": "fp64",
+    }
     return {kinds[dtype]: flops_per_second} if dtype in kinds else {}
 
 
@@ -139,7 +151,7 @@ def _implied(counters: KernelCounters) -> dict[str, Ceiling]:
         found[DRAM] = Ceiling(DRAM, rate, f"counters, {peak}")
         return found
     moved = dram_bytes(frame)
-    for name in _DRAM_PERCENTS:
+    for name in DRAM_PERCENTS:
         if name in frame and moved is not None:
             percent = frame[name].where(frame[name] >= _LEAST_PERCENT)
             rate = _middle(moved / (frame["duration_ns"] / 1e9) / (percent / 100))
@@ -156,7 +168,7 @@ def _middle(rates: "pd.Series[float]") -> float | None:
 
 
 def _work(counters: KernelCounters) -> "pd.DataFrame":
-    """One row per launch: duration_ns, dram_bytes, flop_<type>, busy_<what> (time x share of its peak).
+    """One row per launch: duration_ns, dram_bytes, flop_<type>, busy_<what> (time x share of its peak), bank_conflicts.
 
     flop_tensor is 0 of a kernel that executed no tensor instruction and NaN of one whose operations nothing tells; the
     other tensor columns are of types.
@@ -180,13 +192,15 @@ def _work(counters: KernelCounters) -> "pd.DataFrame":
         columns["flop_tensor"] = pd.Series(0.0, frame.index).where(~(none & (worked > 0)))
     elif by_type or worked is not None:
         columns["flop_tensor"] = pd.Series(0.0, frame.index) if worked is None else worked.where(worked == 0)
-    for pipe in _PIPES:
-        if (found := pipe_percent(frame, metrics_of(pipe, counters.compute_capability))) is not None:
-            columns[f"busy_{pipe}"] = frame["duration_ns"] * found[0] / 100
-    for name, sources in (("busy_sm", _SM_PERCENTS), ("busy_memory", _MEMORY_PERCENTS)):
-        source = next((source for source in sources if source in frame), None)
-        if source is not None:
-            columns[name] = frame["duration_ns"] * frame[source] / 100
+    shares = {f"memory_{name}": values for name, values in memory_percents(counters).items()}
+    shares |= {f"sm_{name}": values for name, values in sm_percents(counters).items()}
+    shares |= occupancy_percents(counters)
+    for name, percent in shares.items():
+        columns[f"{_BUSY}{name}"] = frame["duration_ns"] * percent / 100
+    if (filled := waves(counters)) is not None:
+        columns[f"{_BUSY}waves"] = frame["duration_ns"] * filled
+    if (conflicts := bank_conflicts(counters)) is not None:
+        columns["bank_conflicts"], columns["wavefronts"] = conflicts
     return pd.DataFrame(columns, index=frame.index)
 
 
@@ -215,6 +229,12 @@ def _problems(counters: KernelCounters, work: "pd.DataFrame", found: Mapping[str
     if lacking:
         without = "no total is known" if set(lacking) & set(_NEEDED) else "the totals are without them"
         problems.append(f"operations ({', '.join(lacking)}) are not in this file: {without}")
+    counted = {name: 0.0 if f"{_BUSY}memory_{name}" in work else math.nan for name in (*LEVELS, MEMORY)}
+    if lacking := _not_counted({SM: 0.0 if f"{_BUSY}sm_{SM}" in work else math.nan}, counted):
+        problems.append(
+            f"how busy {_listed(lacking)} {'was' if len(lacking) == 1 else 'were'} is not in this file: a kernel below "
+            "60 % of all else may be held back there; collect `ncu --section SpeedOfLight`"
+        )
     if "flop_tensor" in work and work["flop_tensor"].isna().any():
         problems.append(
             "the tensor cores worked, and how many operations they did is not in this file (instructions have several "
@@ -223,7 +243,9 @@ def _problems(counters: KernelCounters, work: "pd.DataFrame", found: Mapping[str
     return problems
 
 
-def _grouped(work: "pd.DataFrame", keys: "pd.Series[str]", found: Mapping[str, Ceiling]) -> "pd.DataFrame":
+def _grouped(
+    work: "pd.DataFrame", keys: "pd.Series[str]", limits: "pd.Series[str]", found: Mapping[str, Ceiling]
+) -> "pd.DataFrame":
     import pandas as pd
 
     groups = work.groupby(keys.rename("name"), sort=False)
@@ -232,8 +254,12 @@ def _grouped(work: "pd.DataFrame", keys: "pd.Series[str]", found: Mapping[str, C
     sums = sums.where(complete)  # a part must not pass for all
     sums["launches"] = groups.size()
     total = float(work["duration_ns"].sum()) if work["duration_ns"].notna().all() else math.nan
+    longest = work["duration_ns"].fillna(-1.0).groupby(keys.rename("name"), sort=False).idxmax()
     rows = [
-        _row(str(name), {str(key): value for key, value in row.items()}, total, found)
+        {
+            **_row(str(name), {str(key): value for key, value in row.items()}, total, found),
+            "occupancy_limit": limits[longest[name]],
+        }
         for name, row in zip(sums.index, sums.to_dict("records"), strict=True)
     ]
     table = pd.DataFrame(rows, columns=_COLUMNS)
@@ -242,8 +268,9 @@ def _grouped(work: "pd.DataFrame", keys: "pd.Series[str]", found: Mapping[str, C
 
 _COLUMNS = [
     "name", "launches", "time_ms", "time_share", "flop", "flop_type", "dram_bytes", "intensity_flop_per_byte",
-    "achieved_flops", "dram_gb_s", "compute_fraction", "memory_fraction", "attainable_flops", "attainable_fraction",
-    "bound", "reason",
+    "achieved_flops", "dram_gb_s", "compute_fraction", "memory_fraction", "l1_fraction", "l2_fraction", "dram_fraction",
+    "attainable_flops", "attainable_fraction", "bound", "achieved_occupancy", "theoretical_occupancy",
+    "occupancy_limit", "bank_conflicts", "waves", "reason",
 ]  # fmt: skip
 
 
@@ -256,14 +283,19 @@ def _row(name: str, row: Mapping[str, float], total_ns: float, found: Mapping[st
     flop = math.nan if unknown else sum(known.values())
     moved = row.get("dram_bytes", math.nan)
     bandwidth = _ratio(moved, seconds)
-    busy = {key: _ratio(value, row["duration_ns"]) for key, value in row.items() if key.startswith("busy_")}
+    busy = {
+        key.removeprefix(_BUSY): _ratio(value, row["duration_ns"])
+        for key, value in row.items()
+        if key.startswith(_BUSY)
+    }
     fractions = {kind: _ratio(value, seconds * found[kind].rate) for kind, value in known.items() if kind in found}
-    compute = _nan_max([*fractions.values(), *(busy.get(f"busy_{pipe}", math.nan) for pipe in _PIPES)])
-    if math.isnan(compute):
-        compute = 0.0 if flop == 0 else busy.get("busy_sm", math.nan)
-    memory = _ratio(bandwidth, found[DRAM].rate) if DRAM in found else math.nan
-    if math.isnan(memory):
-        memory = busy.get("busy_memory", math.nan)
+    computing = {kind.replace("_", " "): share for kind, share in fractions.items()}
+    computing |= {key.removeprefix("sm_"): share for key, share in busy.items() if key.startswith("sm_")}
+    compute = _nan_max(computing.values())
+    compute = 0.0 if math.isnan(compute) and flop == 0 else compute
+    levels = {level: busy.get(f"memory_{level}", math.nan) for level in (*LEVELS, MEMORY)}
+    if DRAM in found:
+        levels[DRAM_LEVEL] = _nan_max([levels[DRAM_LEVEL], _ratio(bandwidth, found[DRAM].rate)])
     leading = max(fractions, key=lambda kind: fractions[kind], default="") if any(fractions.values()) else ""
     kind = leading or max(known, key=lambda kind: known[kind], default="")
     kind = kind if known.get(kind) else ""
@@ -283,23 +315,48 @@ def _row(name: str, row: Mapping[str, float], total_ns: float, found: Mapping[st
         "achieved_flops": achieved,
         "dram_gb_s": bandwidth / 1e9,
         "compute_fraction": compute,
-        "memory_fraction": memory,
+        "memory_fraction": _nan_max(levels.values()),
+        "l1_fraction": levels[L1],
+        "l2_fraction": levels[L2],
+        "dram_fraction": levels[DRAM_LEVEL],
         "attainable_flops": attainable,
         "attainable_fraction": _ratio(achieved, attainable),
-        "bound": _bound(compute, memory),
-        "reason": _reason(seconds, moved, unknown, compute, memory),
+        "bound": _bound(computing, levels),
+        "achieved_occupancy": busy.get("achieved_occupancy", math.nan),
+        "theoretical_occupancy": busy.get("theoretical_occupancy", math.nan),
+        "bank_conflicts": _ratio(row.get("bank_conflicts", math.nan), row.get("wavefronts", math.nan)),
+        "waves": busy.get("waves", math.nan),
+        "reason": _reason(seconds, moved, unknown, computing, levels),
     }
 
 
-def _bound(compute: float, memory: float) -> str:
-    """One ceiling known to be near settles it; that none is near can be said only where both are known."""
-    highest = _nan_max([compute, memory])
-    if highest >= LATENCY_BOUND_BELOW:
-        return MEMORY_BOUND if memory == highest else COMPUTE_BOUND
-    return UNKNOWN if math.isnan(compute) or math.isnan(memory) else NEITHER
+def _bound(computing: Mapping[str, float], levels: Mapping[str, float]) -> str:
+    """One ceiling known to be near settles it; that none is near can be said only where all are known."""
+    compute, memory = _nan_max(computing.values()), _nan_max(levels.values())
+    if not _nan_max([compute, memory]) >= LATENCY_BOUND_BELOW:
+        return UNKNOWN if _not_counted(computing, levels) else LATENCY
+    if math.isnan(memory) or memory < compute:
+        return f"{COMPUTE} ({_named(computing, SM)})"
+    return _named(levels, MEMORY)
 
 
-def _reason(seconds: float, moved: float, unknown: list[str], compute: float, memory: float) -> str:
+def _named(shares: Mapping[str, float], whole: str) -> str:
+    """The highest share by its name; `whole`, what ncu sums up, where none of those in the file accounts for it."""
+    parts = {name: share for name, share in shares.items() if name != whole and not math.isnan(share)}
+    highest = max(parts, key=lambda name: parts[name], default=whole)
+    return whole if shares.get(whole, 0.0) * _ACCOUNTS_FOR > shares[highest] else highest
+
+
+def _not_counted(computing: Mapping[str, float], levels: Mapping[str, float]) -> list[str]:
+    """What could hold a kernel back unseen: ncu's sum over the memory holds DRAM, and not all of L1/TEX and L2."""
+    unseen = [level for level in LEVELS if math.isnan(levels[level])]
+    unseen = unseen if math.isnan(levels[MEMORY]) else [level for level in unseen if level != DRAM_LEVEL]
+    return unseen + ([SM] if math.isnan(computing.get(SM, math.nan)) else [])
+
+
+def _reason(
+    seconds: float, moved: float, unknown: list[str], computing: Mapping[str, float], levels: Mapping[str, float]
+) -> str:
     reasons = []
     if math.isnan(seconds):
         reasons.append("its time is not in this file")
@@ -307,16 +364,20 @@ def _reason(seconds: float, moved: float, unknown: list[str], compute: float, me
         reasons.append("its bytes are not in this file")
     if unknown:
         reasons.append(f"its operations ({', '.join(dict.fromkeys(unknown))}) are not counted")
-    if math.isnan(compute):
+    if math.isnan(_nan_max(computing.values())):
         reasons.append("no compute ceiling is known")
-    if math.isnan(memory):
-        reasons.append("no memory ceiling is known")
+    if lacking := _not_counted(computing, levels):
+        reasons.append(f"how busy {_listed(lacking)} {'was' if len(lacking) == 1 else 'were'} is not in this file")
     return ", ".join(reasons)
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.nan
 
 
-def _nan_max(values: list[float]) -> float:
+def _nan_max(values: Iterable[float]) -> float:
     return max((value for value in values if not math.isnan(value)), default=math.nan)

@@ -59,7 +59,9 @@ class Ceilings:
         """Refuse what nothing can be divided by."""
         values = (self.flops_per_second, self.bytes_per_second)
         if not all(math.isfinite(value) and value > 0 for value in values):
-            raise SchemaError(f"{self}: a floor needs a peak and a bandwidth above 0; measure that trial again")
+            raise SchemaError(
+                "file-damaged", f"{self}: a floor needs a peak and a bandwidth above 0; measure that trial again"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +207,7 @@ def summarize_components(
     window = dataclasses.replace(trial, start_iteration=series["before"][0], stop_iteration=series["after"][1])
     found = summarize(window, steps, ranks, directory.read_environment(), directory.read_telemetry(), price_per_hour)
     if found["step_time_ms"] is None:
-        raise SchemaError(f"{directory.path} holds no whole step; measure that trial again")
+        raise SchemaError("run-incomplete", f"{directory.path} holds no whole step; measure that trial again")
     ceilings = Ceilings(
         flops_per_second=_best(ranks, "measured_peak"), bytes_per_second=_best(ranks, "measured_bandwidth")
     )
@@ -237,7 +239,10 @@ def summarize_components(
 def _series(directory: TrialDirectory, ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, list[int]]:
     series = (ranks.get(0) or {}).get("series")
     if not isinstance(series, dict) or any(len(series.get(name) or ()) != 2 for name in SERIES):
-        raise SchemaError(f"{directory.rank_json(0)} does not say which steps were made when; measure that trial again")
+        raise SchemaError(
+            "run-incomplete",
+            f"{directory.rank_json(0)} does not say which steps were made when; measure that trial again",
+        )
     return series
 
 

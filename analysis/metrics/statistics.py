@@ -88,9 +88,8 @@ def block_medians(times: Times, resamples: int, random: np.random.Generator) -> 
     """
     array = np.asarray(times, dtype=np.float64)
     size = len(array)
-    length = max(1, round(size ** (1 / 3)))
-    blocks = -(-size // length)
-    starts = random.integers(0, size - length + 1, (resamples, blocks))
+    length, starts = _block_starts(size, resamples, random)
+    blocks = starts.shape[1]
     # How often each value is drawn is enough for a median, and counting is several times quicker than sorting.
     drawn = blocks * length
     count: type[np.signedinteger[Any]] = np.int16 if drawn < np.iinfo(np.int16).max else np.int32
@@ -103,6 +102,19 @@ def block_medians(times: Times, resamples: int, random: np.random.Generator) -> 
     lower = np.count_nonzero(reached <= (drawn - 1) // 2, axis=1)
     upper = lower if drawn % 2 else np.count_nonzero(reached <= drawn // 2, axis=1)
     return np.asarray((array[order[lower]] + array[order[upper]]) / 2, dtype=np.float64)
+
+
+def drawn_blocks(size: int, resamples: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Return [resamples, size] places of moving-block bootstrap samples of `size` values, as `block_medians` draws."""
+    length, starts = _block_starts(size, resamples, random)
+    places = starts[:, :, None] + np.arange(length)
+    return np.asarray(places.reshape(resamples, -1)[:, :size], dtype=np.int64)
+
+
+def _block_starts(size: int, resamples: int, random: np.random.Generator) -> tuple[int, npt.NDArray[np.int64]]:
+    """Length of a block, and [resamples, blocks] where they begin."""
+    length = max(1, round(size ** (1 / 3)))
+    return length, random.integers(0, size - length + 1, (resamples, -(-size // length)))
 
 
 def median_interval(times: Times, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:

@@ -19,7 +19,8 @@ import numpy as np
 
 from analysis.metrics.intervals import Intervals, clipped, difference, inside_ns, merged, total_ns, union
 from analysis.metrics.kernel_tables import communicates, is_communication
-from analysis.names import collective
+from analysis.metrics.launched import launched_compute
+from analysis.names import collective, is_gpu_library
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -118,9 +119,16 @@ def work_window(timeline: Timeline, sets: WorkSets, window: Window = "steps") ->
     return int(sets.busy[0, 0]), int(sets.busy[-1, 1])
 
 
-def event_window(timeline: Timeline) -> tuple[int, int] | None:
-    """Return begin and end of the marked steps, ns, or of all that was recorded where none is; None for nothing."""
-    tables = [timeline.steps] if len(timeline.steps) else [timeline.kernels, timeline.operators, timeline.ranges]
+def analysis_window(timeline: Timeline) -> tuple[int, int] | None:
+    """Return begin and end, ns, of what every table of a trace is of: that of `work_window`.
+
+    A trace without work has one too: its marked steps, or all that was recorded. None for nothing.
+    """
+    if len(timeline.steps):
+        return int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
+    if not len(timeline.kernels) and (found := work_window(timeline, _cpu_sets(timeline))) is not None:
+        return found
+    tables = [timeline.kernels] if len(timeline.kernels) else [timeline.operators, timeline.ranges]
     filled = [table for table in tables if len(table)]
     if not filled:
         return None
@@ -185,9 +193,11 @@ def temporal_frame(rows: Sequence[Temporal]) -> "pd.DataFrame":
 def iterations(timeline: Timeline) -> "pd.DataFrame":
     """Return one row per marked step, in order of start, times in ms: where the time of each went.
 
-    Columns: rank, step, step_time_ms, busy_ms, idle_ms, compute_ms, communication_ms, exposed_communication_ms,
-    memory_ms, exposed_memory_ms, kernels (that begin in it). Work counts in the step in whose time it ran, also where
-    the step before launched it. Of a trace without work all but the first three are NaN.
+    Columns: rank, step, step_time_ms, busy_ms, idle_ms, compute_ms, launched_compute_ms, communication_ms,
+    exposed_communication_ms, memory_ms, exposed_memory_ms, kernels (that begin in it; copies and memsets are none).
+    Work counts in the step in whose time it ran, also where the step before launched it; launched_compute_ms is the
+    computation that the step launched, whenever it ran (NaN where that is not known). Of a trace without work all but
+    the first three are NaN.
     """
     import pandas as pd
 
@@ -197,13 +207,16 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
         inside_ns(found, begins, ends)
         for found in (sets.compute, sets.communication, sets.memory, sets.busy, sets.active)
     )
-    starts = np.sort(timeline.work.start)
+    work = timeline.work
+    starts = np.sort(work.start[~work.is_kind("memcpy", "memset")])
     length = ends - begins
+    launched = launched_compute(timeline)
     times = {
         "step_time_ms": length,
         "busy_ms": busy,
         "idle_ms": length - busy,
         "compute_ms": compute,
+        "launched_compute_ms": np.full(len(steps), np.nan) if launched is None else launched.steps_ns,
         "communication_ms": communication,
         "exposed_communication_ms": active - compute,
         "memory_ms": memory,
@@ -251,14 +264,17 @@ def _cpu_sets(timeline: Timeline) -> WorkSets:
 
 
 def cpu_communication(timeline: Timeline) -> Intervals:
-    """Return the spans of communication on CPU threads: the collectives, or where none are listed what is named so."""
+    """Return the spans of communication on CPU threads: the collectives, or where none are listed what is named so.
+
+    Ranges of NCCL and RCCL are left out: they end when the collective is in the GPU's queue.
+    """
     spans = timeline.collectives
     if len(spans):
         spans = spans[spans["device"] < 0]
         return merged(spans["start"], spans["end"])
     parts = []
     for table in (timeline.operators, timeline.ranges):
-        named = {name for name in table["name"].unique() if collective(str(name))}
+        named = {name for name in table["name"].unique() if collective(str(name)) and not is_gpu_library(str(name))}
         part = table[table["name"].isin(named)]
         parts.append(merged(part["start"], part["end"]))
     return union(*parts)

@@ -93,7 +93,8 @@ def summarize(
     """
     if price_per_hour is not None and not (math.isfinite(price_per_hour) and price_per_hour > 0):
         raise UsageError(
-            f"--price-per-hour {price_per_hour} must be above 0: give the price of the machine for one hour"
+            "option-value",
+            f"--price-per-hour {price_per_hour} must be above 0: give the price of the machine for one hour",
         )
     absent = sorted(set(range(trial.world_size)) - set(steps)) if trial.nodes > 1 else []
     window = find_window(trial, {} if absent else steps)
@@ -238,7 +239,10 @@ def _memory(ranks: Mapping[int, Mapping[str, Any]], unknown: dict[str, str]) -> 
 def _utilisation(
     trial: Trial, ranks: Mapping[int, Mapping[str, Any]], result: Mapping[str, Any], unknown: dict[str, str]
 ) -> dict[str, Any]:
-    """MFU against the measured peak: per rank the better of before and after the trial, summed over all devices."""
+    """MFU against the measured peak: per rank the better of before and after the trial, summed over all devices.
+
+    A peak of other products than the trial made is none: older records have one in bf16 beside FP8.
+    """
     peaks = {rank: _peak_of(record.get("measured_peak") or {}) for rank, record in ranks.items()}
     missing = [rank for rank in range(trial.ranks) if not peaks.get(rank)]
     if missing:
@@ -250,6 +254,13 @@ def _utilisation(
     total = sum(max(values) for values in peaks.values()) * trial.devices_per_rank
     first = ranks[min(peaks)]["measured_peak"]
     drift = max(max(values) / min(values) - 1 for values in peaks.values())
+    products, dtype = _products(trial, first), first.get("dtype")
+    if products is not None and products != dtype:
+        again = "" if first.get("products") else ": measure the trial again"
+        unknown["mfu"] = unknown["measured_peak_flops"] = (
+            f"the products ran in {products}, and the peak was measured in {dtype}{again}"
+        )
+        return {"measured_peak": None}
     rate = result["model_flops_per_second"]
     if rate is None:
         unknown["mfu"] = unknown["model_flops_per_second"]
@@ -258,6 +269,13 @@ def _utilisation(
         "mfu": None if rate is None else rate / total,
         "measured_peak": {"dtype": first.get("dtype"), "shape": first.get("shape"), "drift": drift},
     }
+
+
+def _products(trial: Trial, peak: Mapping[str, Any]) -> str | None:
+    """Return the type that products ran in; None where nothing says that it is another than the peak's."""
+    if peak.get("products"):
+        return str(peak["products"])
+    return "float8_e4m3fn" if "fp8" in trial.levers.split("+") else None
 
 
 def _peak_of(peak: Mapping[str, Any]) -> list[float]:

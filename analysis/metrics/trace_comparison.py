@@ -75,12 +75,15 @@ def compare_traces(
         UsageError: the threshold is not above 0.
     """
     if not threshold > 0:
-        raise UsageError(f"--threshold {threshold} is not above 0: give a fraction such as 0.05")
+        raise UsageError("option-value", f"--threshold {threshold} is not above 0: give a fraction such as 0.05")
     families, kernels = trace_diff(before, after, "family"), trace_diff(before, after, "name")
     stepped = all(len(found.steps) for found in (*before, *after))
     old, new = (_step_ms(side) if stepped else _span_ms(side) for side in (before, after))
     if old <= 0 or new <= 0:
-        raise InputError("the marked steps of a trace have no length: there is no time to compare; record it again")
+        raise InputError(
+            "trace-without-work",
+            "the marked steps of a trace have no length: there is no time to compare; record it again",
+        )
     return TraceComparison(
         per="step" if stepped else "trace",
         before_ms=old,
@@ -131,7 +134,9 @@ def _step_ms(side: Sequence[Timeline]) -> float:
 def _span_ms(side: Sequence[Timeline]) -> float:
     spans = [found.span_ns for timeline in side if (found := temporal_breakdown(timeline, "kernels")) is not None]
     if not spans or max(spans) <= 0:
-        raise InputError("a trace marks no step and its work has no length: there is no time to compare")
+        raise InputError(
+            "trace-without-work", "a trace marks no step and its work has no length: there is no time to compare"
+        )
     return max(spans) / 1e6
 
 

@@ -52,14 +52,18 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
     on_gpu = [any(len(timeline.kernels) for timeline in side) for side in (before, after)]
     if on_gpu[0] != on_gpu[1]:
         raise InputError(
+            "run-mismatch",
             f"the {'second' if on_gpu[0] else 'first'} trace has no GPU work and the other has: times of kernels and "
-            "of operators do not compare; record both on the same kind of device"
+            "of operators do not compare; record both on the same kind of device",
         )
     keys = ["name", "family"] if by == "name" else ["family"]
     tables = [_work(side, on_gpu[0], keys) for side in (before, after)]
     for side, table in zip(("first", "second"), tables, strict=True):
         if not len(table):
-            raise InputError(f"the {side} trace holds no kernel and no operator in its steps: nothing to compare")
+            raise InputError(
+                "trace-without-work",
+                f"the {side} trace holds no kernel and no operator in its steps: nothing to compare",
+            )
     stepped = all(len(timeline.steps) for side in (before, after) for timeline in side)
     units = [sum(len(timeline.steps) for timeline in side) if stepped else len(side) for side in (before, after)]
     joined = pd.merge(tables[0], tables[1], on=keys, how="outer", suffixes=("_before", "_after")).fillna(0)

@@ -2,8 +2,8 @@
 
 On a GPU: the union of the kernels' intervals over the window, copies not counted. Communication kernels are kernels and
 count, as they do in nvprof; the same share without them stands beside it. On a CPU: the union over threads of the
-outermost operators, less the communication inside them. The window is the first step's start to the last step's end, or
-the whole trace where no step is marked.
+outermost operators, less the communication inside them. The window is that of all tables: the first step's start to the
+last step's end, or from first to last work where no step is marked.
 
 A kernel of one block keeps 1 of an H100's 132 multiprocessors (SMs) busy, and counts above like one that fills all.
 Where a trace has grid sizes and the number of SMs, the SM-weighted utilisation stands beside it:
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from analysis.metrics.intervals import clipped, merged, total_ns
 from analysis.metrics.kernel_tables import is_communication
-from analysis.metrics.temporal import cpu_computation, event_window
+from analysis.metrics.temporal import analysis_window, cpu_computation
 from analysis.records import SHAPE_COLUMNS
 from analysis.timeline import Timeline, lost_kernels
 
@@ -69,7 +69,7 @@ class Utilization:
     rank: int | None
     """Rank, None where the trace does not say."""
     steps: int
-    """Steps in the window, 0 where the window is the whole trace."""
+    """Steps in the window, 0 where none is marked."""
     window_ms: float | None
     """Length of the window, None for a trace without any event."""
     busy_ms: float | None
@@ -91,7 +91,7 @@ class Utilization:
 def compute_utilization(timeline: Timeline) -> Utilization:
     """Return the compute utilisation of one rank's trace, unknown values as None with a reason."""
     steps = len(timeline.steps)
-    window = event_window(timeline)
+    window = analysis_window(timeline)
     if window is None or window[1] <= window[0]:
         return Utilization(
             timeline.rank, steps, None, None, None, None, None, None, "", "the trace has no event with a length"

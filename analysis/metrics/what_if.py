@@ -3,8 +3,11 @@
 Scaling durations answers another question: a wait for a straggler does not vanish with the transfer, communication that
 computation hides costs nothing, and without it the host may be what is slow. So the dependencies are read out of the
 traces (what_if_events, what_if_cpu), every collective begins when its last rank arrives and ends on all ranks its
-transfer time later, and all moments are computed anew with that time changed. The replay without a change is held
-against the trace: its error is the model's.
+transfer time later, and all moments are computed anew with that time changed.
+
+The replay without a change is compared with the trace. That shows whether the collectives are understood, and nothing
+about a scenario: how far those are off is measured on generated traces, whose program runs again with the change
+(tests/unit/analysis/test_what_if_scenarios.py).
 
 The method is Daydream's (Zhu et al., USENIX ATC 2020, "Daydream: Accurately Estimating the Efficacy of Optimizations
 for DNN Training").
@@ -20,7 +23,7 @@ import numpy as np
 
 from analysis.metrics.collective_matching import Matching
 from analysis.metrics.what_if_cpu import add_cpu_rank
-from analysis.metrics.what_if_events import add_gpu_rank
+from analysis.metrics.what_if_events import add_gpu_rank, at_once
 from analysis.metrics.what_if_graph import TRANSFER, Dependencies, Floats, Graph, finished
 from analysis.names import bus_factor
 from analysis.timeline import Timeline
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
 LARGEST_ERROR = 0.05
 """Error of the unchanged replay from which on it says that it is not to be relied on."""
+SCENARIO_ERROR, WORST_ERROR = 0.01, 0.1
+"""What 95 % and what all of the replays of generated traces miss the true time of a scenario by, at most."""
+_SELDOM = 0.05
 MOST_WORK = 200_000
 """Kernels and operators of all ranks that a replay takes."""
 
@@ -58,9 +64,12 @@ class Scenario:
     """Bus bandwidth at which collectives of known size and group run instead; None keeps their times."""
     waits: bool = True
     """Whether ranks wait for each other; without, each replays alone, as if all arrived at once."""
+    host: bool = True
+    """Whether the host takes time: launches, Python, loading of data. It waits for the GPU in any case."""
 
 
 AS_TRACED = Scenario(name="as traced")
+NO_HOST = Scenario(name="no host time", host=False)
 SCENARIOS = (
     AS_TRACED,
     Scenario(name="free", transfer_factor=0.0),
@@ -68,6 +77,7 @@ SCENARIOS = (
     Scenario(name="twice as fast", transfer_factor=0.5),
     Scenario(name="no waiting for other ranks", waits=False),
     Scenario(name="free, and no waiting", transfer_factor=0.0, waits=False),
+    NO_HOST,
 )
 
 
@@ -83,6 +93,11 @@ class WhatIf:
     """|replayed - traced| / traced of the unchanged replay, the largest over ranks; None without a replay."""
     problems: tuple[str, ...] = ()
     """What the answers do not hold for."""
+    outside: str = ""
+    """Why SCENARIO_ERROR says nothing about this trace: it is unlike the generated ones; "" where it is like them."""
+    limits: dict[str, float] = field(default_factory=dict)
+    """Share of the slowest rank's time that is saved at most, by what takes no time then: "communication" (transfer),
+    "host", and with several ranks "waiting" (for ranks that are late)."""
     paths_ms: dict[str, dict[str, float]] = field(default_factory=dict)
     """Critical path of the slowest rank by scenario: ms by what_if_graph.EDGE_KINDS."""
 
@@ -102,12 +117,12 @@ class WhatIf:
 
 def parse_scenario(text: str) -> Scenario:
     """Return the scenario that a word names: "free", "half", "twice", "3x" (times as fast), "100GB/s" (bus bandwidth),
-    "nowait", "none" (free, and no waiting).
+    "nowait", "none" (free, and no waiting), "nohost" (the host takes no time).
 
     Raises:
         InputError: it names none.
     """
-    words = {"free": 1, "half": 2, "twice": 3, "nowait": 4, "none": 5}
+    words = {"free": 1, "half": 2, "twice": 3, "nowait": 4, "none": 5, "nohost": 6}
     plain = text.strip().lower()
     if plain in words:
         return SCENARIOS[words[plain]]
@@ -115,8 +130,9 @@ def parse_scenario(text: str) -> Scenario:
     value = float(match[1]) if match else 0.0
     if match is None or value <= 0:
         raise InputError(
-            f"--what-if {text[:60]!r} is no scenario: give free, half, twice, nowait, none, a speed-up such as 3x, "
-            "or a bus bandwidth such as 100GB/s"
+            "option-value",
+            f"--what-if {text[:60]!r} is no scenario: give free, half, twice, nowait, none, nohost, a speed-up such as "
+            "3x, or a bus bandwidth such as 100GB/s",
         )
     if match[2] == "x":
         return Scenario(name=f"{value:g} times as fast", transfer_factor=1 / value)
@@ -185,7 +201,46 @@ def what_if(
             f"{gap / whole:.0%} of the critical path are gaps before kernels that no dependency explains; they are kept"
         )
     frame = pd.DataFrame(rows, columns=list(WHAT_IF_COLUMNS)).astype(WHAT_IF_COLUMNS)
-    return WhatIf(frame, None if math.isnan(error) else error, tuple(problems), paths)
+    return WhatIf(
+        table=frame,
+        error=None if math.isnan(error) else error,
+        problems=tuple(problems),
+        outside=_outside(timelines, bool(problems)),
+        limits=_limits(dependencies, max(base), len(timelines)),
+        paths_ms=paths,
+    )
+
+
+def _limits(dependencies: Dependencies, unchanged: float, ranks: int) -> dict[str, float]:
+    """See WhatIf.limits."""
+    found = {}
+    for name, scenario in (("communication", SCENARIOS[1]), ("waiting", SCENARIOS[4]), ("host", NO_HOST)):
+        if scenario.waits or ranks > 1:
+            moments, _ = dependencies.replay(_weights(dependencies, scenario))
+            found[name] = 1 - max(_windows(dependencies, moments)) / unchanged if unchanged > 0 else 0.0
+    return found
+
+
+def _outside(timelines: Sequence[Timeline], problems: bool) -> str:
+    """See WhatIf.outside."""
+    if not all(len(timeline.kernels) for timeline in timelines):
+        return ": it is of a CPU"
+    if problems:
+        return ", for the reasons that follow"
+    if ranks := _absent(timelines):
+        return f": {ranks}"
+    if any((timeline.kernels["kind"] == "graph").any() for timeline in timelines):
+        return ": it has CUDA graphs recorded as one piece"
+    if any(at_once(timeline) > _SELDOM for timeline in timelines):
+        return ": several threads launch at once"
+    return ""
+
+
+def _absent(timelines: Sequence[Timeline]) -> str:
+    """Say which ranks the traces are missing of; "" where they are all there, as far as the traces say."""
+    sizes = [int(size) for timeline in timelines for size in timeline.collectives["group_size"].unique()]
+    ranks = max([*sizes, *(timeline.world_size or 0 for timeline in timelines)], default=0)
+    return f"it is the traces of {len(timelines)} of {ranks} ranks" if ranks > len(timelines) else ""
 
 
 def _refused(timelines: Sequence[Timeline]) -> str:
@@ -207,10 +262,10 @@ def _dependencies(
     timelines: Sequence[Timeline], matching: Matching, offsets_ns: Sequence[int]
 ) -> tuple[Dependencies, list[str]]:
     graph = Graph()
-    nodes = [
-        (add_gpu_rank if len(timeline.kernels) else add_cpu_rank)(graph, timeline, int(offset))
-        for timeline, offset in zip(timelines, offsets_ns, strict=True)
-    ]
+    nodes = []
+    for timeline, offset in zip(timelines, offsets_ns, strict=True):
+        nodes.append((add_gpu_rank if len(timeline.kernels) else add_cpu_rank)(graph, timeline, int(offset)))
+        graph.rank_is_complete()
     volumes = [_volumes(timeline) for timeline in timelines]
     joined: set[tuple[int, int]] = set()
     rows = matching.members[matching.members["transfer_ns"].notna()]
@@ -264,7 +319,8 @@ def _weights(dependencies: Dependencies, scenario: Scenario) -> Floats:
     if scenario.busbw_gb_s is not None:
         known = (dependencies.transfers > 0) & np.isfinite(dependencies.volumes)
         transfers = np.where(known, dependencies.volumes / scenario.busbw_gb_s, transfers)
-    weights = dependencies.weights + transfers
+    weights = dependencies.weights if scenario.host else np.where(dependencies.paced, 0.0, dependencies.weights)
+    weights = weights + transfers
     return weights if scenario.waits else np.where(dependencies.foreign, -np.inf, weights)
 
 

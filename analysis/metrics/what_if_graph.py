@@ -1,9 +1,9 @@
 """The dependencies of a trace, over all ranks: what has to happen before what, and how long after it.
 
 Nodes are moments (a call of the host or a piece of work begins, ends), edges say that one is at least so much later
-than another. What a moment is later than all that it depends on (a launch's latency, Python between two calls) is kept
-with each of its edges: replaying the graph without a change gives the trace again, up to the collectives. Those end, on
-all ranks, a transfer time after the last rank begins.
+than another. What a moment is later than all that it depends on (Python between two calls, a slow launch) is kept with
+the edge that held it up, or, where it is too long for that, with each of its edges: replaying the graph without a
+change gives the trace again, up to the collectives, which end on all ranks a transfer time after the last one begins.
 """
 
 from bisect import bisect_right
@@ -26,11 +26,14 @@ Candidates = list[tuple[int, float, int]]
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
 
-HOST, COMPUTE, TRANSFER, GAP = range(4)
-EDGE_KINDS = ("host", "computation", "communication", "unexplained gap")
+HOST, COMPUTE, TRANSFER, GAP, LAUNCH = range(5)
+EDGE_KINDS = ("host", "computation", "communication", "unexplained gap", "launch latency")
 """What the time along an edge is spent with."""
 
 _LATENCY_NS = 20_000
+"""How much later than all that it waits for work may begin before that counts as not explained."""
+_SLOW_LAUNCH_NS = 100_000
+_ROUNDED_NS = 1_000
 
 
 @dataclass(slots=True)
@@ -49,6 +52,8 @@ class Graph:
     """Bytes of it times the collective's bus factor; NaN unknown."""
     foreign: list[bool] = field(default_factory=list)
     """Whether an edge waits for all ranks."""
+    paced: list[bool] = field(default_factory=list)
+    """Whether an edge is the host's own time in its rank's window; of the ranks that are complete."""
     begins: list[int] = field(default_factory=list)
     """Node of each rank at which its window begins."""
     ends: list[list[int]] = field(default_factory=list)
@@ -69,17 +74,33 @@ class Graph:
         """Let a collective end its transfer time after `source`: its own begin or, `foreign`, that of the last rank."""
         self._add(source, target, 0.0, TRANSFER, length, volume, foreign)
 
+    def rank_is_complete(self) -> None:
+        """Find out which of the edges added since the last call are the host's own time in the rank's window."""
+        begin = self.times[self.begins[-1]]
+        for edge in range(len(self.paced), len(self.sources)):
+            self.paced.append(self.kinds[edge] == HOST and self.times[self.targets[edge]] > begin)
+
     def follow(self, target: int, candidates: Sequence[tuple[int, float, int]]) -> None:
-        """Let `target` come after all candidates (source, least distance, kind), by what it is later in the trace."""
+        """Let `target` come after all candidates (source, least distance, kind), as late as it is in the trace.
+
+        What it is later than all of them was caused by the last one (a launch that took longer than the least latency).
+        Work that is much later waited for something that is not known: that is kept, whichever comes last in a replay.
+        Launches alone are slow at times.
+        """
         usable = [item for item in candidates if self.times[item[0]] <= self.times[target]]
         self.contradicted += len(candidates) - len(usable)
         if not usable:
             return
-        reached = max(self.times[source] + weight for source, weight, _ in usable)
+        # In whole ns: nanoseconds since 1970 have more digits than a float.
+        reached = max(self.times[source] + int(weight) for source, weight, _ in usable)
         lag = self.times[target] - reached
+        unexplained = lag > _LATENCY_NS
+        last = {kind for source, weight, kind in usable if self.times[source] + int(weight) == reached}
+        everywhere = unexplained and (lag > _SLOW_LAUNCH_NS or last != {LAUNCH})
         for source, weight, kind in usable:
+            late = lag if everywhere or self.times[source] + int(weight) == reached else 0
             # The host's own pace is known; a kernel that starts long after all it waits for is not explained.
-            self.edge(source, target, weight + lag, GAP if kind != HOST and lag > _LATENCY_NS else kind)
+            self.edge(source, target, int(weight) + late, GAP if kind != HOST and late > _LATENCY_NS else kind)
 
     def _add(
         self, source: int, target: int, weight: float, kind: int, length: float, volume: float, foreign: bool
@@ -110,6 +131,7 @@ class Dependencies:
     transfers: Floats
     volumes: Floats
     foreign: npt.NDArray[np.bool_]
+    paced: npt.NDArray[np.bool_]
     begins: tuple[int, ...]
     ends: tuple[tuple[int, ...], ...]
 
@@ -148,6 +170,7 @@ class Dependencies:
 def finished(graph: Graph) -> Dependencies:
     """Return the graph in the form that is replayed. Edges that close a circle, all of one moment, are left out."""
     count = len(graph.times)
+    paced = graph.paced + [False] * (len(graph.sources) - len(graph.paced))
     targets, sources = np.array(graph.targets, dtype=np.int64), np.array(graph.sources, dtype=np.int64)
     order, kept = _order(count, sources, targets)
     chosen = np.flatnonzero(kept)
@@ -163,6 +186,7 @@ def finished(graph: Graph) -> Dependencies:
         transfers=np.array(graph.transfers, dtype=np.float64)[chosen],
         volumes=np.array(graph.volumes, dtype=np.float64)[chosen],
         foreign=np.array(graph.foreign, dtype=bool)[chosen],
+        paced=np.array(paced, dtype=bool)[chosen],
         begins=tuple(graph.begins),
         ends=tuple(map(tuple, graph.ends)),
     )
@@ -235,6 +259,9 @@ def marks(
     before = Before(calls)
     found = []
     for moment in (int(steps["start"].min()), int(steps["end"].max())):
+        # A step whose times are rounded may end just before the last call in it.
+        late = before.of(moment + _ROUNDED_NS, len(calls))
+        moment = moment if late is None or calls[late][0] >= moment else max(moment, calls[late][1])
         node = graph.node(moment - offset)
         previous = before.of(moment, len(calls))
         if previous is not None:

@@ -18,6 +18,7 @@ from analysis.readers.kineto_arguments import whole
 from analysis.readers.kineto_frames import Frames
 from analysis.readers.kineto_stream import EventStream
 from analysis.readers.kineto_tables import Tables
+from analysis.readers.packed import damage_code
 from analysis.timeline import Timeline
 from common.errors import InputError
 
@@ -45,12 +46,13 @@ def recognises(head: "Head") -> bool:
 def read(path: Path) -> Timeline:
     """Read one rank's trace.
 
-    Names and threads are categories. `kernels` also has blocks_per_sm (blocks of the kernel per multiprocessor, NaN
-    unknown) where the trace says it. What is malformed or cut off is left out and stated in `problems`.
+    Names and threads are categories. Where the trace says them, `operators` also has precision (of
+    precisions.PRECISIONS: the input types of a matrix product, "" unknown), and `kernels` blocks_per_sm (blocks of the
+    kernel per multiprocessor, NaN unknown). What is malformed or cut off is left out and stated in `problems`.
 
     Raises:
-        InputError: nothing of the file can be read, it is no PyTorch trace, or larger than the limits; the message
-            names it and says what it seems to be.
+        InputError: nothing of the file can be read, it is no PyTorch trace or one of an accelerator that is not
+            understood, or it is larger than the limits; the message names it and says what it seems to be.
     """
     return _read(path).timeline
 
@@ -92,11 +94,15 @@ def _no_collection() -> Iterator[None]:
 
 def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
     about = stream.about
-    if stream.damage and not tables.events:
-        raise InputError(_nothing(path, stream))
+    if stream.damage and not tables.events and not tables.unknown.counts:
+        raise InputError(damage_code(stream.damage[0]), _nothing(path, stream))
+    if not (stream.damage or stream.lost or tables.events or tables.timeless or tables.unknown.counts):
+        raise InputError("file-empty", f"{path} is a trace without any event: nothing was recorded; record again")
     information = about.get("distributedInfo")
     information = information if isinstance(information, dict) else {}
     frames = Frames(tables, _base(about), _groups(information))
+    if not len(frames.work()) and (active := tables.unknown.accelerator()):
+        raise InputError("trace-unsupported", _not_understood(path, active))
     devices = _Devices(about)
     problems = _problems(path, stream, tables, about, frames)
     timeline = LazyTimeline.of(
@@ -127,21 +133,38 @@ def _nothing(path: Path, stream: EventStream) -> str:
     )
 
 
+def _not_understood(path: Path, active: str) -> str:
+    return (
+        f"{path} holds {active}, which cannot be read, and no work of a GPU: its times would be the host's alone. "
+        "Readable are traces of CUDA, ROCm and XPU devices (categories kernel, gpu_memcpy, gpu_memset) and of runs on "
+        "a CPU; use the tools of that accelerator's vendor"
+    )
+
+
 def _problems(
     path: Path, stream: EventStream, tables: Tables, about: Mapping[str, Any], frames: Frames
 ) -> tuple[str, ...]:
     said = [f"{path.name} is damaged: {clause}; what could be read of it is shown" for clause in stream.damage]
+    said += [f"{path.name}: {left_out}" for left_out in frames.problems]
     if stream.lost:
         said.append(f"{path.name} is malformed in {stream.lost:,} places: the events there are left out")
     if tables.timeless:
         said.append(f"{tables.timeless:,} events of {path.name} have no usable time and are left out")
+    if tables.unknown.counts:
+        said.append(
+            f"{path.name} holds events of categories that are not understood ({tables.unknown.listed()}): they are "
+            "left out, and no time here counts them"
+        )
     if len(frames.work()):
         if not about.get("deviceProperties"):
             said.append(f"{path.name} does not say which GPU it is of (no deviceProperties)")
-    elif frames.launches() or (stream.damage and about.get("deviceProperties")):
+    elif (ran := frames.launches() or frames.calls_nccl()) or (stream.damage and about.get("deviceProperties")):
         remedy = "copy the whole file again" if stream.damage else "record with ProfilerActivity.CUDA, and read its log"
-        what = "is of a program on a GPU" if frames.launches() else "names a GPU"
-        said.append(f"{path.name} {what}, but holds no kernel: what is shown is the CPU's side alone; {remedy}")
+        what = "is of a program on a GPU" if ran else "names a GPU"
+        said.append(
+            f"{path.name} {what}, but holds no kernel, as the GPU's work was not recorded: what is shown is the CPU's "
+            f"side alone; {remedy}"
+        )
     return tuple(said)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.names import collective
+from analysis.names import collective, kernel_collective
 from analysis.readers.kineto_arguments import CommunicationArguments, loose_json, whole
 from analysis.readers.kineto_tables import HostCall
 from analysis.timeline import COLLECTIVE_COLUMNS
@@ -90,16 +90,19 @@ def _of_kernels(
     around = _Around(host_calls)
     launches = _launches(api, found["correlation_id"]) if host_calls else {}
     for place, row in zip(places, _records(found), strict=True):
-        kind = collective(str(row["name"])) or ""
+        kind = kernel_collective(str(row["name"])) or ""
         own = kernel_calls[place]
         said: list[tuple[str, CommunicationArguments]] = [("", own)]
         if row["correlation_id"] in launches:
             said += around.of(*launches[row["correlation_id"]])
         elif own.external_id is not None:
             said += around.named(own.external_id)
-        if kind == "send_recv":  # an all-to-all is sends and receives too: the host says which it was
+        # An all-to-all is sends and receives, and RCCL's kernels are all of one name: PyTorch says which it was.
+        if kind in ("send_recv", "other"):
             kind = next((told for name, args in said if (told := _host_kind(name, args))), kind)
-        yield row | {"collective": kind}, _facts(kind, said, groups)
+        # PyTorch's groups are those of the libraries that it runs; others have their own, which a trace does not name.
+        only = _only(groups) if collective(str(row["name"])) else ""
+        yield row | {"collective": kind}, _facts(kind, said, groups, only)
 
 
 def _of_cpu(host_calls: Sequence[HostCall], groups: Mapping[str, int]) -> Iterable[tuple[dict[str, Any], _Facts]]:
@@ -111,7 +114,11 @@ def _of_cpu(host_calls: Sequence[HostCall], groups: Mapping[str, int]) -> Iterab
             continue
         reached[thread, kind] = end
         row = {"name": name, "device": -1, "stream": -1, "start": start, "end": end, "correlation_id": -1}
-        yield row | {"collective": kind}, _facts(kind, [(name, said)], groups)
+        yield row | {"collective": kind}, _facts(kind, [(name, said)], groups, _only(groups))
+
+
+def _only(groups: Mapping[str, int]) -> str:
+    return next(iter(groups)) if len(groups) == 1 else ""
 
 
 def _records(table: dict[str, Any]) -> list[dict[str, Any]]:
@@ -124,8 +131,13 @@ def _host_kind(name: str, said: CommunicationArguments) -> str | None:
     return collective(name) if name.lower().startswith("nccl:") else None
 
 
-def _facts(kind: str, said: Sequence[tuple[str, CommunicationArguments]], groups: Mapping[str, int]) -> _Facts:
-    """Put together what the kernel and the host's calls around its launch, best first, say."""
+def _facts(
+    kind: str, said: Sequence[tuple[str, CommunicationArguments]], groups: Mapping[str, int], only: str
+) -> _Facts:
+    """Put together what the kernel and the host's calls around its launch, best first, say.
+
+    `only` is the group where nothing names one.
+    """
     facts = _Facts()
     for name, args in said:
         facts.dtype = facts.dtype or _text(args.dtype)
@@ -134,8 +146,8 @@ def _facts(kind: str, said: Sequence[tuple[str, CommunicationArguments]], groups
         facts.seq = facts.seq if facts.seq >= 0 else _count(args.seq)
         if name == "record_param_comms":
             _read_inputs(args, facts)
-    if not facts.group and not facts.communicator and len(groups) == 1:
-        facts.group = next(iter(groups))
+    if not facts.group and not facts.communicator:
+        facts.group = only
     if facts.group_size <= 0:
         facts.group_size = groups.get(facts.group, -1)
     for name, args in said:

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.gpu_work import GpuWork
+from analysis.names import is_gpu_library
+from analysis.precisions import PRECISIONS
+from analysis.readers.empty_steps import empty_steps, launch_moments, left_out
+from analysis.readers.kineto_categories import CALL, KINDS, OPERATOR, RANGE, WORK
 from analysis.readers.kineto_columns import Codes, categories
 from analysis.readers.kineto_events import Integers
-from analysis.readers.kineto_tables import CALL, KINDS, OPERATOR, RANGE, WORK, HostCall, Tables, label, thread_name
+from analysis.readers.kineto_tables import HostCall, Tables, label, thread_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
-_LAUNCH = re.compile("LaunchKernel|GraphLaunch")
+_LAUNCH = re.compile("LaunchKernel|KernelLaunch|GraphLaunch")
 _SPANS = ("steps", "operators", "ranges")
 
 _Columns = dict[str, Any]
@@ -41,6 +45,8 @@ class Frames:
         ]
         self._kernel_calls = dict(tables.kernel_calls)
         self._order_work()
+        self._steps, self.problems = self._whole_steps()
+        """What of the marked steps was left out: one sentence each."""
 
     def work(self) -> GpuWork:
         """Return the GPU work, in order of start."""
@@ -53,6 +59,10 @@ class Frames:
     def launches(self) -> bool:
         """Return whether the host launched work on a GPU, before the tables are made."""
         return any(_LAUNCH.search(name) for name in self._names[CALL])
+
+    def calls_nccl(self) -> bool:
+        """Return whether the host called NCCL or RCCL, whose collectives run on GPUs."""
+        return any(is_gpu_library(name) for table in (OPERATOR, RANGE) for name in self._names[table])
 
     def make(self, table: str) -> dict[str, "pd.DataFrame"]:
         """Return a table by its name in Timeline, and those that are made with it; forget what they are made of."""
@@ -87,24 +97,50 @@ class Frames:
         self._kernel_calls, self._host_calls = {}, []
         return {"kernels": kernels, "api": api, "collectives": communication}
 
-    def _spans(self) -> dict[str, "pd.DataFrame"]:
-        from analysis.readers.kineto_nesting import nesting
+    def _whole_steps(self) -> tuple[Integers, list[str]]:
+        """Number, start and end of the marked steps, shape (n, 3), and what is said of those that are none."""
+        found = [np.empty((0, 3), dtype=np.int64)]
+        for table in (OPERATOR, RANGE):
+            step, columns = self._step_numbers(table), self._columns[table]
+            if len(rows := np.flatnonzero(step >= 0)):
+                found.append(np.column_stack([step[rows], columns["start"][rows], columns["end"][rows]]))
+        steps = np.concatenate(found)
+        steps = steps[np.argsort(steps[:, 1], kind="stable")]
+        empty = empty_steps(steps[:, 1], steps[:, 2], self._launches)
+        return steps[~empty], left_out(steps[empty, 0], (steps[:, 2] - steps[:, 1])[empty])
 
-        steps = [np.empty((0, 3), dtype=np.int64)]
+    def _step_numbers(self, table: str) -> Integers:
+        """The number of the step that each row marks, -1 for none."""
+        found = [_STEP.match(text) for text in self._names[table]]
+        numbers = np.array([int(match[1]) if match else -1 for match in found], dtype=np.int64)
+        names = self._columns[table]["name"]
+        return numbers[names] if (numbers >= 0).any() else np.full(len(names), -1, dtype=np.int64)
+
+    def _launches(self) -> Integers:
+        """When work was launched: calls that are tied to it; else operators; else the work's own starts."""
+        work, calls = self._columns[WORK], self._columns[CALL]
+        found = launch_moments(work["correlation_id"], calls["correlation_id"], calls["start"])
+        if len(found):
+            return found
+        operators: Integers = self._columns[OPERATOR]["start"][self._step_numbers(OPERATOR) < 0]
+        return operators if len(operators) else work["start"]
+
+    def _spans(self) -> dict[str, "pd.DataFrame"]:
+        from analysis.nesting import nesting
+
         made = {}
         for table, name in ((OPERATOR, "operators"), (RANGE, "ranges")):
+            is_step = self._step_numbers(table) >= 0
             columns = self._columns.pop(table)
-            found = [_STEP.match(text) for text in self._names[table]]
-            numbers = np.array([int(match[1]) if match else -1 for match in found], dtype=np.int64)
-            step = numbers[columns["name"]] if len(numbers) else np.empty(0, dtype=np.int64)
-            is_step = step >= 0
             if is_step.any():
-                steps.append(np.column_stack([step, columns["start"], columns["end"]])[is_step])
                 columns = {column: values[~is_step] for column, values in columns.items()}
             if table == OPERATOR:
+                told = columns.pop("precision")
+                if told.any():
+                    columns["precision"] = told
                 columns["self_ns"], columns["outermost"] = nesting(columns["thread"], columns["start"], columns["end"])
             made[name] = self._table(table, columns, np.lexsort((-columns["end"], columns["start"])))
-        return {"steps": _step_table(np.concatenate(steps)), **made}
+        return {"steps": _step_table(self._steps), **made}
 
     def _table(self, table: str, columns: _Columns, order: Integers) -> "pd.DataFrame":
         import pandas as pd
@@ -112,6 +148,8 @@ class Frames:
         columns = {name: values[order] for name, values in columns.items()}
         columns["name"] = categories(columns["name"], self._names[table])
         columns["thread"] = categories(columns["thread"], self._threads)
+        if "precision" in columns:
+            columns["precision"] = categories(columns["precision"], PRECISIONS)
         ordered = {name: columns.pop(name) for name in ("name", "thread", "start", "end")}
         return pd.DataFrame(ordered | columns, copy=False)
 
@@ -126,5 +164,4 @@ def _distinct(labels: Sequence[str]) -> tuple[list[str], Integers]:
 def _step_table(rows: Integers) -> "pd.DataFrame":
     import pandas as pd
 
-    rows = rows[np.argsort(rows[:, 1], kind="stable")]
     return pd.DataFrame({"step": rows[:, 0], "start": rows[:, 1], "end": rows[:, 2]})

@@ -96,7 +96,7 @@ def _caught(read: Callable[[Path], Any], path: Path) -> Any:
     try:
         return read(path)
     except InputError as error:
-        return InputError(str(error))
+        return InputError(error.code, str(error))
 
 
 def _cores() -> int:

@@ -16,7 +16,7 @@ import msgspec
 
 from analysis.readers.kineto_events import DAMAGES, Chunk, decode_chunk, exact_chunk
 from analysis.readers.kineto_repair import BOUNDARY, MOST_LOST, repair, sanitized
-from analysis.readers.packed import unpacked_blocks
+from analysis.readers.packed import CUT_SHORT, damage_code, unpacked_blocks
 from common.errors import InputError
 
 MOST_EVENT_BYTES = 64 << 20
@@ -72,7 +72,9 @@ class EventStream:
                 data += block
             chunk, data, ended = self._final(data) if block is None else self._whole_events(data)
             if self.lost > MOST_LOST:
-                raise InputError(f"{self.path} is malformed in over {MOST_LOST:,} places, the limit: record it again")
+                raise InputError(
+                    "file-damaged", f"{self.path} is malformed in over {MOST_LOST:,} places, the limit: record it again"
+                )
             if chunk is not None:
                 yield chunk
             chunk = None
@@ -85,7 +87,7 @@ class EventStream:
                 self._read_tail(data, bare)
                 return
             elif block is None:
-                self.damage.append("it is cut short")
+                self.damage.append(CUT_SHORT)
                 return
 
     def _opened(self) -> tuple[bytes, bool]:
@@ -108,7 +110,7 @@ class EventStream:
     def _opened_by_force(self, data: bytes) -> tuple[bytes, bool]:
         match = _OPENING.search(data)
         if match is None:
-            raise InputError(_no_trace(self.path, data, self.damage))
+            raise _no_trace(self.path, data, self.damage)
         self.damage.append("what stands before its events cannot be read")
         return data[match.end() :], False
 
@@ -129,7 +131,9 @@ class EventStream:
             return self._repaired(data[: cut[0]], data[cut[1] :])
         if len(data) > MOST_EVENT_BYTES:
             raise InputError(
-                f"{self.path} has an event larger than {MOST_EVENT_BYTES:,} bytes, the limit of one event: record again"
+                "file-limit",
+                f"{self.path} has an event larger than {MOST_EVENT_BYTES:,} bytes, the limit of one event: record "
+                "again",
             )
         return None, data, False
 
@@ -252,17 +256,23 @@ def _about(data: bytes) -> dict[str, Any] | None:
     return {name: loose[name] for name in _About.__struct_fields__ if loose.get(name) is not None}
 
 
-def _no_trace(path: Path, data: bytes, damage: list[str]) -> str:
+def _no_trace(path: Path, data: bytes, damage: list[str]) -> InputError:
     """Say why a file without events is none, and what it seems to be."""
     if damage:
-        return f"cannot read {path}: {damage[0]}; the file is damaged or cut short, copy it again"
+        return InputError(
+            damage_code(damage[0]), f"cannot read {path}: {damage[0]}; the file is damaged or cut short, copy it again"
+        )
     try:
         document = json.loads(data[:MOST_EVENT_BYTES].decode("utf-8", errors="replace"), strict=False)
     except (ValueError, RecursionError) as error:
-        return (
+        return InputError(
+            "file-damaged",
             f"{path} is not complete JSON ({str(error)[:200]}), or no PyTorch profiler trace: the profiler was ended "
-            "early, record again"
+            "early, record again",
         )
     if isinstance(document, Mapping) and "nodes" in document:
-        return f"{path} is a PyTorch execution trace, not a profiler trace: give export_chrome_trace's file"
-    return f"{path} is JSON but no PyTorch profiler trace: it has no list `traceEvents`"
+        return InputError(
+            "file-format",
+            f"{path} is a PyTorch execution trace, not a profiler trace: give export_chrome_trace's file",
+        )
+    return InputError("file-format", f"{path} is JSON but no PyTorch profiler trace: it has no list `traceEvents`")

@@ -3,12 +3,15 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.names import collective
+from analysis.names import family, kernel_collective
+from analysis.precisions import PRECISIONS, precision
 from analysis.readers.kineto_arguments import (
     Arguments,
     CallArguments,
@@ -17,27 +20,24 @@ from analysis.readers.kineto_arguments import (
     sizes,
     whole_numbers,
 )
+from analysis.readers.kineto_categories import CALL, COUNTERS, KINDS, NEEDLESS, OPERATOR, RANGE, TABLES, WORK, Unknown
 from analysis.readers.kineto_columns import Codes, Columns
 from analysis.readers.kineto_events import MISSING, AnyEvent, Chunk, Integers
 
-OPERATOR, RANGE, CALL, WORK, COUNTERS = "operator", "range", "call", "work", "counters"
-KINDS = ("kernel", "memcpy", "memset")
-# Categories of 2021 (capitals) and of later versions; HIP's are the same. GPU annotations are no work.
-_TABLES = {
-    **dict.fromkeys(("cpu_op", "Operator", "operator"), OPERATOR),
-    "user_annotation": RANGE,
-    **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime", "runtime", "hip_runtime", "hip_driver"), CALL),
-    **dict.fromkeys(("kernel", "Kernel"), "kernel"),
-    **dict.fromkeys(("gpu_memcpy", "Memcpy"), "memcpy"),
-    **dict.fromkeys(("gpu_memset", "Memset"), "memset"),
-    "cuda_profiler_range": COUNTERS,
-}
 _HOST_CALL = re.compile(r"record_param_comms$|(?:nccl|gloo|mpi|ucc|xccl)[:_]|c10d::_?allgather_base", re.IGNORECASE)
 _SPAN = {"name": "int32", "thread": "int32", "start": "int64", "duration": "int64"}
 _SIZES = {name: "int32" for side in ("grid", "block") for name in (f"{side}_x", f"{side}_y", f"{side}_z")}
 _PIECE = {"name": "int32", "kind": "int8", "device": "int64", "stream": "int64", "start": "int64", "duration": "int64",
         "correlation_id": "int64", "bytes": "int64", **_SIZES, "blocks_per_sm": "float64"}  # fmt: skip
-_COLUMNS = {OPERATOR: _SPAN, RANGE: _SPAN, CALL: {**_SPAN, "correlation_id": "int64"}, WORK: _PIECE}
+_COLUMNS = {
+    OPERATOR: {**_SPAN, "precision": "int8"},
+    RANGE: _SPAN,
+    CALL: {**_SPAN, "correlation_id": "int64"},
+    WORK: _PIECE,
+}
+
+# Several times faster than decoding arguments of which only this is wanted; lists of tensors have a list of types.
+_INPUT_TYPES = re.compile(rb'"Input type"\s*:\s*\[((?:[^][]|\[[^][]*\])*)\]')
 
 HostCall = tuple[str, str, int, int, CommunicationArguments]
 
@@ -59,8 +59,10 @@ class Tables:
         """Arguments of communication kernels by place of the kernel."""
         self.counted: list[tuple[AnyEvent, int, int]] = []
         """Events that hold counters of a kernel, their starts and durations."""
+        self.unknown = Unknown()
         self._columns = {table: Columns() for table in _COLUMNS}
         self._spans_of_thread: Counter[int] = Counter()
+        self._multiplies: list[bool] = []
 
     def add(self, chunk: Chunk) -> None:
         """Sort the events of a chunk into the tables."""
@@ -69,9 +71,13 @@ class Tables:
         usable = (chunk.start != MISSING) & (chunk.duration >= 0)
         by_table: dict[str, list[npt.NDArray[np.intp]]] = {}
         for name, code in codes.items():
-            table = _TABLES.get(name) if isinstance(name, str) else None
-            if table is not None:
-                by_table.setdefault(table, []).append(np.flatnonzero(category == code))
+            if not isinstance(name, str) or name in NEEDLESS:
+                continue
+            rows = np.flatnonzero(category == code)
+            if (table := TABLES.get(name)) is not None:
+                by_table.setdefault(table, []).append(rows)
+            else:
+                self.unknown.add(name, [chunk.events[row] for row in rows.tolist()])
         for table, found in by_table.items():
             rows = np.sort(np.concatenate(found))
             self.timeless += int((~usable[rows]).sum())
@@ -97,6 +103,8 @@ class Tables:
                 found = Arguments(CallArguments).of(events)
                 columns["correlation_id"] = whole_numbers([one.correlation for one in found], -1)
             else:
+                if table == OPERATOR:
+                    columns["precision"] = self._precisions(events, columns["name"])
                 self._note_host_calls(events, self.names[table], columns)
             self._columns[table].add(columns)
 
@@ -128,6 +136,16 @@ class Tables:
                 "blocks_per_sm": np.array([one.blocks_per_sm for one in found], dtype=np.float64),
             }
         )
+
+    def _precisions(self, events: Sequence[AnyEvent], names: npt.NDArray[np.int32]) -> npt.NDArray[np.int8]:
+        """The place in PRECISIONS of the types that each matrix product was given, 0 for all else."""
+        known = islice(self.names[OPERATOR], len(self._multiplies), None)
+        self._multiplies += [isinstance(name, str) and family(name) == "GEMM" for name in known]
+        found = np.zeros(len(events), dtype=np.int8)
+        for row in np.flatnonzero(np.array(self._multiplies, dtype=bool)[names]).tolist():
+            types = _INPUT_TYPES.search(events[row].args)
+            found[row] = _precision_of(types[1]) if types else 0
+        return found
 
     def _note_host_calls(self, events: Sequence[AnyEvent], names: Codes, columns: dict[str, Any]) -> None:
         rows = np.flatnonzero(names.flags(_is_host_call)[columns["name"]]).tolist()
@@ -166,12 +184,17 @@ class Tables:
         return max(found, key=lambda process: found[process]) if found else None
 
 
+@lru_cache(maxsize=4096)
+def _precision_of(types: bytes) -> int:
+    return PRECISIONS.index(precision(types.decode(errors="replace")))
+
+
 def _is_host_call(name: Any) -> bool:
     return isinstance(name, str) and _HOST_CALL.match(name) is not None
 
 
 def _is_collective(name: Any) -> bool:
-    return isinstance(name, str) and collective(name) is not None
+    return isinstance(name, str) and kernel_collective(name) is not None
 
 
 def label(name: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from analysis.readers.packed import require_regular
+from analysis.readers.packed import require_regular, unreadable
 from common.errors import InputError
 
 MOST_BYTES = 512 << 20
@@ -32,7 +32,7 @@ def log_lines(path: Path) -> Iterator[str]:
             file.seek(0)
             yield from _lines(cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file, path)
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot read {path}: {error}; the file is damaged or cut short, copy it again") from error
+        raise unreadable(path, error) from error
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[str]:
@@ -60,7 +60,8 @@ class _Bounded(io.RawIOBase):
         self._left -= len(data)
         if self._left < 0:
             raise InputError(
-                f"{self._path} holds more than {MOST_BYTES >> 20} MiB of text: cut the part that matters out of it"
+                "file-limit",
+                f"{self._path} holds more than {MOST_BYTES >> 20} MiB of text: cut the part that matters out of it",
             )
         buffer[: len(data)] = data
         return len(data)

@@ -56,7 +56,8 @@ def read(path: Path) -> list[Summary]:
     events, damaged, repeated = _events(path)
     if not events:
         raise InputError(
-            f"{path} has {damaged} MLPerf lines and none can be read: the log is damaged, copy it again from the run"
+            "file-damaged",
+            f"{path} has {damaged} MLPerf lines and none can be read: the log is damaged, copy it again from the run",
         )
     import pandas as pd
 

@@ -96,8 +96,9 @@ def read(path: Path) -> list[Summary]:
     filled = [test for test in tests if test.rows]
     if not filled:
         raise InputError(
+            "tool-failed",
             f"{path} begins like nccl-tests and holds no result: the test failed or was ended early; read what it "
-            "printed, then run it again"
+            "printed, then run it again",
         )
     return [test.summary() for test in filled]
 

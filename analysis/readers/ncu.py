@@ -19,6 +19,7 @@ FORM = "counters"
 
 _RECORD = re.compile(r'^\s*"?\d+"?\s*[,;\t]')
 _UNITS = re.compile(r'^(?:""|)[,;\t]')
+_NVPROF_HEADER = re.compile(r'"?Invocations"?,"?(?:Metric|Event) Name"?.*"?\bMin"?,"?Max"?,"?Avg\b')
 _TOOL_LINE = re.compile(r"^==(?:ERROR|WARNING|PROF)== *(.*)")
 _HEADER_LINE = re.compile(rb'^(?=[^\r\n]*\bID\b)[^\r\n]*"?Kernel Name"?[,;\t]', re.MULTILINE)
 _MOST_LINES_OF_A_RECORD = 50
@@ -87,7 +88,7 @@ def read(path: Path) -> KernelCounters:
             elif _RECORD.match(record[0] + ","):
                 table.add(header, record, line)
     if header is None:
-        raise InputError(seen.no_table(path))
+        raise seen.no_table(path)
     return table.counters()
 
 
@@ -96,7 +97,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.summary = self.text = False
+        self.summary = self.text = self.nvprof = False
 
     def watch(self, lines: Iterator[str]) -> Iterator[str]:
         for line in lines:
@@ -104,19 +105,33 @@ class _Seen:
                 match = _TOOL_LINE.match(line)
                 if match and len(self.said) < 10 and not line.startswith("==PROF=="):
                     self.said.append(match[1])
+            self.nvprof = self.nvprof or "NVPROF is profiling" in line or bool(_NVPROF_HEADER.search(line))
             self.summary = self.summary or "Invocations" in line
             self.text = self.text or bool(line.strip())
             yield line
 
-    def no_table(self, path: Path) -> str:
+    def no_table(self, path: Path) -> InputError:
+        """Return what is wrong with a file without a table."""
         if self.said:
-            return f"{path} holds no table: ncu failed; it said: {' '.join(self.said)[:600]}"
+            return InputError("tool-failed", f"{path} holds no table: ncu failed; it said: {' '.join(self.said)[:600]}")
+        if self.nvprof:
+            return InputError(
+                "file-format",
+                f"{path} was written by nvprof, not by ncu: `bertbench analyze` shows it; core utilisation needs what "
+                "`ncu --csv` wrote",
+            )
         if self.summary:
-            return f"{path} is a summary of ncu (--print-summary), without the single kernels: export it without that"
+            return InputError(
+                "file-format",
+                f"{path} is a summary of ncu (--print-summary), without the single kernels: export it without that",
+            )
         if not self.text:
-            return f"{path} is empty: nothing was profiled, or the disk was full; record again"
-        return (
-            f"{path} holds no table of ncu (no line with the columns ID and Kernel Name): give what `ncu --csv` wrote"
+            return InputError(
+                "file-empty", f"{path} is empty: nothing was profiled, or the disk was full; record again"
+            )
+        return InputError(
+            "file-format",
+            f"{path} holds no table of ncu (no line with the columns ID and Kernel Name): give what `ncu --csv` wrote",
         )
 
 

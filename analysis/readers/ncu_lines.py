@@ -6,7 +6,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from analysis.readers.packed import require_regular
+from analysis.readers.packed import require_regular, unreadable
+from analysis.readers.sqlite_database import SQLITE_HEADER
 from common.errors import InputError
 
 MOST_BYTES = 4 << 30
@@ -31,15 +32,25 @@ def read_lines(path: Path) -> Iterator[str]:
             file.seek(0)
             yield from _decoded_lines(path, io.BufferedReader(gzip.GzipFile(fileobj=file)) if packed else file)
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot read {path}: {error}; the file is damaged or cut short, copy it again") from error
+        raise unreadable(path, error) from error
 
 
 def _decoded_lines(path: Path, buffered: io.BufferedReader) -> Iterator[str]:
     head = buffered.peek(64)[:64]
     if head.startswith(_REPORT):
-        raise InputError(f"{path} is a report of ncu: export it with `ncu --import FILE --csv --page raw`")
+        raise InputError(
+            "file-format", f"{path} is a report of ncu: export it with `ncu --import FILE --csv --page raw`"
+        )
+    if head.startswith(SQLITE_HEADER):
+        raise InputError(
+            "file-format",
+            f"{path} is an SQLite database, as nsys and nvprof export timelines, and holds no counters of cores: give "
+            "what `ncu --csv` wrote; `bertbench analyze` reads the database",
+        )
     if head.startswith(b"version https://git-lfs"):
-        raise InputError(f"{path} is a Git LFS pointer, not the table itself: run `git lfs pull`, then try again")
+        raise InputError(
+            "file-format", f"{path} is a Git LFS pointer, not the table itself: run `git lfs pull`, then try again"
+        )
     wide = head[:2] in (b"\xff\xfe", b"\xfe\xff")
     # latin-1 keeps every byte, so that each line's own encoding can be found; the ends of lines are the same in all.
     text = io.TextIOWrapper(buffered, "utf-16" if wide else "latin-1", errors="replace")
@@ -47,7 +58,9 @@ def _decoded_lines(path: Path, buffered: io.BufferedReader) -> Iterator[str]:
     while line := text.readline(_LONGEST_LINE):
         size += len(line)
         if size > MOST_BYTES:
-            raise InputError(f"{path} holds more than {MOST_BYTES >> 30} GiB of text: give the table of one run of ncu")
+            raise InputError(
+                "file-limit", f"{path} holds more than {MOST_BYTES >> 30} GiB of text: give the table of one run of ncu"
+            )
         line = line.removesuffix("\n")
         yield line if wide or line.isascii() else _decoded(line)
 

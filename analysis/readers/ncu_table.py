@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.counters import IDENTITY, LABELS, KernelCounters
+from analysis.counters import IDENTITY, LABELS, RULE_CONFLICTS, RULE_WAVEFRONTS, KernelCounters
 from analysis.readers.ncu_ranges import PUSH_POP, START_STOP, ranges_of
 from analysis.readers.ncu_units import base_unit, number
 from common.errors import InputError
@@ -20,9 +20,9 @@ _ABOUT = {
 }  # fmt: skip
 # Where a kernel's time and cycles are found, best first; the second form is the details page's.
 _DURATION = ("gpu__time_duration.sum", "gpu__time_duration_measured_user.sum", "gpu__time_duration.max",
-             "GPU Speed Of Light Throughput: Duration")  # fmt: skip
-_CYCLES = ("gpc__cycles_elapsed.max", "GPU Speed Of Light Throughput: Elapsed Cycles", "sm__cycles_elapsed.max",
-           "sm__cycles_elapsed.avg")  # fmt: skip
+             "GPU Speed Of Light Throughput: Duration", "GPU Speed Of Light: Duration")  # fmt: skip
+_CYCLES = ("gpc__cycles_elapsed.max", "GPU Speed Of Light Throughput: Elapsed Cycles",
+           "GPU Speed Of Light: Elapsed Cycles", "sm__cycles_elapsed.max", "sm__cycles_elapsed.avg")  # fmt: skip
 # Cycles and their rate: time = cycles / rate, as NERSC's roofline scripts compute it (arXiv:2009.02449, section II).
 _CYCLES_AND_RATE = (
     ("sm__cycles_elapsed.avg", "sm__cycles_elapsed.avg.per_second"),
@@ -33,6 +33,11 @@ _NAME, _MAJOR, _MINOR = (
     f"device__attribute_{what}" for what in ("display_name", "compute_capability_major", "compute_capability_minor")
 )
 _INDEX = "device__attribute_device_index"
+# The rule SharedMemoryConflicts, whose metrics the details page leaves out.
+_CONFLICTS = re.compile(
+    r"results in ([\d,]+) bank conflicts,\s+which represent [\d.]+% of the overall ([\d,]+) wavefronts for "
+    r"shared (loads|stores)"
+)
 _MOST_NUMBER = 2.0**53
 _MOST_VALUE = 1e60  # sums and products of such values stay finite
 _MOST_PROBLEMS = 60
@@ -125,7 +130,8 @@ class Table:
                     self._add_value(row, name, record[position], factor, base)
             return
         name = header.get(record, "Metric Name")
-        if not name:  # a row of a rule
+        if not name:
+            self._add_rule(row, header.get(record, "Rule Description"))
             return
         full = name if "__" in name or "." in name else f"{header.get(record, 'Section Name')}: {name}"
         if header.at["Metric Value"] >= len(record):
@@ -133,6 +139,13 @@ class Table:
             return
         factor, base = base_unit(header.get(record, "Metric Unit"))
         self._add_value(row, full, record[header.at["Metric Value"]], factor, base)
+
+    def _add_rule(self, row: int, text: str) -> None:
+        """Take in what only the text of a rule says: bank conflicts."""
+        if found := _CONFLICTS.search(text):
+            conflicts, wavefronts, operation = found.groups()
+            self._add_value(row, RULE_CONFLICTS.format(operation), conflicts, 1.0, "")
+            self._add_value(row, RULE_WAVEFRONTS.format(operation), wavefronts, 1.0, "")
 
     def _describe(self, header: Header, record: Sequence[str], key: Key) -> dict[str, Any]:
         device = number(header.get(record, "Device") or header.get(record, _INDEX))
@@ -195,8 +208,9 @@ class Table:
         values = len(self._about) * len(self._values)
         if values > _MOST_VALUES or (values > 1_000_000 and values > _MOST_HOLES * self._count):
             raise InputError(
+                "file-limit",
                 f"the table has {len(self._about):,} kernels and {len(self._values):,} metrics with "
-                f"{self._count:,} values: more than can be held; export fewer metrics or fewer kernels"
+                f"{self._count:,} values: more than can be held; export fewer metrics or fewer kernels",
             )
 
     def counters(self) -> KernelCounters:

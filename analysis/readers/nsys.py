@@ -12,22 +12,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.readers.empty_steps import without_empty
 from analysis.readers.nsys_collectives import collectives
 from analysis.readers.nsys_database import is_of_nvprof, open_export
 from analysis.readers.nsys_ranges import PROCESS, Ranges, captured_rank, read_ranges, take_steps
 from analysis.readers.nsys_work import API_TABLES, WORK_TABLES, Columns, read_api, read_work
 from analysis.readers.sqlite_database import SQLITE_HEADER, Database
 from analysis.timeline import OPERATOR_COLUMNS, Timeline, empty
+from common.errors import InputError
+from common.redact import REDACTED, redact_text
 
 if TYPE_CHECKING:
     from analysis.readers.registry import Head
 
 FORM = "timelines"
 
-# Of what nsys says about its own recording, only this: other messages can quote the command line.
+# Of what nsys says about its own recording, only this where it has GPU work.
 _LOST = re.compile(
     r"not all (nvtx|cuda) events might have been collected|\b(nvtx|cuda)\b.*\b(dropped|lost)\b", re.IGNORECASE
 )
+_OF_GPU = re.compile(r"\b(cuda|cupti|gpus?|drivers?|nvml|permissions?|privileges?|administrators?)\b", re.IGNORECASE)
+# These quote the command line or the environment of the program.
+_QUOTES = re.compile(r"\b(launch\w*|command|arguments?|argv|environment|env)\b", re.IGNORECASE)
+_SETTING, _PATH = (
+    re.compile(r"(-{0,2}\b[a-z_][\w.-]*)=[^\s,;]+", re.IGNORECASE),
+    re.compile(r"(?<![\w/])/[^\s,;:)'\"]+"),
+)
+_QUOTED = re.compile(r"(?<!\w)(['\"])(?!nsys\b)[^'\"]*\1(?!\w)")
+# ENUM_DIAGNOSTIC_SEVERITY_LEVEL, the same in every version so far: 1 info, 2 warning, 3 error, 4 verbose.
+_SEVERITIES = {3: "error", 2: "warning"}
+_MOST_MESSAGES, _LONGEST_MESSAGE = 3, 200
 _SM_COLUMNS = ("smCount", "numMultiprocessors", "multiprocessorCount")
 
 
@@ -45,7 +59,8 @@ def read(path: Path) -> list[Timeline]:
     Columns of texts are categories; device, stream, correlation_id and graph_node are int32 where the values fit.
 
     Raises:
-        InputError: not an export of nsys, or one that is cut short; the message says what it seems to be.
+        InputError: not an export of nsys, one that is cut short, or one that holds none of these; the message says what
+            it seems to be, or why nothing was recorded, in the words of nsys.
     """
     problems: list[str] = []
     with open_export(path) as database:
@@ -55,7 +70,14 @@ def read(path: Path) -> list[Timeline]:
         source = _source(database)
         gpus = _Gpus(database)
         problems += [*_about(database, work), *database.problems, *ranges.problems]
-    return _by_process(work, api, ranges, source, gpus, problems)
+    timelines = _by_process(work, api, ranges, source, gpus, problems)
+    if not timelines:
+        why = "; ".join(problems[:3]) or "no kernel or copy"
+        raise InputError(
+            "trace-without-work",
+            f"{path} holds no NVTX range, and {why}; record again with `nsys profile --trace=cuda,nvtx`",
+        )
+    return timelines
 
 
 def _by_process(
@@ -71,7 +93,9 @@ def _by_process(
         kernels, calls = work_of.pop(key, no_work), api_of.pop(key, no_api)
         marked = ranges.frame[marks == key].drop(columns="process").reset_index(drop=True)
         steps, others, cut = take_steps(marked)
-        said = [*problems, f"steps cut by the end of the recording were left out: {cut}"] if cut else problems
+        steps, left_out = without_empty(steps, kernels, calls)
+        said = [*problems, *left_out]
+        said += [f"steps cut by the end of the recording were left out: {cut}"] if cut else []
         pid = int(key) % PROCESS if key >= 0 else None
         used = kernels["device"].unique().tolist()
         timelines.append(
@@ -136,21 +160,68 @@ def _source(database: Database) -> str:
 
 def _about(database: Database, work: Columns) -> list[str]:
     """What the recording itself lacks."""
-    said = []
+    notes = []
+    messages = _messages(database)
     if not any(database.has_rows(table) for table in WORK_TABLES.values()):
         tables = ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU", "TARGET_INFO_CUDA_DEVICE", *API_TABLES)
-        if any(database.has_rows(table) for table in tables):
-            said.append("no kernel or copy was recorded on a machine with a GPU: was CUDA traced (-t cuda,nvtx)?")
+        has_gpu = any(database.has_rows(table) for table in tables)
+        if said := said_by_nsys(messages, of_gpu_alone=not has_gpu):
+            notes.append(f"no kernel or copy was recorded{' on a machine with a GPU' * has_gpu}: nsys says: {said}")
+        elif has_gpu:
+            notes.append("no kernel or copy was recorded on a machine with a GPU: was CUDA traced (-t cuda,nvtx)?")
     graphs = int((work.values["kind"] == work.labels["kind"].codes(["graph"])[0]).sum())
     if graphs:
-        said.append(
+        notes.append(
             f"{graphs:,} launches of CUDA graphs were recorded as one piece each, their kernels are not known: "
             "record with --cuda-graph-trace=node"
         )
-    for (text,) in database.rows("DIAGNOSTIC_EVENT", ("text",)):
-        if _LOST.search(str(text)[:1000]):
-            said.append(f"nsys says: {str(text)[:1000].splitlines()[0]}")
-    return said
+    return notes + [f"nsys says: {text}" for _, text in messages if _LOST.search(text)]
+
+
+def said_by_nsys(messages: Sequence[tuple[int, str]], *, of_gpu_alone: bool) -> str:
+    """Return why an export holds no GPU work, in nsys's own words: its errors and warnings, the most severe first.
+
+    Messages that quote a command line or the environment are left out; secrets, settings and paths in the others are
+    replaced. Equal ones are counted.
+
+    Args:
+        messages: severity and text of each.
+        of_gpu_alone: leave out those that do not speak of the GPU; otherwise they are said where none does.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for severity, text in messages:
+        if severity in _SEVERITIES and not _QUOTES.search(text):
+            found[severity, text] = found.get((severity, text), 0) + 1
+    order = sorted(found, key=lambda key: list(_SEVERITIES).index(key[0]))
+    named = [key for key in order if _OF_GPU.search(key[1])]
+    named = named if named or of_gpu_alone else order
+    parts = []
+    for severity, text in named[:_MOST_MESSAGES]:
+        times = f" ({found[severity, text]} times)" if found[severity, text] > 1 else ""
+        parts.append(f"{_SEVERITIES[severity]}: {_harmless(text)}{times}")
+    more = len(named) - len(parts)
+    return "; ".join([*parts, *([f"and {more} more"] if more > 0 else [])])
+
+
+def _messages(database: Database) -> list[tuple[int, str]]:
+    """Severity (-1: not recorded) and first line of each message; the text may be the number of one in StringIds."""
+    rows = database.rows("DIAGNOSTIC_EVENT", ("severity", "text", "textId"))
+    numbers = [value for _, *values in rows for value in values if isinstance(value, int)]
+    names = database.strings(np.array(numbers, dtype=np.int64)) if numbers else {}
+    found = []
+    for severity, *values in rows:
+        texts = (names.get(value, "") if isinstance(value, int) else value for value in values)
+        text = next((text for text in texts if isinstance(text, str) and text.strip()), "")
+        if text:
+            found.append((severity if isinstance(severity, int) else -1, text[:1000].strip().splitlines()[0]))
+    return found
+
+
+def _harmless(text: str) -> str:
+    for pattern, instead in ((_SETTING, rf"\1={REDACTED}"), (_QUOTED, "'...'"), (_PATH, "[path]")):
+        text = pattern.sub(instead, redact_text(text))
+    text = text.strip().removesuffix(".")
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 3]}..."
 
 
 class _Gpus:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.names import collective
+from analysis.names import collective, kernel_collective
 from analysis.timeline import COLLECTIVE_COLUMNS, empty
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def collectives(kernels: "pd.DataFrame", api: "pd.DataFrame", ranges: "pd.DataFr
         api: its calls of CUDA.
         ranges: its ranges with domain and json.
     """
-    kinds = {str(name): collective(str(name)) for name in kernels["name"].unique()}
+    kinds = {str(name): kernel_collective(str(name)) for name in kernels["name"].unique()}
     wanted = [name for name, kind in kinds.items() if kind]
     found = kernels[kernels["name"].isin(wanted) & (kernels["kind"] == "kernel")] if wanted else kernels[:0]
     if not len(found):

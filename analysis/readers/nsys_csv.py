@@ -71,7 +71,8 @@ def read(path: Path) -> list[Summary]:
         found += _summaries(table)
     if not found:
         raise InputError(
-            f"{path} holds no summary with rows: give what `nsys stats --format csv --report cuda_gpu_kern_sum` wrote"
+            "trace-without-work",
+            f"{path} holds no summary with rows: give what `nsys stats --format csv --report cuda_gpu_kern_sum` wrote",
         )
     return found
 

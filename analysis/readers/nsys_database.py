@@ -60,30 +60,38 @@ def check_header(path: Path, plain: Path, writer: str) -> None:
         head = file.read(128)
         size = file.seek(0, os.SEEK_END)
     if head.startswith(b"version https://git-lfs"):
-        raise InputError(f"{path} is a Git LFS pointer, not the export itself: run `git lfs pull`, then try again")
+        raise InputError(
+            "file-format", f"{path} is a Git LFS pointer, not the export itself: run `git lfs pull`, then try again"
+        )
     suffixes = path.suffixes[-2:]
     if head.startswith(b"NVIDIA Tegra Profiler") or any(suffix in _REPORT_SUFFIXES for suffix in suffixes):
         raise InputError(
+            "file-format",
             f"{path} is a report of nsys, not an export of it: run `nsys export --type=sqlite --output="
             f"{path.name.split('.')[0]}.sqlite {path.name}` with the nsys that recorded it or a newer one, and give "
-            "that file"
+            "that file",
         )
     if not head.startswith(SQLITE_HEADER):
         what = "is empty" if not size else "is no SQLite database"
-        raise InputError(f"{path} {what}: give what {writer} wrote")
+        raise InputError("file-format" if size else "file-empty", f"{path} {what}: give what {writer} wrote")
     page_size = int.from_bytes(head[16:18], "big")
     pages = int.from_bytes(head[28:32], "big")
     expected = pages * (65536 if page_size == 1 else page_size)
     if size < expected:
-        raise InputError(f"{path} is cut short: {size:,} of {expected:,} bytes; copy it or export it again")
+        raise InputError(
+            "file-truncated", f"{path} is cut short: {size:,} of {expected:,} bytes; copy it or export it again"
+        )
 
 
 def _check_tables(path: Path, database: Database) -> None:
     if "StringTable" in database.tables and "StringIds" not in database.tables:
-        raise InputError(f"{path} is a database of nvprof, not an export of nsys: the reader nvvp takes it")
+        raise InputError(
+            "file-format", f"{path} is a database of nvprof, not an export of nsys: the reader nvvp takes it"
+        )
     known = [name for name in database.tables if name in _OWN_TABLES or name.startswith(("CUPTI_", "TARGET_INFO_"))]
     if not known:
         raise InputError(
+            "file-format",
             f"{path} is an SQLite database without any table of nsys (NVTX_EVENTS, CUPTI_ACTIVITY_KIND_...): "
-            "give what `nsys export --type=sqlite` wrote"
+            "give what `nsys export --type=sqlite` wrote",
         )

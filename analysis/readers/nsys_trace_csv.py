@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.readers.empty_steps import without_empty
 from analysis.readers.nsys_collectives import collectives
 from analysis.readers.nsys_csv import BYTES, title_of
 from analysis.readers.nsys_ranges import take_steps
@@ -69,8 +70,9 @@ def read(path: Path) -> list[Timeline]:
             ranges.append(_ranges(table, times, problems))
     if not (work or ranges or calls):
         raise InputError(
+            "trace-without-work",
             f"{path} holds no trace with rows: give what `nsys stats --format csv --report cuda_gpu_trace` or "
-            "nvtx_pushpop_trace wrote, or the SQLite export itself"
+            "nvtx_pushpop_trace wrote, or the SQLite export itself",
         )
     return _timelines(work, calls, ranges, devices, tuple(dict.fromkeys(problems)))
 
@@ -172,6 +174,7 @@ def _timelines(
             steps, marked, _ = take_steps(marked)
         api = _of(calls, owner)
         api = bare_tables()["api"] if api is None else api
+        steps, left_out = without_empty(steps, own_kernels, api)
         launched = own_kernels if "correlation_id" in own_kernels else own_kernels.assign(correlation_id=-1)
         found.append(
             Timeline(
@@ -182,7 +185,7 @@ def _timelines(
                 collectives=collectives(launched, api, marked),
                 source=_SOURCE,
                 process=owner if owner >= 0 else None,
-                problems=problems,
+                problems=(*problems, *left_out),
                 devices=devices if len(own_kernels) else {},
             )
         )

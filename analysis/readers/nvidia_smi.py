@@ -67,7 +67,7 @@ def read(path: Path) -> Summary:
         elif columns is not None and line.strip() and not line.lstrip().startswith("#"):
             found.add(columns, line)
     if not found.headers:
-        raise InputError(_no_readings(path, foreign))
+        raise InputError("file-format", _no_readings(path, foreign))
     return found.summary()
 
 

@@ -56,16 +56,19 @@ def read(path: Path) -> list[Summary]:
     for table in read_tables(path, _is_header, lambda line: _title(line, seen), has_units_row=True):
         found += _metrics(table, seen) if "invocations" in table.names else _totals(table, seen)
     if not found:
-        raise InputError(_why_not(path))
+        raise _why_not(path)
     return found
 
 
-def _why_not(path: Path) -> str:
+def _why_not(path: Path) -> InputError:
     from analysis.readers.log_lines import log_lines
 
     text = any(_TEXT.match(line) for line in log_lines(path))
     what = "is nvprof's text, which is rounded" if text else "holds no totals of nvprof with rows"
-    return f"{path} {what}: record with `nvprof --csv --log-file FILE.csv` and give that file"
+    return InputError(
+        "file-format" if text else "trace-without-work",
+        f"{path} {what}: record with `nvprof --csv --log-file FILE.csv` and give that file",
+    )
 
 
 def _title(line: str, seen: dict[str, Any]) -> str | None:

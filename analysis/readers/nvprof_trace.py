@@ -66,7 +66,8 @@ def read(path: Path) -> Timeline:
         devices |= _add(table, [NS[unit] for unit in units], work, calls, problems)
     if not work and not calls:
         raise InputError(
-            f"{path} holds no row of a trace: give what `nvprof --csv --print-gpu-trace --log-file FILE.csv` wrote"
+            "trace-without-work",
+            f"{path} holds no row of a trace: give what `nvprof --csv --print-gpu-trace --log-file FILE.csv` wrote",
         )
     if len(processes) > 1:
         problems.append(f"the file holds {len(processes)} processes, which its rows do not tell apart")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.readers.empty_steps import without_empty
 from analysis.readers.nsys_collectives import collectives
 from analysis.readers.nsys_database import check_header, is_of_nvprof
 from analysis.readers.nsys_ranges import DOMAIN, LAST_TIME, captured_rank, take_steps
@@ -87,11 +88,13 @@ def read(path: Path) -> list[Timeline]:
         with plain.open("rb") as file:
             begin = file.read(64)
         if begin.lstrip().lower().startswith(b"<?xml"):
-            raise InputError(_XML.format(path=path))
+            raise InputError("file-format", _XML.format(path=path))
         check_header(path, plain, "`nvprof --export-profile`")
         with open_database(plain, path) as database:
             if "StringTable" not in database.tables:
-                raise InputError(f"{path} is an SQLite database without nvprof's StringTable: it is not nvprof's")
+                raise InputError(
+                    "file-format", f"{path} is an SQLite database without nvprof's StringTable: it is not nvprof's"
+                )
             return _timelines(database)
 
 
@@ -108,6 +111,8 @@ def _timelines(database: Database) -> list[Timeline]:
     steps, ranges, cut = take_steps(marked)
     if cut:
         problems.append(f"steps cut by the end of the recording were left out: {cut}")
+    steps, left_out = without_empty(steps, kernels, api)
+    problems += left_out
     gpus = database.rows(_PREFIX + "DEVICE", ("id", "name", "numMultiprocessors"))
     gpus = [row for row in gpus if isinstance(row[0], int)]
     names = _texts(database, np.array([row[1] for row in gpus if isinstance(row[1], int)], dtype=np.int64))

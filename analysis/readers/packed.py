@@ -1,15 +1,18 @@
 """Files that may be gzip-compressed, cut short, or a Git LFS pointer in place of the file."""
 
+import errno
 import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from common.errors import InputError
+from common.errors import Code, InputError, content_code
 
 MOST_BYTES = 16 << 30
 """Unpacked size of a file that is read: more is taken for a bomb."""
 _BLOCK_BYTES = 8 << 20
+CUT_SHORT = "it is cut short"
+ENDS_INSIDE = "it ends inside the compressed data"
 _GZIP = b"\x1f\x8b"
 _POINTER = b"version https://git-lfs"
 _WITH_GZIP_HEADER = 16 + zlib.MAX_WBITS
@@ -39,19 +42,42 @@ def unpacked_blocks(
     total = 0
     for number, block in enumerate(_blocks(path, damaged, block_bytes)):
         if not number and block.startswith(_POINTER):
-            raise InputError(f"{path} is a Git LFS pointer, not the {what} itself: run `git lfs pull`, then try again")
+            raise InputError(
+                "file-format", f"{path} is a Git LFS pointer, not the {what} itself: run `git lfs pull`, then try again"
+            )
         total += len(block)
         if total > most_bytes:
             raise InputError(
-                f"{path} is larger than {most_bytes:,} bytes unpacked, the limit of one {what}: record fewer steps"
+                "file-limit",
+                f"{path} is larger than {most_bytes:,} bytes unpacked, the limit of one {what}: record fewer steps",
             )
         yield block
+
+
+def damage_code(reason: str) -> Code:
+    """Return the code of a file that is damaged for that reason."""
+    return "file-truncated" if reason in (ENDS_INSIDE, CUT_SHORT) else "file-damaged"
+
+
+def unreadable(path: Path, error: Exception) -> InputError:
+    """Return what to say of a file that could not be read: why, and what helps against that."""
+    if isinstance(error, PermissionError):
+        remedy = "let its owner allow it (chmod +r)"
+        return InputError("path-unreadable", f"cannot read {path}: permission denied; {remedy}")
+    if isinstance(error, FileNotFoundError):
+        return InputError("path-missing", f"{path} does not exist: check the path")
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return InputError(content_code(error), f"cannot read {str(path)[:200]}: {error.strerror}; check the path")
+    what = "the file is damaged or cut short, copy it again"
+    return InputError(content_code(error), f"cannot read {path}: {error}; {what}")
 
 
 def require_regular(path: Path) -> None:
     """Raise InputError for a pipe or a device: opening one waits for somebody to write. Raises OSError as stat does."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise InputError(f"cannot read {path}: it is no regular file; give a file, or save what the pipe gives")
+        raise InputError(
+            "path-kind", f"cannot read {path}: it is no regular file; give a file, or save what the pipe gives"
+        )
 
 
 def _blocks(path: Path, damaged: Callable[[str], None], block_bytes: int) -> Iterator[bytes]:
@@ -66,7 +92,7 @@ def _blocks(path: Path, damaged: Callable[[str], None], block_bytes: int) -> Ite
                 return
             yield from _unpacked(iter(lambda: file.read(1 << 20), b""), damaged, block_bytes)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error}; the file is damaged or cut short, copy it again") from error
+        raise unreadable(path, error) from error
 
 
 def _unpacked(packed: Iterator[bytes], damaged: Callable[[str], None], block_bytes: int) -> Iterator[bytes]:
@@ -101,6 +127,6 @@ def _unpacked(packed: Iterator[bytes], damaged: Callable[[str], None], block_byt
     if parts:
         yield b"".join(parts)
     if not reason and inside:
-        reason = "it ends inside the compressed data"
+        reason = ENDS_INSIDE
     if reason:
         damaged(reason)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.readers.packed import require_regular
+from analysis.readers.packed import require_regular, unreadable
 from common.errors import InputError
 
 # In this order they are asked. A module holds FORM, `recognises(head)` and `read(path)`.
@@ -80,14 +80,14 @@ def read_head(path: Path) -> Head:
                 file.seek(0)
                 with gzip.open(file) as unpacked:
                     data = unpacked.read(_HEAD_BYTES)
-    except PermissionError as error:
-        raise InputError(f"cannot read {path}: permission denied; let its owner allow it (chmod +r)") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot read {path}: {error}; the file is damaged or cut short, copy it again") from error
+        raise unreadable(path, error) from error
     if not data.strip():
-        raise InputError(f"{path} is empty: nothing was recorded, or the disk was full; record again")
+        raise InputError("file-empty", f"{path} is empty: nothing was recorded, or the disk was full; record again")
     if data.startswith(b"version https://git-lfs"):
-        raise InputError(f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull`, then try again")
+        raise InputError(
+            "file-format", f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull`, then try again"
+        )
     return Head(path, data)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.readers.sqlite_pages import PageTable, UnusualError, read_blocks
-from common.errors import InputError
+from common.errors import InputError, content_code
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.integer[Any]]
@@ -275,7 +275,9 @@ def open_database(path: Path, given: Path | None = None) -> Iterator[Database]:
         try:
             database = Database(connection, path)
         except DAMAGE as error:
-            raise InputError(f"{given or path} is a damaged database ({error}): copy it or export it again") from error
+            raise InputError(
+                "file-damaged", f"{given or path} is a damaged database ({error}): copy it or export it again"
+            ) from error
         yield database
     finally:
         connection.close()
@@ -296,7 +298,7 @@ def unpacked(path: Path) -> Iterator[Path]:
             return
         handle, name = tempfile.mkstemp(suffix=".sqlite")
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error}") from error
+        raise InputError(content_code(error), f"cannot read {path}: {error}") from error
     temporary = Path(name)
     try:
         try:
@@ -305,8 +307,9 @@ def unpacked(path: Path) -> Iterator[Path]:
                 _unpack(path, out)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(
+                content_code(error),
                 f"cannot unpack {path} into {temporary.parent}: {error}; the file is damaged or cut short, "
-                "or there is no room (TMPDIR names another folder)"
+                "or there is no room (TMPDIR names another folder)",
             ) from error
         yield temporary
     finally:
@@ -324,7 +327,8 @@ def _unpack(path: Path, out: Any) -> None:
             written += len(block)
             if written > limit:
                 raise InputError(
+                    "file-limit",
                     f"{path} unpacks to more than {limit:,} bytes (1 GiB, or {UNPACKED_TIMES} times its own size): "
-                    "if that is right, unpack it with gunzip and give the unpacked file"
+                    "if that is right, unpack it with gunzip and give the unpacked file",
                 )
             out.write(block)

@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.load import CONFIGURATION, Key, LoadedTrial, circumstances, measurement
 from analysis.metrics.ratio import Ratio, by_key, typical_time
+from analysis.metrics.winner import Candidate, choose
 from analysis.report import tables
 from analysis.report.light_text import floor_sentence
 
@@ -38,6 +39,25 @@ class Point:
         """Interval of samples_per_second."""
         work = self.samples_per_second * self.step_ms.value
         return work / self.step_ms.high, work / self.step_ms.low
+
+    @property
+    def candidate(self) -> Candidate:
+        """What the choice of the fastest looks at."""
+        return Candidate(tuple(float(trial.row["samples_per_second"]) for trial in self.trials), *self.rate_interval)
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The fastest configuration of one model (task, preset, precision, sequence length, device)."""
+
+    best: Point
+    """It, by metrics.winner.choose."""
+    close: tuple[Point, ...]
+    """Others that may be as fast, the fastest first."""
+    group: tuple[Point, ...]
+    """All that were measured."""
+    undecided: str
+    """Why it is not decided that it is the fastest; "" where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +101,23 @@ def points(trials: Sequence[LoadedTrial]) -> list[Point]:
     return sorted(found, key=lambda point: tables.order(point.row))
 
 
-def answers(found: Sequence[Point], ratios: Sequence[Row]) -> list[Answer]:
-    """Return one answer per model, the one measured most first."""
+def winners(found: Sequence[Point]) -> list[Winner]:
+    """Return the fastest configuration of each model, of the model measured most first."""
     groups: dict[Any, list[Point]] = defaultdict(list)
     for point in found:
         groups[tuple(point.row[name] for name in ("task", "preset", "precision", "seq_len", "device"))].append(point)
-    ordered = sorted(groups.values(), key=len, reverse=True)
-    return [_answer(group, ratios) for group in ordered]
+    result = []
+    for group in sorted(groups.values(), key=len, reverse=True):
+        choice = choose([point.candidate for point in group])
+        result.append(
+            Winner(group[choice.best], tuple(group[place] for place in choice.close), tuple(group), choice.undecided)
+        )
+    return result
+
+
+def answers(found: Sequence[Point], ratios: Sequence[Row]) -> list[Answer]:
+    """Return one answer per model, the one measured most first."""
+    return [_answer(winner, ratios) for winner in winners(found)]
 
 
 def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
@@ -118,8 +148,8 @@ def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
     return Answer(f"Nothing was measured: of {len(trials)} trials, {tally}.", (), sentences)
 
 
-def _answer(group: Sequence[Point], ratios: Sequence[Row]) -> Answer:
-    best = max(group, key=lambda point: point.samples_per_second)
+def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:
+    best, group = winner.best, winner.group
     row = best.row
     others = len({point.row["implementation"] for point in group}) > 1
     headline = (
@@ -128,14 +158,18 @@ def _answer(group: Sequence[Point], ratios: Sequence[Row]) -> Answer:
         f"{tables.by(row)} "
         f"({row['precision']}, sequences of {tables.lengths(row)})."
     )
-    sentences = [*_step_sentence(best), *_versus(best, ratios), *_smaller(best, group), *_close(best, group)]
+    sentences = [*_step_sentence(best), *_versus(best, ratios), *_smaller(best, group), *_close(winner)]
     return Answer(headline, tuple(_figures(best, ratios)), tuple(sentences))
 
 
 def _where(row: Row) -> str:
     count, device = int(row["world_size"]), str(row["device"])
     if device == "cpu":
-        return "the CPU, one rank on all cores" if count == 1 else f"the CPU, {count} ranks sharing its cores"
+        threads = row.get("threads_per_rank")
+        if threads is None:
+            return "the CPU, one rank on all cores" if count == 1 else f"the CPU, {count} ranks sharing its cores"
+        each = f"{threads} thread{'s'[: threads != 1]}"
+        return f"the CPU, one rank of {each}" if count == 1 else f"the CPU, {count} ranks of {each}"
     return f"{count} GPU{'s' if count > 1 else ''}"
 
 
@@ -148,7 +182,8 @@ def _figures(best: Point, ratios: Sequence[Row]) -> list[Figure]:
         Figure("real tokens per second", tables.number(tokens), _padding(row)),
     ]
     if row.get("mfu") is not None:
-        peak = f"of {tables.flops(row['measured_peak_flops'])} measured"
+        in_fp8 = str((row.get("measured_peak") or {}).get("dtype")).startswith("float8")
+        peak = f"of {tables.flops(row['measured_peak_flops'])} measured{' in FP8' if in_fp8 else ''}"
         figures.append(Figure("MFU", tables.percent(row["mfu"] * per_sample), peak))
     found = _ratio(best, ratios)
     if found is not None and found["throughput_ratio"] is not None:
@@ -228,12 +263,21 @@ def _smaller(best: Point, group: Sequence[Point]) -> list[str]:
     return []
 
 
-def _close(best: Point, group: Sequence[Point]) -> list[str]:
-    """Say which other configurations the intervals do not tell from the best one."""
-    low = best.rate_interval[0]
-    close = [p for p in group if p is not best and p.rate_interval[1] >= low]
-    if not close:
-        return []
-    names = [f"{p.row['implementation']} {tables.place(p.row)}" for p in close[:3]]
-    more = f" and {len(close) - 3} more" if len(close) > 3 else ""
-    return [f"Its interval overlaps with {', '.join(names)}{more}: which of them is best is open."]
+def _close(winner: Winner) -> list[str]:
+    """Say which other configurations the measurements do not tell from the best one."""
+    if not winner.close:
+        why = winner.undecided
+        return [f"Which is the fastest is not decided: {why} (--rounds)."] if why else []
+    names = [f"{p.row['implementation']} {tables.place(p.row)}{_faster(p, winner.best)}" for p in winner.close[:3]]
+    more = f" and {len(winner.close) - 3} more" if len(winner.close) > 3 else ""
+    return [
+        f"Too close to call: {', '.join(names)}{more}. {winner.undecided[:1].upper()}{winner.undecided[1:]} (--rounds)."
+    ]
+
+
+def _faster(point: Point, best: Point) -> str:
+    """Say how much a configuration showed that was faster, in too few rounds to be called the best."""
+    if point.samples_per_second <= best.samples_per_second:
+        return ""
+    rounds = f"{point.rounds} round{'s'[: point.rounds != 1]}"
+    return f" ({tables.number(point.samples_per_second)} samples/s, but in {rounds}, the best in {best.rounds})"

@@ -1,37 +1,38 @@
 """The trials of a search for the fastest configuration as lines of text."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.metrics.winner import typical_rate
 from analysis.report import tables
 from analysis.report.terminal import printable
 
 Row = Mapping[str, Any]
 
 
-def autotune_text(rows: Sequence[Row], best: Mapping[str, Any] | None, names: Sequence[str]) -> str:
-    """Return a table, the fastest first.
+def autotune_text(rows: Sequence[Row], names: Sequence[str], best: str, close: Sequence[str]) -> str:
+    """Return a table, the best first, then the fastest.
 
     Args:
         rows: one per trial: samples_per_second, peak_memory_bytes, predicted_bytes, status, round and what it ran.
-        best: the row of the fastest; its rate is what others are held against. None where there is none.
         names: of the rows, without their rounds.
+        best: name of the best configuration; its rate is what others are held against. Empty where there is none.
+        close: names of those that may be as fast.
     """
     grouped: dict[str, list[Row]] = {}
     for name, row in zip(names, rows, strict=True):
         grouped.setdefault(name, []).append(row)
-    top = names[list(rows).index(best)] if best is not None else ""
-    whole = _rate(grouped[top]) if top else 0.0
-    ordered = sorted(grouped, key=lambda name: (name != top, -_rate(grouped[name])))
-    lines = [("", "configuration", "samples/s", "of the fastest", "trials", "peak memory", "predicted", "status")]
+    whole = _rate(grouped[best]) if best else 0.0
+    ordered = sorted(grouped, key=lambda name: (name != best, -_rate(grouped[name])))
+    marks = {**dict.fromkeys(close, "~"), best: "*"}
+    lines = [("", "configuration", "samples/s", "of the best", "trials", "peak memory", "predicted", "status")]
     for name in ordered:
         found = grouped[name]
         rate = _rate(found)
         first = found[0]
         lines.append(
             (
-                "*" if name == top else "",
+                marks.get(name, ""),
                 name,
                 tables.fine(rate) if rate else tables.UNKNOWN,
                 tables.percent(rate / whole) if rate and whole else tables.UNKNOWN,
@@ -55,8 +56,9 @@ def autotune_text(rows: Sequence[Row], best: Mapping[str, Any] | None, names: Se
 
 
 def _rate(found: Sequence[Row]) -> float:
-    rates = [row["samples_per_second"] or 0.0 if row["status"] == "ok" else 0.0 for row in found]
-    return statistics.median(rates)
+    """Over the rounds that ran; 0 where none did."""
+    rates = [row["samples_per_second"] for row in found if row["status"] == "ok" and row["samples_per_second"]]
+    return typical_rate(rates) if rates else 0.0
 
 
 def _size(count: int | None) -> str:

@@ -132,12 +132,16 @@ def projection_text(rows: Sequence[Mapping[str, Any]]) -> str:
         if row["reason"]:
             continue
         rate = tables.interval(row["samples_per_second_low"], row["samples_per_second_high"], tables.number)
-        spread = tables.interval(row["efficiency_low"], row["efficiency_high"], tables.percent)
+        if row["efficiency"] is None:
+            beside = f"measured {tables.number(row['measured_samples_per_second'])}"
+        else:
+            spread = tables.interval(row["efficiency_low"], row["efficiency_high"], tables.percent)
+            beside = f"efficiency {tables.percent(row['efficiency'])} ({spread})"
         check = "" if row["check_error"] is None else f"; its own devices simulated: {row['check_error']:+.1%}"
         assumed = f"; assuming {row['assumption']}" if row["assumption"] else ""
         lines.append(
-            f"{_projection_name(row)}: {tables.number(row['samples_per_second'])} samples/s ({rate}), efficiency "
-            f"{tables.percent(row['efficiency'])} ({spread}), {tables.number(row['exposed_ms'])} of "
+            f"{_projection_name(row)}: {tables.number(row['samples_per_second'])} samples/s ({rate}), {beside}, "
+            f"{tables.number(row['exposed_ms'])} of "
             f"{tables.number(row['all_reduce_ms'])} ms all-reduce exposed{check}{assumed}"
         )
     for reason, names in by_reason(rows, _projection_name).items():

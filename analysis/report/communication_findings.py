@@ -7,7 +7,19 @@ from analysis.findings import Finding
 from analysis.metrics.clock_alignment import ClockOffsets, clock_offsets
 from analysis.metrics.collective_matching import Matching, match_collectives, stragglers
 from analysis.metrics.communication import buckets, communication_by_kind, communication_by_rank, exposed_union_ms
-from analysis.metrics.what_if import SCENARIOS, Scenario, WhatIf, what_if
+from analysis.metrics.idle import idle_causes
+from analysis.metrics.temporal import work_sets
+from analysis.metrics.what_if import (
+    LARGEST_ERROR,
+    NO_HOST,
+    SCENARIO_ERROR,
+    SCENARIOS,
+    WORST_ERROR,
+    Scenario,
+    WhatIf,
+    what_if,
+)
+from analysis.report.idle_findings import diagnosis
 from analysis.timeline import Timeline, lost_kernels
 
 if TYPE_CHECKING:
@@ -15,6 +27,8 @@ if TYPE_CHECKING:
 
 _LITTLE = 0.05
 _SMALL_BYTES = 1 << 20
+# What carries gradients or parameters, in pieces of a size that can be chosen.
+_IN_BUCKETS = {"all_reduce", "reduce_scatter", "all_gather"}
 
 
 def findings(timelines: Sequence[Timeline], scenarios: Sequence[Scenario] = SCENARIOS) -> list[Finding]:
@@ -35,14 +49,17 @@ def findings(timelines: Sequence[Timeline], scenarios: Sequence[Scenario] = SCEN
     late = stragglers(timelines, matching, clocks.offsets_ns)
     shown = by_rank.drop(columns="steps")
     on_gpu = any(len(timeline.kernels) for timeline in timelines)
+    answers = what_if(timelines, matching, clocks.offsets_ns, scenarios)
+    saves = answers.limits.get("communication", 1.0)
+    said = _by_rank(by_rank, late, matching, on_gpu, saves)
     found = [
-        Finding("all_reduce_by_rank", "Communication by rank", shown, _by_rank(by_rank, late, matching, on_gpu)),
+        Finding("all_reduce_by_rank", "Communication by rank", shown, said),
         _collectives(timelines, matching),
     ]
     if len(timelines) > 1:
         found.append(Finding("stragglers", "Who the others wait for", late, _stragglers(late, on_gpu)))
-    found.append(_buckets(timelines, matching, by_rank))
-    found.append(_what_if(what_if(timelines, matching, clocks.offsets_ns, scenarios), on_gpu))
+    found.append(_buckets(timelines, matching, by_rank, saves))
+    found.append(_what_if(answers, timelines, on_gpu))
     if len(timelines) > 1:
         found.append(Finding("clock_offsets", "Clocks of the ranks", clocks.table, _clocks(clocks)))
     return found
@@ -57,7 +74,8 @@ def no_communication(timelines: Sequence[Timeline]) -> str:
     elif sizes == {1}:
         reason = "the job has one rank"
     elif any(len(timeline.kernels) for timeline in timelines):
-        reason = "no kernel is one of NCCL or RCCL; give the trace of a run on several devices"
+        libraries = "NCCL, RCCL, NVSHMEM, DeepEP or another library that is known"
+        reason = f"no kernel is one of {libraries}; give the trace of a run on several devices"
     else:
         reason = "it has neither NCCL kernels nor spans of gloo or MPI; give the trace of a run on several ranks"
     return f"no communication in {'this trace' if len(timelines) == 1 else 'these traces'}: {reason}"
@@ -75,7 +93,8 @@ def _rows(table: "pd.DataFrame") -> list[dict[Any, Any]]:
     return table.to_dict("records")
 
 
-def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on_gpu: bool) -> str:
+def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on_gpu: bool, saves: float) -> str:
+    """Args: saves: share of the slowest rank's time that is saved without transfers, by the replay; 1 unknown."""
     if not len(table):
         return "Nothing ran in the window."
     worst = max(_rows(table), key=lambda row: float(row["exposed_share"]))
@@ -91,7 +110,7 @@ def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on
     if wait != wait and not matching.problems and len(late) > 1:
         return (
             f"{begin}; whether that is transfer or waiting for other ranks cannot be told, as ranks may leave some of "
-            "these collectives before others come (broadcast, reduce, send_recv)."
+            "these collectives before others come (broadcast, reduce, send_recv, dispatch, combine)."
         )
     if wait != wait:
         return f"{begin}; whether that is transfer or waiting for other ranks needs the traces of all ranks{missing}."
@@ -101,8 +120,11 @@ def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on
             f"{_rank(late['rank'].iloc[0])}: find out what that one does before it arrives ({_CAUSES[on_gpu]}) "
             f"before touching the network{missing}."
         )
+    begin += f", {transfer / (wait + transfer):.0%} of it transfer"
+    if saves < _LITTLE:  # what else is on the critical path takes its place
+        return f"{begin}; yet the replay without transfers saves {max(0.0, saves):.1%} of the time{missing}."
     return (
-        f"{begin}, {transfer / (wait + transfer):.0%} of it transfer: overlap more of it (smaller buckets that start "
+        f"{begin}: overlap more of it (smaller buckets that start "
         f"earlier, no synchronisation in the backward pass), or send less (16-bit gradients, gradient accumulation)"
         f"{missing}."
     )
@@ -124,7 +146,8 @@ def _collectives(timelines: Sequence[Timeline], matching: Matching) -> Finding:
         moving = float(top["transfer_busbw_gb_s"])
         rate = moving if moving == moving else float(top["busbw_gb_s"])
         speed = (
-            f"at a bus bandwidth of {rate:.3g} GB/s{' once all ranks are there' if moving == moving else ''}"
+            f"at a bus bandwidth of {rate:.3g} GB/s"
+            f"{' once all ranks are there' if moving == moving else ', waiting for other ranks included'}"
             if rate == rate
             else ""
         )
@@ -165,76 +188,151 @@ def _stragglers(table: "pd.DataFrame", on_gpu: bool) -> str:
     first = _rows(table)[0]
     share, times, matched = float(first["wait_caused_ms"]) / caused, int(first["times_last"]), int(first["matched"])
     begin = (
-        f"{_rank(first['rank']).capitalize()} arrived last in {times} of {matched} collectives and caused {share:.0%} "
-        f"of the waiting ({first['wait_caused_ms']:.3g} ms per other rank)"
+        f"{_rank(first['rank']).capitalize()} arrived last in {times} of {matched} collectives of the whole recording "
+        f"and caused {share:.0%} of the waiting ({first['wait_caused_ms']:.3g} ms per other rank)"
     )
     if share < 0.6:
         return f"{begin}: it changes who is late, which points to pauses of the hosts (CPU shared or oversubscribed)."
     return f"{begin}: find out why it is late ({_CAUSES[on_gpu]}, more work than the others)."
 
 
-def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.DataFrame") -> Finding:
-    """Of the rank with the most exposed communication, its last step."""
+def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.DataFrame", saves: float) -> Finding:
+    """Of the rank with the most exposed communication, the last step that has as many collectives as most have.
+
+    Args: saves: see _by_rank.
+    """
     exposed_ms = dict(zip(by_rank["rank"].tolist(), by_rank["exposed_ms"].tolist(), strict=True))
     talking = [i for i, timeline in enumerate(timelines) if len(timeline.collectives)]
     member = max(talking, key=lambda i: float(exposed_ms.get(timelines[i].rank, 0.0)))
     table = buckets(timelines[member], matching, member)
+    what = "The trace"
     if len(table) and table["step"].notna().any():
-        table = table[table["step"] == table["step"].max()].reset_index(drop=True)
-    title = f"Collectives of one step, {_rank(timelines[member].rank)}"
+        counts = table["step"].value_counts()
+        chosen = counts.index[counts >= counts.median()].max()
+        table = table[table["step"] == chosen].reset_index(drop=True)
+        what = f"Step {chosen}"
+    of = f"of {what[0].lower()}{what[1:]}"
+    title = f"Collectives {of}, {_rank(timelines[member].rank)}"
     if not len(table):
         return Finding("buckets", title, table, "No collective lies in a marked step.")
     rows = _rows(table)
     last = max(rows, key=lambda row: float(row["end_ms"]))
     exposed = exposed_union_ms(timelines[member], table)
     if not exposed:
-        return Finding("buckets", title, table, f"All {len(table)} collectives are hidden behind computation.")
-    share = float(last["exposed_ms"]) / exposed
-    if len(rows) == 1:
+        return Finding("buckets", title, table, f"All {len(table)} collectives {of} are hidden behind computation.")
+    moving = (table["duration_ms"] - table["wait_ms"].fillna(0)).clip(lower=0)
+    transfer = exposed_union_ms(timelines[member], table.assign(start_ms=table["end_ms"] - moving))
+    count = f"{len(table)} collective{'s' if len(table) > 1 else ''}"
+    if transfer < 0.5 * exposed:  # the wait comes first: what is cut or begins earlier waits as long
         sentence = (
-            f"The step has one collective, {exposed:.3g} ms of it exposed: several smaller ones (smaller "
+            f"Of {exposed:.3g} ms of exposed communication in {count} {of}, {exposed - transfer:.3g} ms wait for other "
+            "ranks: find out why these are late."
+        )
+        return Finding("buckets", title, table, sentence)
+    if not len(work_sets(timelines[member]).compute):
+        sentence = (
+            f"{count[0].upper()}{count[1:]} {of}, {exposed:.3g} ms: the trace has no computation to hide any of it."
+        )
+        return Finding("buckets", title, table, sentence)
+    share = float(last["exposed_ms"]) / exposed
+    cut = set(table["collective"]) <= _IN_BUCKETS
+    if len(rows) == 1 and cut:
+        sentence = (
+            f"{what} has one collective, {exposed:.3g} ms of it exposed: several smaller ones (smaller "
             "bucket_cap_mb) can begin while the rest is still computed."
         )
-    elif share > 0.5:
+    elif share > 0.5 and cut:
         sentence = (
-            f"The last collective is exposed for {last['exposed_ms']:.3g} of the step's {exposed:.3g} ms of exposed "
-            "communication and begins with "
-            f"{last['compute_after_start_ms']:.3g} ms of computation left to hide it: make what comes last smaller "
-            "(smaller bucket_cap_mb, or a smaller bucket for the first layers)."
+            f"The last of {len(rows)} collectives {of} is exposed for {last['exposed_ms']:.3g} of {exposed:.3g} ms of "
+            f"exposed communication and begins with {last['compute_after_start_ms']:.3g} ms of computation left to "
+            "hide it: make what comes last smaller (smaller bucket_cap_mb, or a smaller bucket for the first layers)."
         )
     else:
         longest = max(rows, key=lambda row: float(row["exposed_ms"]))
         sentence = (
-            f"{int((table['exposed_ms'] > 0).sum())} of {len(table)} collectives are exposed, {exposed:.3g} ms in all, "
-            f"number {longest['bucket']} most ({longest['exposed_ms']:.3g} ms, "
+            f"{int((table['exposed_ms'] > 0).sum())} of {len(table)} collectives {of} are exposed, {exposed:.3g} ms in "
+            f"all, number {longest['bucket']} most ({longest['exposed_ms']:.3g} ms, "
             f"{longest['compute_after_start_ms']:.3g} ms of computation come after its start): "
             "start them earlier or let independent computation run beside them."
         )
+    if saves < _LITTLE:
+        sentence = f"{sentence.removesuffix('.')}; the replay without transfers saves {max(0.0, saves):.1%}."
     return Finding("buckets", title, table, sentence)
 
 
-def _what_if(answers: WhatIf, on_gpu: bool) -> Finding:
-    title = "What if communication were different (slowest rank)"
+def _what_if(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> Finding:
+    title = "What if communication were different (slowest rank, to the end of all work launched in the window)"
     if not len(answers.table):
         return Finding("what_if", title, answers.table, f"{answers.problems[0].capitalize()}.")
     table = answers.slowest().drop(columns="window_ms")  # the slowest rank need not be the same one
     told = "; ".join(f"{row['scenario']}: {_change(float(row['saved_share']))}" for row in _rows(table)[1:])
-    path = answers.paths_ms.get("free") or answers.paths_ms["as traced"]
-    holds = max(path, key=path.__getitem__)
-    advice = {
-        "host": "the host then holds it up: launch fewer, larger kernels (torch.compile, CUDA graphs, larger batch)"
-        if on_gpu
-        else "time between operators then holds it up: fewer, larger ones help (torch.compile, larger batch)",
-        "computation": f"computation then holds it up: faster {'kernels' if on_gpu else 'operators'} help more",
-        "communication": "communication holds it up",
-        "unexplained gap": "gaps that the trace does not explain hold it up",
-    }[holds]
-    error = f"; the unchanged replay misses the trace by {answers.error:.1%}" if answers.error is not None else ""
+    advice = _holds_up(answers, timelines, on_gpu)
     doubts = "".join(f"; {problem}" for problem in answers.problems)
-    sentence = f"Time of the slowest rank, replayed ({told or 'as traced'}); {advice}{error}{doubts}."
+    sentence = f"Time of the slowest rank, replayed ({told or 'as traced'}); {advice}{_trust(answers)}{doubts}."
     if "free:" in told and len(answers.table["rank"].unique()) > 1:
         sentence = sentence.removesuffix(".") + "; free communication still waits for ranks that are late."
     return Finding("what_if", title, table, sentence)
+
+
+def _holds_up(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> str:
+    """Say what the step waits for: what saves the most when it takes no time, not what the time is spent with."""
+    most = max(answers.limits, key=answers.limits.__getitem__)
+    if answers.limits[most] >= _LITTLE:
+        advice = {
+            "host": f"the host holds it up most: {_host_advice(timelines, on_gpu)}",
+            "waiting": "waiting for late ranks holds it up most: find out why they are late",
+            "communication": "the transfers hold it up most: overlap more of them, or send less"
+            if "waiting" in answers.limits
+            else "communication holds it up most, with waiting for other ranks in it: read the traces of all ranks",
+        }[most]
+        return f"{advice}, {_change(answers.limits[most])} at most"
+    names = {"communication": "communication", "waiting": "waiting for other ranks", "host": "the host"}
+    none = [names[name] for name in answers.limits]
+    path = answers.paths_ms["as traced"]
+    longest = max(path, key=path.__getitem__)
+    said = f"neither {', '.join(none[:-1])} nor {none[-1]} alone saves 5% when it takes no time"
+    if not path[longest]:
+        return said
+    said += f", most of the critical path is {longest} ({path[longest] / sum(path.values()):.0%})"
+    next_path = answers.paths_ms.get(NO_HOST.name, {})
+    after = max(next_path, key=next_path.__getitem__, default="host")
+    if longest == "host" and after != longest:
+        said += f", and without the host's time {after} takes as long"
+    return said
+
+
+def _host_advice(timelines: Sequence[Timeline], on_gpu: bool) -> str:
+    """What to try against a slow host: what the idle time of all ranks says, or of the rank that has the most."""
+    if not on_gpu:
+        return "fewer, larger operators help (torch.compile, larger batch)"
+    rows = [row for row in map(idle_causes, timelines) if row is not None and row.span_ns]
+    if not rows:
+        return "see with `bertbench analyze` what the CPU does in the largest idle gaps"
+    most = max(rows, key=lambda row: row.idle_ns / row.span_ns)
+    for found in (diagnosis(rows), diagnosis([most])):
+        if found.host:
+            return {
+                "launch_bound": "launch fewer, larger kernels (torch.compile, CUDA graphs, larger batch)",
+                "host_pause": f"it pauses ({found.pausing}), find out what it does then",
+                "data_wait": "it loads data while the GPU is idle, use more loader workers or prefetching",
+            }[found.host]
+    if most.idle_ns < _LITTLE * most.span_ns:
+        return "no GPU is idle for 5% of the time, so it only delays the first or the last work"
+    return "see with `bertbench analyze` what the CPU does in the largest idle gaps"
+
+
+def _trust(answers: WhatIf) -> str:
+    """Say how far the scenarios may be off; the unchanged replay shows that the trace is understood, no more."""
+    if answers.outside:
+        said = f"; the error of these answers is not known for this trace{answers.outside}"
+    else:
+        said = (
+            f"; on generated traces with known answers, 95% of such results are within {SCENARIO_ERROR:.0%} and all "
+            f"within {WORST_ERROR:.0%}"
+        )
+    if answers.error is None or answers.error > LARGEST_ERROR:
+        return said
+    return f"{said}; the unchanged replay gives this trace again to within {max(0.001, answers.error):.1%}"
 
 
 def _change(saved: float) -> str:

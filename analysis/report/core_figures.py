@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.metrics.core_utilization import FOUR, CoreUse
+from analysis.metrics.kernel_levels import L1, L2, MEMORY
 from analysis.metrics.roofline import DRAM, Ceiling, Roofline
 from analysis.report.drawing import (
     BLUE,
@@ -94,7 +95,8 @@ def draw_roofline(path: Path, found: Roofline) -> Path:
     """Draw every kernel by its intensity and rate, under its ceilings; return `path`.
 
     Colours are kinds of work, areas the time a kernel takes, both axes logarithmic. Kernels whose operations or bytes
-    are not known, or that do no floating-point work, cannot be placed; the note says how many, with their time.
+    are not known, or that do no floating-point work, cannot be placed; the note says how many, with their time. Bytes
+    and ceiling are those of DRAM alone: the note says how many kernels L1/TEX or L2 holds back, which it cannot show.
     """
     import matplotlib
 
@@ -211,7 +213,7 @@ def _label_memory(axis: "Axes", ceilings: Mapping[str, Ceiling]) -> None:
     slope = math.atan2(box.height / math.log10(top / bottom), box.width / math.log10(high / low))
     at = start * 10 ** (0.04 * math.log10(high / low))
     label = axis.annotate(
-        f"memory {memory.rate / 1e9:,.0f} GB/s",
+        f"DRAM {memory.rate / 1e9:,.0f} GB/s",
         (at, at * memory.rate),
         (-5 * math.sin(slope), 5 * math.cos(slope)),
         textcoords="offset points",
@@ -260,6 +262,13 @@ def _note(found: Roofline, rows: Sequence[Mapping[str, Any]]) -> str:
         of_time = f" ({100 * share:.0f} % of the time)" if math.isfinite(share) else ""
         parts.append(
             f"{left} of {len(found.kernels)} kernels{of_time} cannot be placed: no operations, or not counted."
+        )
+    cached = found.kernels[found.kernels["bound"].isin((L1, L2, MEMORY))]
+    if len(cached):
+        levels = " or ".join(dict.fromkeys(cached["bound"]))
+        parts.append(
+            f"Bytes and ceiling are those of DRAM; {levels} holds back {len(cached)} of {len(found.kernels)} kernels, "
+            "which this does not show."
         )
     if DRAM not in found.ceilings:
         parts.append("The memory's peak is not known.")

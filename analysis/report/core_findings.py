@@ -8,12 +8,16 @@ from analysis.counters import KernelCounters
 from analysis.findings import Finding
 from analysis.metrics.core_phases import BY_ORDER, NO_PHASE, kernel_phases
 from analysis.metrics.core_utilization import FOUR, PIPES, CoreUse, core_use, core_use_by, core_use_by_family
-from analysis.metrics.roofline import COMPUTE_BOUND, MEMORY_BOUND, NEITHER, UNKNOWN, Roofline, roofline
+from analysis.metrics.roofline import roofline
+from analysis.names import family
+from analysis.precisions import precision
+from analysis.report.roofline_findings import roofline_findings
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NOT_IN_FILE = "not in this file"
+_NO_TIMES = f"How long the kernels took is {NOT_IN_FILE}"
 """What stands for a pipe that was not counted; never 0."""
 
 _IDLE, _BUSY, _LARGE = 1.0, 60.0, 0.3
@@ -34,7 +38,9 @@ def findings(
     whole = core_use(counters, window_ns)
     families = core_use_by_family(counters, window_ns)
     found = [
-        Finding("core_utilization", "Core utilisation", _pipes_table(whole), _pipes_sentence(whole, families)),
+        Finding(
+            "core_utilization", "Core utilisation", _pipes_table(whole), _pipes_sentence(whole, families, counters)
+        ),
         by_family(counters, window_ns),
     ]
     phases = by_phase(counters, window_ns)
@@ -87,33 +93,18 @@ def by_kernel(counters: KernelCounters, window_ns: float | None = None) -> Findi
     """Return kernels: a row per kernel name, longest first."""
     groups = core_use_by(counters, counters.kernels["name"], window_ns)
     table, lacking = _groups_table([{"name": name} for name in groups], groups.values(), counters, window_ns)
-    sentence = "No kernel was counted."
-    if len(table):
+    sentence, title = "No kernel was counted.", "Kernels that take longest"
+    share = (
+        float(table[next(name for name in table if str(name).endswith("_share"))].head(5).sum()) if len(table) else 0
+    )
+    if len(table) and not share:
+        title = "Kernels, in the order in which they first ran"
+        sentence = f"{_NO_TIMES}: which of these {len(table)} kernels take most of the time is not known."
+    elif len(table):
         most = min(5, len(table))
-        share = float(table[next(name for name in table if str(name).endswith("_share"))].head(most).sum())
         sentence = f"{most} of {len(table)} kernels take {_percent(100 * share)} of the time: work on these first."
         sentence = "There is one kernel." if len(table) == 1 else sentence
-    return Finding("kernels", "Kernels that take longest", table, sentence + lacking)
-
-
-def roofline_findings(found: Roofline) -> list[Finding]:
-    """Return roofline (per kernel) and roofline_by_family."""
-    sentence = _bound_sentence(found)
-    ceilings = "; ".join(
-        f"{kind} {ceiling.rate / 1e9:,.0f} {'GB/s' if kind == 'dram' else 'GFLOP/s'} ({ceiling.source})"
-        for kind, ceiling in sorted(found.ceilings.items())
-        if kind == "dram" or kind in set(found.kernels["flop_type"])
-    )
-    sentence += f" Ceilings: {ceilings}." if ceilings else ""
-    return [
-        Finding("roofline", "Roofline of each kernel", _roofline_table(found.kernels, "name"), sentence),
-        Finding(
-            "roofline_by_family",
-            "Roofline by kind of work",
-            _roofline_table(found.families, "family"),
-            " ".join([_family_sentence(found), *map(_sentence, found.problems)]),
-        ),
-    ]
+    return Finding("kernels", title, table, sentence + lacking)
 
 
 def percent_text(percent: float | None) -> str:
@@ -139,14 +130,6 @@ def _pipes_table(use: CoreUse) -> "pd.DataFrame":
         )
     table = pd.DataFrame(rows)
     return table if table["in_window_utilization"].notna().any() else table.drop(columns="in_window_utilization")
-
-
-def _roofline_table(table: "pd.DataFrame", label: str) -> "pd.DataFrame":
-    """The columns that people read; `roofline` returns all."""
-    names = {"intensity_flop_per_byte": "flop_per_byte"}
-    shown = [label, "bound", "time_share", "flop_per_byte", "achieved_flops", "dram_gb_s", "compute_fraction"]
-    shown += ["memory_fraction", "attainable_fraction"]
-    return table.rename(columns=names)[shown].dropna(axis="columns", how="all")
 
 
 def _groups_table(
@@ -188,7 +171,7 @@ def _share(percent: float | None) -> float:
     return math.nan if percent is None else percent / 100
 
 
-def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse]) -> str:
+def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse], counters: KernelCounters) -> str:
     if not use.kernels:
         return "No kernel was counted: check that the window of the profile holds GPU work."
     known = {name: use.pipes[name].percent for name in FOUR if use.pipes[name].percent is not None}
@@ -205,18 +188,25 @@ def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse]) -> str:
     if tensor is None:
         return start
     if tensor < _IDLE and product > _LARGE:
-        return (
-            f"{start} The tensor cores stand still while matrix products take {_percent(100 * product)} of the time: "
-            "train in bf16, or let fp32 products use tf32 (torch.set_float32_matmul_precision('high'))."
-        )
+        start += f" The tensor cores stand still while matrix products take {_percent(100 * product)} of the time"
+        if narrow := _narrow_share(counters):
+            return f"{start}, though {_percent(100 * narrow)} of that runs in bf16, fp16, tf32 or less, by their names."
+        return f"{start}: train in bf16, or let fp32 products use tf32 (torch.set_float32_matmul_precision('high'))."
     if tensor >= _BUSY:
         return f"{start} The tensor cores are near what they can do: only fewer operations or a lower precision help."
     if max(value or 0.0 for value in known.values()) < 20:
-        return (
-            f"{start} No kind of core is busy: kernels wait for memory or are too small for the GPU; a larger batch, "
-            "fused kernels (torch.compile, flash attention) and the roofline below say which."
-        )
+        return f"{start} No kind of core is busy: see the roofline below for what holds the kernels back."
     return f"{start} What keeps the tensor cores from more shows by kind of work below."
+
+
+def _narrow_share(counters: KernelCounters) -> float:
+    """Return the share of the matrix products' time in types that tensor cores multiply, by the kernels' names."""
+    frame = counters.kernels
+    products = frame[[family(name) == "GEMM" for name in frame["name"]]]
+    lengths = products["duration_ns" if frame["duration_ns"].notna().all() else "cycles"]
+    narrow = [precision(name) not in ("", "fp32", "fp64") for name in products["name"]]
+    total = float(lengths.sum())
+    return float(lengths[narrow].sum()) / total if total > 0 else 0.0
 
 
 def _longest_sentence(groups: Mapping[str, CoreUse]) -> str:
@@ -225,7 +215,9 @@ def _longest_sentence(groups: Mapping[str, CoreUse]) -> str:
     name, use = next(iter(groups.items()))
     name = "Work outside every phase" if name == NO_PHASE else name
     share = _time_share(use, groups)
-    start = f"{name} takes {_percent(100 * share)} of the time" if math.isfinite(share) else f"{name} takes longest"
+    if not math.isfinite(share):
+        return f"{_NO_TIMES}: which kind takes longest is not known."
+    start = f"{name} takes {_percent(100 * share)} of the time"
     known = {pipe: use.pipes[pipe].percent for pipe in ("tensor", "fma")}
     said = [f"{FOUR[pipe]} at {value:.1f} %" for pipe, value in known.items() if value is not None]
     start += f", with {' and '.join(said)}" if said else ""
@@ -233,7 +225,7 @@ def _longest_sentence(groups: Mapping[str, CoreUse]) -> str:
         return f"{start}: such kernels move data more than they compute; fuse them (torch.compile, fused optimizer)."
     tensor = known["tensor"]
     if tensor is not None and tensor < _IDLE and name in ("GEMM", "attention"):
-        return f"{start}: it runs without tensor cores; use bf16 or tf32."
+        return f"{start}: it runs without tensor cores."
     return f"{start}."
 
 
@@ -245,45 +237,6 @@ def _time_share(use: CoreUse | None, groups: Mapping[str, CoreUse]) -> float:
         if all(part is not None for part in parts) and sum(parts) > 0:
             return float(getattr(use, field) / sum(parts))
     return math.nan
-
-
-def _bound_sentence(found: Roofline) -> str:
-    kernels = found.kernels
-    shares = {kind: float(kernels.loc[kernels["bound"] == kind, "time_share"].sum(min_count=1)) for kind in _NEXT}
-    shares = {kind: share for kind, share in shares.items() if math.isfinite(share) and share > 0}
-    if not shares:
-        return "Without times no kernel can be placed under a roofline: collect gpu__time_duration.sum."
-    said = ", ".join(
-        f"{_percent(100 * share)} {_BOUND[kind]}" for kind, share in sorted(shares.items(), key=lambda item: -item[1])
-    )
-    return f"Of the kernels' time: {said}. {_NEXT[max(shares, key=lambda kind: shares[kind])]}"
-
-
-def _family_sentence(found: Roofline) -> str:
-    if found.families.empty:
-        return "No kernel was counted."
-    first = {str(key): value for key, value in found.families.iloc[0].to_dict().items()}
-    reached = float(first["attainable_fraction"])
-    if math.isfinite(reached):
-        rest = "little is to be gained there" if reached >= 0.8 else "the rest is to be gained there"
-        return f"{first['family']} reaches {_percent(100 * reached)} of what its intensity allows; {rest}."
-    without = float(first["flop"]) == 0
-    why = "it does no floating-point work" if without else "no ceiling of its kind of operations is known"
-    return f"What {first['family']} could reach is not known: {first['reason'] or why}."
-
-
-_BOUND = {
-    MEMORY_BOUND: "is bound by memory",
-    COMPUTE_BOUND: "is bound by computing",
-    NEITHER: "is near neither ceiling (latency)",
-    UNKNOWN: "cannot be told",
-}
-_NEXT = {
-    MEMORY_BOUND: "Move fewer bytes: fuse elementwise kernels, keep activations in bf16, use flash attention.",
-    COMPUTE_BOUND: "Compute faster: a lower precision on the tensor cores, or fewer operations (no padding).",
-    NEITHER: "Give the GPU more at once: a larger batch, fewer and larger kernels (fusion), CUDA graphs.",
-    UNKNOWN: "Collect what is lacking (below), or give measured ceilings.",
-}
 
 
 def _percent(value: float) -> str:

@@ -59,6 +59,7 @@ def link_part(
     by_size = [row for trial in measured for row in trial.row["by_size"]]
     projected = project(trials, project_to, same_links) if project_to else []
     shown = [row for row in projected if not row["reason"]]
+    further = [row for row in shown if row["efficiency"] is not None]
     built = {
         "collectives": _collectives(by_size),
         "links": _links(link_rows(links)),
@@ -67,7 +68,7 @@ def link_part(
     return LinkPart(
         sentences=tuple(link_text(links).splitlines()),
         link_pictures=tuple(draw_links(folder, links)) if links else (),
-        projection_pictures=tuple(draw_projection(folder, shown, scaling)) if shown else (),
+        projection_pictures=tuple(draw_projection(folder, further, scaling)) if further else (),
         tables={name: table for name, table in built.items() if table.rows},
         refused=tuple(f"{'; '.join(names)}: {reason}" for reason, names in by_reason(projected, _what).items()),
         rows={"collectives": by_size, "links": link_rows(links), "link_residuals": residual_rows(links),
@@ -146,6 +147,8 @@ def _projection(rows: Sequence[Row]) -> tables.Table:
         tables.Column("check", lambda row: row["check_error"], _check),
         tables.plain("assuming", "assumption"),
     ]
+    if any(row["measured_samples_per_second"] is not None for row in rows):
+        columns.insert(7, tables.measured("measured samples/s", "measured_samples_per_second"))
     return tables.build("projection", tables.without_constant_model(columns, rows) if rows else columns, rows)
 
 

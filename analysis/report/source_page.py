@@ -16,6 +16,7 @@ from common.atomic import write_text
 _FIRST = (
     "temporal_breakdown",
     "idle_causes",
+    "idle_gaps",
     "all_reduce_by_rank",
     "stragglers",
     "what_if",

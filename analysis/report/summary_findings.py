@@ -112,10 +112,10 @@ def _ranges(summary: Summary) -> Iterator[Finding]:
         yield _anything_empty(summary, "range_totals")
         return
     sentence = (
-        f"{_short(frame['name'].iloc[0])} is the longest of {len(frame)} ranges; ranges nest, so that shares say how "
-        "they compare and do not add up to the run, and a launch may return before its kernels end."
+        f"{_short(frame['name'].iloc[0])} is the longest of {len(frame)} ranges; totals hold the ranges within, which "
+        "this summary does not tell apart, so they do not add up, and a launch may return before its kernels end."
     )
-    yield Finding("range_totals", summary.title, frame.drop(columns="cumulative_share"), sentence)
+    yield Finding("range_totals", summary.title, frame.drop(columns=["share", "cumulative_share"]), sentence)
 
 
 def _metrics(summary: Summary) -> Iterator[Finding]:

@@ -14,6 +14,8 @@ Row = Mapping[str, Any]
 
 # Codes of cautions.
 _OF_MFU = ("peak_changed", "mfu_above_one")
+# Configurations named for one reason; more are counted where the table shows which they are.
+_MOST_NAMED = 3
 
 
 def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = DEFAULT_WIDTH) -> str:
@@ -88,6 +90,24 @@ def input_text(inputs: Sequence[Row], gaps: Sequence[Row], width: int = DEFAULT_
     return "\n".join(part for line in input_lines(inputs, gaps) for part in wrapped(line, width))
 
 
+def _verdicts(rows: Sequence[Row]) -> list[str]:
+    """One line for each reason of each verdict, however many rows have it."""
+    grouped: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        grouped.setdefault((row["verdict"], row["reason"]), []).append(row)
+    reasons = [verdict for verdict, _ in grouped]
+    return [
+        f"{_places(found, reasons.count(verdict) == 1)}: {verdict}: {reason}"
+        for (verdict, reason), found in grouped.items()
+    ]
+
+
+def _places(rows: Sequence[Row], plain: bool) -> str:
+    """Name the rows; where `plain`, the table shows which they are, and many of them are counted."""
+    names = list(dict.fromkeys(map(_place, rows)))
+    return f"{len(rows)} configurations" if plain and len(names) > _MOST_NAMED else "; ".join(names)
+
+
 def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
     """Return the table of a comparison of two runs, with the differences between them and the verdict."""
     several = len({tables.data(row) for row in comparison.rows}) > 1
@@ -108,10 +128,13 @@ def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
     ]
     rows = sorted(comparison.rows, key=tables.order)
     lines = [render(tables.build("compare", columns, rows), width)] if rows else ["no configuration is in both runs"]
-    lines += dict.fromkeys(f"{_place(row)}: {row['verdict']}: {row['reason']}" for row in rows)
+    lines += _verdicts(rows)
     lines += [f"differs: {difference}" for difference in comparison.differences]
+    differing: dict[str, list[Row]] = {}
     for row in rows:
-        lines += [f"differs at {_place(row)}: {text}" for text in row["differences"]]
+        for text in row["differences"]:
+            differing.setdefault(text, []).append(row)
+    lines += [f"differs at {_places(found, len(found) == len(rows))}: {text}" for text, found in differing.items()]
     lines = [*lines[:1], *(part for line in dict.fromkeys(lines[1:]) for part in wrapped(line, width))]
     verdicts = [row["verdict"] for row in rows]
     tally = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts)) or "nothing compared"

@@ -4,9 +4,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from analysis.findings import Finding
-from analysis.metrics import copies, idle, kernel_tables, launches, phases, temporal
+from analysis.metrics import copies, kernel_tables, phases, temporal
+from analysis.metrics.idle import idle_causes
+from analysis.metrics.launched import launched_compute
 from analysis.metrics.utilization import NUMBER_FIELDS, compute_utilization
+from analysis.report import idle_findings
+from analysis.report.work_sentences import balance_sentence, least_to_most, number, precision_clause, range_over_ranks
 from analysis.timeline import Timeline, lost_kernels
 
 if TYPE_CHECKING:
@@ -23,6 +29,10 @@ _SHARES_FIRST = (
 )
 _LITTLE = 0.05
 _MUCH = 0.25
+_HALF = 0.5
+_NEARLY_ALL = 0.1
+"""Share of the time up to which what is not computation leaves faster kernels alone to gain from."""
+_LONGER = 1.1
 _OF_SLOWEST = ", each that of its slowest rank"
 _NO_LENGTH = "No kernel of the window took any time, by this trace."
 
@@ -30,18 +40,20 @@ _NO_LENGTH = "No kernel of the window took any time, by this trace."
 def findings(timelines: Sequence[Timeline]) -> list[Finding]:
     """Return the findings of the traces of one run, one timeline per rank; what they cannot say is left out.
 
-    Names: temporal_breakdown, compute_utilization, idle_causes, kernel_families, top_kernels, phases, memory_copies,
-    launch_queue, iterations, steps.
+    Names: temporal_breakdown, compute_utilization, idle_causes, idle_gaps, kernel_families, top_kernels, phases,
+    memory_copies, launch_queue, iterations, steps.
     """
+    idles = [row for row in map(idle_causes, timelines) if row is not None]
     made = [
         _temporal(timelines),
         _utilization(timelines),
-        _idle(timelines),
+        idle_findings.causes(idles),
+        idle_findings.gaps(idles),
         _families(timelines),
         _top_kernels(timelines),
         _phases(timelines),
         _copies(timelines),
-        _launches(timelines),
+        idle_findings.launches(timelines, idles),
         *_iterations(timelines),
     ]
     return [finding for finding in made if finding is not None]
@@ -54,27 +66,45 @@ def _temporal(timelines: Sequence[Timeline]) -> Finding | None:
     span = sum(row.span_ns for row in rows)
     names = ("compute_ns", "idle_ns", "exposed_communication_ns", "exposed_memory_ns")
     compute, idle_share, exposed, copying = (sum(getattr(row, name) for row in rows) / span for name in names)
-    what = f"{_percent(compute)} of the time is computation, {_percent(exposed)} communication that nothing hides, "
-    what += f"{_percent(idle_share)} idle"
-    if not rows[0].steps:
-        what += f" (no step is marked: from first to last work, {_lengths([row.span_ns / 1e6 for row in rows])})"
+    most = max(len(np.unique(timeline.work.device)) for timeline in timelines)
+    somewhere = f" on any of a rank's {most} GPUs" if most > 1 else ""
+    hidden = f"{_percent(exposed)} communication that nothing hides"
+    if (
+        rows[0].on_gpu
+        and not any(row.communication_ns for row in rows)
+        and any(len(timeline.collectives) for timeline in timelines)
+    ):
+        hidden = "no communication on the GPU (that of the CPU, such as calls of MPI, is in Communication by rank)"
+    of_ranks = range_over_ranks([row.compute_ns / row.span_ns for row in rows])
+    what = f"{_percent(compute)} of the time is computation{somewhere}{of_ranks}, {hidden}, "
+    what += f"{_percent(idle_share)} idle{least_to_most([row.idle_ns / row.span_ns for row in rows])}"
     if exposed >= max(idle_share, _LITTLE):
-        advice = ": overlap the communication or send less of it, unless most of it waits for one rank (see below)"
+        advice = ": overlap the communication or send less of it, unless most of it waits for one rank or the replay "
+        advice += "without it saves little (see below)"
     elif copying > max(idle_share, _LITTLE):
         what += f", {_percent(copying)} copies that nothing hides"
-        advice = ": keep data on the GPU, or copy it from pinned memory while something computes"
-    elif idle_share > _MUCH:
+        pinned = "from pinned memory " if _copied_from(timelines)[0] != "pinned" else ""
+        advice = f": keep data on the GPU, or copy it {pinned}while something computes"
+    elif idle_share >= _LITTLE:
         advice = ": the table of idle causes says what the device waits for"
+        advice += "; overlapping the communication comes next" if exposed >= _LITTLE else ""
+    elif idle_share + exposed + copying >= _NEARLY_ALL:
+        advice = f": no computation is {_percent(1 - compute)}, though nothing of it takes 5 % alone"
     else:
         advice = f": faster {'kernels' if rows[0].on_gpu else 'operators'} are what is left to gain"
     table = temporal.temporal_frame(rows)
+    given = [None if (own := launched_compute(found)) is None else own.total_ns / 1e6 for found in timelines]
+    given = [ms for ms, found in zip(given, map(temporal.temporal_breakdown, timelines), strict=True) if found]
     first = ["rank", "steps", "span_ms", *(name for name in _SHARES_FIRST if name in table)]
+    if any(ms is not None for ms in given):
+        table.insert(0, "launched_compute_ms", [float("nan") if ms is None else ms for ms in given])
+        first += ["compute_ms", "launched_compute_ms"]
     table = table[[*first, *(name for name in table.columns if name not in first)]]
     if not any(row.on_gpu for row in rows):  # a CPU has no copies that are told from computation
         table = table.drop(columns=[name for name in table.columns if "memory" in name])
-    said = what + advice + "." + _outside(timelines, rows)
+    said = what + advice + "." + _outside(timelines, rows) + balance_sentence(rows, given)
     if not rows[0].on_gpu and (lost := lost_kernels(timelines)):
-        said = f"{lost}. {said}"
+        said = f"{lost}. On the CPU, {what}."  # no advice: how long the GPU took is not known
     return Finding("temporal_breakdown", "Where the time goes", table, said)
 
 
@@ -87,7 +117,7 @@ def _outside(timelines: Sequence[Timeline], rows: Sequence[temporal.Temporal]) -
     if outside < 0.01 * sum(row.busy_ns for row in whole):
         return ""
     return (
-        f" {outside / len(rows) / 1e6:.4g} ms of GPU work per rank lies outside the marked steps and is not in this "
+        f" {number(outside / len(rows) / 1e6)} ms of GPU work per rank ran outside the marked steps and is not in this "
         "table; with --window kernels it is."
     )
 
@@ -113,9 +143,9 @@ def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
     mean = sum(known) / len(known)
     on_gpu = any(row.devices is not None for row in rows)
     said = f"The {'GPU has a kernel running' if on_gpu else 'CPU runs an operator'} {_percent(mean)} of the time"
-    lengths = [row.window_ms for row in rows if row.window_ms is not None]
-    if not rows[0].steps and lengths:
-        said += f" (no step is marked: of the whole trace, {_lengths(lengths)})"
+    most = max((row.devices or 0) for row in rows)
+    said += range_over_ranks(known)
+    said += f", the mean of a rank's {most} GPUs" if most > 1 else ""
     said += f" ({len(known)} of {len(rows)} ranks)" if len(known) < len(rows) else ""
     table = table if on_gpu else table.drop(columns=["sm_weighted_utilization", "devices"])
     weighted = [row for row in rows if row.sm_weighted_utilization is not None]
@@ -128,66 +158,35 @@ def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
     return Finding("compute_utilization", "Compute utilisation", table, said + ".")
 
 
-def _lengths(ms: Sequence[float]) -> str:
-    """Name the windows' length, of several ranks the shortest and the longest."""
-    ends = dict.fromkeys(f"{value:,.4g}" for value in (min(ms), max(ms)))
-    return f"{' to '.join(ends)} ms"
-
-
-def _idle(timelines: Sequence[Timeline]) -> Finding | None:
-    rows = [row for row in map(idle.idle_causes, timelines) if row is not None]
-    if not rows:
-        return None
-    span, idle_ns = sum(row.span_ns for row in rows), sum(row.idle_ns for row in rows)
-    sums = {cause: sum(row.ns(cause) for row in rows) for cause in idle.CAUSES}
-    largest = max(sums, key=lambda cause: sums[cause])
-    share = sums[largest] / span
-    on_gpu = rows[0].on_gpu
-    device = "GPU" if on_gpu else "CPU"
-    idles = f"The GPU is idle {_percent(idle_ns / span)} of the time"
-    if not on_gpu:  # what communicates does not compute; the table of where the time goes counts it as busy
-        idles = f"The CPU computes nothing {_percent(idle_ns / span)} of the time"
-    if idle_ns / span < _LITTLE:
-        said = f"{idles}: there is little to gain here."
-    else:
-        advice = {
-            "data_wait": "waits for data: use more loader workers, prefetching, or inputs that are prepared beforehand",
-            "communication_wait": "waits for other ranks: look for a straggler, overlap or shrink the communication",
-            "launch_bound": "waits for the CPU to launch work: try a larger batch, torch.compile or CUDA graphs",
-            "other": "waits for a reason that the trace does not show"
-            + (f" ({rows[0].reason})" if rows[0].reason and on_gpu else ""),
-        }[largest]
-        said = f"{idles}; for {_percent(share)} it {advice}."
-    table = idle.idle_frame(rows)
-    if not on_gpu:  # a CPU launches nothing
-        table = table[table["cause"] != "launch_bound"].drop(columns="note").reset_index(drop=True)
-    return Finding("idle_causes", f"Why the {device} is idle", table, said)
-
-
 def _families(timelines: Sequence[Timeline]) -> Finding | None:
     rows = [kernel_tables.family_rows(timeline) for timeline in timelines]
     table = kernel_tables.over_ranks(rows, "family")
     if not len(table):
         return None
-    first = table.iloc[0]
     if not float(table["mean_ms"].sum()):
         return Finding("kernel_families", "Kernels by family", table, _NO_LENGTH)
     share = {str(name): float(part) for name, part in zip(table["family"], table["kernel_time_share"], strict=True)}
-    said = f"{first['family']} takes {_percent(float(first['kernel_time_share']))} of the kernels' time"
+    largest = next(iter(share))
+    said = [f"{largest} takes {_percent(share[largest])} of the kernels' time"]
+    ran = precision_clause(timelines) if share.get("GEMM", 0.0) > _MUCH else ""
+    if ran and largest == "GEMM":
+        said.append(f"it {ran}")
     small = sum(share.get(name, 0.0) for name in ("elementwise", "norm", "dropout", "activation"))
-    if share.get("communication", 0.0) > _MUCH:
-        said += ": the part that computation does not hide is what to cut, see the table of where the time goes"
-    elif small > 0.4:
-        said += (
-            f", kernels that only move memory {_percent(small)}: fuse them (torch.compile, fused optimizer and norms)"
+    talks = share.get("communication", 0.0)
+    if talks > _MUCH:
+        said += [] if largest == "communication" else [f"communication takes {_percent(talks)}"]
+        said[-1] += ": what of it computation does not hide is what to cut, see the table of where the time goes"
+    if small > 0.4:
+        said.append(
+            f"kernels that only move memory take {_percent(small)}: fuse them (torch.compile, fused optimizer, norms)"
         )
-    elif share.get("GEMM", 0.0) > 0.5:
-        said += ": reduced precision (bf16, tf32) and shapes that are multiples of 8 speed it up"
-    return Finding("kernel_families", "Kernels by family", table, said + ".")
+    if ran and largest != "GEMM":
+        said.append(f"GEMM takes {_percent(share['GEMM'])} and {ran}")
+    return Finding("kernel_families", "Kernels by family", table, "; ".join(said) + ".")
 
 
 def _top_kernels(timelines: Sequence[Timeline]) -> Finding | None:
-    rows = [kernel_tables.kernel_rows(timeline) for timeline in timelines]
+    rows = [kernel_tables.kernel_rows(timeline, copies=False) for timeline in timelines]
     table = kernel_tables.over_ranks(rows)
     if not len(table):
         return None
@@ -210,19 +209,47 @@ def _phases(timelines: Sequence[Timeline]) -> Finding | None:
     known, total = sums.drop("other", errors="ignore"), float(sums.sum())
     on_gpu = column == "gpu_ms"
     table = table if on_gpu else table.drop(columns=["gpu_ms", "gpu_share", "kernels"])
-    what = "GPU's time" if on_gpu else "steps' time on the CPU"
+    marked = any(len(timeline.steps) for timeline in timelines)
+    what = "GPU's time" if on_gpu else "steps' time on the CPU" if marked else "recording's time on the CPU"
     said = ""
     if total and len(known) and known.iloc[0] > 0:
         said = f"{known.index[0]} takes {_percent(float(known.iloc[0]) / total)} of the {what}"
         rest = float(sums.get("other", 0.0)) / total
         said += f"; {_percent(rest)} belongs to no phase" if rest > _LITTLE else ""
         if float(sums.get("data", 0.0)) / total > 0.1:
-            said += "; data takes more than a tenth, so "
-            said += "copy inputs from pinned memory" if on_gpu else "load it in the background (workers, prefetching)"
+            said += "; data takes more than a tenth"
+            said += _input_advice(timelines) if on_gpu else ", so load it in the background (workers, prefetching)"
         elif float(sums.get("optimizer", 0.0)) / total > _MUCH:
             said += "; the optimizer takes more than a quarter, so use a fused one or accumulate gradients"
         said += "."
     return Finding("phases", "Time by phase", table, said)
+
+
+def _copied_from(timelines: Sequence[Timeline]) -> tuple[str, float]:
+    """Which memory of the CPU most of the copies to the GPU are from ("pageable", "pinned", "" unknown, "none" for no
+    copies), by time, and the share of their time that computation hides."""
+    table = _joined([copies.copy_rows(timeline) for timeline in timelines])
+    inputs = table[table["direction"] == "HtoD"] if table is not None else None
+    total = float(inputs["total_ms"].sum()) if inputs is not None else 0.0
+    if inputs is None or not total:
+        return "none", 0.0
+    hidden = float((inputs["overlapped_share"].fillna(0) * inputs["total_ms"]).sum()) / total
+    return str(inputs.groupby("host_memory")["total_ms"].sum().idxmax()), hidden
+
+
+def _input_advice(timelines: Sequence[Timeline]) -> str:
+    memory, hidden = _copied_from(timelines)
+    if memory == "none":
+        return " of it, without copies to the GPU"
+    if memory == "pageable":
+        return ", so copy inputs from pinned memory"
+    if not memory:
+        return ", so copy inputs from pinned memory where they are not (the trace does not say)"
+    if hidden >= _HALF:
+        return f"; the copies to the GPU are from pinned memory, and computation hides {_percent(hidden)} of them"
+    return (
+        f", so copy inputs ahead (they are from pinned memory, but computation hides {_percent(hidden)} of the copies)"
+    )
 
 
 def _copies(timelines: Sequence[Timeline]) -> Finding | None:
@@ -233,31 +260,13 @@ def _copies(timelines: Sequence[Timeline]) -> Finding | None:
     hidden = float((table["overlapped_share"].fillna(0) * table["total_ms"]).sum()) / total if total else 0.0
     pageable = float(table.loc[table["host_memory"] == "pageable", "total_ms"].sum())
     per_rank = total / len(timelines)
-    said = f"Copies and memsets take {per_rank:,.4g} ms per rank, {_percent(hidden)} of it hidden by computation"
+    said = f"Copies and memsets take {number(per_rank)} ms per rank, {_percent(hidden)} of it hidden by computation"
     spans = [row.span_ns / 1e6 for row in map(temporal.temporal_breakdown, timelines) if row is not None]
     if spans and pageable > 0.01 * sum(spans):
         said += (
             f"; {_percent(pageable / total)} is copies of pageable memory: use pin_memory=True and non_blocking=True"
         )
     return Finding("memory_copies", "Memory copies by direction", table, said + ".")
-
-
-def _launches(timelines: Sequence[Timeline]) -> Finding | None:
-    import pandas as pd
-
-    rows = [row for row in map(launches.launch_queue, timelines) if row is not None]
-    if not rows:
-        return None
-    table = pd.DataFrame([dataclasses.asdict(row) for row in rows])
-    table = table.astype({"rank": "Int64", "launches_per_step": "float64"})
-    matched = sum(row.matched for row in rows)
-    short = sum(row.short_delay_share * row.matched for row in rows) / matched
-    said = f"{_percent(short)} of the kernels start within {launches.SHORT_DELAY_US:g} µs of the end of their launch"
-    if short > _MUCH:
-        said += ": the GPU waits for the CPU, try a larger batch, torch.compile or CUDA graphs"
-    else:
-        said += ": the CPU runs ahead of the GPU most of the time, as it should"
-    return Finding("launch_queue", "Launch queue", table, said + ".")
 
 
 def _iterations(timelines: Sequence[Timeline]) -> list[Finding]:
@@ -271,18 +280,27 @@ def _iterations(timelines: Sequence[Timeline]) -> list[Finding]:
     spread = temporal.iteration_spread(table.loc[longest])
     on_gpu = any(len(timeline.kernels) for timeline in timelines)
     if not on_gpu:
-        unsaid = ["memory_ms", "exposed_memory_ms", "kernels"]
+        unsaid = ["memory_ms", "exposed_memory_ms", "launched_compute_ms", "kernels"]
         table, spread = table.drop(columns=unsaid), spread[~spread["quantity"].isin(unsaid)].reset_index(drop=True)
     times = spread[spread["quantity"] == "step_time_ms"].iloc[0]
-    said = f"The median step takes {times['median']:.4g} ms, from {times['min']:.4g} to {times['max']:.4g} ms"
+    said = (
+        f"The median step takes {number(times['median'])} ms, from {number(times['min'])} to {number(times['max'])} ms"
+    )
     if times["median"] > 0 and times["p95"] > 1.2 * times["median"]:
         said += ": the slow ones are worth a look, compare their idle and communication with the others'"
+    given = spread[spread["quantity"] == "launched_compute_ms"]
+    if len(given) and given["median"].iloc[0] > _LONGER * times["median"]:
+        said += (
+            f"; the GPU computes {number(given['median'].iloc[0])} ms for what it launches: the marks are those of a "
+            "CPU that runs ahead, not the time of a step; --window kernels has all work"
+        )
     place = int(table["step_time_ms"].to_numpy().argmax())
     rank, step, taken_ms, idle_ms = (table[name].iloc[place] for name in ("rank", "step", "step_time_ms", "idle_ms"))
     of = "" if pd.isna(rank) else f" of rank {int(rank)}"
     idle = f", {_percent(float(idle_ms) / float(taken_ms))} of it idle" if taken_ms and not pd.isna(idle_ms) else ""
-    slowest = f"The slowest is step {int(step)}{of}: {float(taken_ms):.4g} ms{idle}."
-    table = table.dropna(axis="columns", how="all") if table["idle_ms"].isna().all() else table
+    slowest = f"The slowest is step {int(step)}{of}: {number(float(taken_ms))} ms{idle}."
+    unknown = table.columns if table["idle_ms"].isna().all() else ["launched_compute_ms"]
+    table = table.drop(columns=[name for name in unknown if name in table and table[name].isna().all()])
     return [
         Finding("iterations", f"Spread over the steps{_OF_SLOWEST if len(timelines) > 1 else ''}", spread, said + "."),
         Finding("steps", "Every step", table, slowest),

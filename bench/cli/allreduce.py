@@ -21,7 +21,7 @@ class AllreduceOptions:
     """What to read; several are read as one, such as the traces of a run's ranks."""
     what_if: tuple[str, ...] = ()
     """What to replay instead of the usual: free, half, twice (as fast), nowait (for other ranks), none (free, and no
-    waiting), a speed-up such as 3x, a bus bandwidth such as 100GB/s."""
+    waiting), nohost (the host takes no time), a speed-up such as 3x, a bus bandwidth such as 100GB/s."""
     json: bool = False
     """Print everything as JSON."""
     csv: Path | None = None
@@ -37,19 +37,24 @@ def main(argv: list[str]) -> int:
     """Run the command; 0 also for a trace without communication, which is said."""
     options = parse(AllreduceOptions, argv, "bertbench allreduce")
     from analysis.metrics.what_if import SCENARIOS, parse_scenario
+    from analysis.report import window_finding
     from analysis.report.communication_findings import findings, no_communication
     from analysis.sources import open_sources
 
     if not options.paths:
-        raise InputError("allreduce needs what to read: a trace, a folder of ranks, a tar, a run directory")
+        raise InputError(
+            "option-missing", "allreduce needs what to read: a trace, a folder of ranks, a tar, a run directory"
+        )
     scenarios = tuple(parse_scenario(text) for text in options.what_if) or SCENARIOS
     source = open_sources(*options.paths)
     if not source.timelines:
         raise InputError(
+            "trace-without-work",
             f"{source.path} holds no trace but {', '.join(source.kinds)}: give a trace, or see it with "
-            "`bertbench analyze`"
+            "`bertbench analyze`",
         )
     found = findings(source.timelines, scenarios)
+    found = [*window_finding.findings(source.timelines), *found] if found else []
     message = "" if found else no_communication(source.timelines)
     if message and not options.json:
         print(message)

@@ -41,7 +41,9 @@ def main(argv: list[str]) -> int:
 
     check_rows(options.rows)
     if not options.paths:
-        raise InputError("analyze needs what to read: a trace, a folder of ranks, a tar, a run directory")
+        raise InputError(
+            "option-missing", "analyze needs what to read: a trace, a folder of ranks, a tar, a run directory"
+        )
     if len(options.paths) == 1 and is_run(options.paths[0]):
         return _run(options.paths[0], options)
     from analysis.explain import explain, over_all_work

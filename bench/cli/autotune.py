@@ -10,9 +10,11 @@ from typing import Annotated, Any
 import tyro
 
 from analysis.records import RunDirectory, Trial, write_record
-from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, rival, search
+from bench.automatic import AUTO
+from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
 from bench.autotune_trials import (
     Runner,
+    best_row,
     check_same_search,
     commands,
     deepspeed_json,
@@ -26,17 +28,19 @@ from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
 from bench.cli.progress import note
 from bench.devices import Devices, find_devices
 from bench.launch import LaunchOptions
-from bench.plan import AUTO, Sweep, expand
+from bench.plan import Sweep, expand
 from bench.sweep import locked
 from bench.task_flags import TaskFlags
 from bert.flags import flag
 from bert.strategies import STRATEGIES
 from common.atomic import write_json
-from common.errors import UsageError
+from common.errors import Code, UsageError
 from common.registry import lookup
 
 BEST_FILE = "best.json"
 DEEPSPEED_FILE = "deepspeed.json"
+# Configurations close to the best that get a line of their own; the table marks all.
+_MOST_CLOSE = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +87,9 @@ class AutotuneOptions:
     max_steps: int = 200
     """Most steps of a trial."""
     rounds: int = 2
-    """How often the fastest two are measured again."""
+    """How often the fastest two are measured again; 0: nothing is."""
+    decide_trials: int = 12
+    """Trials at most to decide after that between the fastest and what may be faster."""
     memory_limit_gib: float | None = None
     """Memory of a rank in GiB; default that of the GPU, or a share of what is free."""
     threads: int | None = None
@@ -105,15 +111,20 @@ class AutotuneOptions:
         for name in self.strategies:
             lookup({AUTO: "", **STRATEGIES}, name, "strategy")
         if not self.strategies:
-            raise UsageError("--strategies needs at least one value")
+            raise UsageError("option-value", "--strategies needs at least one value")
         if not 1 <= self.first_batch <= self.last_batch:
-            raise UsageError(f"--first-batch {self.first_batch} must be at least 1 and at most {self.last_batch}")
+            raise UsageError(
+                "option-value", f"--first-batch {self.first_batch} must be at least 1 and at most {self.last_batch}"
+            )
         for name in ("devices", "global_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"{flag(name)} {value} must be at least 1")
-        if any(size < 1 for size in self.buckets_mib) or self.rounds < 0:
-            raise UsageError("--buckets-mib takes sizes of at least 1 MiB, --rounds a number of at least 0")
+                raise UsageError("option-value", f"{flag(name)} {value} must be at least 1")
+        if any(size < 1 for size in self.buckets_mib) or min(self.rounds, self.decide_trials) < 0:
+            raise UsageError(
+                "option-value",
+                "--buckets-mib takes sizes of at least 1 MiB, --rounds and --decide-trials numbers of at least 0",
+            )
 
 
 OPTIONS = {"autotune TASK": AutotuneOptions}
@@ -127,7 +138,8 @@ def main(argv: list[str]) -> int:
     count = options.devices or devices.default_world_sizes()[-1]
     strategies, absent = strategies_to_try(options.strategies, count)
     if not strategies:
-        raise UsageError("no strategy can be tried: " + "; ".join(f"{name}: {why}" for name, why in absent))
+        code: Code = "option-conflict" if all(name == "single" for name, _ in absent) else "package-missing"
+        raise UsageError(code, "no strategy can be tried: " + "; ".join(f"{name}: {why}" for name, why in absent))
     limit = memory_limit(run, options.memory_limit_gib, devices, count)
     base = _base(options, devices, count, limit)
     check_same_search(run, base)
@@ -140,11 +152,13 @@ def main(argv: list[str]) -> int:
         limit_bytes=limit,
         accumulation=divisions(options.global_batch_size, count),
         rounds=options.rounds,
+        decide_trials=options.decide_trials,
     )
     if not grid_size(space):
         raise UsageError(
+            "batch-size-mismatch",
             f"--global-batch-size {options.global_batch_size} is divided by no micro batch from {options.first_batch} "
-            f"to {options.last_batch} on {count} device{'s' if count > 1 else ''}: give another"
+            f"to {options.last_batch} on {count} device{'s' if count > 1 else ''}: give another",
         )
     with locked(run):
         return _search(options, run, base, space, devices, absent)
@@ -189,14 +203,9 @@ def _search(
     for name, why in absent:
         note(f"{name} is left out: {why}")
 
-    def document(best: Measured | None = None, **more: Any) -> dict[str, Any]:
+    def document(best: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
         own = {"request": request, "base": base.to_json(), "limit_bytes": space.limit_bytes, "grid": grid_size(space)}
-        return {
-            **own,
-            "trials": [row_of(item) for item in measured],
-            "best": None if best is None else row_of(best),
-            **more,
-        }
+        return {**own, "trials": [row_of(item) for item in measured], "best": best, **more}
 
     def measure(point: Point, predicted: int, expected: int) -> Measured:
         found = runner.measure(point, predicted, expected)
@@ -205,15 +214,17 @@ def _search(
         print(f"[{len(measured)}] {_told(found)}", file=sys.stderr, flush=True)
         return found
 
-    outcome = search(space, measure, lambda point: memory_of(base, point).total)
+    outcome = search(space, measure, lambda point: memory_of(base, point).total, runner.earlier)
+    measured[:] = outcome.measured
     runner.finish()
     left_out = [*absent, *outcome.left_out]
-    found = document(outcome.best, samples_per_second=outcome.rate, left_out=left_out, predicted={})
+    best = best_row(run, outcome)
+    found = document(best, samples_per_second=outcome.rate, left_out=left_out, predicted={})
     if outcome.best is not None:
         found |= {"commands": commands(base, outcome.best.point)}
         found["predicted"] = _parts(base, outcome.best.point)
     write_state(run, found)
-    written = _write_best(options, run, base, outcome)
+    written = [] if best is None else _write_best(options, run, base, outcome, best)
     if options.json:
         print(json.dumps({"run": str(run.path), **found}, indent=2, allow_nan=False))
     else:
@@ -236,21 +247,15 @@ def _told(found: Measured) -> str:
     return f"{name}: {found.rate:,.1f} samples/s{memory} (predicted {found.predicted_bytes / 2**30:.2f} GiB)"
 
 
-def _write_best(options: AutotuneOptions, run: RunDirectory, base: Trial, outcome: Outcome) -> list[Path]:
+def _write_best(
+    options: AutotuneOptions, run: RunDirectory, base: Trial, outcome: Outcome, best: dict[str, Any]
+) -> list[Path]:
     """Write the best configuration; return the files."""
-    if outcome.best is None:
-        return []
+    assert outcome.best is not None
     point = outcome.best.point
-    best = {
-        **row_of(outcome.best),
-        "samples_per_second": outcome.rate,
-        "device": base.device,
-        "world_size": base.world_size,
-        "precision": base.precision,
-        "commands": commands(base, point),
-    }
+    own = {"device": base.device, "world_size": base.world_size, "precision": base.precision}
     written = [run.path / BEST_FILE]
-    write_record(written[0], best)
+    write_record(written[0], {**best, **own, "commands": commands(base, point)})
     paths = [run.path / DEEPSPEED_FILE] if point.strategy == "deepspeed" else []
     paths += [options.deepspeed_json.resolve()] if options.deepspeed_json is not None else []
     for path in paths:
@@ -260,22 +265,28 @@ def _write_best(options: AutotuneOptions, run: RunDirectory, base: Trial, outcom
 
 def _text(run: RunDirectory, document: dict[str, Any], outcome: Outcome, written: list[Path]) -> str:
     from analysis.report.autotune_text import autotune_text
-    from analysis.report.tables import size
+    from analysis.report.tables import fine, size
 
     names = [label(found.point) for found in outcome.measured]
-    lines = [autotune_text(document["trials"], document["best"], names), ""] if names else []
+    best = "" if outcome.best is None else label(outcome.best.point)
+    close = [label(point) for point, _ in outcome.close]
+    lines = [autotune_text(document["trials"], names, best, close), ""] if names else []
     lines += [f"left out: {what}: {why}" for what, why in document["left_out"]]
-    lines.append(f"trials:   {len(outcome.measured)}; all combinations of doubled sizes would be {document['grid']}")
+    lines.append(
+        f"trials:   {len(outcome.measured)} of {len(set(names))} configuration{'s'[: len(set(names)) != 1]}, further "
+        f"rounds and sizes between counted; all combinations of doubled sizes are {document['grid']} configurations"
+    )
     if outcome.best is None:
         said = f"what the trials said is in {run.path}/trials/*/log.txt"
         lines.append(f"nothing ran: {said if names else 'everything was left out, see above'}")
         return "\n".join(lines)
-    if (close := rival(outcome)) is not None:
-        point, its, best = close
-        lines.append(
-            f"close:    {label(point)} may be as fast, {its[0]:,.1f} to {its[1]:,.1f} samples/s in its rounds against "
-            f"{best[0]:,.1f} to {best[1]:,.1f}: more --rounds or a quieter machine decide"
-        )
+    for point, found in outcome.close[:_MOST_CLOSE]:
+        rounds = f"{len(found.rates)} round{'s'[: len(found.rates) != 1]}"
+        lines.append(f"close:    {label(point)}, {fine(found.rate)} samples/s in {rounds}")
+    more = len(outcome.close) - _MOST_CLOSE
+    lines += [f"          and {more} more, marked ~ in the table"] * (more > 0)
+    if outcome.undecided:
+        lines.append(f"decided:  no: {outcome.undecided} (--rounds, --decide-trials)")
     parts = ", ".join(f"{name} {size(count)}" for name, count in document["predicted"].items() if name != "total")
     lines.append(f"memory:   predicted for the fastest: {parts}")
     lines += [f"{name + ':':<9} {shlex.join(words)}" for name, words in document["commands"].items()]

@@ -41,7 +41,8 @@ def main(argv: list[str]) -> int:
     options = parse(CollectOptions, argv, "bertbench collect")
     if options.out is None or not options.dirs:
         raise UsageError(
-            "bertbench collect needs run directories and --out: bertbench collect node0 node1 --out runs/all"
+            "option-missing",
+            "bertbench collect needs run directories and --out: bertbench collect node0 node1 --out runs/all",
         )
     from bench.collect import collect
 

@@ -1,7 +1,8 @@
-"""`bertbench compare A B`: two runs or two traces against each other; exit code 1 on a regression."""
+"""`bertbench compare A B`: two runs or two traces against each other; exit code 1 on a regression, 4 if undecided."""
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import tyro
 from analysis.records import RunDirectory
 from bench.cli.findings_output import show
 from bench.cli.options import parse
+from bench.cli.progress import note
 from common.errors import InputError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions:
     """Hold B (new) against A (old): two run directories, or two traces (files, folders of ranks, tars, profiled
-    trials). Exit code 1 when B is slower beyond the threshold.
+    trials). Exit code 1 when B is slower beyond the threshold, 4 when no regression was found but of a configuration
+    of the runs it cannot be decided whether it is one.
     """
 
     a: tyro.conf.Positional[Path]
@@ -25,6 +28,8 @@ class CompareOptions:
     """Run directory or trace to judge (new)."""
     threshold: float | None = None
     """Relative change of the step time that counts; 0.02 (2 %) of runs, 0.05 of traces."""
+    undecided_ok: bool = False
+    """Of runs: exit code 0, not 4, where it cannot be decided."""
     json: bool = False
     """Print the comparison as JSON."""
     csv: Path | None = None
@@ -33,11 +38,13 @@ class CompareOptions:
     """Of traces: rows of a table to print; 0 for all."""
 
 
+UNDECIDED = 4
+"""Exit code where the measurements cannot tell whether there is a regression."""
 OPTIONS = {"compare A B": CompareOptions}
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; 1 on a regression, else 0."""
+    """Run the command; 1 on a regression, UNDECIDED where that is open, else 0."""
     options = parse(CompareOptions, argv, "bertbench compare")
     from analysis.sources import is_run
 
@@ -45,13 +52,21 @@ def main(argv: list[str]) -> int:
     if any(runs) and not all(runs):
         other = options.b if runs[0] else options.a
         if not os.path.lexists(other):  # of a name that is too long it says no, where Path raises
-            raise InputError(f"{other} does not exist: give two run directories, or two traces")
+            raise InputError("path-missing", f"{other} does not exist: give two run directories, or two traces")
+    for path, known in zip((options.a, options.b), runs, strict=True):
+        if not known and path.name == "trials" and is_run(path.parent):
+            raise InputError("path-kind", f"{path} holds the trials of a run: give the run directory, {path.parent}")
+    with suppress(OSError):
+        if options.a.samefile(options.b):
+            note(f"{options.a} and {options.b} are the same records: what differs between them is nothing")
     return _runs(options) if all(runs) else _traces(options)
 
 
 def _runs(options: CompareOptions) -> int:
     if options.csv is not None:
-        raise UsageError("--csv is for traces: of two run directories --json prints every value")
+        raise UsageError(
+            "option-not-applicable", "--csv is for traces: of two run directories --json prints every value"
+        )
     from analysis.metrics.regression import THRESHOLD, as_mapping, compare_runs
     from analysis.report.text import comparison_table
 
@@ -63,21 +78,34 @@ def _runs(options: CompareOptions) -> int:
         print(comparison_table(comparison))
     if not comparison.rows:
         raise InputError(
+            "run-mismatch",
             f"nothing of {options.a} and {options.b} could be compared: give runs that measured the same "
-            "configuration, or two profiled trials (RUN/trials/TRIAL)"
+            "configuration, or two profiled trials (RUN/trials/TRIAL)",
         )
-    return 1 if comparison.regressed else 0
+    if comparison.regressed:
+        return 1
+    return UNDECIDED if comparison.undecided and not options.undecided_ok else 0
 
 
 def _traces(options: CompareOptions) -> int:
     from analysis.metrics.trace_comparison import THRESHOLD, compare_traces
     from analysis.report.trace_comparison_findings import findings
-    from analysis.sources import open_sources, trial_of
+    from analysis.sources import is_run, open_sources, trial_of
 
-    sources = [open_sources(path) for path in (options.a, options.b)]
+    if options.undecided_ok:
+        raise UsageError(
+            "option-not-applicable",
+            "--undecided-ok is for run directories: a comparison of two traces has no exit code 4",
+        )
+    # Beside a run directory, whose trials may hold a trace, what is none is looked at first: it is what does not fit.
+    opened = {path: open_sources(path) for path in sorted((options.a, options.b), key=is_run)}
+    sources = [opened[path] for path in (options.a, options.b)]
     for source in sources:
         if not source.timelines:
-            raise InputError(f"{source.path} holds no trace with times ({', '.join(source.kinds)}): give two traces")
+            raise InputError(
+                "trace-without-work",
+                f"{source.path} holds no trace with times ({', '.join(source.kinds)}): give two traces",
+            )
     before, after = sources
     threshold = THRESHOLD if options.threshold is None else options.threshold
     found = compare_traces(

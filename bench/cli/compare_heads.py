@@ -52,7 +52,7 @@ class CompareHeadsOptions:
         for name in self.heads:
             lookup(dict.fromkeys(HEAD_NAMES), name, "head")
         if not self.heads or len(set(self.heads)) < len(self.heads):
-            raise UsageError(f"--heads {' '.join(self.heads)}: name each head once, at least one")
+            raise UsageError("option-value", f"--heads {' '.join(self.heads)}: name each head once, at least one")
 
 
 OPTIONS = {"compare-heads gap": CompareHeadsOptions}
@@ -97,7 +97,9 @@ def _options(argv: list[str]) -> tuple[CompareHeadsOptions, list[str]]:
     check_task(argv, program, ("gap",), "task with several heads")
     options, rest = parse_known(CompareHeadsOptions, argv, program)
     if any(word.partition("=")[0] == "--head" for word in rest):
-        raise UsageError("--head is what is compared: give --heads, such as --heads mul concat")
+        raise UsageError(
+            "option-not-applicable", "--head is what is compared: give --heads, such as --heads mul concat"
+        )
     return options, rest
 
 
@@ -115,8 +117,9 @@ def _plan(folder: Path, training: TrainOptions, devices: Devices) -> PlannedVari
     settings = plan.settings
     if not settings.eval_every or plan.source.samples is None:
         raise UsageError(
+            "data-missing",
             "heads are compared by how they do on validation: give --data with features for training and validation, "
-            "and no --eval-every 0"
+            "and no --eval-every 0",
         )
     return PlannedVariant(
         variant=Variant(settings.strategy, settings.world_size),

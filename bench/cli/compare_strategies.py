@@ -12,6 +12,7 @@ import tyro
 
 from analysis.records import PRECISIONS
 from analysis.strategy_labels import implementation_label
+from bench.automatic import AUTO
 from bench.cli.options import check_task, in_plural, parse, parse_known, request_of, run_folder
 from bench.cli.progress import note, show_progress
 from bench.cli.train_options import TrainOptions
@@ -29,7 +30,6 @@ from bench.comparison import (
 )
 from bench.devices import Devices, find_devices
 from bench.implementations import OURS, TRAININGS
-from bench.plan import AUTO
 from bench.stop import StopRequest
 from bert.levers import resolve_levers
 from bert.strategies import STRATEGIES
@@ -86,9 +86,11 @@ class CompareStrategiesOptions:
         for name in self.levers:
             resolve_levers(name, "cpu")
         if any(count < 1 for count in self.devices):
-            raise UsageError(f"--devices {' '.join(map(str, self.devices))}: each number must be at least 1")
+            raise UsageError(
+                "option-value", f"--devices {' '.join(map(str, self.devices))}: each number must be at least 1"
+            )
         if self.profile_steps < 0:
-            raise UsageError(f"--profile-steps {self.profile_steps} must be at least 0")
+            raise UsageError("option-value", f"--profile-steps {self.profile_steps} must be at least 0")
 
 
 OPTIONS = {"compare-strategies TASK": CompareStrategiesOptions}

@@ -47,11 +47,16 @@ class CoreUtilOptions:
     def __post_init__(self) -> None:
         """Check what belongs together."""
         if not self.files:
-            raise UsageError("core-util needs files: core-util FILE.csv..., what `ncu --csv` wrote")
+            raise UsageError("option-missing", "core-util needs files: core-util FILE.csv..., what `ncu --csv` wrote")
         if self.window_ms is not None and not 0 < self.window_ms < 1e15:
-            raise UsageError(f"--window-ms {self.window_ms}: give the length of the steps in ms, above 0")
+            raise UsageError(
+                "option-value", f"--window-ms {self.window_ms}: give the length of the steps in ms, above 0"
+            )
         if self.batch_sizes and len(self.batch_sizes) != len(self.files):
-            raise UsageError(f"--batch-sizes names {len(self.batch_sizes)} sizes for {len(self.files)} files: one each")
+            raise UsageError(
+                "option-value",
+                f"--batch-sizes names {len(self.batch_sizes)} sizes for {len(self.files)} files: one each",
+            )
 
 
 OPTIONS = {"core-util FILE.csv...": CoreUtilOptions}
@@ -128,8 +133,9 @@ def _batch_sizes(options: CoreUtilOptions) -> list[int] | None:
         return [int(match[1]) for match in named if match]
     if options.by == "batch":
         raise InputError(
+            "option-missing",
             "--by batch needs the batch size of every file: name them batch_<size>.csv, or give --batch-sizes in the "
-            "order of the files"
+            "order of the files",
         )
     return None
 

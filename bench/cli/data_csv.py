@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from bert.data.csv.prepare import CsvSummary
 
 _MOST_LABELS = 4
+_MOST_UNFITTING = 0.01
+"""Share of rows with too few or too many fields up to which they are listed, and nothing else is said."""
 _MOST_OFF = 0.02
 """Difference of a share from the one that was asked for up to which nothing is said."""
-DEFAULT_WORDS = ("--header", "--quoting")
+DEFAULT_WORDS = ("--header", "--quoting", "--no-skip-initial-space")
 """Options of the form of a CSV that say its default."""
 
 
@@ -44,7 +46,9 @@ def run(argv: list[str]) -> int:
     if argv and not argv[0].startswith("-"):
         argv = ["--input", *argv]
     if not argv:
-        raise UsageError("bertbench data csv needs a file: bertbench data csv FILE.csv --vocab VOCAB.txt")
+        raise UsageError(
+            "option-missing", "bertbench data csv needs a file: bertbench data csv FILE.csv --vocab VOCAB.txt"
+        )
     options = parse(DataCsvOptions, plain_words(argv, DEFAULT_WORDS), "bertbench data csv")
     from bert.data.csv.prepare import prepare
 
@@ -68,18 +72,34 @@ def show_summary(summary: "CsvSummary") -> None:
 
 def notes(summary: "CsvSummary") -> list[str]:
     """Return what should make a user look at the data again."""
+    from bert.data.csv.columns import REMEDIES
     from bert.data.csv.prepare import MANY_LABELS
-    from bert.data.csv.reading import MANY_LINES, MARKER, MOST_LINES
-    from bert.data.csv.schema import SCHEMA_VERSION
+    from bert.data.csv.reading import BROKEN, FEWER, LITERAL_QUOTE, MANY_LINES, MARKER, MORE, SPACED_QUOTE
+    from bert.data.csv.records import MOST_LINES
 
     counts, labels = summary.source.counts, summary.source.labels
     texts = counts.get("texts")
     said = [] if summary.replaced is None else [f"made anew: the one that was there {summary.replaced}"]
-    if summary.source.version < SCHEMA_VERSION:
+    said += _version_notes(summary)
+    unfitting = counts.get(f"left out: {MORE}") + counts.get(f"left out: {FEWER}")
+    if unfitting > _MOST_UNFITTING * counts.get("rows"):
         said.append(
-            "an earlier version of bertbench made it: texts that differ only in capitals, accents or white space may "
-            "be in different splits; remove it and run the same command again to divide them anew"
+            f"{100 * unfitting / counts.get('rows'):.0f} % of the rows were left out for too few or too many "
+            f"fields: look at some of them; where delimiter or quotes are wrong, give {REMEDIES}"
         )
+    if counts.get(SPACED_QUOTE):
+        said.append(
+            f"{counts.get(SPACED_QUOTE):,} rows have a quote behind a space, which is plain text: give "
+            "--skip-initial-space where it opens a field"
+        )
+    broken = f"left out: {BROKEN}"
+    for name, what in ((LITERAL_QUOTE, "read line by line"), (broken, "left out")):
+        if counts.get(name):
+            places = ", ".join(counts.names[name])
+            said.append(
+                f"quotes that open a field and close with text behind them, in other lines: {counts.get(name):,} "
+                f"{what} ({places}); put them right, or give --no-quoting where quotes are plain text"
+            )
     if counts.get(MANY_LINES):
         places = ", ".join(counts.names[MANY_LINES])
         said.append(
@@ -98,6 +118,25 @@ def notes(summary: "CsvSummary") -> list[str]:
     return [*said, *_share_notes(summary)]
 
 
+def _version_notes(summary: "CsvSummary") -> list[str]:
+    """Return what a database of an earlier version holds otherwise."""
+    from bert.data.csv.reading import MANY_LINES, SEVERAL_LINES
+    from bert.data.csv.schema import COUNTED_FIELDS, DIVIDED_BY_PIECES, MENDED_QUOTES
+
+    version, said = summary.source.version, []
+    long_rows = sum(summary.source.counts.get(name) for name in (SEVERAL_LINES, MANY_LINES))
+    if version < MENDED_QUOTES and long_rows:
+        said.append(f"{long_rows:,} rows of several lines may hold others, between quotes that stand alone")
+    if version < DIVIDED_BY_PIECES:
+        said.append("texts that differ only in capitals, accents or white space may be in different splits")
+    if version < COUNTED_FIELDS:
+        said.append("spaces behind delimiters are left out, and rows with too few or too many fields may be used")
+    return [
+        f"an earlier version of bertbench made it: {fact}; remove it and run the same command again to make it anew"
+        for fact in said
+    ]
+
+
 def _share_notes(summary: "CsvSummary") -> list[str]:
     """Return of each split that is not as large as it was asked for how large it is."""
     settings, texts = summary.source.settings, summary.source.counts.get("texts")
@@ -114,19 +153,22 @@ def _share_notes(summary: "CsvSummary") -> list[str]:
 
 def summary_lines(summary: "CsvSummary") -> list[str]:
     """Return what was made, in lines."""
-    from bert.data.csv.form import DELIMITER_NAMES, encoding_name
+    from bert.data.csv.columns import delimiter_name
+    from bert.data.csv.encoding import encoding_name
 
     source = summary.source
     counts, settings = source.counts, source.settings
-    delimiter = DELIMITER_NAMES.get(settings["delimiter"], repr(settings["delimiter"]))
+    quote = settings.get("quote_char", '"')
+    quotes = ", no quoting" if not settings["quoting"] else f", quotes {quote}" if quote != '"' else ""
+    of_columns = f", of {settings['columns']:,}" if "columns" in settings else ""
     texts = counts.get("texts")
     folded = counts.get("folded texts")
     longer = f", {folded:,} texts have several" if folded else ""
     rows = [
         ("input", source.origin["name"]),
         ("encoding", f"{encoding_name(settings['encoding'])} ({settings['encoding_from']})"),
-        ("delimiter", f"{delimiter} ({settings['delimiter_from']}){'' if settings['quoting'] else ', no quoting'}"),
-        ("columns", f"text {settings['text']!r}, label {settings['label']!r}"),
+        ("delimiter", f"{delimiter_name(settings['delimiter'])} ({settings['delimiter_from']}){quotes}"),
+        ("columns", f"text {settings['text']!r}, label {settings['label']!r}{of_columns}"),
         ("texts", f"{texts:,} of {counts.get('rows'):,} rows"),
         *_by_lines(counts, "left out: ", "left out"),
         *_by_lines(counts, "", "odd"),

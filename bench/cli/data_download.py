@@ -48,11 +48,15 @@ def run(argv: Sequence[str]) -> int:
     names = list(dict.fromkeys(options.names))
     if not names:
         raise UsageError(
+            "option-missing",
             f"bertbench data download needs a name: {', '.join(name for name in SOURCES if SOURCES[name].plan)}; "
-            "--list says more"
+            "--list says more",
         )
     if options.remote.mirror and len(names) > 1:
-        raise UsageError("--mirror takes the place of one source's address: give one name, or use BERTBENCH_NAME_URL")
+        raise UsageError(
+            "option-conflict",
+            "--mirror takes the place of one source's address: give one name, or use BERTBENCH_NAME_URL",
+        )
     for source in [named(name) for name in names]:  # all of them before the first byte
         base_of(source, options.remote.mirror)
         show_terms(source)

@@ -55,9 +55,11 @@ class InspectOptions:
         """Refuse numbers without meaning."""
         for name in ("samples", "seed"):
             if getattr(self, name) < 0:
-                raise UsageError(f"--{name} {getattr(self, name)} must not be negative")
+                raise UsageError("option-value", f"--{name} {getattr(self, name)} must not be negative")
         if self.samples > MOST_SAMPLES:
-            raise UsageError(f"--samples {self.samples} is more than anybody reads: use {MOST_SAMPLES} or fewer")
+            raise UsageError(
+                "option-value", f"--samples {self.samples} is more than anybody reads: use {MOST_SAMPLES} or fewer"
+            )
 
 
 MOST_SAMPLES = 1000

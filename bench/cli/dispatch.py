@@ -28,7 +28,7 @@ def dispatch(command: str, what: str, choices: Choices, argv: list[str]) -> int:
         print(_usage(program, what, choices), end="", file=sys.stdout if argv else sys.stderr)
         return 0 if argv else 2
     if argv[0].startswith("-"):
-        raise UsageError(f"{program} needs a {what} first: {program} {' | '.join(choices)} [options]")
+        raise UsageError("option-missing", f"{program} needs a {what} first: {program} {' | '.join(choices)} [options]")
     module, _ = lookup(choices, argv[0], f"{what} of {command}")
     code: int = importlib.import_module(module).run(argv[1:])
     return code

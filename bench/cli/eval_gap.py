@@ -29,8 +29,8 @@ class EvalGapOptions:
     dataset: Path
     """TSV of GAP with the answers, such as gap-validation.tsv."""
     predictions: Path
-    """predictions.tsv of `bertbench predict gap` (ID, TRUE or FALSE for A, for B), or a CSV of Kaggle, which has
-    probabilities, too (ID,A,B,NEITHER)."""
+    """predictions.tsv of `bertbench predict gap` (ID, TRUE or FALSE for A, for B), or probabilities as Kaggle takes
+    them, between commas or tabs, below a header (ID,A,B,NEITHER)."""
     out: Path | None = None
     """Folder for scores.json and scores.png; it may not hold those of another task. Without it no file is written."""
     json: bool = False
@@ -54,8 +54,9 @@ def run(argv: list[str]) -> int:
     scores = score(file.golds, found.decisions, found.probabilities, (*file.notes, *found.notes))
     if len(scores.missing) == scores.rows:
         raise InputError(
+            "answers-invalid",
             f"none of the {len(found.decisions):,} predictions in {options.predictions} belongs to the {scores.rows:,} "
-            f"rows of {options.dataset}: give the dataset they were made for"
+            f"rows of {options.dataset}: give the dataset they were made for",
         )
     parts = slices(file.examples, found.decisions, found.probabilities)
     document: dict[str, Any] = {
@@ -117,7 +118,9 @@ def _lines(scores: "Scores", parts: Sequence["Slice"], width: int) -> list[str]:
     bias = "none: one of the two F1 is 0" if scores.bias is None else f"{scores.bias:.2f}, feminine F1 / masculine F1"
     lines += ["", f"bias       {bias}", f"accuracy   {100 * scores.accuracy:.1f} %, both names of a row right"]
     if scores.log_loss is None:
-        lines.append("log loss   none: these predictions have no probabilities; a CSV of Kaggle has some")
+        lines.append(
+            "log loss   none: these predictions have no probabilities; those with a header ID,A,B,NEITHER have"
+        )
     else:
         lines.append(f"log loss   {scores.log_loss:.4f} nats, {scores.probable:,} row{'s' * (scores.probable != 1)}")
     lines += ["", *_confusion_lines(scores), "", *_slice_lines(parts)]

@@ -44,7 +44,7 @@ class EvalSquadOptions:
     def __post_init__(self) -> None:
         """Refuse a threshold without meaning."""
         if self.threshold is not None and math.isnan(self.threshold):
-            raise UsageError("--threshold nan is no number: give one such as 0")
+            raise UsageError("option-value", "--threshold nan is no number: give one such as 0")
 
 
 OPTIONS = {"eval squad": EvalSquadOptions}

@@ -52,7 +52,7 @@ def show(
 def check_rows(rows: int) -> None:
     """Raise UsageError for a number of rows below 0."""
     if rows < 0:
-        raise UsageError(f"--rows {rows} is below 0: give how many rows of a table to print, 0 for all")
+        raise UsageError("option-value", f"--rows {rows} is below 0: give how many rows of a table to print, 0 for all")
 
 
 def terminal_width() -> int:

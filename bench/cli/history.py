@@ -41,7 +41,10 @@ def main(argv: list[str]) -> int:
     """Run the command; 1 where the newest point of a series is a regression, else 0."""
     options = parse(HistoryOptions, argv, "bertbench history")
     if not options.runs:
-        raise UsageError("bertbench history needs run directories, or a folder that holds some: bertbench history runs")
+        raise UsageError(
+            "option-missing",
+            "bertbench history needs run directories, or a folder that holds some: bertbench history runs",
+        )
     from analysis.metrics.history import history_of
     from analysis.records import RunDirectory
     from analysis.report.history_text import history_text

@@ -58,13 +58,17 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
         if not 0 < self.join_timeout < float("inf"):
-            raise UsageError(f"--join-timeout {self.join_timeout:g} must be a number of seconds above 0")
+            raise UsageError(
+                "option-value", f"--join-timeout {self.join_timeout:g} must be a number of seconds above 0"
+            )
         if self.max_restarts < 0:
-            raise UsageError(f"--max-restarts {self.max_restarts} must be at least 0")
+            raise UsageError("option-value", f"--max-restarts {self.max_restarts} must be at least 0")
         if self.master_port is not None and not 0 < self.master_port < 65536:
-            raise UsageError(f"--master-port {self.master_port} must be between 1 and 65535")
+            raise UsageError("option-value", f"--master-port {self.master_port} must be between 1 and 65535")
         if self.module and self.no_python:
-            raise UsageError("--module and --no-python exclude each other: a module is run by Python")
+            raise UsageError(
+                "option-conflict", "--module and --no-python exclude each other: a module is run by Python"
+            )
 
 
 OPTIONS = {"launch": LaunchOptions}
@@ -76,7 +80,8 @@ def main(argv: list[str]) -> int:
     options = parse(LaunchOptions, own, "bertbench launch")
     if not command:
         raise UsageError(
-            "what is to be launched? bertbench launch [options] -- COMMAND, such as -- train.py --epochs 3"
+            "option-missing",
+            "what is to be launched? bertbench launch [options] -- COMMAND, such as -- train.py --epochs 3",
         )
     program = program_of(command, options.module, options.no_python)
     devices = find_devices()
@@ -90,8 +95,9 @@ def main(argv: list[str]) -> int:
 
     if devices.kind == "cpu" and layout.here > PROCESSES_PER_CORE * devices.cpu_cores and not options.crowded:
         raise UsageError(
+            "device-missing",
             f"{layout.here} processes on {devices.cpu_cores} CPU cores are more than {PROCESSES_PER_CORE} per core: "
-            f"start at most {PROCESSES_PER_CORE * devices.cpu_cores}, or add --crowded if you mean it"
+            f"start at most {PROCESSES_PER_CORE * devices.cpu_cores}, or add --crowded if you mean it",
         )
     devices = _choose(devices, layout, told)
     several = len(layout.counts) > 1
@@ -118,7 +124,9 @@ def program_of(command: list[str], module: bool, no_python: bool) -> tuple[str, 
     """
     if no_python:
         if shutil.which(command[0]) is None:
-            raise UsageError(f"there is no program {command[0]!r} on this node: give its path, or install it here")
+            raise UsageError(
+                "tool-missing", f"there is no program {command[0]!r} on this node: give its path, or install it here"
+            )
         return tuple(command)
     if module:
         return (sys.executable, "-u", "-m", *command)
@@ -126,7 +134,7 @@ def program_of(command: list[str], module: bool, no_python: bool) -> tuple[str, 
         return (sys.executable, "-u", "-m", "bench.cli.main", *command[1:])
     if not Path(command[0]).is_file():
         hint = "it is a program: add --no-python" if shutil.which(command[0]) else "give its path, or copy it here"
-        raise UsageError(f"there is no Python script {command[0]!r} on this node; {hint}")
+        raise UsageError("path-missing", f"there is no Python script {command[0]!r} on this node; {hint}")
     return (sys.executable, "-u", *command)
 
 
@@ -151,7 +159,8 @@ def _address(options: LaunchOptions, layout: Layout) -> str:
     if layout.hosts and layout.hosts[0] not in ("", "localhost"):
         return layout.hosts[0]
     raise UsageError(
-        f"{in_words(layout.counts)} need --master-addr, the address of node 0 that every node reaches, the same on all"
+        "option-missing",
+        f"{in_words(layout.counts)} need --master-addr, the address of node 0 that every node reaches, the same on all",
     )
 
 
@@ -171,5 +180,8 @@ def _ended(verdict: Verdict, stop: StopRequest, told: Callable[[str], None]) -> 
     if stop.signal is not None or verdict.ok:
         told(verdict.why)
         return 130 if stop.signal == signal.SIGINT else 0 if verdict.ok else 3
-    print(f"bertbench: failed: {terminal_text(verdict.why)}; all processes of all nodes have ended", file=sys.stderr)
+    print(
+        f"bertbench: failed: {terminal_text(verdict.why)}; all processes of all nodes have ended [rank-failed]",
+        file=sys.stderr,
+    )
     return 3

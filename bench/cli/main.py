@@ -1,7 +1,7 @@
 """Entry point: picks the command, runs it, turns expected errors into one message and an exit code.
 
 Exit codes: 0 done or stopped in time, 1 a check failed (compare), 2 bad usage or input, 3 part of a sweep or the
-training failed, 130 interrupted.
+training failed, 4 undecided (compare), 130 interrupted.
 """
 
 import errno
@@ -76,7 +76,7 @@ with `make bench` for a whole measurement.
   allreduce, perfetto      exposed communication; traces for ui.perfetto.dev
   launch, submit, collect  start on nodes; hand to a cluster; gather the runs
   report                   the HTML page of a run or of a profile
-  compare, history         two runs or traces; many runs: exit code 1 if slower
+  compare, history         two runs or traces; many runs: exit 1 slower, 4 open
 
 bertbench COMMAND --help shows its options, bertbench --version the version.
 """
@@ -112,22 +112,34 @@ def run(argv: list[str]) -> int:
         return code
     except BertbenchError as error:
         _RESERVE.clear()
-        print(f"bertbench: {terminal_text(str(error))}", file=sys.stderr)
+        print(f"bertbench: {terminal_text(error.shown())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"bertbench: interrupted; {_after_interrupt(argv)}", file=sys.stderr)
         return 130
+    except PermissionError as error:
+        if error.errno != errno.EACCES or error.filename is None:
+            raise
+        path = terminal_text(str(error.filename))
+        print(
+            f"bertbench: cannot use {path}: permission denied; let the owner of it and of the folders that it lies in "
+            "allow it (chmod -R +rX)",
+            file=sys.stderr,
+        )
+        return 2
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
         return 0
     except Exception as error:
         _RESERVE.clear()
         if ran_out_of_memory(error) or memory_is_short():
-            print(f"bertbench: {_OUT_OF_MEMORY}; {_after_interrupt(argv)}", file=sys.stderr)
+            print(f"bertbench: {_OUT_OF_MEMORY}; {_after_interrupt(argv)} [out-of-memory]", file=sys.stderr)
             return 2
         if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
             raise
-        print(f"bertbench: cannot write the output: {error.strerror}; send it elsewhere", file=sys.stderr)
+        print(
+            f"bertbench: cannot write the output: {error.strerror}; send it elsewhere [write-failed]", file=sys.stderr
+        )
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left unwritten must not fail again at the end
         return 2
 

@@ -1,17 +1,20 @@
 """Option parsing shared by the commands: dataclasses in, instances out."""
 
+import contextlib
 import dataclasses
+import io
 import json
+import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
 from bert.tasks import TASKS
-from common.errors import UsageError
+from common.errors import Code, UsageError
 from common.registry import lookup
 
 T = TypeVar("T")
@@ -20,12 +23,12 @@ OUT_HELP = "Run directory; a call with the same folder continues it."
 
 
 def parse(options: type[T], argv: list[str], program: str) -> T:
-    """Parse `argv` into the dataclass `options`. Prints help and exits 0 on --help, exits 2 on bad options.
+    """Parse `argv` into the dataclass `options`. Prints help and exits 0 on --help.
 
     Raises:
-        UsageError: a value that the dataclass refuses.
+        UsageError: options that do not exist or lack, or a value that the parser or the dataclass refuses.
     """
-    with _optional_values():
+    with _optional_values(), _refusals(program):
         return tyro.cli(
             options,
             args=argv,
@@ -36,7 +39,7 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
 
 def parse_known(options: type[T], argv: list[str], program: str) -> tuple[T, list[str]]:
     """Like `parse`; return the words besides that are no options of it."""
-    with _optional_values():
+    with _optional_values(), _refusals(program):
         found, rest = tyro.cli(
             options,
             args=argv,
@@ -45,6 +48,25 @@ def parse_known(options: type[T], argv: list[str], program: str) -> tuple[T, lis
             return_unknown_args=True,
         )
     return found, list(rest)
+
+
+@contextlib.contextmanager
+def _refusals(program: str) -> Iterator[None]:
+    """Let tyro print what it refuses, and raise UsageError where it would exit 2."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    except SystemExit as end:
+        if end.code != 2:
+            raise
+        title = said.getvalue().partition("\n")[0]
+        code: Code = "option-unknown" if "Unrecognized" in title else "option-value"
+        if "Required" in title:
+            code = "option-missing"
+        raise UsageError(code, f"the options cannot be taken as given: {program} --help shows them") from None
+    finally:
+        sys.stderr.write(said.getvalue())
 
 
 def _optional_values() -> tyro.constructors.ConstructorRegistry:
@@ -101,7 +123,9 @@ def given_names(argv: Sequence[str]) -> frozenset[str]:
 def check_task(argv: Sequence[str], program: str, tasks: Iterable[str] = TASKS, what: str = "task") -> None:
     """Refuse a command line whose first word names no task, which --help need not. Raises UsageError."""
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
-        raise UsageError(f"a task is needed: {program} {' | '.join(tasks)} [options]; see {program} --help")
+        raise UsageError(
+            "option-missing", f"a task is needed: {program} {' | '.join(tasks)} [options]; see {program} --help"
+        )
     if not argv[0].startswith("-"):
         lookup(dict.fromkeys(tasks), argv[0], what)
 
@@ -154,7 +178,9 @@ def _plain(value: Any) -> Any:
 def run_folder(out: Path) -> Path:
     """Return --out as an absolute path. Raises UsageError where it names the current folder, or a file."""
     if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {str(out)!r} is a file: give a folder")
+        raise UsageError("path-kind", f"--out {str(out)!r} is a file: give a folder")
     if out.resolve() == Path.cwd():
-        raise UsageError(f"--out {str(out)!r} is the current folder: give a folder of its own, such as runs/mine")
+        raise UsageError(
+            "option-value", f"--out {str(out)!r} is the current folder: give a folder of its own, such as runs/mine"
+        )
     return out.resolve()

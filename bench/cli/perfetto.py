@@ -39,12 +39,15 @@ def main(argv: list[str]) -> int:
     try:
         output = _output(options)
     except OSError as error:  # a name longer than any
-        raise UsageError(f"cannot look at {str(error.filename)[:200]}: {error.strerror}; check the paths") from error
+        raise UsageError(
+            "path-unreadable", f"cannot look at {str(error.filename)[:200]}: {error.strerror}; check the paths"
+        ) from error
     source = open_sources(options.path)
     if not source.timelines:
         raise InputError(
+            "trace-without-work",
             f"{options.path} holds no trace but {', '.join(source.kinds)}: perfetto needs the times of single events, "
-            "which the PyTorch profiler's JSON and nsys' SQLite exports have; `bertbench analyze` shows the rest"
+            "which the PyTorch profiler's JSON and nsys' SQLite exports have; `bertbench analyze` shows the rest",
         )
     exported = write_perfetto(source.timelines, output)
     for problem in source.problems:
@@ -64,12 +67,13 @@ def _output(options: PerfettoOptions) -> Path:
     name = path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".pt.trace")
     output = (options.output or Path.cwd() / f"{name or 'trace'}.perfetto.json.gz").resolve()
     if output == path or (output.exists() and path.exists() and output.samefile(path)):
-        raise UsageError(f"--output {output} is the trace itself: give another name")
+        raise UsageError("option-conflict", f"--output {output} is the trace itself: give another name")
     if path.is_dir() and path in output.parents:
         raise UsageError(
+            "option-conflict",
             f"--output {output} lies in the folder that is read, where it would count as a rank's trace: write it "
-            "elsewhere, such as -o /tmp/out.json.gz"
+            "elsewhere, such as -o /tmp/out.json.gz",
         )
     if output.is_dir():
-        raise UsageError(f"--output {output} is a folder: give a file, such as {output / 'out.json.gz'}")
+        raise UsageError("path-kind", f"--output {output} is a folder: give a file, such as {output / 'out.json.gz'}")
     return output

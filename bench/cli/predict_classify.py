@@ -53,7 +53,7 @@ class PredictClassifyOptions:
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
         if self.threads is not None and self.threads < 1:
-            raise UsageError(f"--threads {self.threads} must be at least 1")
+            raise UsageError("option-value", f"--threads {self.threads} must be at least 1")
 
 
 OPTIONS = {"predict classify": PredictClassifyOptions}
@@ -77,12 +77,12 @@ class _Tally:
 def run(argv: list[str]) -> int:
     """Run the command; 0 when the file is written."""
     options = parse(PredictClassifyOptions, plain_words(argv, DEFAULT_WORDS), "bertbench predict classify")
-    if not options.data.is_file():
-        raise InputError(f"{options.data} {'is a folder' if options.data.is_dir() else 'does not exist'}: give a CSV")
     from bench.text_classifier import open_classifier
+    from bert.data.csv.encoding import check_file
     from bert.data.csv.form import find_form
     from bert.data.csv.reading import read_rows
 
+    check_file(options.data)
     form = find_form(options.data, options.form, needs_label=False)
     computing = options.computing
     devices = find_devices(computing.device)
@@ -90,9 +90,9 @@ def run(argv: list[str]) -> int:
     began = time.monotonic()
     out = options.out or options.data.with_name(f"{options.data.stem}{_ENDING}")
     if out.resolve() == options.data.resolve():
-        raise UsageError(f"--out {out} is the input: give another file")
+        raise UsageError("option-conflict", f"--out {out} is the input: give another file")
     if out.is_dir():
-        raise UsageError(f"--out {out} is a folder: give a file")
+        raise UsageError("path-kind", f"--out {out} is a folder: give a file")
     tally, progress = _Tally(), show_stages()
     with atomic_path(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -104,7 +104,10 @@ def run(argv: list[str]) -> int:
             _count_unknown(batch, found, classifier.labels, tally)
             progress("texts", tally.texts, None)
         if not tally.texts:
-            raise InputError(f"{options.data} has no text that can be used ({len(tally.left_out)} rows were left out)")
+            raise InputError(
+                "rows-invalid",
+                f"{options.data} has no text that can be used ({len(tally.left_out)} rows were left out)",
+            )
     _show(options, form.encoding, out, tally, time.monotonic() - began)
     return 0
 
@@ -116,7 +119,9 @@ def _of_run(path: Path) -> Path:
     run = TrainRun(path)
     found = run.best_checkpoint() or run.checkpoints / str((run.read_state() or {}).get("checkpoint"))
     if not found.is_dir():
-        raise InputError(f"the run in {path} has no checkpoint: finish it with the command that began it")
+        raise InputError(
+            "checkpoint-missing", f"the run in {path} has no checkpoint: finish it with the command that began it"
+        )
     return found
 
 

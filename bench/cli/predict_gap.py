@@ -113,8 +113,9 @@ def _logits(options: PredictGapOptions, opened: "Opened", features: "GapFeatures
     longest = int(features.rows.lengths.max())
     if longest > opened.config.max_positions:
         raise UsageError(
+            "data-mismatch",
             f"the rows in {options.features} have up to {longest} tokens, the model {opened.config.max_positions} "
-            f"positions: make the features with --max-seq-length {opened.config.max_positions}"
+            f"positions: make the features with --max-seq-length {opened.config.max_positions}",
         )
     ready = make_ready(opened, options.computing)
     progress = show_stages()

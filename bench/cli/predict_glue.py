@@ -46,7 +46,7 @@ class PredictGlueOptions:
     def __post_init__(self) -> None:
         """Refuse what names nothing."""
         if not self.features:
-            raise UsageError("give --features: files of `bertbench data glue`, or a folder of them")
+            raise UsageError("option-missing", "give --features: files of `bertbench data glue`, or a folder of them")
 
 
 OPTIONS = {"predict glue": PredictGlueOptions}
@@ -99,11 +99,12 @@ def _features(files: list[Path], task: str | None) -> "list[GlueFeatures]":
     for file, one in zip(files, found, strict=True):
         if (one.settings.task, one.settings.vocabulary) != (first.task, first.vocabulary):
             raise InputError(
+                "data-mismatch",
                 f"{file} holds features of {one.settings.task} and {files[0]} those of {first.task}, or their "
-                "vocabularies differ: predict them one after the other"
+                "vocabularies differ: predict them one after the other",
             )
         if not len(one):
-            raise InputError(f"{file} holds no row: make it of another table")
+            raise InputError("file-empty", f"{file} holds no row: make it of another table")
     return found
 
 
@@ -119,8 +120,9 @@ def _open_model(options: PredictGlueOptions, features: "Sequence[GlueFeatures]")
     longest = max(one.settings.max_seq_length for one in features)
     if longest > opened.config.max_positions:
         raise InputError(
+            "data-mismatch",
             f"the rows have up to {longest} tokens, the model in {checkpoint} has {opened.config.max_positions} "
-            "positions: make shorter ones with --max-seq-length"
+            "positions: make shorter ones with --max-seq-length",
         )
     return opened
 
@@ -144,7 +146,8 @@ def _check_task(checkpoint: Path, task: str) -> None:
     trained, known = _trained_on(checkpoint)
     if trained is not None and known != task:
         raise InputError(
-            f"{checkpoint} was trained on {trained}, and the features are of {task}: give one or the other"
+            "weights-mismatch",
+            f"{checkpoint} was trained on {trained}, and the features are of {task}: give one or the other",
         )
 
 

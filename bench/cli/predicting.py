@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from analysis.train_records import TrainRun, is_train_run
+from bench.automatic import AUTO, resolve_precision
 from bench.devices import find_devices
-from bench.plan import AUTO, resolve_precision
 from common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Computing:
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
         if self.batch_size < 1:
-            raise UsageError(f"--batch-size {self.batch_size} must be at least 1")
+            raise UsageError("option-value", f"--batch-size {self.batch_size} must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

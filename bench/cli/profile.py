@@ -11,23 +11,26 @@ import tyro
 
 from analysis.records import RunDirectory, Trial
 from bench.cli.findings_output import terminal_width
-from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
-from bench.cli.progress import describe, note, show_progress
-from bench.devices import find_devices
+from bench.cli.options import OUT_HELP, given_names, parse_task, request_of, run_folder
+from bench.cli.progress import describe, measured_anew, note, show_progress
+from bench.devices import Devices, find_devices
 from bench.implementations import OURS
 from bench.launch import LaunchOptions
 from bench.plan import Sweep, expand
 from bench.profilers import PROFILERS, load_profiler
-from bench.profiling import Profiled, mark_unread, profile_trials
+from bench.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
 from bench.sweep import locked
-from common.errors import UsageError
+from bert.flags import flag
+from common.errors import InputError, UsageError
 from common.redact import terminal_text
 from common.registry import lookup
 
 # What is printed of a profile at once; `bertbench analyze` says the rest.
 _SHOWN = (
+    "window",
     "temporal_breakdown",
     "idle_causes",
+    "idle_gaps",
     "kernel_families",
     "top_kernels",
     "operator_families",
@@ -55,18 +58,22 @@ class ProfileOptions:
     """NVTX ranges for nsys, ncu, nvprof, nvtx: bertbench emit dlprof off."""
     with_: Annotated[tuple[str, ...], tyro.conf.arg(name="with")] = ()
     """Options of the profiler, NAME or NAME=VALUE; an unknown one lists those that exist."""
+    winner_of: Path | None = None
+    """Run directory whose fastest configuration, by its report, is profiled; no option of the sweep goes with it."""
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/profile")
     device: str = "auto"
     """cpu cuda auto."""
     timeout_seconds: float = 900.0
     """A trial that takes longer is ended as timeout."""
+    again: bool = False
+    """Measure finished trials anew; what they measured before is kept in RUN/earlier/N, which `compare` reads."""
     json: bool = False
     """Print the result as JSON, progress on stderr."""
 
 
 # A profiler makes no step quicker: below this share of the time without it, one of the two runs was disturbed.
 _QUICKER = 0.9
-_DISTURBED = " (no profiler makes a step quicker: other load slowed the run without it; run again on a quiet machine)"
+_DISTURBED = " (no profiler makes a step quicker: other load slowed the run without it; --again when it is gone)"
 
 OPTIONS = {"profile TASK": ProfileOptions}
 
@@ -77,10 +84,16 @@ def main(argv: list[str]) -> int:
     from analysis.profiles import summarize, write_tables
 
     if options.sweep.start is None or options.sweep.stop is None:
-        raise UsageError("profile needs the iterations to record: --start N --stop M records N .. M-1")
+        raise UsageError(
+            "option-missing", "profile needs the iterations to record: --start N --stop M records N .. M-1"
+        )
     devices = find_devices(options.device)
-    sweep = dataclasses.replace(options.sweep, devices=options.sweep.devices or (1,), rounds=options.sweep.rounds or 1)
-    trials = expand(sweep, devices, "profile", options.profiler, profiler_words(options))
+    if options.winner_of is not None:
+        trials = [_winner(options, argv, devices)]
+    else:
+        rounds = options.sweep.rounds or 1
+        sweep = dataclasses.replace(options.sweep, devices=options.sweep.devices or (1,), rounds=rounds)
+        trials = expand(sweep, devices, "profile", options.profiler, profiler_words(options))
     profiler = load_profiler(options.profiler, profiler_words(options))
     for trial in trials:
         profiler.check(trial)
@@ -89,8 +102,8 @@ def main(argv: list[str]) -> int:
     run = RunDirectory(run_folder(options.out))
     request = {"command": "profile", **request_of(options)}
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
-    with locked(run):
-        profiled = profile_trials(run, trials, request, devices, launch, show_progress, note)
+    with locked(run), measured_anew(options.again, run, with_unprofiled(trials)) as again:
+        profiled = profile_trials(run, trials, request, devices, launch, show_progress, note, again)
         summaries = [summarize(run.trial(item.trial.trial_id)) for item in profiled]
         profiled = [
             mark_unread(run.trial(item.trial.trial_id), item, found.unread) if found.unread and item.files else item
@@ -118,6 +131,56 @@ def main(argv: list[str]) -> int:
     return 3 if any(item.problem for item in profiled) else 0
 
 
+def _winner(options: ProfileOptions, argv: list[str], devices: Devices) -> Trial:
+    """Return the trial that profiles the fastest configuration of a run.
+
+    Raises:
+        UsageError: an option that the run has answered is given, or it cannot run on these devices.
+        InputError: the run holds no throughput of this task.
+    """
+    from analysis.load import load_run
+    from analysis.report.answer import points, winners
+
+    assert options.winner_of is not None
+    own = {item.name for item in dataclasses.fields(ProfileOptions)} | {"start", "stop", "with"}
+    if other := sorted(given_names(argv) - own):
+        raise UsageError(
+            "option-conflict",
+            f"--winner-of takes the configuration from the run: leave out {' '.join(map(flag, other))}",
+        )
+    task = options.sweep.task
+    found = points([trial for trial in load_run(RunDirectory(options.winner_of)) if trial.trial.task == task])
+    if not found:
+        raise InputError(
+            "run-incomplete",
+            f"{options.winner_of} holds no throughput of {task}: measure it with `bertbench throughput`",
+        )
+    winner = winners(found)[0].best.trials[0].trial
+    if winner.device != devices.kind or winner.nodes > 1:
+        where = f"{winner.nodes} nodes" if winner.nodes > 1 else winner.device
+        raise UsageError(
+            "device-missing", f"the fastest configuration of {options.winner_of} ran on {where}: profile it there"
+        )
+    devices.environment(winner.world_size)
+    # What decides on an automatic window is no part of a trial with a given one: the same trial has the same id.
+    rules = Sweep()
+    trial = dataclasses.replace(
+        winner,
+        kind="profile",
+        round=0,
+        start_iteration=options.sweep.start,
+        stop_iteration=options.sweep.stop,
+        profiler=options.profiler,
+        profiler_options=profiler_words(options),
+        min_steps=rules.min_steps,
+        max_steps=rules.max_steps,
+        max_seconds=rules.max_seconds,
+        relative_half_width=rules.precision_target,
+    )
+    note(f"the fastest of {options.winner_of} is profiled: {describe(trial)}")
+    return trial
+
+
 def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
     """Return --with and, for tools that take it, --nvtx, as the words that go into the trial. Raises UsageError."""
     words = list(options.with_)
@@ -125,8 +188,9 @@ def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
     if options.nvtx != "bertbench":
         if "nvtx" not in load_profiler(options.profiler).OPTIONS:
             raise UsageError(
+                "option-not-applicable",
                 f"--nvtx {options.nvtx}: --profiler {options.profiler} makes no NVTX ranges; use nsys, ncu, nvprof or "
-                "nvtx"
+                "nvtx",
             )
         words.append(f"nvtx={options.nvtx}")
     return tuple(sorted(words))

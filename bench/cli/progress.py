@@ -2,14 +2,17 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from analysis.records import Trial
+from analysis.records import RunDirectory, Trial
 from analysis.strategy_labels import strategy_label
+from bench.again import Again
+from bench.automatic import AUTO, resolve_strategy
 from bench.cli.download_progress import show_download
 from bench.devices import Devices
-from bench.plan import AUTO, resolve_strategy
+from bench.sweep import write_results
 from common.redact import terminal_text
 
 if TYPE_CHECKING:
@@ -77,6 +80,24 @@ def _outcome(result: Mapping[str, Any]) -> str:
         return f"{result['sizes']} sizes, busbw up to {result['peak_busbw_gb_s'] or 0:.3g} GB/s{wrong}"
     rate = result.get("samples_per_second")
     return "no step measured" if rate is None else f"{rate:.1f} samples/s"
+
+
+@contextmanager
+def measured_anew(wanted: bool, run: RunDirectory, trials: Sequence[Trial]) -> Iterator[Again | None]:
+    """Hand out what --again asks for, and say where the earlier records are; used while the run is locked."""
+    if not wanted:
+        yield None
+        return
+    again = Again(run, [trial.trial_id for trial in trials])
+    if again.continued:
+        note("an interrupted call with --again is continued: what it has measured anew is not measured once more")
+    try:
+        yield again
+        again.finish()  # a call that is interrupted goes on
+    finally:
+        if again.earlier.trials():
+            write_results(again.earlier)
+            note(f"earlier records: {again.earlier.path}; `bertbench compare` holds them against {run.path}")
 
 
 def show_stages() -> "StageProgress":

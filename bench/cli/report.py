@@ -33,7 +33,9 @@ class ReportOptions:
     def __post_init__(self) -> None:
         """Refuse an assumption that nothing is based on."""
         if self.same_links and not self.project:
-            raise UsageError("--same-links is about a projection: give --project and numbers of devices too")
+            raise UsageError(
+                "option-missing", "--same-links is about a projection: give --project and numbers of devices too"
+            )
 
 
 OPTIONS = {"report PATH": ReportOptions}
@@ -47,7 +49,10 @@ def main(argv: list[str]) -> int:
     if is_run(options.path):
         return _of_run(options)
     if options.project:
-        raise UsageError(f"--project needs a run directory with throughput and comm trials, {options.path} is none")
+        raise UsageError(
+            "option-not-applicable",
+            f"--project needs a run directory with throughput and comm trials, {options.path} is none",
+        )
     return _of_profile(options)
 
 

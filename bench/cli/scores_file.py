@@ -24,14 +24,18 @@ def check_scores_folder(out: Path | None, task: str) -> None:
     try:
         before = _task_of(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give another --out") from error
+        raise InputError("path-unreadable", f"cannot read {path}: {error.strerror}; give another --out") from error
     except ValueError:
         before = None
     if before is None:
-        raise UsageError(f"{path} is not what `bertbench eval {task}` writes, and would be lost: give another --out")
+        raise UsageError(
+            "folder-occupied",
+            f"{path} is not what `bertbench eval {task}` writes, and would be lost: give another --out",
+        )
     if before != task:
         raise UsageError(
-            f"{path} holds the scores of {before}, which those of {task} would replace: give another --out"
+            "folder-occupied",
+            f"{path} holds the scores of {before}, which those of {task} would replace: give another --out",
         )
 
 

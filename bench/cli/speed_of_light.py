@@ -9,12 +9,13 @@ import tyro
 
 from analysis.records import RunDirectory, Trial
 from bench.allocators import DEFAULT
+from bench.automatic import AUTO
 from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
 from bench.cli.progress import note, show_progress, tell_of_cpu
 from bench.devices import Devices, find_devices
 from bench.launch import LaunchOptions
 from bench.light.products import HEADS
-from bench.plan import AUTO, Sweep, expand
+from bench.plan import Sweep, expand
 from bench.sweep import locked, run_trials
 from bench.task_flags import TaskFlags
 from bert.flags import flag
@@ -73,12 +74,22 @@ class SpeedOfLightOptions:
     def __post_init__(self) -> None:
         """Refuse what cannot be measured; what a sweep checks is checked there."""
         if self.task not in HEADS:
-            raise UsageError(f"speed-of-light knows the parts of the tasks {', '.join(HEADS)}, not of {self.task!r}")
+            raise UsageError(
+                "option-choice", f"speed-of-light knows the parts of the tasks {', '.join(HEADS)}, not of {self.task!r}"
+            )
+        if "fp8" in self.levers.split("+"):
+            raise UsageError(
+                "option-not-applicable",
+                f"--levers {self.levers}: speed-of-light times parts in bf16 and has no floor for FP8; leave out "
+                "fp8, or measure the whole step with `bertbench throughput`",
+            )
         if self.rounds < _FEWEST_ROUNDS:
-            raise UsageError(f"--rounds {self.rounds} must be at least {_FEWEST_ROUNDS}: medians need them")
+            raise UsageError(
+                "option-value", f"--rounds {self.rounds} must be at least {_FEWEST_ROUNDS}: medians need them"
+            )
         for name in ("batch_size", "devices"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{flag(name)} {getattr(self, name)} must be at least 1")
+                raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
 
 
 OPTIONS = {"speed-of-light [TASK]": SpeedOfLightOptions}
@@ -133,7 +144,9 @@ def _show(run: RunDirectory, trial: Trial, as_json: bool) -> int:
     found = [loaded for loaded in load_run(run) if loaded.trial.trial_id == trial.trial_id]
     if not found or found[0].row["status"] != "ok":
         reason = found[0].row["reason"] if found else "its records cannot be read"
-        raise UsageError(f"{run.trial(trial.trial_id).path} cannot be shown ({reason}): give another --out")
+        raise UsageError(
+            "run-incomplete", f"{run.trial(trial.trial_id).path} cannot be shown ({reason}): give another --out"
+        )
     picture = draw_waterfall(run.trial(trial.trial_id).path / "waterfall.png", found[0].row)
     if as_json:
         shown: dict[str, Any] = {"run": str(run.path), "picture": str(picture.path), **found[0].row}

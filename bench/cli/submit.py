@@ -30,7 +30,8 @@ def main(argv: list[str]) -> int:
         return 0 if argv else 2
     if argv[0].startswith("-"):
         raise UsageError(
-            f"bertbench submit needs a scheduler first: bertbench submit {' | '.join(SCHEDULERS)} [options]"
+            "option-missing",
+            f"bertbench submit needs a scheduler first: bertbench submit {' | '.join(SCHEDULERS)} [options]",
         )
     scheduler = load_scheduler(argv[0])
     words, command = split_command(argv[1:])
@@ -67,7 +68,9 @@ def _write(path: Path, rendered: Rendered) -> None:
         with storage_errors(path):
             before = path.read_text(encoding="utf-8", errors="replace")
         if _OURS not in before:
-            raise UsageError(f"{path} exists and is no job that bertbench wrote: give another --out, or remove it")
+            raise UsageError(
+                "folder-occupied", f"{path} exists and is no job that bertbench wrote: give another --out, or remove it"
+            )
     write_text(path, rendered.text)
     for folder in rendered.folders:  # Slurm fails a job whose log cannot be opened, and leaves no log that says so
         with storage_errors(folder):
@@ -76,7 +79,9 @@ def _write(path: Path, rendered: Rendered) -> None:
 
 def _hand_over(scheduler: Scheduler, options: JobOptions, rendered: Rendered) -> int:
     if shutil.which(scheduler.tool) is None:
-        raise MissingToolError(f"--submit needs {scheduler.tool}, which is not installed here: {scheduler.remedy}")
+        raise MissingToolError(
+            "tool-missing", f"--submit needs {scheduler.tool}, which is not installed here: {scheduler.remedy}"
+        )
     path = options.out or Path(f"{options.name}{rendered.suffix}")
     _write(path, rendered)
     words = scheduler.submission(options, path)

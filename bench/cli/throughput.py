@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ import tyro
 
 from analysis.records import RunDirectory, write_record
 from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
-from bench.cli.progress import note, show_progress, tell_of_cpu
+from bench.cli.progress import measured_anew, note, show_progress, tell_of_cpu
 from bench.devices import Devices, find_devices, free_memory_share
 from bench.inside import end_process, run_trial_inside
 from bench.launch import LaunchOptions
@@ -24,7 +25,7 @@ from common.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThroughputOptions:
-    """Measure samples/s of every combination of the listed values; a finished trial is not run again."""
+    """Measure samples/s of every combination of the listed values; without --again no finished trial is run again."""
 
     sweep: Annotated[Sweep, tyro.conf.arg(name="")] = field(default_factory=Sweep)
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/throughput")
@@ -38,6 +39,8 @@ class ThroughputOptions:
     """Price of the machine for one hour, for the cost columns."""
     retry_failed: bool = False
     """Run failed trials again."""
+    again: bool = False
+    """Measure finished trials anew; their earlier records go to earlier/N in --out, a run directory of its own."""
     max_batch_search: bool = False
     """Find the largest batch that fits, from the first of --batch-sizes up."""
     max_batch_limit: int = 4096
@@ -54,17 +57,21 @@ class ThroughputOptions:
     def __post_init__(self) -> None:
         """Refuse options that exclude each other."""
         if any(number < 1 for number in self.nodes):
-            raise UsageError(f"--nodes {' '.join(map(str, self.nodes))}: every number must be at least 1")
+            raise UsageError(
+                "option-value", f"--nodes {' '.join(map(str, self.nodes))}: every number must be at least 1"
+            )
         if self.max_batch_step < 1:
-            raise UsageError(f"--max-batch-step {self.max_batch_step} must be at least 1")
+            raise UsageError("option-value", f"--max-batch-step {self.max_batch_step} must be at least 1")
         if self.input_only and (self.against_synthetic or self.max_batch_search):
             other = "--against-synthetic" if self.against_synthetic else "--max-batch-search"
             raise UsageError(
-                f"--input-only trains nothing, {other} does: give them to separate calls, the same --out will do"
+                "option-conflict",
+                f"--input-only trains nothing, {other} does: give them to separate calls, the same --out will do",
             )
         if self.against_synthetic and self.max_batch_search:
             raise UsageError(
-                "--max-batch-search measures no throughput that --against-synthetic could compare: give one"
+                "option-conflict",
+                "--max-batch-search measures no throughput that --against-synthetic could compare: give one",
             )
 
 
@@ -77,7 +84,7 @@ def main(argv: list[str]) -> int:
     devices = find_devices(options.device)
     world = joined_world()
     if world is None and max(options.nodes, default=1) > 1:
-        raise UsageError(_how_to_launch(argv, options.nodes))
+        raise UsageError("option-not-applicable", _how_to_launch(argv, options.nodes))
     if world is not None:
         world.check_nodes(options.nodes)
         end_process(_inside(options, devices, world))
@@ -89,8 +96,8 @@ def main(argv: list[str]) -> int:
     trials = expand(options.sweep, devices, kind, against_synthetic=options.against_synthetic)
     request = {"command": "throughput", **request_of(options)}
     tell_of_cpu(devices, options.device, options.json)
-    with locked(run):
-        results = run_trials(run, trials, request, devices, launch, show_progress, note, options.retry_failed)
+    with locked(run), measured_anew(options.again, run, trials) as again:
+        results = run_trials(run, trials, request, devices, launch, show_progress, note, options.retry_failed, again)
     _show(run, [trial.trial_id for trial in trials], options.json)
     return 0 if all(result["status"] == "ok" for result in results) else 3
 
@@ -121,16 +128,23 @@ def _how_to_launch(argv: list[str], nodes: tuple[int, ...]) -> str:
 
 def _inside(options: ThroughputOptions, devices: Devices, world: World) -> int:
     """Measure in the world of ranks that this process was started in: one trial, since its ranks are here once."""
+    if options.again:
+        raise UsageError(
+            "option-not-applicable",
+            "--again: in a world that a launcher started every call measures its trial anew: leave it out",
+        )
     if options.max_batch_search or options.input_only or options.against_synthetic:
         raise UsageError(
+            "option-not-applicable",
             "--max-batch-search, --input-only and --against-synthetic start their ranks themselves: leave the launcher "
-            "out"
+            "out",
         )
     trials = expand(options.sweep, devices, world=world)
     if len(trials) != 1:
         raise UsageError(
+            "option-not-applicable",
             f"{len(trials)} trials inside a world of {world.world_size} ranks, which measures one: give one value per "
-            "option and --rounds 1, and call the launcher once for each trial; the same --out collects them"
+            "option and --rounds 1, and call the launcher once for each trial; the same --out collects them",
         )
     run = RunDirectory(run_folder(options.out))
     launch = LaunchOptions(price_per_hour=options.price_per_hour)
@@ -150,7 +164,13 @@ def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
 
     wanted = set(trial_ids)
     trials = load_run(run)
-    ratios, inputs, gaps = ratios_of(trials), input_ratios(trials), synthetic_gaps(trials)
+    ratios, gaps = ratios_of(trials), synthetic_gaps(trials)
+    asked = [trial for trial in trials if trial.trial.trial_id in wanted]
+    # Of input alone that an earlier call measured here, what belongs to a training of this call.
+    own = {_setting(trial.row) for trial in asked if trial.trial.kind == "input"}
+    beside = [trial for trial in trials if trial.trial.kind == "input" or trial.trial.trial_id in wanted]
+    own |= {_setting(row) for row in input_ratios(beside) if not row["reason"]}
+    inputs = [row for row in input_ratios(trials) if _setting(row) in own]
     if as_json:
         rows = [row for row in result_rows(run) if row["trial_id"] in wanted]
         found = {"rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps}
@@ -162,6 +182,12 @@ def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
     doubts = cautions_text([trial for trial in trials if trial.trial.trial_id in wanted])
     print("\n".join(filter(None, [results_table(shown, ratios), input_text(inputs, gaps), doubts])))
     print(f"\nresults: {run.results_csv}\nreport:  bertbench report {run.path}")
+
+
+def _setting(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    from analysis.load import CIRCUMSTANCES, CONFIGURATION
+
+    return tuple(row[name] for name in (*CONFIGURATION, *CIRCUMSTANCES))
 
 
 def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, launch: LaunchOptions) -> int:
@@ -178,11 +204,11 @@ def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, lau
         print(f"a rank may use {sweep.memory_limit_gib:.1f} GiB here (--memory-limit-gib sets it)", file=sys.stderr)
     request = {"command": "throughput", **request_of(options)}
     found: list[dict[str, Any]] = []
-    with locked(run):
+    with locked(run), measured_anew(options.again, run, starts) as again:
         for start in starts:
 
             def probe(trial: Any) -> dict[str, Any]:
-                return run_trials(run, [trial], request, devices, launch, show_progress, note)[0]
+                return run_trials(run, [trial], request, devices, launch, show_progress, note, again=again)[0]
 
             outcome = find_max_batch(start, probe, options.max_batch_limit, options.max_batch_step)
             found.append(

@@ -72,7 +72,9 @@ def main(argv: list[str]) -> int:
                     run, plan, devices, request, progress, options.threads, leader, keep_refused=leader is not None
                 )
             except StorageError as error:
-                raise StorageError(f"{error}; what the ranks said is in {run.path}/trials/*/log.txt") from error
+                raise StorageError(
+                    error.code, f"{error}; what the ranks said is in {run.path}/trials/*/log.txt"
+                ) from error
             finally:
                 progress.end()
         if is_new and result["status"] == "refused":
@@ -154,7 +156,8 @@ def _finish(
         message += "\n  the same command resumes from the last checkpoint"
     if options.json:
         _print_json(run, directory, result, next=None)
-    said = f"bertbench: {'' if status == 'refused' else f'{status}: '}{message}"
+    code = f" [{result['code']}]" if result.get("code") else ""
+    said = f"bertbench: {'' if status == 'refused' else f'{status}: '}{message}{code}"
     append_log(_log_of(options), said)
     print(said, file=sys.stderr)
     return 2 if status == "refused" else 3

@@ -24,7 +24,7 @@ from bert.data.lengths import is_synthetic
 from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.vocabulary import Vocabulary
 from bert.flags import flag
-from common.errors import BertbenchError, InputError, UsageError
+from common.errors import BertbenchError, UsageError
 
 if TYPE_CHECKING:
     from bert.data.csv.prepare import CsvSummary
@@ -86,17 +86,15 @@ def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> Trai
     """
     given = options.data or options.file
     if given is None:
-        raise UsageError("no data was given: bertbench train classify FILE.csv, or FILE.sqlite")
+        raise UsageError("option-missing", "no data was given: bertbench train classify FILE.csv, or FILE.sqlite")
     if is_synthetic(given):
         return dataclasses.replace(options, out=_out(options, Path("synthetic")))
+    from bert.data.csv.encoding import check_file
     from bert.data.csv.schema import is_database
     from bert.data.csv.store import check_whole
 
     path = Path(given)
-    if not path.is_file():
-        raise InputError(
-            f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: give a CSV, or its SQLite file"
-        )
+    check_file(path, "a CSV, or its SQLite file")
     names = [name for name in _DATA_OPTIONS if name in given_options]
     prepare = _given_database if is_database(path) or path.suffix == SUFFIX else _prepared
     summary = prepare(options, path, names)
@@ -104,7 +102,9 @@ def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> Trai
     check_whole(source)
     _say(options, summary)
     if not options.prep_only and not summary.sizes["test"]["texts"]:
-        raise UsageError(f"{source.path} has no text to test the model with: prepare it with a larger --test")
+        raise UsageError(
+            "data-missing", f"{source.path} has no text to test the model with: prepare it with a larger --test"
+        )
     return dataclasses.replace(
         options,
         data=str(source.path),
@@ -124,7 +124,8 @@ def leave(options: TrainClassifyOptions, run: TrainRun, plan: Plan, devices: Dev
         left = leave_results(run, plan.settings, devices, options.threads, partial(told, options))
     except BertbenchError as error:
         raise type(error)(
-            f"{error}\n  the training itself is finished: when that is mended, the same command writes its results"
+            error.code,
+            f"{error}\n  the training itself is finished: when that is mended, the same command writes its results",
         ) from error
     said = ", ".join(in_words(name, value) for name, value in left.scores.items())
     lines = [f"test        {said}, on {left.texts:,} texts"]
@@ -150,7 +151,10 @@ def _given_database(options: TrainClassifyOptions, path: Path, given: Sequence[s
 
     foreign = [flag(name) for name in given if name != "seq_len"]
     if foreign:
-        raise UsageError(f"{path} is prepared already, and {', '.join(foreign)} would change it: give the CSV instead")
+        raise UsageError(
+            "option-not-applicable",
+            f"{path} is prepared already, and {', '.join(foreign)} would change it: give the CSV instead",
+        )
     source = open_source(path.resolve())
     return CsvSummary(source, split_sizes(source.path), True, 0.0)
 
@@ -195,4 +199,6 @@ def _vocabulary_beside(init: Path | None) -> Path:
         if (folder / VOCABULARY_FILE).is_file():
             return folder / VOCABULARY_FILE
     beside = "" if init is None else f", and none lies beside --init {init}"
-    raise UsageError(f"texts need a vocabulary{beside}: give --vocab VOCAB.txt, that of the model to begin from")
+    raise UsageError(
+        "option-missing", f"texts need a vocabulary{beside}: give --vocab VOCAB.txt, that of the model to begin from"
+    )

@@ -4,8 +4,8 @@ import shlex
 from typing import TYPE_CHECKING
 
 from analysis.train_records import TrainRun
+from bench.automatic import AUTO
 from bench.implementations import OURS
-from bench.plan import AUTO
 from bench.trainer import Plan
 from bert.flags import flag
 from bert.tasks import check_task_options, task_data

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from bench.automatic import AUTO
 from bench.implementations import OURS
-from bench.plan import AUTO
 from bench.task_flags import TaskFlags
 from bert.flags import flag
 from common.errors import UsageError
@@ -92,8 +92,8 @@ class TrainOptions:
     log_every: int | None = None
     """Steps between lines of progress; default 10."""
     eval_every: int | None = None
-    """Updates between evaluations, and one at the end; default after each epoch, but pretrain and, without --eval-data,
-    squad never."""
+    """Updates between evaluations, and one at the end; default after each epoch, or with --steps at the end alone, but
+    pretrain and, without --eval-data, squad never."""
     eval_data: str | None = None
     """Features to evaluate on (squad gap glue); default of gap and glue those beside the training data. Pretraining
     takes its test shards, classify its validation split."""
@@ -121,15 +121,17 @@ class TrainOptions:
         for name in ("devices", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"--{name} {value} must be at least 1")
+                raise UsageError("option-value", f"--{name} {value} must be at least 1")
         for name, holds, required in _RANGES:
             value = getattr(self, name)
             if value is not None and not holds(value):
-                raise UsageError(f"{flag(name)} {value:g} must be {required}")
+                raise UsageError("option-value", f"{flag(name)} {value:g} must be {required}")
         if self.max_seconds is not None and not self.max_seconds > 0:
-            raise UsageError(f"--max-seconds {self.max_seconds} must be above 0")
+            raise UsageError("option-value", f"--max-seconds {self.max_seconds} must be above 0")
         if self.file is not None and self.data is not None:
-            raise UsageError(f"the data are named twice, {self.file} and --data {self.data}: give one of them")
+            raise UsageError(
+                "option-conflict", f"the data are named twice, {self.file} and --data {self.data}: give one of them"
+            )
 
     def given(self) -> dict[str, Any]:
         """Return what was given of the settings of a run, None where nothing was, as bench.trainer takes them."""

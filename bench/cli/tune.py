@@ -94,9 +94,9 @@ class TuneOptions:
         for name, fewest in {**least, "retries": 0}.items():
             value = getattr(self, name)
             if value is not None and value < fewest:
-                raise UsageError(f"{flag(name)} {value} must be at least {fewest}")
+                raise UsageError("option-value", f"{flag(name)} {value} must be at least {fewest}")
         if self.max_seconds is not None and not 0 < self.max_seconds < math.inf:
-            raise UsageError(f"--max-seconds {self.max_seconds} must be above 0")
+            raise UsageError("option-value", f"--max-seconds {self.max_seconds} must be above 0")
 
 
 OPTIONS = {"tune TASK": TuneOptions}
@@ -117,14 +117,17 @@ def main(argv: list[str]) -> int:
         stop.limit(options.max_seconds)
         if joined_world() is not None:
             raise UsageError(
+                "option-not-applicable",
                 "tune starts the processes of its trials itself: call it without torchrun, once per worker (`bertbench "
-                "submit` with --launcher none)"
+                "submit` with --launcher none)",
             )
         space = make_space(options.search, options.space, search_kinds())
         _check_given_once(base, space)
         out = run_folder(options.out)
         if is_train_run(out):
-            raise UsageError(f"--out {options.out} is the run directory of a training: give a folder of its own")
+            raise UsageError(
+                "folder-occupied", f"--out {options.out} is the run directory of a training: give a folder of its own"
+            )
         devices = find_devices(base.device)
         maker = _Maker(base, rest, _EVALUATIONS if options.pruner != "none" else 1, devices)
         objective = make_objective(maker.corner(space, out).settings, options.objective)
@@ -171,8 +174,9 @@ def _options(argv: list[str]) -> tuple[TuneOptions, TrainOptions, list[str]]:
     base = parse(TrainOptions, [options.task, *words], "bertbench train")
     if base.best_by is not None:
         raise UsageError(
+            "option-not-applicable",
             f"--best-by {base.best_by} is of one training: a study's trials choose their best checkpoint by its "
-            f"objective, give --objective {base.best_by}"
+            f"objective, give --objective {base.best_by}",
         )
     return options, base, words
 
@@ -183,7 +187,9 @@ def _one_search_each(argv: list[str]) -> list[str]:
     for given in argv:
         follows = words[-2:-1] == ["--search"] and not given.startswith("-")
         if follows and "=" not in given and not Path(given).exists():
-            raise UsageError(f"--search {given}: say what to try, such as {given}=VALUE,VALUE or {given}=LOW:HIGH")
+            raise UsageError(
+                "option-value", f"--search {given}: say what to try, such as {given}=VALUE,VALUE or {given}=LOW:HIGH"
+            )
         searches = follows and "=" in given
         words += ["--search", given] if searches else [given]
     return words
@@ -195,7 +201,7 @@ def _check_given_once(base: TrainOptions, space: SearchSpace) -> None:
         for field in dataclasses.fields(options):
             if field.name in space.texts() and getattr(options, field.name) != field.default:
                 name = field.name.replace("_", "-")
-                raise UsageError(f"--{name} is given and searched: leave out one of both")
+                raise UsageError("option-conflict", f"--{name} is given and searched: leave out one of both")
 
 
 def _search_field(options: TuneOptions, name: str) -> Any:

@@ -22,8 +22,9 @@ class TrainerImplementation(HuggingFaceImplementation):
         check_packages(trial.implementation)
         if trial.strategy not in TRAINER_STRATEGIES:
             raise UsageError(
+                "unsupported-combination",
                 f"implementation {trial.implementation!r} runs strategies {' and '.join(TRAINER_STRATEGIES)}, not "
-                f"{trial.strategy!r}"
+                f"{trial.strategy!r}",
             )
         super().check(trial)
 

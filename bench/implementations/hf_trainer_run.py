@@ -61,11 +61,14 @@ def run_training(
     check_packages(_NAME)
     if settings.strategy not in TRAINER_STRATEGIES:
         raise UsageError(
+            "unsupported-combination",
             f"implementation {_NAME!r} trains by strategies {' and '.join(TRAINER_STRATEGIES)}, not "
-            f"{settings.strategy!r}"
+            f"{settings.strategy!r}",
         )
     if settings.task not in MODELS:
-        raise UsageError(f"implementation {_NAME!r} trains {', '.join(MODELS)}, not {settings.task!r}")
+        raise UsageError(
+            "unsupported-combination", f"implementation {_NAME!r} trains {', '.join(MODELS)}, not {settings.task!r}"
+        )
     final = checkpoint_path(folder, settings.steps)
     if any_rank(strategy, strategy.rank == 0 and final.is_dir()):
         return _finished_before(settings, final, report if strategy.rank == 0 else lambda event: None)
@@ -209,4 +212,6 @@ def copy_weights(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
     tied = [name for name in missing if name.startswith("cls.predictions.decoder.")]
     if len(tied) < len(missing):
         absent = next(name for name in missing if name not in tied)
-        raise UsageError(f"Hugging Face's {type(theirs).__name__} has a weight that ours lacks: {absent}")
+        raise UsageError(
+            "weights-mismatch", f"Hugging Face's {type(theirs).__name__} has a weight that ours lacks: {absent}"
+        )

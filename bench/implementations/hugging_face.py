@@ -41,15 +41,18 @@ class HuggingFaceImplementation:
         """Raises MissingToolError without transformers, UsageError for what it has no model of."""
         if importlib.util.find_spec("transformers") is None:
             raise MissingToolError(
-                f"implementation {trial.implementation!r} needs the package transformers: pip install 'bertbench[hf]'"
+                "package-missing",
+                f"implementation {trial.implementation!r} needs the package transformers: pip install 'bertbench[hf]'",
             )
         if trial.task not in MODELS:
             raise UsageError(
-                f"implementation {trial.implementation!r} runs tasks {', '.join(MODELS)}, not {trial.task!r}"
+                "unsupported-combination",
+                f"implementation {trial.implementation!r} runs tasks {', '.join(MODELS)}, not {trial.task!r}",
             )
         if trial.preset == "distilbert" and trial.task == "pretrain":
             raise UsageError(
-                "Hugging Face has no DistilBERT with a next-sentence head to pretrain: compare another preset"
+                "unsupported-combination",
+                "Hugging Face has no DistilBERT with a next-sentence head to pretrain: compare another preset",
             )
 
     def adapt(self, batch: Batch) -> Batch:

@@ -7,7 +7,7 @@ from bench.implementations.base import Built
 from bert.batch import Batch
 from bert.config import ModelConfig
 from bert.encoder import recompute_activations
-from bert.levers import AUTO, resolve_levers, use_levers, use_weight_copies
+from bert.levers import AUTO, check_precision, resolve_levers, use_levers, use_weight_copies
 from bert.observer import Observer
 from bert.optim import adamw
 from bert.tasks.base import Task
@@ -19,7 +19,8 @@ class BertbenchImplementation:
     """Trains the task's own model."""
 
     def check(self, trial: Trial) -> None:
-        """Everything a trial can ask for is there."""
+        """Raise UsageError for levers that were named and do nothing in the trial's precision."""
+        check_precision(trial.levers, trial.precision)
 
     def adapt(self, batch: Batch) -> Batch:
         """The batch as it is."""
@@ -38,7 +39,7 @@ class BertbenchImplementation:
             return adamw(wrapped, learning_rate=LEARNING_RATE)
 
         model = task.build_model(config, observer)
-        use_levers(model, levers, trial.grad_accum_steps)
+        use_levers(model, levers, trial.grad_accum_steps, activation_checkpointing=trial.activation_checkpointing)
         if trial.activation_checkpointing:
             recompute_activations(model)
         return Built(

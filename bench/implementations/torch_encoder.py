@@ -35,7 +35,8 @@ class TorchEncoderImplementation:
         """Raises UsageError for a task that there is no model for."""
         if trial.task not in MODELS:
             raise UsageError(
-                f"implementation {trial.implementation!r} runs tasks {', '.join(MODELS)}, not {trial.task!r}"
+                "unsupported-combination",
+                f"implementation {trial.implementation!r} runs tasks {', '.join(MODELS)}, not {trial.task!r}",
             )
 
     def adapt(self, batch: Batch) -> Batch:

@@ -28,7 +28,8 @@ def check_packages(implementation: str) -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingToolError(
-            f"implementation {implementation!r} needs the package {' and '.join(missing)}: pip install 'bertbench[hf]'"
+            "package-missing",
+            f"implementation {implementation!r} needs the package {' and '.join(missing)}: pip install 'bertbench[hf]'",
         )
 
 

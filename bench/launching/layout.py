@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError, UsageError
+from common.errors import InputError, UsageError, content_code, read_code
 
 _LOCALHOST = "localhost"
 
@@ -67,7 +67,9 @@ def read_layout(here: int | None, others: tuple[str, ...], node_rank: int | None
         InputError: the file cannot be read or is no such table.
     """
     if here is not None and here < 1:
-        raise UsageError(f"--here-gpus {here} must be at least 1: a node that runs nothing is left out on every node")
+        raise UsageError(
+            "option-value", f"--here-gpus {here} must be at least 1: a node that runs nothing is left out on every node"
+        )
     if len(others) == 1 and not _is_number(others[0]):
         return _from_file(Path(others[0]), here, node_rank, default_here)
     counts = [_count(word) for word in others]
@@ -77,8 +79,9 @@ def read_layout(here: int | None, others: tuple[str, ...], node_rank: int | None
 def _placed(here: int, others: list[int], node_rank: int, names: tuple[str, ...]) -> Layout:
     if not 0 <= node_rank <= len(others):
         raise UsageError(
+            "option-value",
             f"--node-rank {node_rank}: {len(others) + 1} node{'s have' if others else ' has'} the ranks 0 to "
-            f"{len(others)}; --other-gpus gives one number for each of the others"
+            f"{len(others)}; --other-gpus gives one number for each of the others",
         )
     counts = (*others[:node_rank], here, *others[node_rank:])
     return Layout(counts, node_rank, (*names[:node_rank], "", *names[node_rank:]) if names else ())
@@ -91,8 +94,9 @@ def _is_number(word: str) -> bool:
 def _count(word: str) -> int:
     if not _is_number(word) or int(word) < 1:
         raise UsageError(
+            "option-value",
             f"--other-gpus {word}: give a number of at least 1 for each other node, or one JSON file such as "
-            '{"node-a": 4, "node-b": 2}'
+            '{"node-a": 4, "node-b": 2}',
         )
     return int(word)
 
@@ -102,23 +106,27 @@ def _from_file(path: Path, here: int | None, node_rank: int | None, default_here
     known = own_names()
     own = [host for host in table if _is_own(host, known)]
     if len(own) > 1:
-        raise InputError(f"{path} names this node {len(own)} times ({', '.join(own)}): leave one of them")
+        raise InputError(
+            "option-value", f"{path} names this node {len(own)} times ({', '.join(own)}): leave one of them"
+        )
     names, counts = tuple(table), list(table.values())
     if not own:
         return _placed(here or default_here, counts, node_rank or 0, names)
     (name,) = own
     if here not in (None, table[name]):
         raise UsageError(
+            "option-conflict",
             f"--here-gpus {here}, but {path} says {table[name]} for this node ({name}): leave --here-gpus out, or "
-            "change the file on every node"
+            "change the file on every node",
         )
     place = names.index(name)
     if node_rank in (None, place):
         return Layout(tuple(counts), place, names)
     if name.lower() != _LOCALHOST:
         raise UsageError(
+            "option-conflict",
             f"--node-rank {node_rank}, but {path} names this node ({name}) at place {place}: leave --node-rank out, or "
-            "change the file on every node"
+            "change the file on every node",
         )
     assert node_rank is not None
     others = [count for host, count in table.items() if host != name]
@@ -130,25 +138,32 @@ def _read_table(path: Path) -> dict[str, int]:
         names = [name for name, _ in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise InputError(f"{path} names {', '.join(twice)} twice")
+            raise InputError("option-value", f"{path} names {', '.join(twice)} twice")
         return dict(pairs)
 
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
     except OSError as error:
         raise InputError(
+            read_code(error),
             f"--other-gpus {path}: not a number, and no such file can be read ({error.strerror}); give the number of "
-            "processes of each other node, or a JSON file of host -> number"
+            "processes of each other node, or a JSON file of host -> number",
         ) from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f'{path} is not JSON ({error}): it holds a table such as {{"node-a": 4}}') from error
+        raise InputError(
+            content_code(error), f'{path} is not JSON ({error}): it holds a table such as {{"node-a": 4}}'
+        ) from error
     if not isinstance(content, dict) or not content:
-        raise InputError(f'{path} holds no table of hosts: write {{"node-a": 4, "node-b": 2}}')
+        raise InputError("file-format", f'{path} holds no table of hosts: write {{"node-a": 4, "node-b": 2}}')
     for host, count in content.items():
         if not host.strip():
-            raise InputError(f"{path} has a host without a name: give the name or the address of every node")
+            raise InputError(
+                "option-value", f"{path} has a host without a name: give the name or the address of every node"
+            )
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise InputError(f"{path}: {host!r} has {json.dumps(count)} processes: give a whole number of at least 1")
+            raise InputError(
+                "option-value", f"{path}: {host!r} has {json.dumps(count)} processes: give a whole number of at least 1"
+            )
     return content
 
 

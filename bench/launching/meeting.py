@@ -8,14 +8,14 @@ to be stopped and how it all ended. torchrun knows nothing of this: its agents m
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bench.launching.statement import PROTOCOL, Statement, absence, objection
 from bench.launching.verdict import Report, Stop, Verdict, judge
 from bench.launching.wire import Line
-from common.errors import UsageError
+from common.errors import CODES, Code, UsageError
 
 BEAT_SECONDS = 1.0
 # A node that has said nothing for so long is gone: its machine, its launch, or the network between.
@@ -86,7 +86,7 @@ class Hub:
                     spoken = message.get("protocol")
                     if "statement" in message and isinstance(spoken, int) and spoken != PROTOCOL:
                         # Kept until it hangs up: it would be reset before it hears that.
-                        line.send(refused=_OTHER_RELEASE)
+                        line.send(refused=_OTHER_RELEASE, code="tool-version")
                         break
                     late = Statement.from_json(message.get("statement"))
                     if late is None or message.get("protocol") != PROTOCOL:
@@ -102,7 +102,7 @@ class Hub:
                     told(f"{self._nodes[node].name()} has left")
                     del self._lines[node], self._nodes[node]
             if time.monotonic() >= deadline:
-                self._refuse(absence(self._own.counts, list(self._nodes.values()), seconds))
+                self._refuse("node-unreachable", absence(self._own.counts, list(self._nodes.values()), seconds))
             time.sleep(_POLL_SECONDS)
         agreement = Agreement(uuid.uuid4().hex, self._store_port, dict(self._nodes))
         statements = [one.to_json() for one in self._nodes.values()]
@@ -121,7 +121,8 @@ class Hub:
                 names = ", ".join(one.name() for one in self._nodes.values())
                 line.send(
                     refused=f"the job at this address and port has all its nodes already: {names}; "
-                    "give each job its own --master-port on all of its nodes"
+                    "give each job its own --master-port on all of its nodes",
+                    code="port-in-use",
                 )
             self._unknown.append(line)
 
@@ -129,16 +130,16 @@ class Hub:
         others = [one for rank, one in self._nodes.items() if rank]
         problem = objection(self._own, others, late)
         if problem:
-            line.send(refused=problem)
-            self._refuse(problem)
+            line.send(refused=problem, code="nodes-disagree")
+            self._refuse("nodes-disagree", problem)
         self._unknown.remove(line)
         self._lines[late.node_rank], self._nodes[late.node_rank] = line, late
         self._tell(came=[one.to_json() for one in self._nodes.values()])
 
-    def _refuse(self, problem: str) -> None:
-        self._tell(refused=problem)
+    def _refuse(self, code: Code, problem: str) -> None:
+        self._tell(refused=problem, code=code)
         self.close()
-        raise UsageError(problem)
+        raise UsageError(code, problem)
 
     def _tell(self, **message: Any) -> None:
         for line in self._lines.values():
@@ -262,7 +263,7 @@ class Spoke:
             for message in self._line.receive():
                 if "refused" in message:
                     self.close()
-                    raise UsageError(f"{self._hub} refuses: {message['refused']}")
+                    raise UsageError(_code_of(message), f"{self._hub} refuses: {message['refused']}")
                 if "came" in message:
                     self._came = _statements(message["came"])
                 go = _go(message.get("go"))
@@ -275,11 +276,12 @@ class Spoke:
         came = self._came
         self.close()
         if came:
-            raise UsageError(absence(self._own.counts, came, seconds))
+            raise UsageError("node-unreachable", absence(self._own.counts, came, seconds))
         raise UsageError(
+            "node-unreachable",
             f"{self._hub} did not answer this node ({self._own.name()}) within {seconds:g} s: {problem}. Is "
             "`bertbench launch --node-rank 0` running there with the same --master-port, is --master-addr its address, "
-            f"does a firewall let the port through? {_alone(self._own)}"
+            f"does a firewall let the port through? {_alone(self._own)}",
         )
 
     def _call(self, seconds: float) -> str:
@@ -341,6 +343,11 @@ def _alone(own: Statement) -> str:
 def _statements(content: Any) -> list[Statement]:
     found = map(Statement.from_json, content if isinstance(content, list) else [])
     return [one for one in found if one is not None]
+
+
+def _code_of(message: Mapping[str, Any]) -> Code:
+    """Return why node 0 refuses; what a release before the codes says is a disagreement."""
+    return next((code for code in CODES if code == message.get("code")), "nodes-disagree")
 
 
 def _go(content: Any) -> Agreement | None:

@@ -105,7 +105,7 @@ def listen(address: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
         raise UsageError(
-            f"--master-addr {address} cannot be resolved here ({error}): give an address of node 0"
+            "option-value", f"--master-addr {address} cannot be resolved here ({error}): give an address of node 0"
         ) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -116,12 +116,14 @@ def listen(address: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UsageError(
+                "port-in-use",
                 f"--master-port {port} is in use on this machine, by another job perhaps: give every node of this job "
-                f"--master-port {_free_port(address, port)}, which is free here"
+                f"--master-port {_free_port(address, port)}, which is free here",
             ) from error
         raise UsageError(
+            "option-value",
             f"cannot listen at {address}:{port} ({error.strerror}): --master-addr is an address of node 0, and this is "
-            "node 0; the other nodes have --node-rank 1 and above"
+            "node 0; the other nodes have --node-rank 1 and above",
         ) from error
 
 

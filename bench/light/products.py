@@ -142,7 +142,9 @@ def head_products(
         UsageError: a task whose heads are not known here.
     """
     if task not in HEADS:
-        raise UsageError(f"speed-of-light knows the parts of the tasks {', '.join(HEADS)}, not of {task!r}")
+        raise UsageError(
+            "option-choice", f"speed-of-light knows the parts of the tasks {', '.join(HEADS)}, not of {task!r}"
+        )
     return HEADS[task](config, counts, layout, labels)
 
 

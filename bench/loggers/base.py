@@ -111,12 +111,14 @@ def check_loggers(names: Sequence[str] | None) -> tuple[str, ...]:
     for name in names:
         lookup({**LOGGERS, AUTO: "", NONE: ""}, name, "logger")
     if len(names) > 1 and {AUTO, NONE} & set(names):
-        raise UsageError(f"--log-to {' '.join(names)}: auto and none go with no others")
+        raise UsageError("option-conflict", f"--log-to {' '.join(names)}: auto and none go with no others")
     for name in names:
         if name in LOGGERS:
             kind = load(LOGGERS, name, "logger")
             if not _installed(kind.package):
-                raise MissingToolError(f"--log-to {name} needs {kind.package}, which is not installed: {kind.remedy}")
+                raise MissingToolError(
+                    "package-missing", f"--log-to {name} needs {kind.package}, which is not installed: {kind.remedy}"
+                )
     return tuple(dict.fromkeys(names))
 
 

@@ -50,7 +50,9 @@ class Profiler:
         for name in self.options:
             if name not in self.OPTIONS:
                 known = ", ".join(sorted(self.OPTIONS)) or "it has none"
-                raise UsageError(f"--with {name}: no option of --profiler {self.NAME}; known: {known}")
+                raise UsageError(
+                    "option-unknown", f"--with {name}: no option of --profiler {self.NAME}; known: {known}"
+                )
 
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError or UsageError, with the remedy, where this tool cannot profile `trial` here."""
@@ -81,7 +83,7 @@ def whole_number(options: Mapping[str, str], name: str, default: int) -> int:
     """Return an option that has to be a positive whole number. Raises UsageError."""
     text = options.get(name, str(default))
     if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"--with {name}={text}: give a whole number above 0")
+        raise UsageError("option-value", f"--with {name}={text}: give a whole number above 0")
     return int(text)
 
 
@@ -89,9 +91,12 @@ def written(files: list[Path], what: str, directory: Path) -> list[Path]:
     """Return `files`. Raises InputError when there is none, or one is empty."""
     if not files:
         raise InputError(
-            f"{directory} holds no {what}: the run ended before the window was over; see log.txt beside it"
+            "run-incomplete",
+            f"{directory} holds no {what}: the run ended before the window was over; see log.txt beside it",
         )
     for file in files:
         if file.stat().st_size == 0:
-            raise InputError(f"{file} is empty: the disk was full or the profiler was killed; record again")
+            raise InputError(
+                "file-empty", f"{file} is empty: the disk was full or the profiler was killed; record again"
+            )
     return files

@@ -45,7 +45,10 @@ class TorchProfiler(Profiler):
         traces = [_trace(scope.directory, rank) for rank in range(scope.trial.ranks)]
         missing = [str(rank) for rank, trace in enumerate(traces) if not trace.exists()]
         if missing and len(missing) < len(traces):
-            raise InputError(f"{scope.directory} lacks the trace of rank {', '.join(missing)}; see log.txt beside it")
+            raise InputError(
+                "run-incomplete",
+                f"{scope.directory} lacks the trace of rank {', '.join(missing)}; see log.txt beside it",
+            )
         return written([trace for trace in traces if trace.exists()], "trace", scope.directory)
 
 
@@ -57,15 +60,16 @@ def _cycles(options: Mapping[str, str], start: int, stop: int | None) -> list[Cy
     for name, text in given.items():
         if not text.isdigit() or (name == "active" and int(text) < 1):
             least = "1 or more" if name == "active" else "0 or more"
-            raise UsageError(f"--with {name}={text}: give a whole number of steps, {least}")
+            raise UsageError("option-value", f"--with {name}={text}: give a whole number of steps, {least}")
     wait, warmup, active, repeat = ({**_SCHEDULE, **{name: int(text) for name, text in given.items()}}).values()
     length = wait + warmup + active
     fitting = (stop - start) // length
     if fitting < max(1, repeat):
         cycles = f"{repeat} cycles" if repeat > 1 else "a cycle"
         raise UsageError(
+            "option-conflict",
             f"{cycles} of {wait} + {warmup} + {active} steps (wait, warmup, active) do not fit into the {stop - start} "
-            f"of --start {start} --stop {stop}: give --stop {start + length * max(1, repeat)} or more"
+            f"of --start {start} --stop {stop}: give --stop {start + length * max(1, repeat)} or more",
         )
     begins = (start + number * length + wait for number in range(repeat or fitting))
     return [Cycle(begin, begin + warmup, begin + warmup + active) for begin in begins]

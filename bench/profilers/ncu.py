@@ -19,6 +19,7 @@ from bench.profilers.ncu_sections import (
     available,
     known_metrics,
     metric_names,
+    of_launch,
     replay_modes,
     section_for,
     switches,
@@ -28,7 +29,7 @@ from bench.profilers.permission import ALLOW, DENIED, counters_denied
 from bench.profilers.ranges import CAPTURE, DOMAIN, RangeProfiler, check_ranges
 from bench.profilers.tool import Version, dotted, find_tool, run_tool, tool_version
 from common.atomic import write_json, write_text
-from common.errors import InputError, MissingToolError, UsageError
+from common.errors import Code, InputError, MissingToolError, UsageError
 
 OLDEST: Version = (2020, 1)
 MOST_KERNELS = 2000
@@ -81,8 +82,9 @@ class NsightCompute(RangeProfiler):
         """Raise UsageError or MissingToolError where ncu cannot profile `trial` here; the message says what to do."""
         if trial.device != "cuda":
             raise UsageError(
+                "option-not-applicable",
                 "--profiler ncu counts in GPUs and this trial runs on the CPU: use --profiler torch, "
-                "or --profiler nsys for NVTX ranges"
+                "or --profiler nsys for NVTX ranges",
             )
         self._check_options(trial)
         needed = OLDEST
@@ -90,16 +92,20 @@ class NsightCompute(RangeProfiler):
             needed = section_for(_capability())[1]
         if self._version[:2] < needed:
             raise MissingToolError(
+                "tool-version",
                 f"ncu {dotted(self._version)} at {self._path} is too old for this GPU, which needs "
-                f"{dotted(needed)}: {_REMEDY}"
+                f"{dotted(needed)}: {_REMEDY}",
             )
         lacking = [name for name in _NEEDED if name not in self._switches]
         if lacking:
-            raise MissingToolError(f"ncu {dotted(self._version)} at {self._path} lacks {', '.join(lacking)}: {_REMEDY}")
+            raise MissingToolError(
+                "tool-version", f"ncu {dotted(self._version)} at {self._path} lacks {', '.join(lacking)}: {_REMEDY}"
+            )
         if self._replay not in (replay_modes(self._help) or {"kernel"}):
             raise UsageError(
+                "tool-version",
                 f"--with replay={self._replay}: ncu {dotted(self._version)} cannot, 2022.1 is the first that can; "
-                "leave it out or install a newer one"
+                "leave it out or install a newer one",
             )
         check_ranges(self.ranges, trial.device)
         _check_permission()
@@ -108,16 +114,19 @@ class NsightCompute(RangeProfiler):
         for name, choices in _CHOICES.items():
             value = self.options.get(name)
             if value is not None and value not in choices:
-                raise UsageError(f"--with {name}={value}: choose one of {', '.join(choices)}")
+                raise UsageError("option-choice", f"--with {name}={value}: choose one of {', '.join(choices)}")
         whole_number(self.options, "kernels", MOST_KERNELS)
         if not self.options.get("skip", "0").isdigit():
-            raise UsageError(f"--with skip={self.options['skip']}: give a whole number, 0 or more")
+            raise UsageError("option-value", f"--with skip={self.options['skip']}: give a whole number, 0 or more")
         if "metrics" in self.options and not all(name.strip() for name in self.options["metrics"].split(",")):
-            raise UsageError("--with metrics: name at least one metric; `ncu --query-metrics` lists them")
+            raise UsageError(
+                "option-value", "--with metrics: name at least one metric; `ncu --query-metrics` lists them"
+            )
         if self._replay == "range" and trial.ranks > 1:
             raise UsageError(
+                "unsupported-combination",
                 f"--with replay=range replays the all-reduce of {trial.ranks} ranks on one alone, which waits for "
-                "ever: use --devices 1, or leave the option out"
+                "ever: use --devices 1, or leave the option out",
             )
 
     def wrap(self, argv: list[str], scope: Scope) -> list[str]:
@@ -162,8 +171,9 @@ class NsightCompute(RangeProfiler):
             return [("--kernel-regex-base", "function"), ("--kernel-regex", others)]
         if several:
             raise MissingToolError(
+                "tool-version",
                 f"ncu {dotted(self._version)} cannot leave NCCL's kernels out, and would wait for ever at the first "
-                f"one: use --devices 1, or {_REMEDY}"
+                f"one: use --devices 1, or {_REMEDY}",
             )
         return []
 
@@ -181,8 +191,11 @@ class NsightCompute(RangeProfiler):
         found = available(names, known)
         if not found:
             raise MissingToolError(
-                f"ncu {dotted(self._version)} at {self._path} knows none of the metrics of {identifier}: {_REMEDY}"
+                "tool-version",
+                f"ncu {dotted(self._version)} at {self._path} knows none of the metrics of {identifier}: {_REMEDY}",
             )
+        if self._replay == "range":  # a range has no launch
+            found = [name for name in found if not of_launch(name)]
         return section if len(found) == len(names) else [("--metrics", ",".join(found))]
 
     def collect(self, scope: Scope) -> list[Path]:
@@ -195,16 +208,16 @@ class NsightCompute(RangeProfiler):
 
         report = _report(scope)
         if not report.exists():
-            raise InputError(_nothing(scope, "ncu wrote no report"))
+            raise _nothing(scope, "ncu wrote no report")
         written([report], "report", scope.directory)
         table = report.with_suffix(".csv")
         page = self._export(report, table)
         try:
             counters = read(table)
         except InputError as error:
-            raise InputError(_nothing(scope, f"the report cannot be used ({error})")) from error
+            raise _nothing(scope, f"the report cannot be used ({error})", error.code) from error
         if counters.kernels.empty:
-            raise InputError(_nothing(scope, f"{report} holds no kernel"))
+            raise _nothing(scope, f"{report} holds no kernel", "trace-without-work")
         note = table.with_name("collected.json")
         write_json(note, self._collected(counters, page))
         return [report, table, note]
@@ -213,7 +226,7 @@ class NsightCompute(RangeProfiler):
         """Write the CSV and return its page: raw, or details where this ncu cannot export the raw one."""
         ncu = str(self._path)
         units = next((name for name in ("--print-units", "--units") if name in self._switches), None)
-        problem = InputError("")
+        problem = InputError("tool-failed", f"no page of {report} could be exported")
         for page in ("raw", "details"):
             argv = [ncu, "--import", str(report), "--csv", "--page", page, *([units, "base"] if units else [])]
             try:
@@ -222,8 +235,9 @@ class NsightCompute(RangeProfiler):
             except InputError as error:
                 if "load report" in str(error) or "open report" in str(error):
                     raise InputError(
+                        "file-damaged",
                         f"{report} is damaged or cut short (ncu was ended while it wrote, or the disk was full): "
-                        f"record again; {error}"
+                        f"record again; {error}",
                     ) from error
                 if "did not end" in str(error):
                     raise
@@ -275,7 +289,10 @@ def _report(scope: Scope) -> Path:
 def _capability() -> tuple[int, int]:
     found = first_gpu_capability()
     if isinstance(found, str):
-        raise UsageError(f"what ncu should count depends on the GPU's compute capability, which is not known ({found})")
+        raise UsageError(
+            "device-missing",
+            f"what ncu should count depends on the GPU's compute capability, which is not known ({found})",
+        )
     return found
 
 
@@ -283,26 +300,30 @@ def _check_permission() -> None:
     denied = counters_denied()
     if denied is not None:
         reason = denied.replace(": ", " is ")  # a message has one ": ", before what to do
-        raise UsageError(f"ncu would end with {DENIED}, since {reason}: {ALLOW}")
+        raise UsageError("permission-missing", f"ncu would end with {DENIED}, since {reason}: {ALLOW}")
 
 
-def _nothing(scope: Scope, what: str) -> str:
-    """Say why there is no kernel, by what ncu said in the log."""
+def _nothing(scope: Scope, what: str, code: Code = "run-incomplete") -> InputError:
+    """Say why there is no kernel, by what ncu said in the log; with `code` where it said nothing that is known."""
     log = scope.directory.parent / "log.txt"
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     if DENIED in text:
+        code = "permission-missing"
         why = f"it was not allowed to read the GPU's counters ({DENIED}): {ALLOW}"
     elif "lock file" in text:
+        code = "write-failed"
         why = "it may not write its lock file, left by another user in the temporary folder: set TMPDIR to your own"
     elif "driver resource was unavailable" in text:
+        code = "tool-failed"
         why = "another program holds the GPU's counters (DCGM, another profiler): end it, or dcgmi profile --pause"
     elif "No space left" in text:
-        why = "the disk is full"
+        code, why = "disk-full", "the disk is full"
     elif "No kernels were profiled" in text or "No ranges were profiled" in text:
+        code = "trace-without-work"
         why = (
             "no kernel was profiled: the window was never reached, the ranks ran on the CPU, --with skip passed over "
             "all, or another ncu must be used for this GPU"
         )
     else:
         why = "the run ended first, or ncu was ended before it had written"
-    return f"{what} into {scope.directory / 'ncu'}: {why}; {log} has what it said"
+    return InputError(code, f"{what} into {scope.directory / 'ncu'}: {why}; {log} has what it said")

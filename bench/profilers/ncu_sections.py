@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from bench.profilers.tool import Version, dotted
-from common.errors import MissingToolError, UsageError
+from common.errors import MissingToolError, UsageError, content_code
 
 FOLDER = Path(__file__).resolve().parents[2] / "profiling" / "ncu"
 """The section files; profiling/ holds no Python, this module reads it."""
@@ -23,6 +23,7 @@ _SECTIONS: tuple[tuple[Capability, Capability, int, Version], ...] = (
     ((10, 0), (11, 9), 100, (2025, 1)),
     ((12, 0), (12, 9), 120, (2025, 1)),
 )
+_OF_LAUNCH = ("launch__", "sm__maximum_warps")
 _NAME = re.compile(r'^\s*Name:\s*"([^"]+)"(\s*#\s*unchecked)?', re.MULTILINE)
 
 
@@ -34,11 +35,13 @@ def section_for(capability: Capability) -> tuple[str, Version]:
     shown = dotted(capability)
     if capability < (7, 0):
         raise UsageError(
-            f"ncu knows GPUs of compute capability 7.0 or newer, this one has {shown}: use --profiler nvprof"
+            "device-unsupported",
+            f"ncu knows GPUs of compute capability 7.0 or newer, this one has {shown}: use --profiler nvprof",
         )
     raise UsageError(
+        "device-unsupported",
         f"{FOLDER} has no section for compute capability {shown}: name the metrics yourself with --with metrics=a,b "
-        "(`ncu --query-metrics` lists them), or use --profiler nsys"
+        "(`ncu --query-metrics` lists them), or use --profiler nsys",
     )
 
 
@@ -48,7 +51,9 @@ def metric_names(identifier: str) -> dict[str, bool]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise MissingToolError(f"{path} cannot be read ({error.strerror}): run bertbench from its checkout") from error
+        raise MissingToolError(
+            content_code(error), f"{path} cannot be read ({error.strerror}): run bertbench from its checkout"
+        ) from error
     return {name: not mark for name, mark in _NAME.findall(text)}
 
 
@@ -58,8 +63,14 @@ def known_metrics(query: str) -> frozenset[str]:
 
 
 def available(names: dict[str, bool], known: frozenset[str]) -> list[str]:
-    """Return the metrics whose base name, what stands before the first dot, is known."""
-    return [name for name in names if name.partition(".")[0] in known]
+    """Return the metrics whose base name, what stands before the first dot, is known, with those `of_launch`."""
+    found = [name for name in names if of_launch(name) or name.partition(".")[0] in known]
+    return found if not all(map(of_launch, found)) else []
+
+
+def of_launch(name: str) -> bool:
+    """Return whether ncu takes a metric from a kernel's launch: on every GPU, without a run, in no list of a chip."""
+    return name.startswith(_OF_LAUNCH)
 
 
 def switches(help_text: str) -> frozenset[str]:

@@ -17,7 +17,7 @@ from analysis.records import Trial
 from bench.profilers.base import Scope, written
 from bench.profilers.ranges import CAPTURE, DOMAIN, RangeProfiler, check_ranges
 from bench.profilers.tool import Version, dotted, find_tool, run_tool, tool_version
-from common.errors import InputError, MissingToolError, UsageError
+from common.errors import Code, InputError, MissingToolError, UsageError
 
 OLDEST: Version = (2022, 4)
 # The reports of `nsys stats` that are kept, by their name up to 2022 and since 2023.
@@ -66,7 +66,9 @@ class NsightSystems(RangeProfiler):
         """Raise MissingToolError or UsageError where nsys cannot profile here; the message says what to do."""
         check_ranges(self.ranges, trial.device)
         if self._version[:2] < OLDEST:
-            raise MissingToolError(f"nsys {dotted(self._version)} at {self._path} is too old: {_REMEDY}")
+            raise MissingToolError(
+                "tool-version", f"nsys {dotted(self._version)} at {self._path} is too old: {_REMEDY}"
+            )
         _check_importer(self._path)
         _check_nvtx(self._version)
         if "sampling" in self.options:
@@ -106,7 +108,7 @@ class NsightSystems(RangeProfiler):
         """
         report = _report(scope.directory)
         if not report.exists():
-            raise InputError(_no_report(scope))
+            raise _no_report(scope)
         written([report], "report", scope.directory)
         database = report.with_suffix(".sqlite")
         nsys = str(self._path)
@@ -150,7 +152,7 @@ def _forget_environment(database: Path) -> None:
             connection.commit()
             connection.execute("VACUUM")
     except sqlite3.Error as error:
-        raise InputError(f"{database} is no usable SQLite export ({error}): record again") from error
+        raise InputError("file-damaged", f"{database} is no usable SQLite export ({error}): record again") from error
 
 
 def switches(help_text: str) -> frozenset[str]:
@@ -180,7 +182,8 @@ def _check_importer(path: Path) -> None:
     debian = Path("/usr/lib/nsight-systems/host-linux-x64")
     if path == Path("/usr/bin/nsys") and debian.is_dir() and home.is_dir() and not (home / debian.name).exists():
         raise MissingToolError(
-            f"Debian's nsys cannot write reports without a link: sudo ln -s {debian} {home / debian.name}"
+            "tool-missing",
+            f"Debian's nsys cannot write reports without a link: sudo ln -s {debian} {home / debian.name}",
         )
 
 
@@ -191,8 +194,9 @@ def _check_nvtx(version: Version) -> None:
     own = metadata.version("nvtx")
     if version[0] < 2023 and tuple(int(part) for part in re.findall(r"\d+", own)[:3]) >= (0, 2, 12):
         raise MissingToolError(
+            "tool-version",
             f"nsys {dotted(version)} does not see the ranges of nvtx {own}: "
-            "pip install nvtx==0.2.11, or take nsys 2023 or newer"
+            "pip install nvtx==0.2.11, or take nsys 2023 or newer",
         )
 
 
@@ -203,8 +207,9 @@ def _check_sampling() -> None:
         return
     if level > 2:
         raise UsageError(
+            "permission-missing",
             f"--with sampling: {_PARANOID} is {level}, sampling needs 2 or less: "
-            "sudo sysctl kernel.perf_event_paranoid=2, or leave the option out"
+            "sudo sysctl kernel.perf_event_paranoid=2, or leave the option out",
         )
 
 
@@ -212,18 +217,24 @@ def _check_trace(given: str, known: Sequence[str]) -> None:
     names = given.split(",")
     unknown = [name for name in names if known and name not in known]
     if unknown:
-        raise UsageError(f"--with trace={given}: nsys cannot trace '{unknown[0]}', choose of {', '.join(known)}")
+        raise UsageError(
+            "option-choice", f"--with trace={given}: nsys cannot trace '{unknown[0]}', choose of {', '.join(known)}"
+        )
     if "none" in names:
-        raise UsageError(f"--with trace={given}: a profile of nothing; leave the option out, or name what to trace")
+        raise UsageError(
+            "option-value", f"--with trace={given}: a profile of nothing; leave the option out, or name what to trace"
+        )
 
 
-def _no_report(scope: Scope) -> str:
+def _no_report(scope: Scope) -> InputError:
+    code: Code = "run-incomplete"
     log = scope.directory.parent / "log.txt"
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     if "Capture range started" not in text:
+        code = "trace-without-work"
         why = "the capture never began: the run ended first, or nsys did not see its NVTX ranges"
     elif "No space left" in text:
-        why = "the disk is full"
+        code, why = "disk-full", "the disk is full"
     else:
         why = "the capture began, but nsys was ended before it had written"
-    return f"nsys wrote no report into {scope.directory}: {why}; {log} has what it said"
+    return InputError(code, f"nsys wrote no report into {scope.directory}: {why}; {log} has what it said")

@@ -17,7 +17,7 @@ from bench.profilers.base import Scope
 from bench.profilers.permission import ALLOW, DENIED
 from bench.profilers.ranges import RangeProfiler, check_ranges
 from bench.profilers.tool import dotted, find_tool
-from common.errors import BertbenchError, InputError, UsageError
+from common.errors import BertbenchError, Code, InputError, UsageError
 
 NEWER: tuple[int, int] = (8, 0)
 """The first compute capability that nvprof does not know."""
@@ -39,19 +39,22 @@ class Nvprof(RangeProfiler):
         """Raise UsageError or MissingToolError where nvprof cannot profile `trial` here; the message says what can."""
         if trial.device != "cuda":
             raise UsageError(
+                "option-not-applicable",
                 f"--profiler nvprof records GPUs alone and this trial runs on the CPU: {_INSTEAD} on a GPU; "
-                "--profiler torch records CPU operators"
+                "--profiler torch records CPU operators",
             )
         capability = first_gpu_capability()
         if isinstance(capability, str):
             raise UsageError(
+                "device-missing",
                 f"nvprof knows GPUs older than compute capability {dotted(NEWER)} and this one's is not known "
-                f"({capability}): {_INSTEAD}"
+                f"({capability}): {_INSTEAD}",
             )
         if capability >= NEWER:
             raise UsageError(
+                "device-unsupported",
                 f"nvprof does not know GPUs of compute capability {dotted(NEWER)} or newer, this one has "
-                f"{dotted(capability)}: {_INSTEAD}"
+                f"{dotted(capability)}: {_INSTEAD}",
             )
         find_tool("nvprof", _REMEDY)
         check_ranges(self.ranges, trial.device)
@@ -86,11 +89,14 @@ class Nvprof(RangeProfiler):
         texts = {log: log.read_text(encoding="utf-8", errors="replace") for log in logs}
         for log, text in texts.items():
             if DENIED in text:
-                raise InputError(f"nvprof was not allowed to read the GPU's counters ({DENIED} in {log}): {ALLOW}")
+                raise InputError(
+                    "permission-missing",
+                    f"nvprof was not allowed to read the GPU's counters ({DENIED} in {log}): {ALLOW}",
+                )
         found = {file: _activities(file) for file in sorted(scope.directory.glob("nvprof-*.nvvp"))}
         good = [file for file, activities in found.items() if isinstance(activities, int) and activities > 0]
         if len(good) < scope.trial.ranks:
-            raise InputError(_too_few(scope, len(good), found, texts))
+            raise _too_few(scope, len(good), found, texts)
         return [*good, *(log for log, text in texts.items() if log.suffix == ".csv" and "Metric result" in text)]
 
 
@@ -107,18 +113,24 @@ def first_gpu_capability() -> tuple[int, int] | str:
 
 def _check_metrics(metrics: str, trial: Trial) -> None:
     if not all(name.strip() for name in metrics.split(",")):
-        raise UsageError(f"--with metrics={metrics}: name at least one metric; `nvprof --query-metrics` lists them")
+        raise UsageError(
+            "option-value", f"--with metrics={metrics}: name at least one metric; `nvprof --query-metrics` lists them"
+        )
     if trial.ranks > 1:
         raise UsageError(
+            "unsupported-combination",
             f"--with metrics replays every kernel alone, and an all-reduce of {trial.ranks} ranks replayed alone "
-            "waits for ever: use --devices 1, or leave metrics out"
+            "waits for ever: use --devices 1, or leave metrics out",
         )
+
+
+_EMPTY = "is empty"
 
 
 def _activities(file: Path) -> int | str:
     """Return how many kernels and copies a file holds, or what is wrong with it."""
     if file.stat().st_size == 0:
-        return "is empty"
+        return _EMPTY
     wanted = ("KERNEL", "CONCURRENT_KERNEL", "MEMCPY", "MEMSET")
     try:
         with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as database:
@@ -130,18 +142,26 @@ def _activities(file: Path) -> int | str:
         return f"is damaged ({error})"
 
 
-def _too_few(scope: Scope, good: int, found: Mapping[Path, int | str], texts: Mapping[Path, str]) -> str:
+def _too_few(scope: Scope, good: int, found: Mapping[Path, int | str], texts: Mapping[Path, str]) -> InputError:
     damaged = [f"{file.name} {problem}" for file, problem in found.items() if isinstance(problem, str)]
     complaints = [
         line for text in texts.values() for line in text.splitlines() if "Error:" in line or "Warning:" in line
     ]
+    code: Code
     if damaged:
+        code = (
+            "file-empty"
+            if all(problem == _EMPTY for problem in found.values() if isinstance(problem, str))
+            else "file-damaged"
+        )
         why = f"{', '.join(damaged)}: the disk was full, or nvprof was killed before it had written; record again"
     elif found:
+        code = "trace-without-work"
         why = "the others hold no GPU work: the window was never reached, or the ranks ran on the CPU"
     else:
+        code = "run-incomplete"
         why = "nvprof wrote no file: the run ended before the window was over"
     said = f"; nvprof said: {' | '.join(complaints[:3])}" if complaints else ""
     ranks = f"{scope.trial.ranks} rank{'' if scope.trial.ranks == 1 else 's'}"
     log = scope.directory.parent / "log.txt"
-    return f"{scope.directory} holds {good} usable .nvvp for {ranks}; {why}{said}; see {log}"
+    return InputError(code, f"{scope.directory} holds {good} usable .nvvp for {ranks}; {why}{said}; see {log}")

@@ -28,17 +28,23 @@ KINDS = {
 def check_ranges(kind: str, device: str) -> None:
     """Raise UsageError or MissingToolError where ranges of this kind cannot be made here."""
     if kind not in KINDS:
-        raise UsageError(f"--nvtx {kind}: choose one of {', '.join(KINDS)}")
+        raise UsageError("option-choice", f"--nvtx {kind}: choose one of {', '.join(KINDS)}")
     try:
         import nvtx  # noqa: F401
     except ImportError as error:
-        raise MissingToolError(f"NVTX ranges need the package nvtx ({error}): pip install 'bertbench[gpu]'") from error
+        raise MissingToolError(
+            "package-missing", f"NVTX ranges need the package nvtx ({error}): pip install 'bertbench[gpu]'"
+        ) from error
     if kind in ("emit", "dlprof") and device != "cuda":
-        raise UsageError(f"--nvtx {kind} annotates CUDA work and this trial runs on the CPU: use --nvtx bertbench")
+        raise UsageError(
+            "option-not-applicable",
+            f"--nvtx {kind} annotates CUDA work and this trial runs on the CPU: use --nvtx bertbench",
+        )
     if kind == "dlprof" and importlib.util.find_spec("nvidia_dlprof_pytorch_nvtx") is None:
         raise MissingToolError(
+            "package-missing",
             "--nvtx dlprof needs nvidia_dlprof_pytorch_nvtx: pip install --index-url https://pypi.ngc.nvidia.com "
-            "nvidia-dlprof-pytorch-nvtx, or build the image with WITH_DLPROF=1; --nvtx emit is close to it"
+            "nvidia-dlprof-pytorch-nvtx, or build the image with WITH_DLPROF=1; --nvtx emit is close to it",
         )
 
 

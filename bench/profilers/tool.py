@@ -20,7 +20,7 @@ def find_tool(name: str, remedy: str) -> Path:
     """Return the tool's path. Raises MissingToolError, with the remedy, when it is not on PATH."""
     found = shutil.which(name)
     if found is None:
-        raise MissingToolError(f"{name} is not on PATH: {remedy}")
+        raise MissingToolError("tool-missing", f"{name} is not on PATH: {remedy}")
     return Path(found)
 
 
@@ -29,7 +29,9 @@ def tool_version(path: Path) -> Version:
     text = run_tool([str(path), "--version"], timeout_seconds=60)
     match = re.search(r"[Vv]ersion:?\s+(?:\D*\s)?(\d+(?:\.\d+)+)", text) or re.search(r"\b(\d{2,4}(?:\.\d+)+)", text)
     if match is None:
-        raise MissingToolError(f"{path} --version does not name a version (it said {text[:200]!r}): reinstall it")
+        raise MissingToolError(
+            "tool-version", f"{path} --version does not name a version (it said {text[:200]!r}): reinstall it"
+        )
     return tuple(int(part) for part in match[1].split("."))
 
 
@@ -60,7 +62,7 @@ def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = Fals
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
     }
     if shutil.which(argv[0]) is None:
-        raise MissingToolError(f"{argv[0]} cannot be started (it is no program): reinstall it")
+        raise MissingToolError("tool-missing", f"{argv[0]} cannot be started (it is no program): reinstall it")
     try:
         done = subprocess.run(
             watched,
@@ -73,10 +75,12 @@ def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = Fals
             start_new_session=True,
         )
     except subprocess.TimeoutExpired as error:
-        raise InputError(f"{name} {argv[1]} did not end within {timeout_seconds:g} s and was ended") from error
+        raise InputError(
+            "tool-failed", f"{name} {argv[1]} did not end within {timeout_seconds:g} s and was ended"
+        ) from error
     finally:
         end_marked(mark)
     if done.returncode != 0 and not any_exit_code:
         said = redact_text((done.stderr.strip() or done.stdout.strip() or "nothing")[-800:])
-        raise InputError(f"{name} {argv[1]} failed (exit code {done.returncode}); it said: {said}")
+        raise InputError("tool-failed", f"{name} {argv[1]} failed (exit code {done.returncode}); it said: {said}")
     return done.stdout

@@ -61,17 +61,23 @@ class AzureMLOptions(JobOptions):
         """Refuse what the service would not take."""
         JobOptions.__post_init__(self)
         if not _NAME.fullmatch(self.name):
-            raise UsageError(f"--name {self.name!r}: AzureML takes letters, digits, - and _")
+            raise UsageError("option-value", f"--name {self.name!r}: AzureML takes letters, digits, - and _")
         if self.image is not None and self.environment is not None:
-            raise UsageError("--image and --environment exclude each other: an environment has an image")
+            raise UsageError(
+                "option-conflict", "--image and --environment exclude each other: an environment has an image"
+            )
         if not re.fullmatch(r"\d+[MG]", self.shared_memory):
-            raise UsageError(f"--shared-memory {self.shared_memory!r}: give a number with M or G, such as 16G")
+            raise UsageError(
+                "option-value", f"--shared-memory {self.shared_memory!r}: give a number with M or G, such as 16G"
+            )
         if self.sweep and not re.fullmatch(r"(maximize|minimize):\S+", self.objective or ""):
-            raise UsageError("--sweep needs --objective maximize:METRIC or minimize:METRIC")
+            raise UsageError("option-missing", "--sweep needs --objective maximize:METRIC or minimize:METRIC")
         if self.objective and not self.sweep:
-            raise UsageError("--objective belongs to --sweep: give what is to be varied, or leave it out")
+            raise UsageError(
+                "option-missing", "--objective belongs to --sweep: give what is to be varied, or leave it out"
+            )
         if self.max_trials < 1 or self.at_once < 1:
-            raise UsageError("--max-trials and --at-once must be at least 1")
+            raise UsageError("option-value", "--max-trials and --at-once must be at least 1")
 
 
 class AzureML:
@@ -85,11 +91,16 @@ class AzureML:
         """Return the job. Raises UsageError."""
         groups = checked_groups(options, command)
         if len(groups) > 1:
-            raise UsageError("the nodes of an AzureML cluster are equal: give one number of GPUs for all of them")
+            raise UsageError(
+                "unsupported-combination",
+                "the nodes of an AzureML cluster are equal: give one number of GPUs for all of them",
+            )
         if options.compute is None:
-            raise UsageError("AzureML needs --compute, the name of a compute cluster: az ml compute list")
+            raise UsageError(
+                "option-missing", "AzureML needs --compute, the name of a compute cluster: az ml compute list"
+            )
         if options.image is None and options.environment is None:
-            raise UsageError("AzureML runs containers: give --image, or --environment NAME@latest")
+            raise UsageError("option-missing", "AzureML runs containers: give --image, or --environment NAME@latest")
         inputs = assignments("--input", options.input)
         space = {name: _distribution(name, text) for name, text in assignments("--sweep", options.sweep).items()}
         values = _values(options, inputs, space, command)
@@ -116,13 +127,14 @@ def _values(
         for name in names:
             if name in found or not re.fullmatch(r"[a-z_][a-z0-9_]*", name):
                 raise UsageError(
+                    "option-value",
                     f"{name!r} is taken, or not of small letters, digits and _: every input, output and swept value "
-                    "needs a name of its own"
+                    "needs a name of its own",
                 )
             found[name] = f"${{{{{kind}.{name}}}}}"
     idle = sorted(set(found) - places(command))
     if idle:
-        raise UsageError(f"COMMAND holds no {{{idle[0]}}}: it would never see it")
+        raise UsageError("option-value", f"COMMAND holds no {{{idle[0]}}}: it would never see it")
     return found
 
 
@@ -207,13 +219,19 @@ def _distribution(name: str, text: str) -> dict[str, Any]:
     if match is None:
         values = text.split(",")
         if "(" in text or "" in values:
-            raise UsageError(f"--sweep {name}={text}: give values A,B,C, uniform(A,B) or loguniform(A,B)")
+            raise UsageError(
+                "option-value", f"--sweep {name}={text}: give values A,B,C, uniform(A,B) or loguniform(A,B)"
+            )
         if set(text) & set('"$`\\\n'):  # AzureML puts values into the command as they are, where these end the quotes
-            raise UsageError(f'--sweep {name}={text!r}: a value must hold none of " $ ` \\ and no line break')
+            raise UsageError(
+                "option-value", f'--sweep {name}={text!r}: a value must hold none of " $ ` \\ and no line break'
+            )
         return {"type": "choice", "values": [_number(value) for value in values]}
     low, high = float(match[2]), float(match[3])
     if low >= high or (match[1] == "loguniform" and low <= 0):
-        raise UsageError(f"--sweep {name}={text}: the first number has to be the smaller one, of loguniform above 0")
+        raise UsageError(
+            "option-value", f"--sweep {name}={text}: the first number has to be the smaller one, of loguniform above 0"
+        )
     if match[1] == "loguniform":
         import math
 

@@ -58,15 +58,20 @@ class JobOptions:
         for variable in self.env:
             name, equals, _ = variable.partition("=")
             if not equals or not _VARIABLE.fullmatch(name):
-                raise UsageError(f"--env {variable!r} is not NAME=VALUE with a name of letters, digits and _")
+                raise UsageError(
+                    "option-value", f"--env {variable!r} is not NAME=VALUE with a name of letters, digits and _"
+                )
         if self.module and self.no_python:
-            raise UsageError("--module and --no-python exclude each other: COMMAND is a module or a program")
+            raise UsageError(
+                "option-conflict", "--module and --no-python exclude each other: COMMAND is a module or a program"
+            )
         if not 0 <= self.stop_seconds <= 65535:
-            raise UsageError(f"--stop-seconds {self.stop_seconds} must be from 0 to 65535")
+            raise UsageError("option-value", f"--stop-seconds {self.stop_seconds} must be from 0 to 65535")
         if self.time_limit is not None and self.stop_seconds >= time_limit_seconds(self.time_limit):
             raise UsageError(
+                "option-conflict",
                 f"--stop-seconds {self.stop_seconds} is not below --time-limit {self.time_limit}: "
-                "nothing would be left to run; raise the limit or lower the seconds"
+                "nothing would be left to run; raise the limit or lower the seconds",
             )
 
     @property
@@ -131,14 +136,17 @@ def groups_of(options: JobOptions) -> tuple[Group, ...]:
     torchrun = options.launcher == "torchrun"
     if torchrun and not any(options.gpus_per_node) and not options.processes_per_node:
         raise UsageError(
+            "option-missing",
             "no GPUs were asked for: give --gpus-per-node N, or --processes-per-node N for a job on CPUs, "
-            "or --launcher none where COMMAND starts its own processes"
+            "or --launcher none where COMMAND starts its own processes",
         )
     nodes = _node_count(options)
     gpus = _spread(options.gpus_per_node or (0,), nodes)
     processes = _spread(options.processes_per_node, nodes) if options.processes_per_node else gpus
     if torchrun and 0 in processes:
-        raise UsageError("a node would run no process: every number of --gpus-per-node has to be at least 1")
+        raise UsageError(
+            "option-value", "a node would run no process: every number of --gpus-per-node has to be at least 1"
+        )
     found: list[Group] = []
     for rank, (count, started) in enumerate(zip(gpus, processes, strict=True)):
         if found and (found[-1].gpus, found[-1].processes) == (count, started):
@@ -165,17 +173,20 @@ def _spread(counts: Sequence[int], nodes: int) -> list[int]:
 
 def _check_counts(options: JobOptions) -> None:
     if options.nodes is not None and options.nodes < 1:
-        raise UsageError(f"--nodes {options.nodes} must be at least 1")
+        raise UsageError("option-value", f"--nodes {options.nodes} must be at least 1")
     if options.cpus is not None and options.cpus < 1:
-        raise UsageError(f"--cpus {options.cpus} must be at least 1")
+        raise UsageError("option-value", f"--cpus {options.cpus} must be at least 1")
     for name, counts, least in (
         ("--gpus-per-node", options.gpus_per_node, 0),
         ("--processes-per-node", options.processes_per_node, 1),
     ):
         if any(count < least for count in counts):
-            raise UsageError(f"{name} {' '.join(map(str, counts))}: every number must be at least {least}")
+            raise UsageError(
+                "option-value", f"{name} {' '.join(map(str, counts))}: every number must be at least {least}"
+            )
         nodes = _node_count(options)
         if len(counts) > 1 and len(counts) != nodes:
             raise UsageError(
-                f"{name} has {len(counts)} numbers for {nodes} nodes: give one for all of them, or one for each"
+                "option-value",
+                f"{name} has {len(counts)} numbers for {nodes} nodes: give one for all of them, or one for each",
             )

@@ -46,20 +46,25 @@ class KubernetesOptions(JobOptions):
         JobOptions.__post_init__(self)
         if not _NAME.fullmatch(self.name):
             raise UsageError(
-                f"--name {self.name!r}: Kubernetes takes small letters, digits and -, at most 40, a letter first"
+                "option-value",
+                f"--name {self.name!r}: Kubernetes takes small letters, digits and -, at most 40, a letter first",
             )
         for name in ("namespace", "runtime", "queue"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", value):
-                raise UsageError(f"--{name} {value!r}: Kubernetes takes small letters, digits, dots and -")
+                raise UsageError(
+                    "option-value", f"--{name} {value!r}: Kubernetes takes small letters, digits, dots and -"
+                )
         if not re.fullmatch(r"[A-Za-z0-9./_-]+", self.gpu_resource):
-            raise UsageError(f"--gpu-resource {self.gpu_resource!r} is no name of a resource, such as nvidia.com/gpu")
+            raise UsageError(
+                "option-value", f"--gpu-resource {self.gpu_resource!r} is no name of a resource, such as nvidia.com/gpu"
+            )
         for claim in self.claim:
             if not _CLAIM.fullmatch(claim):
-                raise UsageError(f"--claim {claim!r} is not NAME:/PATH, such as data:/data")
+                raise UsageError("option-value", f"--claim {claim!r} is not NAME:/PATH, such as data:/data")
         kubernetes_memory(self.shared_memory)
         if self.max_restarts < 0:
-            raise UsageError(f"--max-restarts {self.max_restarts} must be at least 0")
+            raise UsageError("option-value", f"--max-restarts {self.max_restarts} must be at least 0")
 
 
 class Kubernetes:
@@ -73,7 +78,10 @@ class Kubernetes:
         """Return the manifest. Raises UsageError."""
         groups = checked_groups(options, command)
         if options.image is None:
-            raise UsageError("Kubernetes runs containers: give --image, such as that of build_image.sh in a registry")
+            raise UsageError(
+                "option-missing",
+                "Kubernetes runs containers: give --image, such as that of build_image.sh in a registry",
+            )
         job = _train_job(options, groups, command) if options.kind == "trainjob" else _job_set(options, groups, command)
         notes = [] if options.claim else ["without --claim what COMMAND writes ends with its pods"]
         header = "Written by `bertbench submit kubernetes`; hand it over with kubectl create -f."
@@ -87,9 +95,15 @@ class Kubernetes:
 def _train_job(options: KubernetesOptions, groups: Sequence[Group], command: Sequence[str]) -> dict[str, Any]:
     """Return a TrainJob; the runtime's torch policy tells torchrun nodes, processes, rank and address (PET_*)."""
     if len(groups) > 1:
-        raise UsageError("a TrainJob gives every node the same number of GPUs: use --kind jobset for unequal nodes")
+        raise UsageError(
+            "unsupported-combination",
+            "a TrainJob gives every node the same number of GPUs: use --kind jobset for unequal nodes",
+        )
     if options.max_restarts:
-        raise UsageError("--max-restarts belongs to the runtime of a TrainJob: set it there, or use --kind jobset")
+        raise UsageError(
+            "option-not-applicable",
+            "--max-restarts belongs to the runtime of a TrainJob: set it there, or use --kind jobset",
+        )
     (group,) = groups
     trainer: dict[str, Any] = {"image": options.image, "numNodes": group.nodes}
     if options.launcher == "torchrun":

@@ -62,36 +62,50 @@ class SlurmOptions(JobOptions):
         """Refuse what sbatch would not take, or would take for something else."""
         JobOptions.__post_init__(self)
         if not _NAME.fullmatch(self.name):
-            raise UsageError(f"--name {self.name!r}: use letters, digits, dots, - and _")
+            raise UsageError("option-value", f"--name {self.name!r}: use letters, digits, dots, - and _")
         for name in ("partition", "account", "qos", "constraint", "gpu_type", "log_dir", "option"):
             value = getattr(self, name)
             for word in value if isinstance(value, tuple) else [value]:
                 if word is not None and not _PLAIN.fullmatch(str(word)):
-                    raise UsageError(f"{flag(name)} {str(word)!r} has characters that #SBATCH cannot hold")
+                    raise UsageError(
+                        "option-value", f"{flag(name)} {str(word)!r} has characters that #SBATCH cannot hold"
+                    )
         if self.array is not None and not _ARRAY.fullmatch(self.array):
-            raise UsageError(f"--array {self.array!r}: give indices such as 0-9, 1,3,5, 0-99:10 or 0-99%10")
+            raise UsageError(
+                "option-value", f"--array {self.array!r}: give indices such as 0-9, 1,3,5, 0-99:10 or 0-99%10"
+            )
         backwards = [text for text, *ends in _ranges(self.array or "") if ends[0] > ends[1]]
         if backwards:
-            raise UsageError(f"--array {self.array}: {backwards[0]} counts backwards: give the smaller index first")
+            raise UsageError(
+                "option-value", f"--array {self.array}: {backwards[0]} counts backwards: give the smaller index first"
+            )
         if self.array is not None and self.sweep:
-            raise UsageError("--array and --sweep exclude each other: a sweep is an array over its combinations")
+            raise UsageError(
+                "option-conflict", "--array and --sweep exclude each other: a sweep is an array over its combinations"
+            )
         if self.requeues < 0 or (self.at_once is not None and self.at_once < 1):
-            raise UsageError("--requeues must be at least 0 and --at-once at least 1")
+            raise UsageError("option-value", "--requeues must be at least 0 and --at-once at least 1")
         if self.at_once is not None and not self.sweep:
-            raise UsageError("--at-once belongs to --sweep: for --array say it there, as in --array 0-99%10")
+            raise UsageError(
+                "option-not-applicable", "--at-once belongs to --sweep: for --array say it there, as in --array 0-99%10"
+            )
         self._check_container()
         if self.requeues and (self.time_limit is None or not self.stop_seconds):
             raise UsageError(
-                "--requeues needs --time-limit and --stop-seconds: only a job stopped in time goes on later"
+                "option-missing",
+                "--requeues needs --time-limit and --stop-seconds: only a job stopped in time goes on later",
             )
 
     def _check_container(self) -> None:
         for mount in self.mounts:
             if not _MOUNT.fullmatch(mount):
-                raise UsageError(f"--mounts {mount!r} is not HOST:CONTAINER with a path from / on, such as /data:/data")
+                raise UsageError(
+                    "option-value",
+                    f"--mounts {mount!r} is not HOST:CONTAINER with a path from / on, such as /data:/data",
+                )
         if self.image is None and (self.mounts or self.container != "pyxis"):
             given = "--mounts" if self.mounts else f"--container {self.container}"
-            raise UsageError(f"{given} is about a container: give --image too, or leave it out")
+            raise UsageError("option-missing", f"{given} is about a container: give --image too, or leave it out")
 
 
 def _ranges(array: str) -> list[tuple[str, int, int]]:
@@ -163,16 +177,23 @@ def _check_places(
     found = places(command)
     for name, values in grid.items():
         if name in _OWN:
-            raise UsageError(f"--sweep {name}: that name is the array's own; choose another")
+            raise UsageError("option-value", f"--sweep {name}: that name is the array's own; choose another")
         if name not in found:
-            raise UsageError(f"COMMAND holds no {{{name}}}: every value of --sweep {name} would do the same")
+            raise UsageError(
+                "option-value", f"COMMAND holds no {{{name}}}: every value of --sweep {name} would do the same"
+            )
         if "" in values or len(set(values)) < len(values):
-            raise UsageError(f"--sweep {name}: a value is empty or comes twice: {','.join(values)}")
+            raise UsageError("option-value", f"--sweep {name}: a value is empty or comes twice: {','.join(values)}")
     if found & set(_OWN) and not (options.array or grid):
-        raise UsageError(f"COMMAND holds {{{min(found & set(_OWN))}}}, but this is no array: give --array or --sweep")
+        raise UsageError(
+            "option-missing",
+            f"COMMAND holds {{{min(found & set(_OWN))}}}, but this is no array: give --array or --sweep",
+        )
     if len(groups) > 1 and (options.array or grid):
         raise UsageError(
-            "Slurm has no arrays of heterogeneous jobs: give every node the same number of GPUs, or submit one job each"
+            "unsupported-combination",
+            "Slurm has no arrays of heterogeneous jobs: give every node the same number of GPUs, or submit one job "
+            "each",
         )
 
 

@@ -36,8 +36,9 @@ def time_limit_seconds(text: str) -> int:
     if not seconds or not whole:
         what = "is no time above 0" if whole else "has more than 59 minutes, 59 seconds or 23 hours after a larger unit"
         raise UsageError(
+            "option-value",
             f"--time-limit {text!r} {what}: give minutes (90), hours:minutes:seconds (12:00:00) or "
-            "days-hours:minutes:seconds (2-00:00:00)"
+            "days-hours:minutes:seconds (2-00:00:00)",
         )
     return seconds
 
@@ -46,7 +47,9 @@ def memory_gib(text: str) -> float:
     """Return an amount such as 64G in GiB. Raises UsageError for anything else, and for 0."""
     match = _MEMORY.fullmatch(text)
     if not match or not int(match[1]):
-        raise UsageError(f"{text!r} is no amount of memory: give a whole number with M, G or T, such as 64G")
+        raise UsageError(
+            "option-value", f"{text!r} is no amount of memory: give a whole number with M, G or T, such as 64G"
+        )
     return int(match[1]) * _GIB[match[2]]
 
 
@@ -73,7 +76,9 @@ def program(command: Sequence[str], module: bool, no_python: bool) -> list[str]:
 def check_command(command: Sequence[str]) -> None:
     """Raise UsageError where there is no command."""
     if not command or not command[0].strip():
-        raise UsageError("no command was given: put it last, after --: -- bertbench train pretrain --data FOLDER")
+        raise UsageError(
+            "option-missing", "no command was given: put it last, after --: -- bertbench train pretrain --data FOLDER"
+        )
 
 
 def text_words(command: Sequence[str]) -> None:
@@ -82,7 +87,7 @@ def text_words(command: Sequence[str]) -> None:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise UsageError(f"{word!a} is not UTF-8: such a file takes only text") from None
+            raise UsageError("option-value", f"{word!a} is not UTF-8: such a file takes only text") from None
 
 
 def quote(word: str) -> str:
@@ -136,8 +141,10 @@ def assignments(option: str, given: Sequence[str]) -> dict[str, str]:
     for word in given:
         name, equals, value = word.partition("=")
         if not equals or not value or not re.fullmatch(r"[a-z_][a-z0-9_]*", name):
-            raise UsageError(f"{option} {word!r} is not NAME=VALUE with a name of small letters, digits and _")
+            raise UsageError(
+                "option-value", f"{option} {word!r} is not NAME=VALUE with a name of small letters, digits and _"
+            )
         if name in found:
-            raise UsageError(f"{option} names {name} twice: give all its values at once")
+            raise UsageError("option-value", f"{option} names {name} twice: give all its values at once")
         found[name] = value
     return found

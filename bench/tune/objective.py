@@ -81,7 +81,10 @@ def make_objective(settings: TrainSettings, name: str | None) -> Objective:
     chosen = known.deciding_score if name is None else name
     check_objective(known, chosen, TRAINING_LOSS)
     if made_up:
-        raise UsageError(f"--objective {chosen}: made-up data are not evaluated: give real --data, or --objective loss")
+        raise UsageError(
+            "option-not-applicable",
+            f"--objective {chosen}: made-up data are not evaluated: give real --data, or --objective loss",
+        )
     _, maximize = deciding(known, chosen)
     return Objective(name=chosen, maximize=maximize, best_by=None if chosen == known.deciding_score else chosen)
 

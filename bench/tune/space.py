@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError, UsageError
+from common.errors import InputError, UsageError, content_code, read_code
 from common.registry import lookup
 
 Value = bool | int | float | str
@@ -48,19 +48,22 @@ class Parameter:
             split = next((choice for choice in self.choices if isinstance(choice, str) and "," in choice), None)
             if split is not None:
                 raise UsageError(
-                    f"{self.name}: {split!r} has a comma, which stands between values: rename what it names"
+                    "option-value",
+                    f"{self.name}: {split!r} has a comma, which stands between values: rename what it names",
                 )
             if len(set(self.choices)) < max(2, len(self.choices)):
-                raise UsageError(f"{self.name}={self.text()}: give at least two values, each once")
+                raise UsageError("option-value", f"{self.name}={self.text()}: give at least two values, each once")
             return
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise UsageError(f"{self.name}={self.text()}: a range needs a LOW that is below HIGH")
+            raise UsageError("option-value", f"{self.name}={self.text()}: a range needs a LOW that is below HIGH")
         if self.log and self.low <= 0:
-            raise UsageError(f"{self.name}={self.text()}: a logarithmic range needs a LOW above 0")
+            raise UsageError("option-value", f"{self.name}={self.text()}: a logarithmic range needs a LOW above 0")
         if self.log and self.step is not None:
-            raise UsageError(f"{self.name}={self.text()}: a logarithmic range has no steps")
+            raise UsageError("option-value", f"{self.name}={self.text()}: a logarithmic range has no steps")
         if self.step is not None and not 0 < self.step <= self.high - self.low:
-            raise UsageError(f"{self.name}={self.text()}: the step must be above 0 and fit between LOW and HIGH")
+            raise UsageError(
+                "option-value", f"{self.name}={self.text()}: the step must be above 0 and fit between LOW and HIGH"
+            )
 
     def text(self) -> str:
         """Return the values as --search takes them, in one form for each meaning."""
@@ -134,12 +137,15 @@ def make_space(words: Sequence[str], path: Path | None, kinds: Mapping[str, Kind
         found += _of_file(path, kinds)
     if not found:
         raise UsageError(
+            "option-missing",
             f"nothing to search: give --search {_FORMS}, or --space FILE.toml; such as "
-            "--search learning_rate=log:1e-5:1e-4 --search micro_batch_size=4,8,16"
+            "--search learning_rate=log:1e-5:1e-4 --search micro_batch_size=4,8,16",
         )
     for first, second in itertools.combinations(found, 2):
         if first.name == second.name:
-            raise UsageError(f"{first.name} is given twice ({first.text()} and {second.text()}): give it once")
+            raise UsageError(
+                "option-conflict", f"{first.name} is given twice ({first.text()} and {second.text()}): give it once"
+            )
     return SearchSpace(tuple(found))
 
 
@@ -151,7 +157,7 @@ def word(value: Value) -> str:
 def _of_word(text: str, kinds: Mapping[str, Kind]) -> Parameter:
     name, equals, values = text.partition("=")
     if not equals or not name or not values:
-        raise UsageError(f"--search {text!r}: give {_FORMS}")
+        raise UsageError("option-value", f"--search {text!r}: give {_FORMS}")
     name, kind = _known(name, kinds)
     return _of_text(name, kind, values)
 
@@ -167,7 +173,7 @@ def _of_text(name: str, kind: Kind, text: str) -> Parameter:
     if kind in (bool, str) or (len(parts) == 1 and not log):
         return Parameter(name=name, kind=kind, choices=tuple(_value(name, kind, part) for part in text.split(",")))
     if len(parts) not in (2, 3):
-        raise UsageError(f"{name}={text}: a range is LOW:HIGH, LOW:HIGH:STEP or log:LOW:HIGH")
+        raise UsageError("option-value", f"{name}={text}: a range is LOW:HIGH, LOW:HIGH:STEP or log:LOW:HIGH")
     low, high, *step = (_number(name, kind, part) for part in parts)
     return Parameter(name=name, kind=kind, low=low, high=high, log=log, step=step[0] if step else None)
 
@@ -176,13 +182,15 @@ def _of_file(path: Path, kinds: Mapping[str, Kind]) -> list[Parameter]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; --space takes a TOML file") from error
+        raise InputError(
+            read_code(error), f"cannot read {path}: {error.strerror}; --space takes a TOML file"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from error
+        raise InputError(content_code(error), f"{path} is not TOML: {error}") from error
     try:
         return [_of_table(*_known(name, kinds), given) for name, given in content.items()]
     except UsageError as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(error.code, f"{path}: {error}") from error
 
 
 def _of_table(name: str, kind: Kind, given: Any) -> Parameter:
@@ -191,13 +199,17 @@ def _of_table(name: str, kind: Kind, given: Any) -> Parameter:
         return _of_text(name, kind, given)
     table = {"choices": given} if isinstance(given, list) else given
     if not isinstance(table, dict) or not table.keys() <= {"choices", *_RANGE_FIELDS}:
-        raise UsageError(f"{name}: give a list of values, or a table of choices, or of {', '.join(_RANGE_FIELDS)}")
+        raise UsageError(
+            "option-value", f"{name}: give a list of values, or a table of choices, or of {', '.join(_RANGE_FIELDS)}"
+        )
     if "choices" in table:
         if len(table) > 1 or not isinstance(table["choices"], list) or not table["choices"]:
-            raise UsageError(f"{name}: choices is a list of values, and goes with nothing else")
+            raise UsageError("option-value", f"{name}: choices is a list of values, and goes with nothing else")
         return Parameter(name=name, kind=kind, choices=tuple(_plain(name, kind, own) for own in table["choices"]))
     if kind in (bool, str) or not {"low", "high"} <= table.keys() or not isinstance(table.get("log", False), bool):
-        raise UsageError(f"{name}: a range needs low and high, numbers, and may have a step, or log = true")
+        raise UsageError(
+            "option-value", f"{name}: a range needs low and high, numbers, and may have a step, or log = true"
+        )
     numbers = {key: _plain(name, kind, table[key]) for key in ("low", "high", "step") if key in table}
     return Parameter(name=name, kind=kind, log=table.get("log", False), **numbers)  # type: ignore[arg-type]
 
@@ -208,7 +220,7 @@ def _plain(name: str, kind: Kind, given: Any) -> Value:
         return _value(name, kind, word(given))
     if kind is float and type(given) is int:
         return float(given)
-    raise UsageError(f"{name}: {given!r} is not {_WORDS[kind]}")
+    raise UsageError("option-value", f"{name}: {given!r} is not {_WORDS[kind]}")
 
 
 def _number(name: str, kind: Kind, text: str) -> float | int:
@@ -230,7 +242,7 @@ def _value(name: str, kind: Kind, text: str) -> Value:
                 return value
     except ValueError:
         pass
-    raise UsageError(f"{name}: {text!r} is not {_WORDS[kind]}")
+    raise UsageError("option-value", f"{name}: {text!r} is not {_WORDS[kind]}")
 
 
 _WORDS: dict[Kind, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a name"}

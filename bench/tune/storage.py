@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.tune.question import Search
-from common.errors import InputError, MissingToolError, StorageError
+from common.errors import Code, InputError, MissingToolError, StorageError
 
 # Another worker writes for milliseconds; a file system that is slow or stuck needs a limit.
 _BUSY_SECONDS = 120.0
@@ -30,7 +30,9 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise MissingToolError(f"`bertbench tune` needs Optuna, which is not installed ({error}): {REMEDY}") from error
+        raise MissingToolError(
+            "package-missing", f"`bertbench tune` needs Optuna, which is not installed ({error}): {REMEDY}"
+        ) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
@@ -54,7 +56,7 @@ def open_storage(folder: Path) -> Any:
                 url.replace("{", "{{").replace("}", "}}"), engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS}}
             )
     except RuntimeError as error:  # written by another version of Optuna
-        raise InputError(f"{path} cannot be read by this Optuna: {_first_line(error)}") from error
+        raise InputError("tool-version", f"{path} cannot be read by this Optuna: {_first_line(error)}") from error
 
 
 @contextlib.contextmanager
@@ -74,13 +76,16 @@ def storage_errors(folder: Path) -> Iterator[None]:
     except (StorageInternalError, SQLAlchemyError) as error:
         said = _first_line(_first_cause(error))
         if any(word in said for word in _DAMAGED):
-            raise InputError(_damaged(path, said)) from error
+            raise InputError("file-damaged", _damaged(path, said)) from error
+        code: Code = "disk-full" if "disk is full" in said else "write-failed"
         remedy = "see to disk and permissions"
         if "is locked" in said:
-            remedy = "another program has held it for minutes: end that one"
-        raise StorageError(f"{path} cannot be used ({said}): {remedy}, then run the same command again") from error
+            code, remedy = "folder-locked", "another program has held it for minutes: end that one"
+        raise StorageError(
+            code, f"{path} cannot be used ({said}): {remedy}, then run the same command again"
+        ) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:  # of what Optuna has in it
-        raise InputError(_damaged(path, _first_line(error))) from error
+        raise InputError("file-damaged", _damaged(path, _first_line(error))) from error
 
 
 # What SQLite says of a file whose content is at fault; all else may pass.

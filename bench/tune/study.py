@@ -97,7 +97,9 @@ class Study:
         optuna = import_optuna()
         names = optuna.get_all_study_names(storage)
         if names and names != [_NAME]:
-            raise UsageError(f"{storage_path(self.folder)} holds studies of another program: give another --out")
+            raise UsageError(
+                "record-foreign", f"{storage_path(self.folder)} holds studies of another program: give another --out"
+            )
         direction = "maximize" if self.question.maximize else "minimize"
         if names and not self._asks(optuna.load_study(storage=storage, study_name=_NAME)):
             # Whoever made it was killed before it could say what for.
@@ -110,8 +112,9 @@ class Study:
             found = differences(json.loads(before), asdict(self.question))
             if found:
                 raise UsageError(
+                    "settings-changed",
                     f"{self.folder} holds a study with {'; '.join(found)}: one study has one question; give another "
-                    "--out, or the options of before"
+                    "--out, or the options of before",
                 )
         return study
 
@@ -119,8 +122,9 @@ class Study:
         """Whether a study says what it asks. Raises InputError where it does not, and has trials."""
         if _KEY not in study.user_attrs and study.get_trials(deepcopy=False):
             raise InputError(
+                "file-damaged",
                 f"{storage_path(self.folder)} is damaged, its study does not say what it asks: restore or remove it, "
-                "or give another --out"
+                "or give another --out",
             )
         return _KEY in study.user_attrs
 
@@ -245,7 +249,9 @@ class Study:
             with storage_errors(self.folder):
                 found = optuna.importance.get_param_importances(self._study, evaluator=make_evaluator(evaluator, seed))
         except ImportError as error:
-            raise MissingToolError(f"importance by {evaluator} needs scikit-learn ({error}): {REMEDY}") from error
+            raise MissingToolError(
+                "package-missing", f"importance by {evaluator} needs scikit-learn ({error}): {REMEDY}"
+            ) from error
         except (ValueError, RuntimeError) as error:
             return {}, f"Optuna finds none ({error})"
         return {name: float(share) for name, share in found.items()}, ""

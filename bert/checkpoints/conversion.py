@@ -173,7 +173,10 @@ def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_miss
     notes: list[str] = []
     if found.format == OURS:
         if config_file is not None:
-            raise UsageError(f"{found.path} is a folder of bertbench with its own configuration: leave --config out")
+            raise UsageError(
+                "option-not-applicable",
+                f"{found.path} is a folder of bertbench with its own configuration: leave --config out",
+            )
         model = _from_ours(found, allow_missing)
         if vocab is not None and pieces is not None:
             check_vocabulary(found, vocab, pieces, model.config, notes)
@@ -259,8 +262,9 @@ def _from_ours(found: Found, allow_missing: bool) -> _Model:
     for name, value in values.items():
         if value.shape != parameters[name].shape or not value.is_floating_point():
             raise InputError(
+                "weights-mismatch",
                 f"{name} in {found.path} is {value.dtype} of shape {list(value.shape)}, its config.json asks for "
-                f"floating-point numbers of shape {list(parameters[name].shape)}: copy the folder again"
+                f"floating-point numbers of shape {list(parameters[name].shape)}: copy the folder again",
             )
     # By Hugging Face's names, as for every other source; a fused matrix counts as the three it is there.
     theirs = hugging_face_tensors(values, config, _ENCODER)
@@ -277,7 +281,7 @@ def _matched(
     try:
         return match_hugging_face_state(model, tensors, allow_missing=allow_missing)
     except InputError as error:
-        raise InputError(f"{found.path}: {error}") from error
+        raise InputError(error.code, f"{found.path}: {error}") from error
 
 
 def _config_path(found: Found, given: Path | None) -> Path:
@@ -285,8 +289,9 @@ def _config_path(found: Found, given: Path | None) -> Path:
     if path is None:
         read_weights(found)  # what holds no weights is refused for that
         raise InputError(
+            "data-missing",
             f"no config.json or bert_config.json is beside {found.path}, and the weights alone do not tell the number "
-            "of attention heads: give --config FILE"
+            "of attention heads: give --config FILE",
         )
     return path
 
@@ -298,8 +303,9 @@ def _check_layers(config: ModelConfig, names: Collection[str], found: Found, all
     count = max(layers) + 1
     if count > config.num_layers or (count < config.num_layers and not allow_missing):
         raise InputError(
+            "weights-mismatch",
             f"{found.path} holds {count} layers and the configuration asks for {config.num_layers}: give the "
-            "configuration these weights were made with (--config FILE)"
+            "configuration these weights were made with (--config FILE)",
         )
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.atomic import storage_errors
-from common.errors import StorageError, UsageError
+from common.errors import StorageError, UsageError, read_code
 
 
 def check_new_folder(path: Path) -> None:
@@ -24,11 +24,17 @@ def check_new_folder(path: Path) -> None:
         elif path.exists():
             taken = True
     except OSError as error:
-        raise StorageError(f"cannot look into {path}: {error.strerror}; choose another folder") from error
+        raise StorageError(
+            read_code(error), f"cannot look into {path}: {error.strerror}; choose another folder"
+        ) from error
     if taken:
-        raise UsageError(f"{path} is there already: choose a new folder, or remove what is there first")
+        raise UsageError(
+            "folder-occupied", f"{path} is there already: choose a new folder, or remove what is there first"
+        )
     if path.resolve() == Path.cwd():
-        raise UsageError(f"{path} is the current folder: give a new folder, such as {path / 'converted'}")
+        raise UsageError(
+            "option-value", f"{path} is the current folder: give a new folder, such as {path / 'converted'}"
+        )
 
 
 @contextmanager
@@ -55,9 +61,11 @@ def new_folder(path: Path) -> Iterator[Path]:
                 temporary.rename(final)  # over an empty folder, too
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise UsageError(f"{path} was written by somebody else meanwhile: choose a new folder") from error
+                    raise UsageError(
+                        "folder-occupied", f"{path} was written by somebody else meanwhile: choose a new folder"
+                    ) from error
                 if error.errno == errno.EBUSY:
-                    raise UsageError(f"{path} is a mounted disk: choose a folder inside it") from error
+                    raise UsageError("write-failed", f"{path} is a mounted disk: choose a folder inside it") from error
                 raise
             sync_folder(final.parent)
     except BaseException:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.config import ModelConfig
-from common.errors import InputError, SchemaError, UsageError
+from common.errors import InputError, SchemaError, UsageError, content_code, read_code
 
 OUR_FORMAT = "bertbench model"
 SCHEMA_VERSION = 1
@@ -66,7 +66,9 @@ def read_config(path: Path) -> ModelConfig:
         values["type_vocab_size"] = 0
     for field in _REQUIRED:
         if field not in values:
-            raise InputError(f"{path} lacks {names[field]!r}: give the bert_config.json or config.json of the weights")
+            raise InputError(
+                "file-format", f"{path} lacks {names[field]!r}: give the bert_config.json or config.json of the weights"
+            )
     return _checked(values, path, names)
 
 
@@ -74,16 +76,17 @@ def from_our_json(content: Mapping[str, Any], path: Path) -> ModelConfig:
     """Return the configuration of a `config.json` that `to_our_json` made. Raises InputError, SchemaError."""
     version = content.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise InputError(f"{path} has the schema_version {version!r}, which is none: it is damaged")
+        raise InputError("file-damaged", f"{path} has the schema_version {version!r}, which is none: it is damaged")
     if version > SCHEMA_VERSION:
         raise SchemaError(
+            "record-newer",
             f"{path} was written by a newer version (schema {version}, this one reads up to {SCHEMA_VERSION}): "
-            "update bertbench"
+            "update bertbench",
         )
     fields = {field.name: field.name for field in dataclasses.fields(ModelConfig)}
     for field in fields:
         if field not in content:
-            raise InputError(f"{path} lacks {field!r}: it is damaged, convert or save the model again")
+            raise InputError("file-damaged", f"{path} lacks {field!r}: it is damaged, convert or save the model again")
     return _checked({field: content[field] for field in fields}, path, fields)
 
 
@@ -128,32 +131,48 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON object from a file. Raises InputError."""
     try:
         if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise InputError(f"{path} has more than {_LARGEST_FILE_BYTES >> 20} MiB, which is no configuration")
+            raise InputError(
+                "file-limit", f"{path} has more than {_LARGEST_FILE_BYTES >> 20} MiB, which is no configuration"
+            )
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give a file that can be read") from error
+        raise InputError(
+            read_code(error), f"cannot read {path}: {error.strerror}; give a file that can be read"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON ({error}): copy it again from where it came") from error
+        raise InputError(
+            content_code(error), f"{path} is not JSON ({error}): copy it again from where it came"
+        ) from error
     if not isinstance(content, dict):
-        raise InputError(f"{path} holds a {type(content).__name__} where a JSON object has to be: give another file")
+        raise InputError(
+            "file-format", f"{path} holds a {type(content).__name__} where a JSON object has to be: give another file"
+        )
     return content
 
 
 def _refuse_other_models(content: Mapping[str, Any], path: Path, distilled: bool) -> None:
     kind = content.get("model_type", "bert")
     if kind not in ("bert", "distilbert"):
-        raise InputError(f"{path} describes a model of type {kind!r}: only BERT and DistilBERT can be converted")
+        raise InputError(
+            "model-unsupported", f"{path} describes a model of type {kind!r}: only BERT and DistilBERT can be converted"
+        )
     activation = content.get("activation" if distilled else "hidden_act", "gelu")
     if activation not in _EXACT_GELU:
         raise InputError(
+            "model-unsupported",
             f"{path} asks for the activation {activation!r}: this BERT computes the exact gelu, so the weights would "
-            "give other results; convert a model trained with 'gelu'"
+            "give other results; convert a model trained with 'gelu'",
         )
     positions = content.get("position_embedding_type", "absolute")
     if positions != "absolute":
-        raise InputError(f"{path} asks for {positions!r} position embeddings: this BERT has absolute ones only")
+        raise InputError(
+            "model-unsupported", f"{path} asks for {positions!r} position embeddings: this BERT has absolute ones only"
+        )
     if content.get("is_decoder"):
-        raise InputError(f"{path} describes a decoder (is_decoder): this BERT attends to all tokens; give an encoder")
+        raise InputError(
+            "model-unsupported",
+            f"{path} describes a decoder (is_decoder): this BERT attends to all tokens; give an encoder",
+        )
 
 
 def _checked(values: Mapping[str, Any], path: Path, names: Mapping[str, str]) -> ModelConfig:
@@ -164,11 +183,12 @@ def _checked(values: Mapping[str, Any], path: Path, names: Mapping[str, str]) ->
             largest = _MOST_LAYERS if field == "num_layers" else _LARGEST_SIZE
             if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= largest:
                 raise InputError(
-                    f"{path} has {theirs}={value!r}: a whole number from {smallest} to {largest} is needed"
+                    "file-damaged",
+                    f"{path} has {theirs}={value!r}: a whole number from {smallest} to {largest} is needed",
                 )
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise InputError(f"{path} has {theirs}={value!r}: it has to be a number from 0 to below 1")
+            raise InputError("file-damaged", f"{path} has {theirs}={value!r}: it has to be a number from 0 to below 1")
     try:
         return ModelConfig(**values)
     except UsageError as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError("file-damaged", f"{path}: {error}") from error

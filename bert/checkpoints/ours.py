@@ -51,8 +51,9 @@ def load_model(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     content = read_json(path)
     if not is_ours(content):
         raise InputError(
+            "record-foreign",
             f"{path} is not a configuration of bertbench: turn other checkpoints into one with "
-            f"`bertbench convert {folder} NEW --to bertbench`"
+            f"`bertbench convert {folder} NEW --to bertbench`",
         )
     return from_our_json(content, path), read_tensors(folder / WEIGHTS_FILE)
 
@@ -71,14 +72,16 @@ def load_into(model: nn.Module, folder: Path) -> None:
     if absent or foreign:
         name, side = (absent[0], "lack") if absent else (foreign[0], "have beyond the model")
         raise InputError(
+            "weights-mismatch",
             f"the weights in {folder} are those of another model: they {side} {len(absent or foreign)} tensors, {name} "
-            "first; use the preset and task they were saved with"
+            "first; use the preset and task they were saved with",
         )
     for name, value in state.items():
         if value.shape != expected[name].shape:
             raise InputError(
+                "weights-mismatch",
                 f"{name} in {folder} has shape {list(value.shape)}, the model needs {list(expected[name].shape)}: use "
-                "the preset it was saved with"
+                "the preset it was saved with",
             )
     with torch.no_grad():
         model.load_state_dict(state)
@@ -98,4 +101,7 @@ def config_of(model: nn.Module) -> ModelConfig:
         config: Any = getattr(owner, "config", None)
         if isinstance(config, ModelConfig):
             return config
-    raise UsageError(f"{type(model).__name__} has no ModelConfig, neither its own nor its encoder's: save a BERT")
+    raise UsageError(
+        "model-unsupported",
+        f"{type(model).__name__} has no ModelConfig, neither its own nor its encoder's: save a BERT",
+    )

@@ -13,7 +13,7 @@ from bert.checkpoints.tensor_files import read_tensors
 from bert.checkpoints.tensorflow import index_file, open_checkpoint
 from bert.checkpoints.tensorflow_names import hugging_face_name, is_weight
 from bert.data.feature_files import is_features
-from common.errors import InputError
+from common.errors import InputError, read_code
 
 TENSORFLOW, HUGGING_FACE, OURS = "tensorflow", "hugging-face", "bertbench"
 
@@ -65,7 +65,9 @@ def find_checkpoint(source: Path) -> Found:
     try:
         return _find(source)
     except OSError as error:
-        raise InputError(f"cannot look at {source}: {error.strerror}; give a checkpoint that can be read") from error
+        raise InputError(
+            read_code(error), f"cannot look at {source}: {error.strerror}; give a checkpoint that can be read"
+        ) from error
 
 
 def _find(source: Path) -> Found:
@@ -79,11 +81,12 @@ def _find(source: Path) -> Found:
             return _found(OURS, source.parent, source.parent)
         _refuse_table(source)
         if is_features(source):
-            raise InputError(f"{source} holds features, data to train on or to predict, {_NO_WEIGHTS}")
+            raise InputError("file-format", f"{source} holds features, data to train on or to predict, {_NO_WEIGHTS}")
         return _found(HUGGING_FACE, source)
     raise InputError(
+        "path-missing",
         f"{source} is not there: give a folder with model.safetensors or pytorch_model.bin, a file of weights, or the "
-        "prefix of a TensorFlow checkpoint (bert_model.ckpt for bert_model.ckpt.index and bert_model.ckpt.data-*)"
+        "prefix of a TensorFlow checkpoint (bert_model.ckpt for bert_model.ckpt.index and bert_model.ckpt.data-*)",
     )
 
 
@@ -102,7 +105,10 @@ def read_weights(found: Found) -> Weights:
     for name in kept:
         translated, transposed = hugging_face_name(name)
         if translated in tensors:
-            raise InputError(f"{name} and {originals[translated]} of {found.path} are the same weight: give one model")
+            raise InputError(
+                "weights-mismatch",
+                f"{name} and {originals[translated]} of {found.path} are the same weight: give one model",
+            )
         tensor = checkpoint.read(name)
         tensors[translated] = tensor.T if transposed and tensor.dim() == 2 else tensor
         originals[translated] = name
@@ -122,13 +128,20 @@ def _find_in_folder(folder: Path) -> Found:
     candidates = [path.with_suffix("") for path in indexes] or others
     if len(candidates) > 1:
         names = ", ".join(path.name for path in candidates[:6])
-        raise InputError(f"{folder} holds {len(candidates)} checkpoints ({names}): give one of them, {candidates[-1]}")
+        raise InputError(
+            "data-ambiguous",
+            f"{folder} holds {len(candidates)} checkpoints ({names}): give one of them, {candidates[-1]}",
+        )
     if not candidates and features:
-        raise InputError(f"{folder} holds features, data to train on or to predict ({features[0].name}), {_NO_WEIGHTS}")
+        raise InputError(
+            "file-format",
+            f"{folder} holds features, data to train on or to predict ({features[0].name}), {_NO_WEIGHTS}",
+        )
     if not candidates:
         raise InputError(
+            "checkpoint-missing",
             f"{folder} holds no checkpoint: it needs {', '.join(_WEIGHT_FILES)} or a TensorFlow checkpoint "
-            "(*.index and *.data-*); tf_model.h5 and flax_model.msgpack cannot be read"
+            "(*.index and *.data-*); tf_model.h5 and flax_model.msgpack cannot be read",
         )
     return _found(TENSORFLOW if indexes else HUGGING_FACE, candidates[0])
 
@@ -139,8 +152,9 @@ def _refuse_table(file: Path) -> None:
         is_table = opened.read().endswith(MAGIC)
     if is_table:
         raise InputError(
+            "file-format",
             f"{file} is a TensorFlow checkpoint in one file, as before 2017, or a renamed index: save it again with "
-            "TensorFlow (tf.train.Saver), or name its files PREFIX.index and PREFIX.data-00000-of-00001"
+            "TensorFlow (tf.train.Saver), or name its files PREFIX.index and PREFIX.data-00000-of-00001",
         )
 
 

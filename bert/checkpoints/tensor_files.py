@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bert.checkpoints.model_config import read_json
 from common.atomic import atomic_path
-from common.errors import InputError, StorageError
+from common.errors import InputError, StorageError, read_code
 
 # Where training scripts keep the weights among the rest (NVIDIA: "model").
 _NESTED = ("model", "state_dict", "model_state_dict", "module")
@@ -38,8 +38,9 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             code = int(number[1])
             if code == errno.EFBIG:
                 raise StorageError(
+                    "write-failed",
                     f"cannot write {path}: it is larger than files may be here; raise the limit (ulimit -f) or "
-                    "choose another folder"
+                    "choose another folder",
                 ) from error
             raise OSError(code, os.strerror(code)) from error
 
@@ -54,12 +55,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with path.open("rb") as file:
             start = file.read(200)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give a file that can be read") from error
+        raise InputError(
+            read_code(error), f"cannot read {path}: {error.strerror}; give a file that can be read"
+        ) from error
     if not start:
-        raise InputError(f"{path} is empty: {_REMEDY}")
+        raise InputError("file-empty", f"{path} is empty: {_REMEDY}")
     if start.startswith(b"version https://git-lfs"):
         raise InputError(
-            f"{path} is a pointer to a file in Git LFS, not the file: run `git lfs pull` where it came from"
+            "file-format",
+            f"{path} is a pointer to a file in Git LFS, not the file: run `git lfs pull` where it came from",
         )
     if path.name.endswith(".index.json"):
         return _read_shards(path)
@@ -68,8 +72,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if start[8:9] == b"{":
         return _read_safetensors(path)
     raise InputError(
+        "file-format",
         f"{path} is neither a safetensors file nor one of PyTorch: give model.safetensors, pytorch_model.bin, a folder "
-        "with one of them, or the prefix of a TensorFlow checkpoint"
+        "with one of them, or the prefix of a TensorFlow checkpoint",
     )
 
 
@@ -80,25 +85,28 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return _checked(load_file(path), path)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise InputError(f"{path} is not a safetensors file or damaged ({_first_line(error)}): {_REMEDY}") from error
+        raise InputError(
+            "file-damaged", f"{path} is not a safetensors file or damaged ({_first_line(error)}): {_REMEDY}"
+        ) from error
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{index} has no weight_map: give the index of a checkpoint in several files")
+        raise InputError("file-format", f"{index} has no weight_map: give the index of a checkpoint in several files")
     tensors: dict[str, Tensor] = {}
     for name in sorted({str(file) for file in weight_map.values()}):
         # A name with a path in it could read any file of this machine.
         if name in ("", ".", "..") or "/" in name or "\\" in name or name.endswith(".index.json"):
-            raise InputError(f"{index} names the file {name[:200]!r}: its files have to lie beside it")
+            raise InputError("file-unsafe", f"{index} names the file {name[:200]!r}: its files have to lie beside it")
         for key, tensor in read_tensors(index.with_name(name)).items():
             if weight_map.get(key) == name:
                 tensors[key] = tensor
     absent = sorted(weight_map.keys() - tensors.keys())
     if absent:
         raise InputError(
-            f"the files beside {index} lack {len(absent)} tensors, {absent[0]} first: copy all of them again"
+            "file-damaged",
+            f"the files beside {index} lack {len(absent)} tensors, {absent[0]} first: copy all of them again",
         )
     return tensors
 
@@ -112,14 +120,19 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         named = re.search(r"(?:GLOBAL|unsupported class|unrecognized function) (\S+)", str(error), re.IGNORECASE)
         if named is None:
-            raise InputError(f"{path} is not a file of PyTorch weights, or damaged: {_REMEDY}") from error
+            raise InputError(
+                "file-damaged", f"{path} is not a file of PyTorch weights, or damaged: {_REMEDY}"
+            ) from error
         raise InputError(
+            "file-unsafe",
             f"{path} holds Python objects beside tensors ({named[1]}); to load them would run code from the file, so "
             "it is refused. Where you trust it, save its weights alone: "
-            "torch.save(model.state_dict(), 'weights.bin'), or as safetensors"
+            "torch.save(model.state_dict(), 'weights.bin'), or as safetensors",
         ) from error
     except Exception as error:  # a damaged pickle can fail in every way there is
-        raise InputError(f"{path} is not a PyTorch file or damaged ({_first_line(error)}): {_REMEDY}") from error
+        raise InputError(
+            "file-damaged", f"{path} is not a PyTorch file or damaged ({_first_line(error)}): {_REMEDY}"
+        ) from error
     return _checked(_state_dict(content, path), path)
 
 
@@ -133,8 +146,9 @@ def _refuse_packed(path: Path) -> None:
     size = path.stat().st_size
     if unpacked > size:
         raise InputError(
+            "file-limit",
             f"{path} has {size:,} bytes and would unpack to {unpacked:,}, which no file that PyTorch wrote does: save "
-            "its weights again with torch.save, or as safetensors"
+            "its weights again with torch.save, or as safetensors",
         )
 
 
@@ -149,23 +163,28 @@ def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
             break
         found = inner
     if not isinstance(found, Mapping):
-        raise InputError(f"{path} holds a {type(found).__name__}: give a file with a model's state dict")
+        raise InputError("file-format", f"{path} holds a {type(found).__name__}: give a file with a model's state dict")
     tensors = {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not tensors:
         keys = ", ".join(str(key)[:80] for key in list(found)[:5]) or "nothing"
-        raise InputError(f"{path} holds no tensors by name (it holds {keys}): give a file with a model's state dict")
+        raise InputError(
+            "file-format", f"{path} holds no tensors by name (it holds {keys}): give a file with a model's state dict"
+        )
     return tensors
 
 
 def _checked(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     if not tensors:
-        raise InputError(f"{path} holds no tensors: give the weights of a model")
+        raise InputError("file-empty", f"{path} holds no tensors: give the weights of a model")
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
         # A tensor that repeats a few numbers endlessly fits any file and no memory.
         if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise InputError(f"{name} of {path} is no plain matrix of numbers: save it again as ordinary dense tensors")
+            raise InputError(
+                "model-unsupported",
+                f"{name} of {path} is no plain matrix of numbers: save it again as ordinary dense tensors",
+            )
         found[name] = tensor.detach()
     return found
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from bert.checkpoints.crc32c import masked_crc32c
 from bert.checkpoints.leveldb_table import entries
 from bert.checkpoints.protobuf import fields, signed
-from common.errors import InputError
+from common.errors import InputError, read_code
 
 _LARGEST_INDEX_BYTES = 64 << 20
 _MOST_FILES = 100_000  # their number has five digits
@@ -80,15 +80,21 @@ class TensorFlowCheckpoint:
         entry = self.entries.get(name)
         index = index_file(self.prefix)
         if entry is None:
-            raise InputError(f"{index} has no tensor {name!r}: it has {', '.join(list(self.entries)[:3])}, ...")
+            raise InputError(
+                "weights-mismatch", f"{index} has no tensor {name!r}: it has {', '.join(list(self.entries)[:3])}, ..."
+            )
         if entry.partitioned:
             raise InputError(
+                "model-unsupported",
                 f"{name} of {index} is a partitioned variable, stored in slices, which are not read: load the "
-                "checkpoint in TensorFlow and save it again without a partitioner"
+                "checkpoint in TensorFlow and save it again without a partitioner",
             )
         kind = _TYPES.get(entry.type_number)
         if kind is None:
-            raise InputError(f"{name} of {index} has TensorFlow's data type {entry.type_number}, which is no weight's")
+            raise InputError(
+                "model-unsupported",
+                f"{name} of {index} has TensorFlow's data type {entry.type_number}, which is no weight's",
+            )
         content = self._bytes(name, entry)
         if not entry.size:
             return torch.empty(entry.shape, dtype=kind)
@@ -105,20 +111,24 @@ class TensorFlowCheckpoint:
                 held = file.seek(0, 2)
                 if entry.offset + entry.size > held:
                     raise InputError(
+                        "file-truncated",
                         f"{path} is cut short: {name} ends at byte {entry.offset + entry.size}, the file at {held}; "
-                        f"{remedy}"
+                        f"{remedy}",
                     )
                 file.seek(entry.offset)
                 content = bytearray(entry.size)
                 if file.readinto(content) != entry.size:
-                    raise InputError(f"{path} became shorter while it was read; {remedy}")
+                    raise InputError("file-changed", f"{path} became shorter while it was read; {remedy}")
         except OSError as error:
             raise InputError(
+                read_code(error),
                 f"cannot read {path}, which holds {name}: {error.strerror}; a TensorFlow checkpoint is an .index and "
-                f"{self.num_shards} .data file{'s' * (self.num_shards > 1)}: {remedy}"
+                f"{self.num_shards} .data file{'s' * (self.num_shards > 1)}: {remedy}",
             ) from error
         if masked_crc32c(content) != entry.crc:
-            raise InputError(f"the checksum of {name} in {path} is wrong, the file is damaged: {remedy}")
+            raise InputError(
+                "file-damaged", f"the checksum of {name} in {path} is wrong, the file is damaged: {remedy}"
+            )
         return content
 
 
@@ -136,16 +146,21 @@ def open_checkpoint(prefix: Path) -> TensorFlowCheckpoint:
     path = index_file(prefix)
     try:
         if path.stat().st_size > _LARGEST_INDEX_BYTES:
-            raise InputError(f"{path} has more than {_LARGEST_INDEX_BYTES >> 20} MiB, which is no index of a BERT")
+            raise InputError(
+                "file-limit", f"{path} has more than {_LARGEST_INDEX_BYTES >> 20} MiB, which is no index of a BERT"
+            )
         table = path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give the .index of a checkpoint") from error
+        raise InputError(
+            read_code(error), f"cannot read {path}: {error.strerror}; give the .index of a checkpoint"
+        ) from error
     try:
         return _parse(prefix, table)
     except ValueError as error:
         raise InputError(
+            "file-damaged",
             f"{path} is not the index of a TensorFlow checkpoint, or damaged ({error}): copy it again from where it "
-            "came, as a binary file"
+            "came, as a binary file",
         ) from error
 
 

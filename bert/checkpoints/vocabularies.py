@@ -9,7 +9,7 @@ from bert.config import ModelConfig
 from bert.data.vocabulary import either_fingerprint, load_vocabulary
 from bert.training.checkpoint import STATE_FILE, read
 from common.atomic import atomic_path
-from common.errors import InputError
+from common.errors import InputError, read_code
 
 
 def fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None, notes: list[str]) -> ModelConfig:
@@ -43,8 +43,9 @@ def check_vocabulary(found: Found, vocab: Path, pieces: int, config: ModelConfig
     trained = read(found.path, whole=False).state.data.vocabulary if (found.path / STATE_FILE).is_file() else None
     if trained is not None and trained not in either_fingerprint(vocab):
         raise InputError(
+            "vocabulary-mismatch",
             f"{vocab} ({pieces} pieces) is not the vocabulary that {found.path} was trained with ({config.vocab_size} "
-            "pieces): its ids would mean other words; give the vocab.txt that lies beside the training data"
+            "pieces): its ids would mean other words; give the vocab.txt that lies beside the training data",
         )
     if pieces < config.vocab_size:
         notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids stand for nothing")
@@ -68,13 +69,16 @@ def copy_vocabulary(source: Path, destination: Path) -> None:
     try:
         content = source.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read {source}: {error.strerror}; give a file that can be read") from error
+        raise InputError(
+            read_code(error), f"cannot read {source}: {error.strerror}; give a file that can be read"
+        ) from error
     with atomic_path(destination) as temporary:
         temporary.write_bytes(content)
 
 
 def _wrong_vocabulary(vocab: Path, pieces: int, config: ModelConfig) -> InputError:
     return InputError(
+        "vocabulary-mismatch",
         f"{vocab} has {pieces} pieces and the model only {config.vocab_size}: give the vocabulary it was trained with "
-        "by --vocab FILE"
+        "by --vocab FILE",
     )

@@ -21,7 +21,7 @@ from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.stages import Counts, fingerprint_of
 from bert.data.tensor_file import CHECKSUM, NotWholeError, check_content, read_header, write_columns
 from common.atomic import atomic_path, remove_left_overs, storage_errors, write_json
-from common.errors import InputError, SchemaError, UsageError
+from common.errors import InputError, SchemaError, UsageError, read_code
 from common.locks import discard, locked
 
 SUFFIX = ".safetensors"
@@ -81,24 +81,25 @@ class FeatureForm(Generic[Settings]):
             SchemaError: a newer version wrote them.
         """
         if metadata.get("format") != self.name:
-            raise NotWholeError(_FOREIGN)
+            raise NotWholeError("file-format", _FOREIGN)
         try:
             version = int(metadata["schema_version"])
             if version > self.version:
                 raise SchemaError(
+                    "record-newer",
                     f"{path} has schema version {version}, and this version of bertbench reads {self.version}: update "
-                    "bertbench, or make the features again"
+                    "bertbench, or make the features again",
                 )
             settings = self.settings(**json.loads(metadata["settings"]))
             counts = Counts()
             counts.merge(json.loads(metadata["counts"]))
             found = settings, metadata["fingerprint"], counts
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise NotWholeError(f"its metadata are damaged: {error!r}") from error
+            raise NotWholeError("file-damaged", f"its metadata are damaged: {error!r}") from error
         known = {"format", "schema_version", "settings", "fingerprint", "counts", self.further, CHECKSUM}
         strange = sorted(metadata.keys() - known)
         if strange:
-            raise NotWholeError(f"its metadata are damaged: {strange[0][:60]!r} is none of them")
+            raise NotWholeError("file-damaged", f"its metadata are damaged: {strange[0][:60]!r} is none of them")
         return found
 
     def finished(self, path: Path, fingerprint: str, notes: list[str]) -> Counts | None:
@@ -121,7 +122,8 @@ class FeatureForm(Generic[Settings]):
         except (NotWholeError, OSError) as error:
             if str(error) == _FOREIGN:
                 raise InputError(
-                    f"{path} was not made here and will not be touched: move it, or give another --output"
+                    "folder-occupied",
+                    f"{path} was not made here and will not be touched: move it, or give another --output",
                 ) from error
             notes.append(f"{path.name} was cut off or damaged and is made again")
             return None
@@ -169,7 +171,9 @@ def keep_vocabulary(path: Path, vocabulary: Path) -> None:
     try:
         content = vocabulary.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read the vocabulary {vocabulary}: {error.strerror}; put it back") from error
+        raise InputError(
+            read_code(error), f"cannot read the vocabulary {vocabulary}: {error.strerror}; put it back"
+        ) from error
     place = path.with_name(VOCABULARY_FILE)
     with storage_errors(place):
         if place.exists() and place.read_bytes() != content:
@@ -228,9 +232,11 @@ def only_one(found: Sequence[Path], folder: Path, what: str, made: str, otherwis
     if len(found) == 1:
         return found[0]
     if not found:
-        raise InputError(f"{folder} holds no {what}: make them with `{made}`")
+        raise InputError("data-unprepared", f"{folder} holds no {what}: make them with `{made}`")
     names = ", ".join(path.name for path in found[:_MOST_NAMES]) + (", ..." if len(found) > _MOST_NAMES else "")
-    raise InputError(f"{folder} holds {len(found)} files of {what}: give one of them{otherwise}: {names}")
+    raise InputError(
+        "data-ambiguous", f"{folder} holds {len(found)} files of {what}: give one of them{otherwise}: {names}"
+    )
 
 
 def check_types(columns: Mapping[str, npt.NDArray[Any]], types: Mapping[str, Sequence[str]]) -> None:

@@ -148,9 +148,12 @@ def check_distribution(source: str, seq_len: int | None = None, task: str = "pre
     name = source.partition(":")[2] or DEFAULTS.get(task, "squad")
     lookup(DISTRIBUTIONS, name, "length distribution")
     if seq_len is not None and seq_len < SHORTEST:
-        raise UsageError(f"--seq-len {seq_len} is too short for {task}: use {SHORTEST} or more")
+        raise UsageError("option-value", f"--seq-len {seq_len} is too short for {task}: use {SHORTEST} or more")
     if name == "mean254" and seq_len not in (None, 512):
-        raise UsageError(f"synthetic:mean254 describes 512 tokens, not --seq-len {seq_len}: use 512, phase1 or uniform")
+        raise UsageError(
+            "option-conflict",
+            f"synthetic:mean254 describes 512 tokens, not --seq-len {seq_len}: use 512, phase1 or uniform",
+        )
     return name
 
 

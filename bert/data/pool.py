@@ -46,7 +46,7 @@ class Workers:
     def __init__(self, count: int) -> None:
         """Raises UsageError where `count` is below 1."""
         if count < 1:
-            raise UsageError(f"--workers {count} must be at least 1")
+            raise UsageError("option-value", f"--workers {count} must be at least 1")
         self.count = count
         self._threads: ThreadPoolExecutor | None = None
         self._workers: list[_Worker] = []
@@ -94,8 +94,9 @@ class Workers:
                 yield waiting.popleft().result()
         except LostWorkerError as error:
             raise UsageError(
+                "worker-lost",
                 "a worker process ended unexpectedly, most likely for lack of memory: use fewer than "
-                f"--workers {self.count}, or more --shards; finished files are kept"
+                f"--workers {self.count}, or more --shards; finished files are kept",
             ) from error
 
     def _submit(self, function: Callable[[Work], Result], unit: Work) -> "Future[Result]":

@@ -47,8 +47,9 @@ def _keep_apart(config: PrepareConfig) -> None:
     parts = config.input.resolve().relative_to(config.output.resolve()).parts
     if parts and parts[0].startswith(PREPARED_PREFIXES):
         raise UsageError(
+            "option-conflict",
             f"--input {config.input} lies in a folder where --output {config.output} keeps files of its own: "
-            "give another --output, or move the text"
+            "give another --output, or move the text",
         )
 
 
@@ -84,5 +85,5 @@ def _summary(runner: StageRunner, sharded: Finished | None) -> PrepareSummary:
         vocab_size=None if pieces is None else len(pieces.pieces),
         vocab_path=path,
         vocab_trained=pieces is not None and runner.config.vocab is None,
-        notes=tuple(notes_of(runner.stages, runner.replaced, pieces)),
+        notes=tuple(notes_of(runner.stages, runner.replaced, pieces, runner.changed)),
     )

@@ -51,17 +51,25 @@ class TokenRows:
         sizes |= {"labels": len(self.labels)} if self.has_labels else {}
         wrong = [f"{name} {size:,}" for name, size in sizes.items() if size != count]
         if wrong:
-            raise InputError(f"{count:,} rows have columns of other lengths ({', '.join(wrong)}): make them again")
+            raise InputError(
+                "rows-invalid", f"{count:,} rows have columns of other lengths ({', '.join(wrong)}): make them again"
+            )
         taken = sorted(self.columns.keys() & set(_TAKEN))
         if taken:
-            raise InputError(f"further columns of rows cannot be called {', '.join(taken)}: a batch has those already")
+            raise InputError(
+                "rows-invalid",
+                f"further columns of rows cannot be called {', '.join(taken)}: a batch has those already",
+            )
         if self.labels.dtype not in (np.int64, np.float32):
-            raise InputError(f"labels are int64 classes or float32 values, these are {self.labels.dtype}")
+            raise InputError(
+                "labels-invalid", f"labels are int64 classes or float32 values, these are {self.labels.dtype}"
+            )
         lengths = self.lengths
         if count and not 1 <= lengths.min() <= lengths.max() <= self.max_seq_length:
             raise InputError(
+                "rows-invalid",
                 f"rows have {lengths.min()} to {lengths.max()} tokens, 1 to {self.max_seq_length} (max_seq_length) "
-                "are possible: make them again"
+                "are possible: make them again",
             )
 
     def __len__(self) -> int:

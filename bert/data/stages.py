@@ -34,7 +34,9 @@ class Part:
     def __post_init__(self) -> None:
         """Refuse a share that is none."""
         if self.count < 1 or not 0 <= self.index < self.count:
-            raise UsageError(f"--part {self.index}/{self.count} must be I/N with 0 <= I < N, such as 0/4")
+            raise UsageError(
+                "option-value", f"--part {self.index}/{self.count} must be I/N with 0 <= I < N, such as 0/4"
+            )
 
     def takes(self, number: int) -> bool:
         """Return whether file `number` belongs to this share."""
@@ -121,6 +123,8 @@ class StageFolder:
             companions: names of files beside the stage's own that are made with it.
         """
         self.companions = tuple(companions)
+        self.changed: tuple[Path, ...] = ()
+        """Files that `begin` found changed since they were finished, and removed."""
         self.path = path
         self.stage = stage
         self.settings = dict(settings)
@@ -129,7 +133,8 @@ class StageFolder:
     def begin(self, alone: bool = True) -> int:
         """Make the folder ready; return how many files of other settings or input were removed.
 
-        Only files that this pipeline wrote are removed.
+        Only files that this pipeline wrote are removed. Of the same settings and input those that have another size
+        than when the stage was finished are removed, too, to be made again: `changed` names them.
 
         Args:
             alone: no other process works in the folder, so temporary files are left over from a killed one.
@@ -144,12 +149,17 @@ class StageFolder:
             foreign = _foreign_files(self.path, known, self.companions)
             if foreign:
                 raise InputError(
+                    "folder-occupied",
                     f"{self.path} holds {len(foreign)} file(s) that were not made here ({foreign[0].name}), and they "
-                    "will not be touched: move them, or give another --output or --dataset"
+                    "will not be touched: move them, or give another --output or --dataset",
                 )
             for temporary in self.path.glob(".*.tmp") if alone else ():
                 temporary.unlink(missing_ok=True)
             if known.get("fingerprint") == self.fingerprint:
+                self.changed = tuple(_changed_files(self.path, known))
+                for file in self.changed:
+                    file.unlink(missing_ok=True)
+                    (self.path / _STATISTICS.format(name=file.name)).unlink(missing_ok=True)
                 return 0
         # As long as old files are there, a manifest says that they are ours, and not that they are right.
         if known:
@@ -206,9 +216,18 @@ class StageFolder:
             "settings": self.settings,
             "complete": complete,
             "files": list(files),
+            "sizes": {name: (self.path / name).stat().st_size for name in files},
             "counts": counts.to_json(),
         }
         write_json(self.path / MANIFEST_FILE, manifest)
+
+
+def _changed_files(folder: Path, manifest: Mapping[str, Any]) -> dict[Path, int]:
+    """Return the files whose size in bytes is not the one a manifest has, and that one; earlier versions have none."""
+    sizes = manifest.get("sizes")
+    found = sizes.items() if isinstance(sizes, dict) else ()
+    paths = {folder / name: size for name, size in found}
+    return {path: size for path, size in paths.items() if path.is_file() and path.stat().st_size != size}
 
 
 def _foreign_files(folder: Path, manifest: Mapping[str, Any], companions: Sequence[str]) -> list[Path]:
@@ -259,8 +278,9 @@ def recorded_counts(folder: Path, name: str) -> Counts:
         counts.merge(json.loads((folder / _STATISTICS.format(name=name)).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
+            "record-foreign",
             f"{folder / name} was not written by this pipeline (no record of it: {error}): remove it and run the same "
-            "command again"
+            "command again",
         ) from error
     return counts
 
@@ -269,13 +289,15 @@ def read_finished(folder: Path, stage: str) -> Finished:
     """Read the manifest of a complete stage.
 
     Raises:
-        InputError: the stage was not run, is unfinished, or a file of it is gone; the message says what to run.
+        InputError: the stage was not run, is unfinished, or a file of it is gone or has another size than it was
+            written with; the message says what to run.
     """
     known = read_notes(folder / MANIFEST_FILE)
     if known.get("stage") != stage or not known.get("complete"):
         state = "unfinished" if known else "not there"
         raise InputError(
-            f"the stage {stage} is {state} in {folder}: run `bertbench data pretrain --stages {stage}` first"
+            "data-unprepared",
+            f"the stage {stage} is {state} in {folder}: run `bertbench data pretrain --stages {stage}` first",
         )
     try:
         files = tuple(folder / name for name in known["files"])
@@ -283,11 +305,22 @@ def read_finished(folder: Path, stage: str) -> Finished:
         counts.merge(known["counts"])
         found = Finished(folder, files, str(known["fingerprint"]), counts, dict(known["settings"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{folder / MANIFEST_FILE} is damaged ({error!r}): run the stage {stage} again") from error
+        raise InputError(
+            "file-damaged", f"{folder / MANIFEST_FILE} is damaged ({error!r}): run the stage {stage} again"
+        ) from error
     missing = [file for file in found.files if not file.is_file()]
     if missing:
         raise InputError(
+            "data-missing",
             f"{len(missing)} file(s) of the stage {stage} are gone ({missing[0]}): "
-            f"run `bertbench data pretrain --stages {stage}` again"
+            f"run `bertbench data pretrain --stages {stage}` again",
+        )
+    changed = _changed_files(folder, known)
+    for file, size in changed.items():
+        more = f" ({len(changed) - 1:,} more are like that)" if len(changed) > 1 else ""
+        raise InputError(
+            "file-changed",
+            f"{file} has {file.stat().st_size:,} bytes, and the stage {stage} wrote {size:,}: it was changed or cut "
+            f"off since{more}; run `bertbench data pretrain --stages {stage}` with its options, which makes it again",
         )
     return found

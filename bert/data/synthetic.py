@@ -108,7 +108,8 @@ class SyntheticBatches:
         """Continue at a saved position. Raises InputError for a state of another kind of stream."""
         if not isinstance(state.get("step"), int):
             raise InputError(
-                f"the saved data position {state} is none of synthetic batches: use the data it was made with"
+                "data-mismatch",
+                f"the saved data position {state} is none of synthetic batches: use the data it was made with",
             )
         self._step = state["step"]
 
@@ -151,7 +152,8 @@ def _like_shards(folder: Path, spec: DataSpec, pool_size: int) -> Slots:
     info = folder_info(folder, seq_len=spec.seq_len)
     if info.seq_len != spec.seq_len:
         raise InputError(
-            f"the samples in {info.path} have {info.seq_len} tokens, not {spec.seq_len}: use {info.seq_len}"
+            "data-mismatch",
+            f"the samples in {info.path} have {info.seq_len} tokens, not {spec.seq_len}: use {info.seq_len}",
         )
     return like_samples(folder_lengths(info), spec, max(pool_size, len(info.bin_lengths)))
 

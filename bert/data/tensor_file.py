@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from common.errors import Code, SchemaError, read_code
+
 _TYPES = {"U8": "|u1", "U16": "<u2", "I32": "<i4", "I64": "<i8", "F32": "<f4", "BOOL": "|b1"}
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 _MOST_HEADER_BYTES = 2**24
@@ -29,7 +31,21 @@ Array = npt.NDArray[Any]
 
 
 class NotWholeError(Exception):
-    """The file is cut off, damaged, or something else; the text says which."""
+    """The file is cut off, damaged, or something else; code and text say which."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(code, message)
+        self.code: Code = code
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+def damage_code(error: Exception) -> Code:
+    """Return the code of a file of columns that could not be read, by what reading it raised."""
+    if isinstance(error, NotWholeError | SchemaError):
+        return error.code
+    return read_code(error) if isinstance(error, OSError) else "file-damaged"
 
 
 def write_columns(
@@ -96,7 +112,7 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= min(size - 8, _MOST_HEADER_BYTES):
-            raise NotWholeError("it is cut off or no safetensors file")
+            raise NotWholeError("file-truncated", "it is cut off or no safetensors file")
         content = file.read(length)
     try:
         header = json.loads(content)
@@ -108,12 +124,16 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
         )
         texts = all(isinstance(value, str) for value in metadata.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise NotWholeError("it is no safetensors file of columns") from error
+        code: Code = "file-damaged" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else "file-format"
+        raise NotWholeError(code, "it is no safetensors file of columns") from error
     if not (fits and texts):
-        raise NotWholeError("its header contradicts itself")
+        raise NotWholeError("file-damaged", "its header contradicts itself")
     needed = 8 + length + max((end for *_, end in columns.values()), default=0)
     if needed != size:
-        raise NotWholeError(f"it has {size:,} bytes in place of {needed:,}" + (": it is cut off" * (size < needed)))
+        raise NotWholeError(
+            "file-truncated" if size < needed else "file-damaged",
+            f"it has {size:,} bytes in place of {needed:,}" + (": it is cut off" * (size < needed)),
+        )
     return metadata, columns, 8 + length
 
 
@@ -134,7 +154,7 @@ def check_content(path: Path) -> None:
         while chunk := file.read(_CHUNK_BYTES):
             crc = zlib.crc32(chunk, crc)
     if f"{crc:08x}" != noted:
-        raise NotWholeError("it holds other bytes than were written: a disk or a copy has changed it")
+        raise NotWholeError("file-damaged", "it holds other bytes than were written: a disk or a copy has changed it")
 
 
 def _crc32_of_header(header: Mapping[str, Any]) -> int:

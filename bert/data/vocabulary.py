@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.atomic import write_text
-from common.errors import InputError, UsageError
+from common.errors import InputError, UsageError, read_code
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 100
@@ -98,33 +98,41 @@ def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
     """
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise InputError(f"{path} is {path.stat().st_size} bytes long, too long for a vocabulary: {_REMEDY}")
+            raise InputError(
+                "file-limit", f"{path} is {path.stat().st_size} bytes long, too long for a vocabulary: {_REMEDY}"
+            )
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise InputError(f"cannot read the vocabulary {path}: {error.strerror}; {_REMEDY}") from error
+        raise InputError(read_code(error), f"cannot read the vocabulary {path}: {error.strerror}; {_REMEDY}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"the vocabulary {path} is not UTF-8 text: {_REMEDY}") from error
+        raise InputError("file-encoding", f"the vocabulary {path} is not UTF-8 text: {_REMEDY}") from error
     # Only "\n" ends a line: pieces such as U+2028 are line breaks to str.splitlines.
     pieces = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     if not set(SPECIAL_PIECES).intersection(pieces):
         kind = "JSON" if text.lstrip()[:1] in ("{", "[") else "some other file"
         raise InputError(
+            "vocabulary-mismatch",
             f"{path} is no vocabulary but {kind}: none of its {len(pieces)} lines is one of "
-            f"{' '.join(SPECIAL_PIECES)}; {_REMEDY}"
+            f"{' '.join(SPECIAL_PIECES)}; {_REMEDY}",
         )
     seen: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
         if not piece:
-            raise InputError(f"the vocabulary {path} has an empty line {number}: each line holds one piece")
+            raise InputError(
+                "vocabulary-mismatch", f"the vocabulary {path} has an empty line {number}: each line holds one piece"
+            )
         if piece in seen:
             raise InputError(
-                f"the vocabulary {path} has {piece!r} twice (lines {seen[piece]} and {number}): each piece needs one id"
+                "vocabulary-mismatch",
+                f"the vocabulary {path} has {piece!r} twice (lines {seen[piece]} and {number}): "
+                "each piece needs one id",
             )
         seen[piece] = number
     missing = [piece for piece in SPECIAL_PIECES if piece not in seen]
     if missing:
         raise InputError(
-            f"the vocabulary {path} lacks {' '.join(missing)}: BERT needs all of {' '.join(SPECIAL_PIECES)}; {_REMEDY}"
+            "vocabulary-mismatch",
+            f"the vocabulary {path} lacks {' '.join(missing)}: BERT needs all of {' '.join(SPECIAL_PIECES)}; {_REMEDY}",
         )
     return Vocabulary(tuple(pieces), lower_case)
 
@@ -171,9 +179,11 @@ def sample_lines(paths: Sequence[Path], most_bytes: int) -> list[str]:
                         taken += len(line)
                     number += 1
     except OSError as error:
-        raise InputError(f"cannot read {error.filename}: {error.strerror}; run the stage before again") from error
+        raise InputError(
+            read_code(error), f"cannot read {error.filename}: {error.strerror}; run the stage before again"
+        ) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: run the stage before again") from error
+        raise InputError("file-encoding", f"{path} is not UTF-8 text: run the stage before again") from error
     return found
 
 
@@ -190,18 +200,22 @@ def train_vocabulary(sentences: Sequence[str], size: int, lower_case: bool) -> V
     from tokenizers import Tokenizer, models, trainers
 
     if size < SMALLEST_VOCABULARY:
-        raise UsageError(f"a vocabulary of {size} pieces is too small: ask for {SMALLEST_VOCABULARY} or more")
+        raise UsageError(
+            "option-value", f"a vocabulary of {size} pieces is too small: ask for {SMALLEST_VOCABULARY} or more"
+        )
     tokenizer = _with_bert_rules(Tokenizer(models.WordPiece(unk_token="[UNK]")), lower_case)  # noqa: S106
     alphabet, inner = _alphabet(tokenizer, sentences)
     if not alphabet:
         raise InputError(
-            "a vocabulary cannot be trained on an empty text: give a folder with text, or a vocabulary file"
+            "data-missing",
+            "a vocabulary cannot be trained on an empty text: give a folder with text, or a vocabulary file",
         )
     fixed = [*SPECIAL_PIECES, *(f"##{character}" for character in inner)]
     if size < len(fixed) + len(alphabet):
         raise UsageError(
+            "option-value",
             f"a vocabulary of {size} pieces is too small for this text, whose characters and special pieces alone "
-            f"need {len(fixed) + len(alphabet)}: ask for more"
+            f"need {len(fixed) + len(alphabet)}: ask for more",
         )
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,

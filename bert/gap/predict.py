@@ -24,7 +24,8 @@ def head_of(weights: Path) -> str:
     found = sorted({name.removeprefix(_HEAD).split(".")[0] for name in names if name.startswith(_HEAD)})
     if len(found) != 1:
         raise InputError(
-            f"{weights} holds no model that was trained on gap: train it with `bertbench train gap --init {weights}`"
+            "checkpoint-missing",
+            f"{weights} holds no model that was trained on gap: train it with `bertbench train gap --init {weights}`",
         )
     return found[0]
 

@@ -68,8 +68,9 @@ def read_answers(path: Path, spec: GlueSpec) -> dict[int, float]:
     lines = read_lines(path, "a file of answers, as `bertbench predict glue` writes it")
     if tuple(lines[0].split("\t")) != HEADER:
         raise InputError(
+            "file-format",
             f"{path}, line 1: {lines[0][:_SHOWN]!r} is not the header of answers to GLUE, 'index<TAB>prediction': give "
-            "a file of `bertbench predict glue`, or of that form"
+            "a file of `bertbench predict glue`, or of that form",
         )
     found: dict[int, float] = {}
     for number, line in enumerate(lines[1:], start=2):
@@ -78,12 +79,17 @@ def read_answers(path: Path, spec: GlueSpec) -> dict[int, float]:
         index, separator, text = line.partition("\t")
         row, value = row_number(index), label_of(spec, text.strip(), anywhere=True)
         if not separator or row is None:
-            raise InputError(f"{path}, line {number}: {line[:_SHOWN]!r} is no index and prediction with a tab between")
+            raise InputError(
+                "rows-invalid",
+                f"{path}, line {number}: {line[:_SHOWN]!r} is no index and prediction with a tab between",
+            )
         if value is None:
             answers = ", ".join(spec.classes) or "a number"
-            raise InputError(f"{path}, line {number}: {text[:_SHOWN]!r} is no answer of {spec.name}: {answers}")
+            raise InputError(
+                "answers-invalid", f"{path}, line {number}: {text[:_SHOWN]!r} is no answer of {spec.name}: {answers}"
+            )
         if row in found:
-            raise InputError(f"{path}, line {number}: a second answer for index {row}: leave one")
+            raise InputError("answers-invalid", f"{path}, line {number}: a second answer for index {row}: leave one")
         found[row] = value
     return found
 
@@ -98,8 +104,9 @@ def pair(table: GlueTable, answers: Mapping[int, float], source: Path) -> Paired
     if missing:
         shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." if len(missing) > _MOST_NAMED else "")
         raise InputError(
+            "answers-invalid",
             f"{source} has no answer for {len(missing):,} of the {len(table.rows):,} rows of {table.source} (index "
-            f"{shown}): GLUE's scores need every one; predict the same table"
+            f"{shown}): GLUE's scores need every one; predict the same table",
         )
     known = {row.index for row in table.rows}
     return Paired(

@@ -46,8 +46,9 @@ def read_golds(path: Path) -> Golds:
     if not is_dataset(content):
         found = f"an object with {_some(content)}" if isinstance(content, dict) else kind_of(content)
         raise InputError(
+            "file-format",
             f'{path} is no SQuAD dataset: it holds {found}, needed is {{"data": [...]}}; '
-            "give train-*.json or dev-*.json"
+            "give train-*.json or dev-*.json",
         )
     ids, answers, flags = [], [], []
     for question, where in _questions(content["data"], path):
@@ -56,14 +57,15 @@ def read_golds(path: Path) -> Golds:
         answers.append(tuple(_text(answer, "text", f"{where}, answer {n}") for n, answer in enumerate(found, start=1)))
         flags.append(question.get("is_impossible"))
     if not ids:
-        raise InputError(f"{path} has no questions: nothing can be scored with it")
+        raise InputError("file-empty", f"{path} has no questions: nothing can be scored with it")
     declared = declares_2_0(content.get("version", ""))
     version = "2.0" if declared or any(flag is not None for flag in flags) else "1.1"
     if version == "1.1" and (without := [name for name, found in zip(ids, answers, strict=True) if not found]):
         raise InputError(
+            "labels-invalid",
             f"{path}: {len(without):,} of {len(ids):,} questions have no gold answer, the first is "
             f"{without[0][:60]!r}: "
-            'the rules of 1.1 cannot score them; where this is a file of 2.0, give it "version": "v2.0"'
+            'the rules of 1.1 cannot score them; where this is a file of 2.0, give it "version": "v2.0"',
         )
     return _with_notes(Golds(version, tuple(ids), tuple(answers)), flags, declared)
 
@@ -106,7 +108,10 @@ def _questions(articles: list[Any], path: Path) -> Iterator[tuple[dict[str, Any]
             for q, question in enumerate(_field(paragraph, "qas", list, of_paragraph), start=1):
                 where = f"{of_paragraph}, question {q}"
                 if not isinstance(question, dict):
-                    raise InputError(f"{where} is {kind_of(question)}, needed is an object with id, question, answers")
+                    raise InputError(
+                        "rows-invalid",
+                        f"{where} is {kind_of(question)}, needed is an object with id, question, answers",
+                    )
                 if isinstance(question.get("id"), str):
                     where += f" ({question['id'][:60]!r})"
                 yield question, where
@@ -114,12 +119,12 @@ def _questions(articles: list[Any], path: Path) -> Iterator[tuple[dict[str, Any]
 
 def _field(holder: Any, name: str, kind: type, where: str) -> Any:
     if not isinstance(holder, dict):
-        raise InputError(f"{where} is {kind_of(holder)}, needed is an object with {name!r}")
+        raise InputError("rows-invalid", f"{where} is {kind_of(holder)}, needed is an object with {name!r}")
     if name not in holder:
-        raise InputError(f"{where} has no {name!r}: scoring needs it")
+        raise InputError("rows-invalid", f"{where} has no {name!r}: scoring needs it")
     if not isinstance(holder[name], kind):
         needed = "a list" if kind is list else "text"
-        raise InputError(f"{where}: {name!r} is {kind_of(holder[name])}, needed is {needed}")
+        raise InputError("rows-invalid", f"{where}: {name!r} is {kind_of(holder[name])}, needed is {needed}")
     return holder[name]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.data.bounded import read_at_most
-from common.errors import InputError
+from common.errors import InputError, content_code
 
 MOST_BYTES = 2**30
 """Size, unpacked, beyond which a file is taken for something else (SQuAD's largest has 42 MB)."""
@@ -34,17 +34,25 @@ def read_json(path: Path, what: str, repeated: list[str] | None = None) -> Any:
             return json.loads(raw)
         return json.loads(raw, object_pairs_hook=functools.partial(_object, repeated=repeated))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"the {what} {path} is a damaged gzip file ({error}): get or pack it again") from error
+        raise InputError(
+            content_code(error),
+            f"the {what} {path} is a damaged gzip file ({error}): get or pack it again",
+        ) from error
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InputError(f"cannot read the {what} {path}: {reason}; give a JSON file") from error
+        raise InputError(content_code(error), f"cannot read the {what} {path}: {reason}; give a JSON file") from error
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}: {error.msg}"
-        raise InputError(f"the {what} {path} is no JSON file, or cut short ({where}): get or write it again") from error
+        raise InputError(
+            "file-damaged", f"the {what} {path} is no JSON file, or cut short ({where}): get or write it again"
+        ) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"the {what} {path} is not UTF-8 text: give a JSON file") from error
+        raise InputError("file-encoding", f"the {what} {path} is not UTF-8 text: give a JSON file") from error
     except (RecursionError, ValueError) as error:
-        raise InputError(f"the {what} {path} is no JSON that could be one ({error}): give another file") from error
+        raise InputError(
+            "file-limit" if isinstance(error, RecursionError) else "file-damaged",
+            f"the {what} {path} is no JSON that could be one ({error}): give another file",
+        ) from error
 
 
 def _bytes(path: Path) -> bytes:
@@ -57,7 +65,9 @@ def _bytes(path: Path) -> bytes:
         else:
             raw = read_at_most(file, MOST_BYTES)
     if len(raw) > MOST_BYTES:
-        raise InputError(f"{path} has more than {MOST_BYTES // 2**20} MiB: too long for questions or their answers")
+        raise InputError(
+            "file-limit", f"{path} has more than {MOST_BYTES // 2**20} MiB: too long for questions or their answers"
+        )
     return raw
 
 

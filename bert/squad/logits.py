@@ -30,22 +30,25 @@ class WindowLogits:
         """
         if not np.array_equal(self.offsets, features.input_ids.offsets - features.input_ids.offsets[0]):
             raise InputError(
+                "answers-invalid",
                 f"the logits of {len(self.offsets) - 1:,} windows with {int(self.offsets[-1]):,} tokens are not those "
                 f"of these features: {len(features):,} windows with {int(features.lengths.sum()):,} tokens; "
-                "predict again"
+                "predict again",
             )
         for name, values in (("start", self.start), ("end", self.end)):
             if values.shape != (self.offsets[-1],):
                 raise InputError(
+                    "answers-invalid",
                     f"{values.shape} {name} logits were given, needed is one for each of the "
-                    f"{int(self.offsets[-1]):,} tokens: predict again"
+                    f"{int(self.offsets[-1]):,} tokens: predict again",
                 )
             wrong = np.flatnonzero(~np.isfinite(values))
             if len(wrong):
                 window = int(np.searchsorted(self.offsets, wrong[0], side="right")) - 1
                 question = int(features.window_question[window])
                 raise InputError(
+                    "logits-not-finite",
                     f"the model gives {values[wrong[0]]} as a {name} logit of question "
                     f"{features.question_ids.text(question)!r} (window {window}), and {len(wrong):,} such logits in "
-                    "all: its weights are damaged or the precision overflows; use other weights or --precision fp32"
+                    "all: its weights are damaged or the precision overflows; use other weights or --precision fp32",
                 )

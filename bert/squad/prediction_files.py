@@ -21,13 +21,19 @@ def read_predictions(path: Path, notes: list[str] | None = None) -> dict[str, st
         if isinstance(value, str):
             continue
         if _is_n_best(value):
-            raise InputError(f"{path} is a file of n-best lists (question {name[:60]!r} has a list): {_REMEDY}")
+            raise InputError(
+                "file-format", f"{path} is a file of n-best lists (question {name[:60]!r} has a list): {_REMEDY}"
+            )
         if all(type(other) in (int, float) for other in found.values()):
             raise InputError(
+                "file-format",
                 f"{path} holds numbers (question {name[:60]!r} has {value!r}), as null_odds.json does: {_REMEDY}, "
-                "and the numbers as --na-prob"
+                "and the numbers as --na-prob",
             )
-        raise InputError(f"{path}: the prediction of question {name[:60]!r} is {kind_of(value)}, not text; {_REMEDY}")
+        raise InputError(
+            "answers-invalid",
+            f"{path}: the prediction of question {name[:60]!r} is {kind_of(value)}, not text; {_REMEDY}",
+        )
     return found
 
 
@@ -42,11 +48,15 @@ def read_null_odds(path: Path, notes: list[str] | None = None) -> dict[str, floa
     for name, value in found.items():
         if type(value) not in (int, float):
             raise InputError(
+                "answers-invalid",
                 f"{path}: question {name[:60]!r} has {kind_of(value)}, needed is one number per question id: "
-                "give null_odds.json"
+                "give null_odds.json",
             )
         if not math.isfinite(value):
-            raise InputError(f"{path}: question {name[:60]!r} has {value}, needed are finite numbers: predict again")
+            raise InputError(
+                "answers-invalid",
+                f"{path}: question {name[:60]!r} has {value}, needed are finite numbers: predict again",
+            )
     return found
 
 
@@ -54,9 +64,11 @@ def _object(path: Path, what: str, notes: list[str] | None) -> dict[str, Any]:
     repeated: list[str] = []
     content = read_json(path, f"file of {what}", repeated)
     if is_dataset(content):
-        raise InputError(f"{path} is a SQuAD dataset, not a file of {what}: give it as --dataset")
+        raise InputError("file-format", f"{path} is a SQuAD dataset, not a file of {what}: give it as --dataset")
     if not isinstance(content, dict):
-        raise InputError(f'{path} holds {kind_of(content)}, needed is {{"question id": ...}}: give a file of {what}')
+        raise InputError(
+            "file-format", f'{path} holds {kind_of(content)}, needed is {{"question id": ...}}: give a file of {what}'
+        )
     if repeated and notes is not None:
         notes.append(
             f"{len(repeated):,} question id(s) stand several times among the {what} of {path}, {repeated[0][:60]!r} "

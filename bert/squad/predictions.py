@@ -44,9 +44,9 @@ class NBestOptions:
         """Refuse numbers without meaning."""
         for name in ("n_best_size", "max_answer_length"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{flag(name)} {getattr(self, name)} must be 1 or more")
+                raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be 1 or more")
         if not math.isfinite(self.null_threshold):
-            raise UsageError(f"--null-threshold {self.null_threshold} must be a finite number")
+            raise UsageError("option-value", f"--null-threshold {self.null_threshold} must be a finite number")
 
 
 class NBestEntry(msgspec.Struct, frozen=True, gc=False):
@@ -156,9 +156,10 @@ def _check_vocabulary(features: SquadFeatures, vocabulary: Vocabulary) -> None:
     settings = features.settings
     if vocabulary.fingerprint != settings.vocabulary:
         raise InputError(
+            "vocabulary-mismatch",
             f"the vocabulary ({len(vocabulary.pieces):,} pieces, fingerprint {vocabulary.fingerprint}) is not that of "
             f"the features ({settings.vocab_size:,} pieces, fingerprint {settings.vocabulary}): give the vocab.txt "
-            "and the casing they were made with"
+            "and the casing they were made with",
         )
 
 

@@ -77,16 +77,20 @@ def score(
         UsageError: `null_odds` with a dataset of version 1.1, or `threshold` without `null_odds`.
     """
     if null_odds is None and threshold is not None:
-        raise UsageError("a threshold needs no-answer scores: give --na-prob null_odds.json, too")
+        raise UsageError("option-missing", "a threshold needs no-answer scores: give --na-prob null_odds.json, too")
     if null_odds is not None and golds.version == "1.1":
-        raise UsageError("--na-prob is for SQuAD 2.0, and every question of this dataset has an answer: leave it out")
+        raise UsageError(
+            "option-not-applicable",
+            "--na-prob is for SQuAD 2.0, and every question of this dataset has an answer: leave it out",
+        )
     known = dict.fromkeys(golds.ids)
     missing = tuple(name for name in known if name not in predictions)
     extra = tuple(name for name in predictions if name not in known)
     if predictions and len(missing) == len(known):
         raise InputError(
+            "answers-invalid",
             f"none of the {len(predictions):,} predictions belongs to the dataset's {len(known):,} questions: "
-            "give the dataset they were made for"
+            "give the dataset they were made for",
         )
     notes = list(golds.notes)
     if golds.version == "1.1":
@@ -126,8 +130,9 @@ def _score_2(
         without = [name for name in raw if name not in null_odds]
         if without:
             raise InputError(
+                "answers-invalid",
                 f"{len(without):,} of the {len(raw):,} predicted questions have no no-answer score, the first is "
-                f"{without[0][:60]!r}: give the file of the same prediction"
+                f"{without[0][:60]!r}: give the file of the same prediction",
             )
         for name in raw:
             if null_odds[name] > threshold:

@@ -40,8 +40,9 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         """Join the process group. Raises MissingToolError without deepspeed."""
         if importlib.util.find_spec("deepspeed") is None:
             raise MissingToolError(
+                "package-missing",
                 "strategy deepspeed needs the package deepspeed, which is not installed: pip install "
-                "'bertbench[deepspeed]'; without a GPU: DS_ACCELERATOR=cpu pip install deepspeed"
+                "'bertbench[deepspeed]'; without a GPU: DS_ACCELERATOR=cpu pip install deepspeed",
             )
         os.environ["DS_ACCELERATOR"] = device_type
         super().setup(device_type)
@@ -121,8 +122,9 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         """DeepSpeed clips in `step`, to the norm of the plan. Raises UsageError where another is asked for."""
         if max_norm != self._plan.max_grad_norm:
             raise UsageError(
+                "option-conflict",
                 f"gradients are to be clipped to {max_norm}, DeepSpeed was told {self._plan.max_grad_norm}: give the "
-                "norm with the plan of the steps"
+                "norm with the plan of the steps",
             )
 
     def step(self, optimizer: torch.optim.Optimizer, precision: Precision, wait: bool = True) -> bool | None:
@@ -246,4 +248,7 @@ def _check_precision(name: str) -> None:
     accelerator = get_accelerator()
     supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}.get(name)
     if supported is not None and not supported():
-        raise UsageError(f"DeepSpeed does not train in {name} on this device: use another precision, or strategy fsdp")
+        raise UsageError(
+            "device-unsupported",
+            f"DeepSpeed does not train in {name} on this device: use another precision, or strategy fsdp",
+        )

@@ -15,7 +15,7 @@ from typing import Any
 from bert.optim import DEFAULT_BETAS, DEFAULT_EPS
 from bert.strategies.deepspeed_names import check_names
 from bert.strategies.options import ZERO_STAGES
-from common.errors import InputError, UsageError
+from common.errors import InputError, UsageError, content_code, read_code
 
 AUTO = "auto"
 
@@ -94,17 +94,22 @@ def read_deepspeed_config(path: Path) -> dict[str, Any]:
     """
     try:
         if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise InputError(f"{path} is no DeepSpeed configuration: it has more than {_LARGEST_FILE_BYTES:,} bytes")
+            raise InputError(
+                "file-limit", f"{path} is no DeepSpeed configuration: it has more than {_LARGEST_FILE_BYTES:,} bytes"
+            )
         content = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=_no_constant)
     except OSError as error:
         raise InputError(
+            read_code(error),
             f"cannot read the DeepSpeed configuration {path}: {error.strerror}; give a JSON file of DeepSpeed, such as "
-            "those in bench/deepspeed"
+            "those in bench/deepspeed",
         ) from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"the DeepSpeed configuration {path} is no JSON ({error}): see bench/deepspeed") from error
+        raise InputError(
+            content_code(error), f"the DeepSpeed configuration {path} is no JSON ({error}): see bench/deepspeed"
+        ) from error
     if not isinstance(content, dict):
-        raise InputError(f"the DeepSpeed configuration {path} is no JSON object: see bench/deepspeed")
+        raise InputError("file-format", f"the DeepSpeed configuration {path} is no JSON object: see bench/deepspeed")
     return content
 
 
@@ -140,7 +145,10 @@ def resolve(config: Mapping[str, Any], run: Run) -> Resolved:
         section = filled.pop(name, None)
         is_off = isinstance(section, Mapping) and section.get("enabled") is False
         if _given(section) and not is_off:
-            raise UsageError(f'the section "{name}" of the DeepSpeed configuration cannot be used here: {remedy}')
+            raise UsageError(
+                "option-not-applicable",
+                f'the section "{name}" of the DeepSpeed configuration cannot be used here: {remedy}',
+            )
     stage = _stage(filled, run)
     clipped = filled.get("gradient_clipping")
     if run.optimizer_norm is not None and clipped == run.optimizer_norm and not isinstance(clipped, bool):
@@ -152,8 +160,9 @@ def resolve(config: Mapping[str, Any], run: Run) -> Resolved:
     differences += more
     if differences:
         raise UsageError(
+            "option-conflict",
             f"the DeepSpeed configuration and the run do not agree: {'; '.join(differences)}. Change one of them, or "
-            'write "auto" in the file to take what the run says'
+            'write "auto" in the file to take what the run says',
         )
     _check_zero(filled["zero_optimization"], stage, run)
     if run.precision == "fp16":
@@ -182,11 +191,16 @@ def _stage(filled: dict[str, Any], run: Run) -> int:
         filled.setdefault("bf16", filled.pop("bfloat16"))
     for name in ("zero_optimization", "fp16", "bf16"):
         if not isinstance(filled.setdefault(name, {}), dict):
-            raise UsageError(f'"{name}" of the DeepSpeed configuration must be an object, not {filled[name]!r}')
+            raise UsageError(
+                "option-value", f'"{name}" of the DeepSpeed configuration must be an object, not {filled[name]!r}'
+            )
     given = filled["zero_optimization"].get("stage", AUTO)
     stage = run.zero_stage if run.zero_stage is not None else 0 if given == AUTO else given
     if isinstance(stage, bool) or stage not in ZERO_STAGES:
-        raise UsageError(f"zero_optimization.stage={stage!r} of the DeepSpeed configuration is none: use 0, 1, 2 or 3")
+        raise UsageError(
+            "option-choice",
+            f"zero_optimization.stage={stage!r} of the DeepSpeed configuration is none: use 0, 1, 2 or 3",
+        )
     return int(stage)
 
 
@@ -209,7 +223,9 @@ def _optimizer(section: Any, run: Run) -> tuple[dict[str, Any], list[str]]:
     if not _given(section):
         return {}, []
     if not isinstance(section, dict) or not isinstance(section.get("params", {}), dict):
-        raise UsageError('"optimizer" of the DeepSpeed configuration must be an object with "type" and "params"')
+        raise UsageError(
+            "option-value", '"optimizer" of the DeepSpeed configuration must be an object with "type" and "params"'
+        )
     kind, params = section.get("type", AUTO), {**section.get("params", {})}
     differences = []
     if kind != AUTO and str(kind).lower() not in _OPTIMIZERS[run.optimizer]:
@@ -222,7 +238,10 @@ def _optimizer(section: Any, run: Run) -> tuple[dict[str, Any], list[str]]:
         if value == AUTO or name == "torch_adam":
             continue
         if name not in ("lr", "weight_decay", "betas", "eps"):
-            raise UsageError(f"optimizer.params.{name} of the DeepSpeed configuration has no place in {run.optimizer}")
+            raise UsageError(
+                "option-not-applicable",
+                f"optimizer.params.{name} of the DeepSpeed configuration has no place in {run.optimizer}",
+            )
         _check_number(name, value)
         if known.get(name) not in (None, value):
             differences.append(f"optimizer.params.{name} is {value!r}, the run's is {known[name]!r}")
@@ -235,9 +254,13 @@ def _check_number(name: str, value: Any) -> None:
     values = value if name == "betas" and isinstance(value, list) and len(value) == 2 else [value]
     below = 1.0 if name == "betas" else float("inf")
     if not all(isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each < below for each in values):
-        raise UsageError(f"optimizer.params.{name}={value!r} of the DeepSpeed configuration cannot be used")
+        raise UsageError(
+            "option-value", f"optimizer.params.{name}={value!r} of the DeepSpeed configuration cannot be used"
+        )
     if name == "betas" and len(values) != 2:
-        raise UsageError(f"optimizer.params.betas={value!r} of the DeepSpeed configuration must be two numbers")
+        raise UsageError(
+            "option-value", f"optimizer.params.betas={value!r} of the DeepSpeed configuration must be two numbers"
+        )
 
 
 def _check_zero(zero: dict[str, Any], stage: int, run: Run) -> None:
@@ -246,19 +269,22 @@ def _check_zero(zero: dict[str, Any], stage: int, run: Run) -> None:
         device = section.get("device") if isinstance(section, dict) else section
         if device not in (None, False, "none", AUTO):
             raise UsageError(
+                "option-not-applicable",
                 f"zero_optimization.{name} of the DeepSpeed configuration moves work to the host, which is not "
-                "measured here: take it out"
+                "measured here: take it out",
             )
         zero.pop(name, None)
     if zero.get("mics_shard_size", -1) not in (-1, AUTO):
         raise UsageError(
+            "option-not-applicable",
             "zero_optimization.mics_shard_size of the DeepSpeed configuration divides the model among some of the "
-            "ranks, which checkpoints here cannot put together: take it out"
+            "ranks, which checkpoints here cannot put together: take it out",
         )
     if stage > 0 and run.optimizer == "lamb":
         raise UsageError(
+            "unsupported-combination",
             f"ZeRO stage {stage} keeps the parameters as one flat vector in pieces, LAMB needs the norm of each of "
-            "them: use optimizer adamw, --zero-stage 0, or strategy fsdp, which runs LAMB"
+            "them: use optimizer adamw, --zero-stage 0, or strategy fsdp, which runs LAMB",
         )
 
 

@@ -66,6 +66,7 @@ def check_names(config: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(str(name), sorted(known), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UsageError(
+                "option-unknown",
                 f"{f'{section}.' if section else ''}{name} of the DeepSpeed configuration is no setting of DeepSpeed, "
-                f"which would pass over it: take it out{hint}"
+                f"which would pass over it: take it out{hint}",
             )

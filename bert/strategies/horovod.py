@@ -36,8 +36,9 @@ class HorovodStrategy(ProcessGroupStrategy):
         """Join the ranks. Raises MissingToolError without horovod."""
         if importlib.util.find_spec("horovod") is None:
             raise MissingToolError(
+                "package-missing",
                 "strategy horovod needs the package horovod, built for this PyTorch, which is not installed: build the "
-                "image with WITH_HOROVOD=1, or see docs/how-to/strategies.md"
+                "image with WITH_HOROVOD=1, or see docs/how-to/strategies.md",
             )
         self._read_environment()
         if device_type == "cuda":

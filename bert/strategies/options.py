@@ -26,15 +26,15 @@ def options_text(strategy: str, options: Mapping[str, Any]) -> str:
         owners = sorted(name for name, own in OPTIONS.items() if set(foreign) & set(own))
         hint = f": use --strategy {' or '.join(owners)}" if owners else ""
         unknown = ", ".join("--deepspeed-config" if name == "config" else flag(name) for name in foreign)
-        raise UsageError(f"--strategy {strategy} has no option {unknown}{hint}")
+        raise UsageError("option-not-applicable", f"--strategy {strategy} has no option {unknown}{hint}")
     size = given.get("bucket_mib", 1)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise UsageError(f"--bucket-mib {size!r} must be a whole number of MiB, at least 1")
+        raise UsageError("option-value", f"--bucket-mib {size!r} must be a whole number of MiB, at least 1")
     stage = given.get("zero_stage")
     if stage is not None and (isinstance(stage, bool) or stage not in ZERO_STAGES):
-        raise UsageError(f"--zero-stage {stage!r}: choose one of {', '.join(map(str, ZERO_STAGES))}")
+        raise UsageError("option-choice", f"--zero-stage {stage!r}: choose one of {', '.join(map(str, ZERO_STAGES))}")
     if not isinstance(given.get("config", {}), Mapping):
-        raise UsageError("the DeepSpeed configuration has to be a JSON object")
+        raise UsageError("option-value", "the DeepSpeed configuration has to be a JSON object")
     return json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False) if given else ""
 
 
@@ -43,7 +43,7 @@ def read_options(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text) if text else {}
     except ValueError as error:
-        raise InputError(f"the options of a strategy, {text[:80]!r}, are no JSON ({error})") from error
+        raise InputError("option-value", f"the options of a strategy, {text[:80]!r}, are no JSON ({error})") from error
     if not isinstance(found, dict):
-        raise InputError(f"the options of a strategy, {text[:80]!r}, are no JSON object")
+        raise InputError("option-value", f"the options of a strategy, {text[:80]!r}, are no JSON object")
     return found

@@ -28,7 +28,10 @@ class SingleStrategy:
         """Pick the device. Raises UsageError when several ranks were started or the device is absent."""
         self._read_environment()
         if self.world_size != 1 and type(self) is SingleStrategy:
-            raise UsageError(f"strategy single runs on one device, {self.world_size} were asked for: use strategy ddp")
+            raise UsageError(
+                "unsupported-combination",
+                f"strategy single runs on one device, {self.world_size} were asked for: use strategy ddp",
+            )
         if device_type == "cuda":
             self._pick_gpu()
 
@@ -54,8 +57,9 @@ class SingleStrategy:
         visible = torch.cuda.device_count()
         if self.local_rank >= visible:
             raise UsageError(
+                "device-missing",
                 f"rank {self.rank} needs GPU number {self.local_rank} of this node, PyTorch sees {visible}: "
-                "check CUDA_VISIBLE_DEVICES, the driver and that torch is a CUDA build, or ask for fewer devices"
+                "check CUDA_VISIBLE_DEVICES, the driver and that torch is a CUDA build, or ask for fewer devices",
             )
         self.device = torch.device("cuda", self.local_rank)
         torch.cuda.set_device(self.device)

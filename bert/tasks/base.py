@@ -176,7 +176,8 @@ def check_objective(task: TrainableTask, name: str, *besides: str) -> None:
     choices = (*(score for score in task.scores if not score.endswith("_thresh")), *besides)
     if name in task.scores and name not in choices:
         raise UsageError(
-            f"{name} is a threshold, more or less of it makes no model better: choose one of {', '.join(choices)}"
+            "option-choice",
+            f"{name} is a threshold, more or less of it makes no model better: choose one of {', '.join(choices)}",
         )
     lookup(dict.fromkeys(choices), name, f"score of {task.name}")
 

@@ -33,8 +33,9 @@ def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows
     check_rows(rows, place, seq_len)
     if rows.vocabulary != training.vocabulary:
         raise InputError(
+            "vocabulary-mismatch",
             f"the rows in {place} were made with another vocabulary than those in {source}: their ids mean other "
-            "words, make both with the same vocab.txt and casing"
+            "words, make both with the same vocab.txt and casing",
         )
 
 

@@ -99,7 +99,9 @@ def row_logits(
     """
     if not isinstance(model, BertForLabels) or model.labels != classes:
         has = f"a head of {model.labels}" if isinstance(model, BertForLabels) else "no head for them"
-        raise UsageError(f"{classes} logits of each row are wanted, {type(model).__name__} has {has}")
+        raise UsageError(
+            "weights-mismatch", f"{classes} logits of each row are wanted, {type(model).__name__} has {has}"
+        )
     logits = np.zeros((len(rows), classes), dtype=np.float32)
     batches = evaluation_rows(rows, micro_batch_size, rank, world_size, chosen)
     for numbers, output in outputs(model, batches, device, precision, told):
@@ -112,8 +114,9 @@ def check_logits(logits: Float32) -> None:
     wrong = int((~np.isfinite(logits)).any(axis=1).sum())
     if wrong:
         raise InputError(
+            "logits-not-finite",
             f"the model gives logits that are not finite numbers for {wrong:,} of {len(logits):,} rows: its weights "
-            "are damaged or the precision overflows; use other weights or --precision fp32"
+            "are damaged or the precision overflows; use other weights or --precision fp32",
         )
 
 

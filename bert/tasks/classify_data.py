@@ -45,14 +45,17 @@ class ClassifyData(ClassificationData):
         if source.is_file() and not is_database(source):
             word = shlex.quote(str(source))
             raise InputError(
+                "data-unprepared",
                 f"{source} is no SQLite file of `bertbench data csv`: make one with `bertbench data csv {word} --vocab "
-                f"VOCAB.txt`, which `bertbench train classify {word}` does by itself"
+                f"VOCAB.txt`, which `bertbench train classify {word}` does by itself",
             )
         opened = open_source(source)
         found = read_split(opened, _SPLITS[split])
         if not len(found.lengths):
             option = {TEST: " with a larger --test", EVALUATION: " with a larger --validation"}.get(split, "")
-            raise InputError(f"{source} has no text to {_SPLITS[split]}: make it again{option}, or of more texts")
+            raise InputError(
+                "data-missing", f"{source} has no text to {_SPLITS[split]}: make it again{option}, or of more texts"
+            )
         return opened, found
 
     def evaluation_rows(
@@ -118,8 +121,9 @@ def _as_trained(trained: "TextSource", opened: "TextSource", found: "TextSet") -
     )
     if trained.origin.get("digest") == opened.origin.get("digest") and division != other:
         raise UsageError(
+            "option-conflict",
             f"{opened.path} was made of the CSV that {trained.path} was made of, and divides it otherwise: some of its "
-            "texts are trained on; make both with the same options, or evaluate on another CSV"
+            "texts are trained on; make both with the same options, or evaluate on another CSV",
         )
     codes = {label: code for code, label in enumerate(trained.labels)}
     met = [opened.labels[code] for code in np.unique(found.labels).tolist()]
@@ -127,8 +131,9 @@ def _as_trained(trained: "TextSource", opened: "TextSource", found: "TextSet") -
     if unknown:
         shown = ", ".join(repr(label[:40]) for label in unknown[:_MOST_NAMED]) + ", ..." * (len(unknown) > _MOST_NAMED)
         raise InputError(
+            "labels-invalid",
             f"{opened.path} has texts with {len(unknown):,} label(s) that those in {trained.path} have not ({shown}): "
-            "a model finds only labels that it is trained on; take those texts out, or train on them too"
+            "a model finds only labels that it is trained on; take those texts out, or train on them too",
         )
     table = np.array([codes.get(label, -1) for label in opened.labels], dtype=np.int64)
     return dataclasses.replace(found, labels=table[found.labels])

@@ -66,8 +66,9 @@ class GapData(ClassificationData):
         if any(file.fingerprint == features.fingerprint for file in trained_on):
             why = "--train-on-all trains on validation too" if options.get("train_on_all") else "they are trained on"
             raise UsageError(
+                "option-conflict",
                 f"the rows in {place} cannot judge the model, {why}: give other features as --eval-data, such as those "
-                "of gap-test.tsv, or --eval-every 0"
+                "of gap-test.tsv, or --eval-every 0",
             )
         return rows
 

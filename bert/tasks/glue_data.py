@@ -72,5 +72,5 @@ class GlueData(ClassificationData):
 def spec_of(options: Mapping[str, Any]) -> GlueSpec:
     """Return the task that resolved options name. Raises UsageError where they name none."""
     if "task" not in options:
-        raise UsageError(f"which task of GLUE: give --task {' | '.join(TASKS)}")
+        raise UsageError("option-missing", f"which task of GLUE: give --task {' | '.join(TASKS)}")
     return task_of(options["task"])

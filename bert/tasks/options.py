@@ -31,11 +31,13 @@ class TaskOption:
         """Refuse a value that it cannot have. Raises UsageError."""
         if type(value) is not self.kind:
             wanted = {str: "a word", int: "a whole number", bool: "true or false"}[self.kind]
-            raise UsageError(f"{self.name}={value!r} of task {task} must be {wanted}")
+            raise UsageError("option-value", f"{self.name}={value!r} of task {task} must be {wanted}")
         if self.choices and value not in self.choices:
-            raise UsageError(f"{self.name}={value!r} of task {task}: choose one of {', '.join(self.choices)}")
+            raise UsageError(
+                "option-choice", f"{self.name}={value!r} of task {task}: choose one of {', '.join(self.choices)}"
+            )
         if isinstance(value, int) and not isinstance(value, bool) and value < self.least:
-            raise UsageError(f"{self.name}={value} of task {task} must be at least {self.least}")
+            raise UsageError("option-value", f"{self.name}={value} of task {task} must be at least {self.least}")
 
 
 def check_options(task: str, known: Sequence[TaskOption], options: Mapping[str, Any]) -> dict[str, Value]:
@@ -54,7 +56,7 @@ def check_options(task: str, known: Sequence[TaskOption], options: Mapping[str, 
     foreign = sorted(given.keys() - own.keys())
     if foreign:
         there = f"it has {', '.join(own)}" if own else "it has none"
-        raise UsageError(f"task {task} has no option {', '.join(foreign)}: {there}")
+        raise UsageError("option-not-applicable", f"task {task} has no option {', '.join(foreign)}: {there}")
     for name, value in given.items():
         own[name].check(task, value)
     return given
@@ -76,7 +78,7 @@ def read_options(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text) if text else {}
     except (ValueError, TypeError) as error:
-        raise InputError(f"the options of a task, {str(text)[:80]!r}, are no JSON ({error})") from error
+        raise InputError("option-value", f"the options of a task, {str(text)[:80]!r}, are no JSON ({error})") from error
     if not isinstance(found, dict):
-        raise InputError(f"the options of a task, {text[:80]!r}, are no JSON object")
+        raise InputError("option-value", f"the options of a task, {text[:80]!r}, are no JSON object")
     return found

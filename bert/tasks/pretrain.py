@@ -62,8 +62,9 @@ class PretrainTask:
         info = folder_info(Path(spec.source), split, spec.seq_len)
         if info.vocab_size is not None and info.vocab_size != spec.vocab_size:
             raise InputError(
+                "vocabulary-mismatch",
                 f"the shards in {info.path} were made with a vocabulary of {info.vocab_size} word pieces, the model "
-                f"has {spec.vocab_size}: set vocab_size to {info.vocab_size}, or give shards of the model's vocabulary"
+                f"has {spec.vocab_size}: set vocab_size to {info.vocab_size}, or give shards of the model's vocabulary",
             )
         return DataIdentity(
             source=spec.source,

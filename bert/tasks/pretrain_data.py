@@ -21,7 +21,7 @@ def open_test_shards(folder: Path, seq_len: int) -> "ShardFolder":
     try:
         return folder_info(folder, "test", seq_len)
     except InputError as error:
-        raise InputError(f"{error}; or train without evaluation (--eval-every 0)") from error
+        raise InputError(error.code, f"{error}; or train without evaluation (--eval-every 0)") from error
 
 
 class PretrainData:
@@ -60,7 +60,8 @@ class PretrainData:
         """Look at the test shards. Raises InputError: there are none; UsageError where others are wanted."""
         if wanted is not None:
             raise UsageError(
-                f"--eval-data {wanted}: pretraining is evaluated on the test shards in its data folder, leave it out"
+                "option-not-applicable",
+                f"--eval-data {wanted}: pretraining is evaluated on the test shards in its data folder, leave it out",
             )
         if is_synthetic(source):
             return

@@ -47,8 +47,9 @@ class TestShards:
         self.info: ShardFolder = open_test_shards(Path(spec.source), spec.seq_len)
         if self.info.seq_len != spec.seq_len:
             raise InputError(
+                "data-mismatch",
                 f"the test shards in {self.info.path} have {self.info.seq_len} tokens per sample, not {spec.seq_len}: "
-                "prepare both splits alike, or train without evaluation (--eval-every 0)"
+                "prepare both splits alike, or train without evaluation (--eval-every 0)",
             )
         self._spec = spec
         chosen = spread(self.info.samples, samples)
@@ -79,7 +80,9 @@ class TestShards:
             InputError: a shard is damaged.
         """
         if not isinstance(model, BertForPretraining):
-            raise UsageError(f"{type(model).__name__} has no masked-word and next-sentence heads to evaluate")
+            raise UsageError(
+                "weights-mismatch", f"{type(model).__name__} has no masked-word and next-sentence heads to evaluate"
+            )
         losses = torch.zeros(4, dtype=torch.float64, device=device)
         positions = samples = 0
         for batch in self.batches():

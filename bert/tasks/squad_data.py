@@ -33,11 +33,14 @@ def open_evaluation(source: Path, seq_len: int) -> "tuple[SquadFeatures, Vocabul
     settings = features.settings
     if settings.max_seq_length > seq_len:
         raise InputError(
+            "data-mismatch",
             f"the windows in {source} have up to {settings.max_seq_length} tokens, those that are trained on "
-            f"{seq_len}: make both with the same --max-seq-length"
+            f"{seq_len}: make both with the same --max-seq-length",
         )
     if not len(features):
-        raise InputError(f"the features in {source} hold no window: make them from questions with contexts")
+        raise InputError(
+            "data-missing", f"the features in {source} hold no window: make them from questions with contexts"
+        )
     return features, vocabulary_of(source, settings)
 
 
@@ -88,14 +91,18 @@ class SquadData:
         if is_synthetic(source):
             return
         if wanted is None:
-            raise UsageError("no data to evaluate on: give --eval-data, the features of a dev file, or --eval-every 0")
+            raise UsageError(
+                "option-missing",
+                "no data to evaluate on: give --eval-data, the features of a dev file, or --eval-every 0",
+            )
         from bert.data.squad.store import open_features
 
         features, _ = open_evaluation(Path(wanted), seq_len)
         if features.settings.vocabulary != open_features(Path(source), "training").settings.vocabulary:
             raise InputError(
+                "vocabulary-mismatch",
                 f"the features in {wanted} were made with another vocabulary than those in {source}: their "
-                "ids mean other words, make both with the same vocab.txt and casing"
+                "ids mean other words, make both with the same vocab.txt and casing",
             )
 
     def max_predictions(self, seq_len: int) -> int:

@@ -97,7 +97,9 @@ def window_logits(
         UsageError: the model has no head for answers.
     """
     if not isinstance(model, BertForQuestionAnswering):
-        raise UsageError(f"{type(model).__name__} has no head that finds answers: give a model trained on squad")
+        raise UsageError(
+            "weights-mismatch", f"{type(model).__name__} has no head that finds answers: give a model trained on squad"
+        )
     flat = np.zeros((2, int(features.lengths.sum())), dtype=np.float32)
     batches = evaluation_batches(features, micro_batch_size, rank, world_size, chosen)
     for numbers, output in outputs(model, batches, device, precision, told):

@@ -2,26 +2,28 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import torch
 
 from bert.strategies.base import Strategy
-from common.errors import BertbenchError, InputError, LockedError, SchemaError, StorageError, UsageError
+from common.errors import BertbenchError, Code, InputError, LockedError, SchemaError, StorageError, UsageError
 
 T = TypeVar("T")
 
-# How a failure travels: the place of its class here.
+# How a failure travels: the places of its class and of its code here.
 _KINDS: tuple[type[BertbenchError], ...] = (
     BertbenchError, UsageError, InputError, StorageError, LockedError, SchemaError
 )  # fmt: skip
+_CODES: tuple[Code, ...] = get_args(Code)
 
 
 def together(strategy: Strategy, action: Callable[[], T]) -> T:
     """Do something on every rank and return what it gave here; every rank has to call it, at the same place.
 
     Raises:
-        BertbenchError: it failed on a rank: the failure of the lowest such rank, of the same class on every rank.
+        BertbenchError: it failed on a rank: the failure of the lowest such rank, of the same class and code on every
+            rank; what is no BertbenchError there is one with the code rank-failed on the others.
     """
     result: T
     failure: Exception | None = None
@@ -35,9 +37,10 @@ def together(strategy: Strategy, action: Callable[[], T]) -> T:
     first = strategy.rank == failed
     message = _broadcast(strategy, _in_words(failure) if first and failure is not None else "")
     kind = _KINDS[int(strategy.maximum(_vector(_kind(failure) if first else 0)))]
+    code = _CODES[int(strategy.maximum(_vector(_CODES.index(_code(failure)) if first else 0)))]
     if first and failure is not None:
         raise failure
-    raise kind(f"rank {int(failed)}: {message}") from failure
+    raise kind(code, f"rank {int(failed)}: {message}") from failure
 
 
 def known_to_first(strategy: Strategy, value: int) -> int:
@@ -73,6 +76,10 @@ def _in_words(failure: Exception) -> str:
 def _kind(failure: Exception | None) -> int:
     fitting = [place for place, kind in enumerate(_KINDS) if isinstance(failure, kind)]
     return fitting[-1] if fitting else 0
+
+
+def _code(failure: Exception | None) -> Code:
+    return failure.code if isinstance(failure, BertbenchError) else "rank-failed"
 
 
 def _vector(value: float) -> torch.Tensor:

@@ -33,7 +33,7 @@ from bert.training.agreement import known_to_first, together
 from bert.training.state import TrainState
 from bert.training.tensors import OPTIMIZER_FILE, collected, rng_file, save_rng
 from common.atomic import storage_errors, write_json, write_text
-from common.errors import InputError, SchemaError, StorageError
+from common.errors import InputError, SchemaError, StorageError, read_code
 
 T = TypeVar("T")
 
@@ -63,7 +63,9 @@ def saved_steps(folder: Path) -> list[int]:
     try:
         names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     except OSError as error:
-        raise StorageError(f"cannot look into {folder}: {error.strerror}; choose another folder") from error
+        raise StorageError(
+            read_code(error), f"cannot look into {folder}: {error.strerror}; choose another folder"
+        ) from error
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
@@ -103,7 +105,9 @@ def save(
 
     def write() -> None:
         if not temporary.is_dir():
-            raise StorageError(f"rank {strategy.rank} does not see {temporary}: use a folder that all nodes share")
+            raise StorageError(
+                "folder-not-shared", f"rank {strategy.rank} does not see {temporary}: use a folder that all nodes share"
+            )
         save_rng(temporary / rng_file(strategy.rank), strategy.device)
 
     def write_weights(weights: Mapping[str, torch.Tensor]) -> None:
@@ -150,7 +154,9 @@ def _storing(path: Path, action: Callable[[], T]) -> Callable[[], T]:
             with storage_errors(path):
                 return action()
         except OSError as error:
-            raise StorageError(f"cannot write {path}: {error.strerror}; the checkpoints before it are whole") from error
+            raise StorageError(
+                "write-failed", f"cannot write {path}: {error.strerror}; the checkpoints before it are whole"
+            ) from error
 
     return attempt
 
@@ -160,7 +166,9 @@ def _seal(temporary: Path, state: TrainState, ranks: int) -> int:
     wanted = [rng_file(rank) for rank in range(ranks)]
     absent = [name for name in wanted if not (temporary / name).is_file()]
     if absent:
-        raise StorageError(f"{temporary} lacks {', '.join(absent)}: use a folder that all nodes share")
+        raise StorageError(
+            "folder-not-shared", f"{temporary} lacks {', '.join(absent)}: use a folder that all nodes share"
+        )
     files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in sorted(temporary.iterdir())}
     write_json(temporary / STATE_FILE, {**state.to_json(), "files": files})
     sync_folder(temporary)
@@ -218,7 +226,8 @@ def latest(folder: Path, warn: Callable[[str], None], whole: bool = True) -> Che
             warn(f"{error}; the checkpoint before it is used")
     if steps:
         raise InputError(
-            f"all {len(steps)} checkpoints in {folder} are damaged: remove them to begin anew, or give another folder"
+            "checkpoint-missing",
+            f"all {len(steps)} checkpoints in {folder} are damaged: remove them to begin anew, or give another folder",
         )
     return None
 
@@ -243,14 +252,14 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
     try:
         state = TrainState.from_json(content)
     except InputError as error:
-        raise type(error)(f"the checkpoint {path} cannot be used: {error}") from error
+        raise type(error)(error.code, f"the checkpoint {path} cannot be used: {error}") from error
     files = content.get("files")
     if not isinstance(files, dict) or not {"model.safetensors", OPTIMIZER_FILE}.issubset(files):
-        raise InputError(f"the checkpoint {path} is damaged: {STATE_FILE} does not list its files")
+        raise InputError("file-damaged", f"the checkpoint {path} is damaged: {STATE_FILE} does not list its files")
     for name, noted in files.items():
         problem = _problem(path / name, noted, whole) if "/" not in name else "is no name of a file"
         if problem:
-            raise InputError(f"the checkpoint {path} is damaged: {name} {problem}")
+            raise InputError("file-damaged", f"the checkpoint {path} is damaged: {name} {problem}")
     return Checkpoint(path, state)
 
 

@@ -77,7 +77,8 @@ def _ours(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str
     lacking = [name for name in missing if name.startswith(_ENCODER) and not name.startswith(_POOLER)]
     if lacking:
         raise InputError(
-            f"the weights in {found.path} lack {len(lacking)} of the encoder, {lacking[0]} first: give a whole model"
+            "weights-mismatch",
+            f"the weights in {found.path} lack {len(lacking)} of the encoder, {lacking[0]} first: give a whole model",
         )
     values = {
         name: fit_vocabulary(state[original], wanted[name], config, f"{original} of {found.path}")
@@ -97,14 +98,15 @@ def _foreign(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[
         fitting = {name: value for name, value in weights.tensors.items() if name not in other}
         values, report = match_hugging_face_state(model, fitting)
     except InputError as error:
-        raise InputError(f"{found.path}: {error}") from error
+        raise InputError(error.code, f"{found.path}: {error}") from error
     unused = (*report.unexpected, *report.incomplete, *other)
     unused = tuple(sorted(weights.originals.get(name, name) for name in unused))
     body = [name for name in unused if _BODY.search(name)]
     if body:
         raise InputError(
+            "weights-mismatch",
             f"{found.path} holds {len(body)} weights of a body that this run's model has not, {body[0]} first: begin "
-            "with the shape these weights were made with"
+            "with the shape these weights were made with",
         )
     return values, NotTaken(report.missing, unused)
 

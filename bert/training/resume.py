@@ -82,12 +82,16 @@ def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Che
         before, now = getattr(saved, name), getattr(settings, name)
         if before != now:
             raise UsageError(
+                "settings-changed",
                 f"{checkpoint.path} was saved with {_said(name)} {before}, this run has {_said(name)} {now}: keep "
-                f"{before}, or begin a new run or phase in another folder with --init {checkpoint.path}"
+                f"{before}, or begin a new run or phase in another folder with --init {checkpoint.path}",
             )
     made = checkpoint.state.applied_steps
     if settings.steps < made:
-        raise UsageError(f"--steps {settings.steps}: {checkpoint.path} has {made} updates already, give {made} or more")
+        raise UsageError(
+            "option-value",
+            f"--steps {settings.steps}: {checkpoint.path} has {made} updates already, give {made} or more",
+        )
     _check_data(data, checkpoint)
     warnings = []
     changed = _in_words(_changes(saved, settings, _CHANGES_THE_RUN))
@@ -149,8 +153,9 @@ def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
     if is_synthetic(saved.source) or is_synthetic(data.source):
         if saved.source != data.source:
             raise UsageError(
+                "data-mismatch",
                 f"{checkpoint.path} was trained on {saved.source}, this run on {data.source}: keep {saved.source}, or "
-                f"begin a new run in another folder with --init {checkpoint.path}"
+                f"begin a new run in another folder with --init {checkpoint.path}",
             )
         return
     _check_vocabulary(data, checkpoint)
@@ -158,18 +163,22 @@ def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
         return
     if not saved.shards:
         raise InputError(
+            "data-mismatch",
             f"{checkpoint.path} was trained on {saved.source}, {data.source} holds other data: give the same, or begin "
-            f"a new run in another folder with --init {checkpoint.path}"
+            f"a new run in another folder with --init {checkpoint.path}",
         )
     missing = [name for name in saved.shards if name not in set(data.shards)]
     if missing and len(missing) < len(saved.shards):
         raise InputError(
+            "data-missing",
             f"{data.source} lacks {len(missing)} of the {len(saved.shards)} shards that {checkpoint.path} was trained "
-            f"on, {missing[0]} first: put them back"
+            f"on, {missing[0]} first: put them back",
         )
     raise InputError(
+        "data-mismatch",
         f"{checkpoint.path} was trained on the shards of {saved.source}, those of {data.source} are others (names, "
-        f"sizes or samples differ): give the same, or begin a new phase in another folder with --init {checkpoint.path}"
+        "sizes or samples differ): give the same, or begin a new phase in another folder with --init "
+        f"{checkpoint.path}",
     )
 
 
@@ -178,9 +187,10 @@ def _check_vocabulary(data: DataIdentity, checkpoint: Checkpoint) -> None:
     if saved.vocabulary is None or data.vocabulary is None or saved.vocabulary == data.vocabulary:
         return
     raise InputError(
+        "vocabulary-mismatch",
         f"{checkpoint.path} was trained with the vocabulary of {saved.source} ({saved.vocab_size} word pieces), the "
         f"data in {data.source} were made with another one ({data.vocab_size} word pieces): its ids mean other "
-        "words, prepare the data with the same vocabulary"
+        "words, prepare the data with the same vocabulary",
     )
 
 
@@ -238,14 +248,16 @@ def find_weights(
         # That it is not there is not said twice.
         why = "" if str(error).startswith(f"{path} is not there: ") else f"; {error}"
         raise InputError(
+            error.code,
             f"{_what_is(path)}, {needed}: a folder step-..., the folder of a run, or anything that `bertbench convert` "
-            f"reads{why}"
+            f"reads{why}",
         ) from error
     given = data.vocabulary
     if found.vocab is not None and given is not None and given not in either_fingerprint(found.vocab):
         raise InputError(
+            "vocabulary-mismatch",
             f"{found.vocab} is another vocabulary than the one that {data.source} was made with: its ids mean "
-            "other words, prepare the data with the vocabulary beside the weights"
+            "other words, prepare the data with the vocabulary beside the weights",
         )
     return Initial(found.path, None, found)
 

@@ -16,7 +16,7 @@ import torch
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
 from bert.encoder import recompute_activations
-from bert.levers import resolve_levers, use_levers, use_weight_copies
+from bert.levers import check_precision, resolve_levers, use_levers, use_weight_copies
 from bert.observer import Observer, Observers
 from bert.strategies.base import Strategy
 from bert.train import DivergenceError, parameters_are_finite, train
@@ -72,7 +72,9 @@ def run_training(
     """
     given = strategy.world_size * strategy.devices_per_rank
     if settings.world_size != given:
-        raise UsageError(f"settings for world_size={settings.world_size} were given to {given} devices")
+        raise UsageError(
+            "option-conflict", f"settings for world_size={settings.world_size} were given to {given} devices"
+        )
     with _locked_by_first(folder, strategy):
         run = _Run(settings, folder, strategy, observer, should_stop, report)
         try:
@@ -113,8 +115,11 @@ class _Run(BaseRun):
         self.model = self.task.build_model(self.config, observer)
         left = None if initial is None else together(strategy, lambda: self._load_model(initial))
         self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        check_precision(settings.levers, settings.precision)
         levers = resolve_levers(settings.levers, strategy.device.type)
-        use_levers(self.model, levers, settings.grad_accum_steps)
+        use_levers(
+            self.model, levers, settings.grad_accum_steps, activation_checkpointing=settings.activation_checkpointing
+        )
         if settings.activation_checkpointing:
             recompute_activations(self.model)
         wrapped = strategy.wrap(self.model, observer, step_plan(settings, levers))

@@ -126,22 +126,28 @@ class TrainSettings:
         ):  # fmt: skip
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise UsageError(f"{_option(name)} {value!r} must be a whole number of at least {least}")
+                raise UsageError(
+                    "option-value", f"{_option(name)} {value!r} must be a whole number of at least {least}"
+                )
         check_seed(self.seed)
         if not 0 <= self.weight_decay < math.inf:
-            raise UsageError(f"--weight-decay {self.weight_decay} must be a number of at least 0")
+            raise UsageError("option-value", f"--weight-decay {self.weight_decay} must be a number of at least 0")
         if not 0 < self.max_grad_norm < math.inf:
-            raise UsageError(f"--max-grad-norm {self.max_grad_norm} must be a number above 0")
+            raise UsageError("option-value", f"--max-grad-norm {self.max_grad_norm} must be a number above 0")
         if self.strategy == "single" and self.world_size > 1:
-            raise UsageError(f"--strategy single runs on one device, not on {self.world_size}: use --strategy ddp")
+            raise UsageError(
+                "unsupported-combination",
+                f"--strategy single runs on one device, not on {self.world_size}: use --strategy ddp",
+            )
 
     def _check_batches(self) -> None:
         parts = self.micro_batch_size * self.grad_accum_steps * self.world_size
         if self.global_batch_size != parts:
             raise UsageError(
+                "batch-size-mismatch",
                 f"--global-batch-size {self.global_batch_size} is not --micro-batch-size {self.micro_batch_size} x "
                 f"--grad-accum-steps {self.grad_accum_steps} x --devices {self.world_size} = {parts}: "
-                f"{_fitting(self.global_batch_size, self.micro_batch_size, self.world_size)}"
+                f"{_fitting(self.global_batch_size, self.micro_batch_size, self.world_size)}",
             )
 
     def learning_rates(self) -> Schedule:
@@ -169,11 +175,13 @@ class TrainSettings:
         """Return the settings that `to_json` wrote; fields that came later have their defaults. Raises InputError."""
         unknown = sorted(set(content) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
-            raise InputError(f"the settings of a run have no fields {', '.join(map(str, unknown))}: they are damaged")
+            raise InputError(
+                "file-damaged", f"the settings of a run have no fields {', '.join(map(str, unknown))}: they are damaged"
+            )
         try:
             return cls(**content)
         except (UsageError, TypeError, AttributeError) as error:
-            raise InputError(f"the settings of a run are damaged: {error}") from error
+            raise InputError("file-damaged", f"the settings of a run are damaged: {error}") from error
 
 
 # Fields that have no option of their name: the first has another one, the others follow from the data.
@@ -198,7 +206,10 @@ def _fitting(wanted: int, micro_batch_size: int, world_size: int) -> str:
 def phase_defaults(phase: int) -> dict[str, Any]:
     """Return what NVIDIA trains BERT-large with in phase 1 or 2, by field of TrainSettings. Raises UsageError."""
     if phase not in PHASES:
-        raise UsageError(f"--phase {phase} is none: use 1 (sequences of 128 tokens) or 2 (512 tokens, after phase 1)")
+        raise UsageError(
+            "option-choice",
+            f"--phase {phase} is none: use 1 (sequences of 128 tokens) or 2 (512 tokens, after phase 1)",
+        )
     values = PHASES[phase]
     return {
         "preset": "large",
@@ -226,7 +237,9 @@ def task_defaults(task: str, phase: int | None = None) -> dict[str, Any]:
     if not defaults:
         return phase_defaults(1 if phase is None else phase)
     if phase is not None:
-        raise UsageError(f"--phase {phase}: only pretraining has phases, leave it out for {task}")
+        raise UsageError(
+            "option-not-applicable", f"--phase {phase}: only pretraining has phases, leave it out for {task}"
+        )
     return dict(defaults)
 
 
@@ -248,12 +261,13 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
     known = {field.name for field in dataclasses.fields(TrainSettings)} | {"epochs"}
     if not own.keys() <= known:
         raise UsageError(
-            f"{', '.join(sorted(own.keys() - known))}: no such setting; there are {', '.join(sorted(known))}"
+            "option-unknown",
+            f"{', '.join(sorted(own.keys() - known))}: no such setting; there are {', '.join(sorted(known))}",
         )
     if "seq_len" in own:
         own.setdefault("max_predictions", default_max_predictions(int(own["seq_len"])))
     if "data" not in own:
-        raise UsageError("no data was given: give a folder of HDF5 shards, or `synthetic`")
+        raise UsageError("option-missing", "no data was given: give a folder of HDF5 shards, or `synthetic`")
     if "grad_accum_steps" in own and "micro_batch_size" in own and "global_batch_size" not in own:
         own["global_batch_size"] = own["micro_batch_size"] * own["grad_accum_steps"] * own.get("world_size", 1)
     values = {**task_defaults(own.get("task", "pretrain"), phase), **own}
@@ -284,9 +298,13 @@ def _largest_divisor(number: int, most: int) -> int:
 def _steps_of(epochs: float, samples: int | None, global_batch_size: int) -> int:
     """Updates in which every sample has been seen `epochs` times."""
     if samples is None:
-        raise UsageError(f"--epochs {epochs:g} of data without end have no number of updates: give --steps")
+        raise UsageError(
+            "option-not-applicable", f"--epochs {epochs:g} of data without end have no number of updates: give --steps"
+        )
     if not 0 < epochs < math.inf:
-        raise UsageError(f"--epochs {epochs:g} must be a number above 0")
+        raise UsageError("option-value", f"--epochs {epochs:g} must be a number above 0")
     if global_batch_size < 1:
-        raise UsageError(f"--global-batch-size {global_batch_size} must be a whole number of at least 1")
+        raise UsageError(
+            "option-value", f"--global-batch-size {global_batch_size} must be a whole number of at least 1"
+        )
     return math.ceil(epochs * samples / global_batch_size)

@@ -62,11 +62,12 @@ class TrainState:
     def from_json(cls, content: Mapping[str, Any]) -> "TrainState":
         """Return what `to_json` wrote. Raises InputError for a damaged state, SchemaError for a newer version's."""
         if content.get("format") != FORMAT:
-            raise InputError("it is no checkpoint of bertbench")
+            raise InputError("record-foreign", "it is no checkpoint of bertbench")
         version = content.get("schema_version")
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise SchemaError(
-                f"a newer version wrote it (schema {version}, this one reads up to {SCHEMA_VERSION}): update bertbench"
+                "record-newer",
+                f"a newer version wrote it (schema {version}, this one reads up to {SCHEMA_VERSION}): update bertbench",
             )
         try:
             values = {part.name: content[part.name] for part in fields(cls) if part.name != "best"}
@@ -83,9 +84,9 @@ class TrainState:
             whole = state.applied_steps >= 0 and state.samples_seen >= 0 and isinstance(state.position, dict)
             whole = whole and (state.best is None or (state.best.applied_steps >= 0 and state.best.value * 0 == 0))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise InputError(f"its state is damaged ({error!r})") from error
+            raise InputError("file-damaged", f"its state is damaged ({error!r})") from error
         if not whole or not isinstance(state.scaler, dict):
-            raise InputError("its state holds values that no run has")
+            raise InputError("file-damaged", "its state holds values that no run has")
         return state
 
 

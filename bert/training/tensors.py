@@ -27,8 +27,9 @@ def check_same_shape(saved: ModelConfig, wanted: ModelConfig, where: Path) -> No
     """Raise InputError where a saved model is not of the shape of this run's."""
     if saved.vocab_size != wanted.vocab_size:
         raise InputError(
+            "vocabulary-mismatch",
             f"the model in {where} has a vocabulary of {saved.vocab_size} word pieces, this run's has "
-            f"{wanted.vocab_size}: use the vocabulary and vocab_size it was trained with"
+            f"{wanted.vocab_size}: use the vocabulary and vocab_size it was trained with",
         )
     names = [name for name in ModelConfig.__dataclass_fields__ if name not in _NOT_SHAPE]
     other = [name for name in names if getattr(saved, name) != getattr(wanted, name)]
@@ -36,7 +37,8 @@ def check_same_shape(saved: ModelConfig, wanted: ModelConfig, where: Path) -> No
         theirs = ", ".join(f"{name}={getattr(saved, name)}" for name in other)
         ours = ", ".join(f"{name}={getattr(wanted, name)}" for name in other)
         raise InputError(
-            f"the model in {where} has {theirs}, this run's has {ours}: use the preset it was trained with"
+            "weights-mismatch",
+            f"the model in {where} has {theirs}, this run's has {ours}: use the preset it was trained with",
         )
 
 
@@ -52,8 +54,9 @@ def load_weights(folder: Path, model: nn.Module, config: ModelConfig) -> None:
     differ = sorted(expected.keys() ^ state.keys())
     if differ:
         raise InputError(
+            "weights-mismatch",
             f"the weights in {folder} and the model of this run differ in {len(differ)} tensors, {differ[0]} first: "
-            "give a pretraining checkpoint with all its heads"
+            "give a pretraining checkpoint with all its heads",
         )
     fitted = {
         name: fit_vocabulary(value, expected[name], config, f"{name} of {folder}") for name, value in state.items()
@@ -69,7 +72,9 @@ def fit_vocabulary(saved: Tensor, current: Tensor, config: ModelConfig, what: st
     rows = config.vocab_size
     of_vocabulary = current.ndim > 0 and current.shape[0] == config.padded_vocab_size and saved.ndim == current.ndim
     if not of_vocabulary or saved.shape[1:] != current.shape[1:] or saved.shape[0] < rows:
-        raise InputError(f"{what} has shape {list(saved.shape)}, this run needs {list(current.shape)}")
+        raise InputError(
+            "weights-mismatch", f"{what} has shape {list(saved.shape)}, this run needs {list(current.shape)}"
+        )
     return torch.cat([saved[:rows].to(current), current[rows:]])
 
 
@@ -101,8 +106,9 @@ def load_moments(path: Path, shapes: Mapping[str, torch.Size], config: ModelConf
     differ = sorted(saved.keys() ^ shapes.keys())
     if differ:
         raise InputError(
+            "weights-mismatch",
             f"{path} and the model of this run differ in {len(differ)} parameters, {differ[0]} first: use the "
-            "optimizer and preset it was saved with"
+            "optimizer and preset it was saved with",
         )
 
     def fitted(name: str, value: Tensor) -> Tensor:
@@ -142,7 +148,7 @@ def load_rng(path: Path, device: torch.device) -> bool:
         if device.type == "cuda":
             torch.cuda.set_rng_state(states["cuda"].clone(), device)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"{path} holds no state of a random number generator ({error})") from error
+        raise InputError("file-damaged", f"{path} holds no state of a random number generator ({error})") from error
     return True
 
 

@@ -3,7 +3,7 @@
 # images), else the locked one.
 #
 # By environment:
-#   TORCH_INDEX     wheel index; without it PyPI, where the files' hashes are checked too
+#   TORCH_INDEX     wheel index; `pip`: wherever pip is told to look; without it there too, and the files' hashes are checked
 #   TORCH_VERSION   version to take from TORCH_INDEX   (the locked one)
 
 set -euo pipefail
@@ -17,7 +17,9 @@ if own=$(python3 -c 'import torch; print(torch.__version__)' 2>/dev/null); then
     exit 0
 fi
 python3 -m venv "$venv"
-if [[ -n ${TORCH_INDEX:-} ]]; then
+if [[ ${TORCH_INDEX:-} == pip ]]; then
+    "$venv/bin/pip" install "torch==${TORCH_VERSION:-$locked}"
+elif [[ -n ${TORCH_INDEX:-} ]]; then
     "$venv/bin/pip" install --index-url "$TORCH_INDEX" "torch==${TORCH_VERSION:-$locked}"
 elif [[ -z ${TORCH_VERSION:-} || $TORCH_VERSION == "$locked" ]]; then
     "$venv/bin/pip" install --require-hashes --no-deps --requirement "$lock"

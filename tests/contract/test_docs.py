@@ -10,6 +10,7 @@ import pytest
 
 from analysis.metrics.throughput import summarize
 from analysis.records import Trial
+from common.errors import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)>\s]+)>?(?:\s+\"[^\"]*\")?\s*\)")
@@ -176,6 +177,15 @@ def test_checkers_catch(tmp_path: Path) -> None:
 
 
 def test_the_reference_is_what_the_code_says() -> None:
-    from bench.cli.reference import PAGE, page
+    from bench.cli.reference import pages
 
-    assert PAGE.read_text(encoding="utf-8") == page(), "run `make docs`"
+    found = pages()
+    assert {path.name for path in found} == {"commands.md", "errors.md"}
+    for path, text in found.items():
+        assert path.read_text(encoding="utf-8") == text, "run `make docs`"
+
+
+def test_the_page_of_error_codes_names_every_code_and_its_meaning() -> None:
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", text, re.MULTILINE))
+    assert rows == CODES and len(rows) > 50

@@ -1,13 +1,28 @@
 """Everything that needs a CUDA device, in one run under nine minutes: `make gpu-acceptance OUT=<folder>`.
 
-Writes <folder>/acceptance.json (versions, and per step: command, seconds, outcome, figures) and acceptance.md after
-every step, the run directory with its report, logs, and small profiles. A step that fails is a row; the others still
-run. Exit code 1 when one failed, 2 without a GPU or without a folder to write into, 130 when it was interrupted.
+Writes <folder>/acceptance.json (versions, and per step: command, seconds, outcome, figures), acceptance.md and
+acceptance.tar.gz, which holds what is worth carrying away in 16 MiB, after every step; the run directory with its
+report, and logs. What is worth most comes first. A step that fails or is late is a row; the others still run. What a
+missing package leaves out is said in one line before anything runs. Exit code 1 when a step failed, 2 without a GPU,
+a package that every step needs or a folder to write into, 130 when it was interrupted.
+
+    python tests/gpu/acceptance.py --tests <folder>         (make gpu-tests)
+
+adds the tests of the command line, which need 200 s that the steps may not leave them.
 
     python tests/gpu/acceptance.py --publish <folder>       (make gpu-results)
 
 makes docs/results/<date>-<gpu>.json and .md of what a run has left; that needs no GPU.
 """
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036  # before any import that an older one lacks
+    sys.stderr.write(
+        f"gpu-acceptance needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}: name another, "
+        "make gpu-acceptance OUT=<folder> PYTHON=<python>\n"
+    )
+    sys.exit(2)
 
 import contextlib
 import json
@@ -16,30 +31,39 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from support.acceptance_checks import NOT_AS_EXPECTED, complaint, figures, parsed  # noqa: E402
+from support.acceptance_archive import pack  # noqa: E402
+from support.acceptance_checks import NOT_AS_EXPECTED, complaint, figures, only_oom_that_may_be, parsed  # noqa: E402
+from support.acceptance_packages import missing, notice, refusal  # noqa: E402
 from support.acceptance_report import markdown  # noqa: E402
-from support.acceptance_steps import Step, seconds_for, steps  # noqa: E402
+from support.acceptance_steps import (  # noqa: E402
+    TESTS,
+    TESTS_SECONDS,
+    Step,
+    left_out,
+    seconds_for,
+    steps,
+)
 
 from common.atomic import write_text  # noqa: E402
 from common.errors import StorageError  # noqa: E402
 
-KEPT_BYTES = 8 * 2**20
-FEWEST_SECONDS = 1.0
 GRACE_SECONDS = 10.0
-NEEDED = ("torch", "numpy", "msgspec", "tyro", "psutil")
-"""Packages without which no step can begin; what a single step needs is that step's matter."""
+SOME_NOT_OK = 3
+"""Exit code of a command of whose trials some did not end well."""
+FINE = ("ok", "absent", "apart")
+"""Outcomes that are no failure: done, left out for want of something here, left to a call of its own."""
 _MOST_OUTPUT = 64 * 2**20
-_USAGE = "usage: make gpu-acceptance OUT=<folder>, then make gpu-results OUT=<the same folder>\n"
+_USAGE = (
+    "usage: make gpu-acceptance OUT=<folder>, then make gpu-tests OUT=<the same folder> and make gpu-results OUT=<it>\n"
+)
 _TRIAL = ("implementation", "levers", "preset", "precision", "seq_len", "micro_batch_size", "data", "round")
 _RESULT = (
     "status", "reason", "samples_per_second", "tokens_per_second", "step_time_ms", "step_time_ms_low",
@@ -48,28 +72,30 @@ _RESULT = (
 
 
 def main(argv: list[str]) -> int:
-    """Run every step into the folder argv[0], or publish what lies in argv[1]."""
+    """Run every step into the folder argv[0], add the tests to argv[1], or publish what lies there."""
     if len(argv) == 2 and argv[0] == "--publish" and argv[1]:
         return publish(Path(argv[1]).resolve(), ROOT / "docs/results")
-    if len(argv) != 1 or not argv[0] or argv[0].startswith("-"):
+    tests_alone = len(argv) == 2 and argv[0] == "--tests"
+    if len(argv) != 1 + tests_alone or not argv[-1] or argv[-1].startswith("-"):
         sys.stderr.write(_USAGE)
         return 2
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        sys.stderr.write(
-            f"gpu-acceptance: {sys.executable} has no {', '.join(missing)}: install bertbench and a torch for CUDA "
-            "there, or name the Python that has them: make gpu-acceptance OUT=<folder> PYTHON=<python>\n"
-        )
+    out = Path(argv[-1]).resolve()
+    lacking = missing()
+    plan = steps(out / "run", lacking)
+    without = left_out(plan, lacking)
+    if refused := refusal(sys.executable, lacking, without):
+        sys.stderr.write(refused)
         return 2
     import torch
 
     if not torch.cuda.is_available():
         sys.stderr.write("gpu-acceptance needs a CUDA device, and torch finds none here: `bertbench doctor` says why\n")
         return 2
+    sys.stderr.write(notice(lacking, without))
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets what it starts behind & ignore the first
         signal.signal(number, signal.default_int_handler)
-    out = Path(argv[0]).resolve()
-    return run_all(out, steps(out / "run"), versions())
+    about = {**versions(), "lacking": without}
+    return add_tests(out, about, plan[-1]) if tests_alone else run_all(out, plan, about)
 
 
 def run_all(out: Path, plan: list[Step], about: dict[str, Any]) -> int:
@@ -79,19 +105,20 @@ def run_all(out: Path, plan: list[Step], about: dict[str, Any]) -> int:
         sys.stderr.write(f"gpu-acceptance: {out} holds an earlier run: give another folder, or remove it\n")
         return 2
     began = time.monotonic()
-    record: dict[str, Any] = {"command": "make gpu-acceptance", "folder": str(out), "versions": about}
-    record |= {"began": datetime.now(UTC).isoformat(timespec="seconds"), "ended": "", "seconds": 0.0, "steps": []}
+    record = new_record(out, about)
     try:
         (out / "logs").mkdir(parents=True, exist_ok=True)
-        write_record(out, record)
         for number, step in enumerate(plan):
             record["steps"].append({**blank(step), "outcome": "interrupted", "why": "it had begun"})
+            write_record(out, record)  # what is killed with this process says so
             limit = seconds_for(number, plan, time.monotonic() - began)
             record["steps"][-1] = run_step(step, limit, out / "logs")
             record["seconds"] = time.monotonic() - began
             write_record(out, record)
             say(record["steps"][-1])
-        keep_small_profiles(out)
+            record["left_out"] = packed(out)
+        write_record(out, record)
+        packed(out)
     except KeyboardInterrupt:
         record["seconds"], record["ended"] = time.monotonic() - began, "interrupted"
         record["steps"] += [{**blank(step), "why": "interrupted before"} for step in plan[len(record["steps"]) :]]
@@ -104,7 +131,39 @@ def run_all(out: Path, plan: list[Step], about: dict[str, Any]) -> int:
     missed = [step["name"] for step in record["steps"] if step["outcome"] == "not reached"]
     if missed:
         sys.stdout.write(f"not reached: {', '.join(missed)}\n")
-    return 1 if any(step["outcome"] not in ("ok", "absent") for step in record["steps"]) else 0
+    return 1 if any(step["outcome"] not in FINE for step in record["steps"]) else 0
+
+
+def new_record(out: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Return a record without steps."""
+    record: dict[str, Any] = {"command": "make gpu-acceptance", "folder": str(out), "versions": about}
+    record |= {"began": datetime.now(UTC).isoformat(timespec="seconds"), "ended": "", "seconds": 0.0, "steps": []}
+    return {**record, "left_out": []}
+
+
+def add_tests(out: Path, about: dict[str, Any], step: Step) -> int:
+    """Run the tests of the command line and put their row into the record of a run, a new one where there is none."""
+    try:
+        record = json.loads((out / "acceptance.json").read_text(encoding="utf-8"))
+        record["steps"] = [row for row in record["steps"] if row["name"] != TESTS]
+    except FileNotFoundError:
+        record = new_record(out, about)
+    except (OSError, *NOT_AS_EXPECTED) as error:
+        sys.stderr.write(f"gpu-acceptance: {out} holds no run that tests could be added to: {error}\n")
+        return 2
+    try:
+        row = run_step(step, TESTS_SECONDS, out / "logs")
+        record["steps"].append(row)
+        record["seconds"] += row["seconds"]
+        write_record(out, record)
+        say(row)
+        record["left_out"] = packed(out)
+    except KeyboardInterrupt:
+        return 130  # the record is as it was
+    except (StorageError, OSError) as error:
+        sys.stderr.write(f"gpu-acceptance: {error}\n")
+        return 1
+    return 0 if row["outcome"] in FINE else 1
 
 
 def blank(step: Step) -> dict[str, Any]:
@@ -128,8 +187,17 @@ def run_step(step: Step, limit: float, logs: Path) -> dict[str, Any]:
         OSError: its log cannot be written.
     """
     row = blank(step)
-    if limit < FEWEST_SECONDS:
-        return {**row, "why": f"{max(0.0, limit):.0f} s are left beside what later steps need"}
+    if step.lacks:
+        return {**row, "outcome": "absent", "why": f"it needs {', '.join(step.lacks)}"}
+    if limit < step.least:
+        left = f"{max(0.0, limit):.0f} s are left beside what later steps need"
+        if step.name == TESTS:
+            return {
+                **row,
+                "outcome": "apart",
+                "why": f"{left} and it takes {step.least:.0f} s: make gpu-tests OUT=<folder>",
+            }
+        return {**row, "why": left}
     logs.mkdir(parents=True, exist_ok=True)
     base = logs / step.name.replace(" ", "-")
     began = time.monotonic()
@@ -161,6 +229,8 @@ def run_step(step: Step, limit: float, logs: Path) -> dict[str, Any]:
     if code == 2 and "not on PATH" in said:  # the tool is not installed on this machine, which is no failure of ours
         return {**row, "outcome": "absent", "why": said.strip().splitlines()[-1]}
     why = "" if unread else complaint(step.name, found)
+    if code == SOME_NOT_OK and not why and only_oom_that_may_be(step.name, found):
+        return {**row, "outcome": "ok", "why": ""}
     if code != 0:
         why = "; ".join(filter(None, [f"exit code {code}", why or said.strip()[-300:]]))
     why = unread if code == 0 and unread else why
@@ -205,10 +275,20 @@ def write_record(out: Path, record: dict[str, Any]) -> None:
     write_text(out / "acceptance.md", page)
 
 
+def packed(out: Path) -> list[str]:
+    """Make the tar anew and return what is not in it; that there is none ends nothing."""
+    try:
+        return pack(out)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"gpu-acceptance: no new tar: {error}\n")
+        return [f"everything since the last tar: {error}"]
+
+
 def kept(out: Path, record: dict[str, Any]) -> bool:
     """Try to write the record where things have gone wrong; say so where that fails too."""
     try:
         write_record(out, record)
+        packed(out)
     except (StorageError, OSError) as error:
         sys.stderr.write(f"gpu-acceptance: {error}\n")
         return False
@@ -249,16 +329,6 @@ def versions() -> dict[str, Any]:
         "gpus": said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").splitlines(),
         "commit": said("git", "describe", "--always", "--dirty"),
     }
-
-
-def keep_small_profiles(out: Path) -> None:
-    """Copy the profiles that are small enough to travel into <out>/profiles."""
-    for file in sorted((out / "run").glob("trials/profile-*/profile/**/*")):
-        # An .nsys-rep holds the environment of the run; the export beside it does not.
-        if file.is_file() and file.suffix != ".nsys-rep" and file.stat().st_size <= KEPT_BYTES:
-            target = out / "profiles" / file.relative_to(out / "run" / "trials")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, target)
 
 
 def publish(out: Path, results: Path) -> int:

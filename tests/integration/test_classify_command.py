@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support.cli import ROOT
 from support.csv_files import colours_and_animals, write_rows, write_vocabulary
+from support.refusals import check_refusal, refused
 
 from bert.data.csv.store import read_runs
-from common.errors import InputError
 
 SMALL = (
     "--preset", "tiny", "--steps", "12", "--global-batch-size", "16", "--micro-batch-size", "16", "--learning-rate",
@@ -60,6 +60,20 @@ def test_a_training_leaves_all_files_beside_the_csv(trained: Path) -> None:
     assert log.index("wrote") < log.index("finished; next")
 
 
+def test_a_finished_training_that_is_called_again_adds_no_time_and_no_result(trained: Path, tmp_path: Path) -> None:
+    before = json.loads((trained / "things_train_test_stats.json").read_text())
+    assert read_runs(trained / "things.sqlite") == [before]
+    call("train", "classify", trained / "things.sqlite", *SMALL, "--out", trained / "run")
+    # One of the two attempts made the 12 updates: its wall time is that of the training.
+    results = [json.loads(path.read_text()) for path in (trained / "run").glob("trials/*/result.json")]
+    assert len(results) == 2
+    steps = [result["steps_measured"] + result["steps_warmup"] for result in results]
+    assert sorted(steps) == [0, 12]
+    assert before["run"]["seconds"] == round(results[steps.index(12)]["wall_seconds"], 1)
+    assert json.loads((trained / "things_train_test_stats.json").read_text()) == before
+    assert read_runs(trained / "things.sqlite") == [before]
+
+
 def test_a_model_is_not_tested_with_texts_that_were_divided_anew(trained: Path, tmp_path: Path) -> None:
     from analysis.train_records import TrainRun
     from bench.classify import _check_trained_on
@@ -69,7 +83,7 @@ def test_a_model_is_not_tested_with_texts_that_were_divided_anew(trained: Path, 
     _check_trained_on(run, open_source(trained / "things.sqlite"), print)
     call("data", "csv", trained / "things.csv", "--text", "what", "--label", "kind", "--vocab", trained / "vocab.txt",
          "--max-seq-length", "24", "--seed", "7", "--output", tmp_path / "other.sqlite")  # fmt: skip
-    with pytest.raises(InputError, match=r"was made anew since .* was trained on it"):
+    with refused("data-mismatch"):
         _check_trained_on(run, open_source(tmp_path / "other.sqlite"), print)
 
 
@@ -126,21 +140,26 @@ def test_a_training_takes_the_division_that_is_there_unless_an_option_says_other
 
 def test_what_cannot_be_is_refused_without_a_traceback(trained: Path, tmp_path: Path) -> None:
     said = call("train", "classify", trained / "things.sqlite", "--text", "other", code=2).stderr
-    assert "is prepared already, and --text would change it" in said
+    check_refusal(said, "option-not-applicable", "things.sqlite", "--text")
     (tmp_path / "empty.csv").write_text("")
     words = ("--vocab", trained / "vocab.txt")
-    assert "is empty" in call("train", "classify", tmp_path / "empty.csv", *words, code=2).stderr
+    said = call("train", "classify", tmp_path / "empty.csv", *words, code=2).stderr
+    check_refusal(said, "file-empty", "empty.csv")
     write_rows(tmp_path / "new.csv", [("red", "a")])
-    assert "give --vocab" in call("train", "classify", tmp_path / "new.csv", code=2).stderr
-    assert "has no column 'x'" in call("train", "classify", trained / "things.csv", "--text", "x", code=2).stderr
+    said = call("train", "classify", tmp_path / "new.csv", code=2).stderr
+    check_refusal(said, "option-missing", "--vocab")
+    said = call("train", "classify", trained / "things.csv", "--text", "x", code=2).stderr
+    check_refusal(said, "columns-missing", "'x'")
     words = ("--checkpoint", tmp_path, "--data", trained / "things.csv", "--text", "what")
-    assert "give the *_trained_model" in call("predict", "classify", *words, code=2).stderr
+    said = call("predict", "classify", *words, code=2).stderr
+    check_refusal(said, "checkpoint-missing", tmp_path, "*_trained_model")
 
 
 def test_predictions_that_are_there_stay_where_no_text_can_be_used(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("what,kind\n  ,animal\n")
     (tmp_path / "new_predictions.csv").write_text("those of yesterday")
     words = ("--checkpoint", trained / "things_trained_model", "--data", tmp_path / "new.csv", "--text", "what")
-    assert "no text that can be used (1 rows" in call("predict", "classify", *words, "--device", "cpu", code=2).stderr
+    said = call("predict", "classify", *words, "--device", "cpu", code=2).stderr
+    check_refusal(said, "rows-invalid", "new.csv", 1)
     assert (tmp_path / "new_predictions.csv").read_text() == "those of yesterday"
     assert {path.name for path in tmp_path.iterdir()} == {"new.csv", "new_predictions.csv"}

@@ -12,6 +12,7 @@ import pytest
 from support import squad_runs
 from support.cli import ROOT
 from support.killed_runs import finish, kill_after, losses
+from support.refusals import check_refusal
 from support.squad_runs import squad_settings
 from support.training_runs import read_log
 
@@ -145,7 +146,7 @@ def test_missing_evaluation_data_are_refused_with_the_command_that_makes_them(
     done = bertbench("train", "squad", *FINE_TUNING, "--data", files["training"], "--out", tmp_path / "run",
                      "--eval-data", tmp_path / "none")  # fmt: skip
     assert done.returncode == 2, done.stderr
-    assert "bertbench data squad --input DEV.json" in done.stderr and "Traceback" not in done.stderr
+    check_refusal(done.stderr, "data-unprepared", "bertbench data squad --input DEV.json")
 
 
 def test_predictions_refuse_what_was_not_trained_on_squad(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.compare_cli import STEPS, Compare
+from support.refusals import check_refusal
 
 from analysis.train_records import TrainRun
 
@@ -62,7 +63,8 @@ def test_another_call_runs_nothing_again_and_refuses_other_settings(compared: tu
     assert sorted(command.out.glob("*/trials/*/result.json")) == before and len(before) == 4
     assert [path.stat().st_mtime_ns for path in command.out.glob("*-[12]/trials/*/result.json")] == times
     other = command.run("--learning-rate", "0.5")
-    assert other.returncode == 2 and "learning_rate" in other.stderr and "another --out" in other.stderr
+    assert other.returncode == 2
+    check_refusal(other.stderr, "settings-changed", "learning_rate", "--out")
 
 
 def test_a_variant_that_fails_is_named_with_its_log_and_the_other_is_shown(

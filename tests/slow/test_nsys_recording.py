@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
+from support.refusals import refused
 
 from analysis.metrics.range_tree import RangeNode, range_tree
 from analysis.metrics.utilization import compute_utilization
 from analysis.readers.nsys import read
 from analysis.timeline import Timeline
-from common.errors import InputError
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -126,5 +126,5 @@ def test_environment_variables_of_the_recording_do_not_come_back(timelines: list
 
 
 def test_the_report_itself_is_refused_with_the_command_that_exports_it(report: Path, timelines: list[Timeline]) -> None:
-    with pytest.raises(InputError, match=r"nsys export --type=sqlite"):
+    with refused("file-format", "nsys export --type=sqlite"):
         read(report)

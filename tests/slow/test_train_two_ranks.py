@@ -3,6 +3,7 @@
 import signal
 from pathlib import Path
 
+from support.refusals import check_refusal
 from support.train_cli import STEPS, TrainCli, send_to_all, tree, wait_for_steps
 
 
@@ -17,7 +18,8 @@ def test_two_ranks_stopped_by_a_batch_system_and_resumed_give_the_same_curve(dat
     for rank in ranks:
         rank.suspend()  # else they may be through before the other call begins
     other = cli.run()
-    assert other.returncode == 2 and "in use by another call" in other.stderr and str(first.pid) in other.stderr
+    assert other.returncode == 2
+    check_refusal(other.stderr, "folder-locked", cli.out, first.pid)
     for rank in ranks:
         rank.resume()
     send_to_all(first, signal.SIGTERM)

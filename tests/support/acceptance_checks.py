@@ -1,12 +1,15 @@
 """What a step of `make gpu-acceptance` must have found besides ending well, and what of it goes into the record."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 MOST_OTHER = 0.02
 """Share of kernel time that kernels without a family may take."""
 MOST_ROWS = 20
+MAY_NOT_FIT, MAY_NOT_FIT_LENGTH = 128, 512
+"""Sequences of a batch, and tokens of each, from which models that are not ours may run out of memory."""
 NOT_AS_EXPECTED = (KeyError, TypeError, IndexError, AttributeError, ValueError)
 """What reading figures raises that have another form than they should."""
 _FINDINGS = (
@@ -23,11 +26,18 @@ _PROFILE = (
     "trial_id", "status", "reason", "problem", "step_time_ms", "unprofiled_step_time_ms", "step_time_ratio",
     "compute_utilization", "core_utilization", "sensors", "kernel_names", "problems",
 )  # fmt: skip
+_TEST = re.compile(r"^\S*?::(\S+(?: \S+)*?) (PASSED|SKIPPED|FAILED|ERROR)\b", re.MULTILINE)
 _MEASURED = ("samples_per_second", "mfu", "peak_memory_bytes", "joules_per_sample")
 
 
 def parsed(command: list[str], output: str) -> tuple[Any, str]:
-    """Return the figures of a step, and why there are none; a command without --json has its last lines."""
+    """Return the figures of a step, and why there are none.
+
+    Tests have {passed, skipped, failed}, those that ended before a late run was ended too; any other command without
+    --json its last lines.
+    """
+    if "pytest" in command:
+        return _tests(output), ""
     if "--json" not in command:
         return output.strip().splitlines()[-3:], ""
     try:
@@ -35,6 +45,15 @@ def parsed(command: list[str], output: str) -> tuple[Any, str]:
     except (ValueError, RecursionError) as error:
         return output[-2000:].strip().splitlines()[-3:], f"its output is no JSON: {error}"
     return found, ""
+
+
+def _tests(output: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {"passed": [], "skipped": [], "failed": []}
+    for name, end in _TEST.findall(output):
+        kind = {"PASSED": "passed", "SKIPPED": "skipped"}.get(end, "failed")
+        if name not in found[kind]:  # one that fails twice, at its end too
+            found[kind].append(name)
+    return found
 
 
 def figures(name: str, found: Any) -> Any:
@@ -63,7 +82,8 @@ def _kept(profiles: Any) -> list[dict[str, Any]]:
 def complaint(name: str, found: Any) -> str:
     """Return what a step lacks although its command ended well; "" where it lacks nothing."""
     kind = name.split(" ")[0]
-    check = {"throughput": _throughput, "max": _max_batch, "profile": _profiles, "speed-of-light": _light}.get(kind)
+    checks = {"throughput": _throughput, "max": _max_batch, "profile": _profiles, "speed-of-light": _light}
+    check = {**checks, "correctness": _all_passed, "tests": _all_passed}.get(kind)
     if check is None:
         return ""
     try:
@@ -79,6 +99,8 @@ def _throughput(name: str, found: Mapping[str, Any]) -> str:
     said = []
     for row in found["rows"]:
         who = f"{row['implementation']} {row['levers'] or 'as it is'} {row['seq_len']}"
+        if _may_not_fit(row):
+            continue
         if row["status"] != "ok":
             said.append(f"{who}: {row['status']}: {row['reason']}")
             continue
@@ -87,6 +109,28 @@ def _throughput(name: str, found: Mapping[str, Any]) -> str:
                 why = (row.get("unknown") or {}).get(column) or "no reason was given"
                 said.append(f"{who}: no {column}: {why}")
     return "; ".join(said)
+
+
+def _may_not_fit(row: Mapping[str, Any]) -> bool:
+    """Whether a row ended without memory where that is a finding: of Hugging Face's models at MAY_NOT_FIT sequences."""
+    large = row["micro_batch_size"] >= MAY_NOT_FIT and row["seq_len"] >= MAY_NOT_FIT_LENGTH
+    return bool(row["status"] == "oom" and row["implementation"] in ("hf", "hf-compiled") and large)
+
+
+def only_oom_that_may_be(name: str, found: Any) -> bool:
+    """Whether the trials of a step that are not ok are those that may run out of memory, and others are."""
+    try:
+        rows = found["rows"] if name.startswith("throughput ") else []
+        bad = [row for row in rows if row["status"] != "ok"]
+        return bool(bad) and len(bad) < len(rows) and all(map(_may_not_fit, bad))
+    except NOT_AS_EXPECTED:
+        return False
+
+
+def _all_passed(name: str, found: Mapping[str, Any]) -> str:
+    if found["failed"]:
+        return f"failed: {', '.join(found['failed'])}"
+    return "" if found["passed"] else "no test has run"
 
 
 def _max_batch(name: str, found: Mapping[str, Any]) -> str:

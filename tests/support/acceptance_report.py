@@ -18,7 +18,7 @@ def markdown(record: Row) -> str:
         f"Python {versions['python']}, bertbench {versions['commit']}. {_outcomes(record)}",
         "",
     ]
-    for part in (_steps, _throughput, _light, _memory, _cores, _roofline, _profiles, _names):
+    for part in (_missing, _steps, _throughput, _light, _memory, _cores, _roofline, _profiles, _names):
         lines += [*part(record), ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
@@ -33,6 +33,13 @@ def _outcomes(record: Row) -> str:
     if record.get("ended"):
         said.append(record["ended"])
     return "; ".join(said) + "."
+
+
+def _missing(record: Row) -> Iterator[str]:
+    """What was not there, and what is not in the tar."""
+    for name, parts in (record["versions"].get("lacking") or {}).items():
+        yield f"- Without {name}, which is not installed, left out: {', '.join(parts)}."
+    yield from (f"- Not in the tar: {_cell(line)}." for line in (record.get("left_out") or ())[:20])
 
 
 def _steps(record: Row) -> Iterator[str]:

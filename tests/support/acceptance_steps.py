@@ -1,11 +1,18 @@
 """The steps of `make gpu-acceptance`: their commands, how long each may take, and what is held back for those after."""
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from support.acceptance_packages import VARIANTS
+
 TOTAL_SECONDS = 520.0
 """Seconds for all steps together; what is left to nine minutes is for ending them and for writing."""
+TESTS = "tests"
+"""The step that a call of its own can make: the tests of the command line."""
+TESTS_SECONDS = 300.0
+"""How long it may take in a call of its own."""
 LENGTHS = "synthetic:mean254"
 
 
@@ -18,47 +25,68 @@ class Step(NamedTuple):
     """Seconds after which it is ended."""
     held: float
     """Seconds that no step before it may use up: about what it takes where all is well."""
+    least: float = 1.0
+    """Seconds below which it is not begun."""
+    needs: tuple[str, ...] = ()
+    """Packages and programs without which it is left out."""
+    lacks: tuple[str, ...] = ()
+    """Those of them that are missing here."""
 
 
+_LARGE = ["--preset", "large", "--seq-lens", "512", "--data", LENGTHS]
+_BESIDE = ["--implementations", "bertbench", "hf", "hf-compiled"]
 # Name, options, longest seconds, held seconds. A lever that has not been measured on a GPU is off unless it is named.
 ROWS: tuple[tuple[str, list[str], float, float], ...] = (
     (
-        "large 512",
-        [
-            "--preset", "large", "--seq-lens", "512", "--batch-sizes", "32", "--data", LENGTHS,
-            "--levers", "auto", "unpad", "fp8+unpad", "--implementations", "bertbench", "hf",
-        ],
-        130, 60,
+        "large 512 batch 64",
+        [*_LARGE, "--batch-sizes", "64", "--levers", "auto", "unpad", "pack+compile", "fp8+unpad", *_BESIDE],
+        190, 105,
+    ),
+    (
+        "large 512 batch 128",
+        [*_LARGE, "--batch-sizes", "128", "--levers", "unpad", "pack+compile", *_BESIDE],
+        150, 75,
     ),
     (
         "large 128",
         [
-            "--preset", "large", "--seq-lens", "128", "--batch-sizes", "128",
-            "--levers", "auto", "compile", "fp8", "--implementations", "bertbench", "hf", "hf-compiled",
+            "--preset", "large", "--seq-lens", "128", "--batch-sizes", "128", "--levers", "auto", "unpad",
+            "--implementations", "bertbench", "hf",
         ],
-        130, 70,
+        110, 40,
     ),
     (
         "base",
         [
-            "--preset", "base", "--seq-lens", "128", "512", "--batch-sizes", "32",
+            "--preset", "base", "--seq-lens", "512", "--batch-sizes", "32",
             "--implementations", "bertbench", "hf", "torch-encoder",
         ],
-        110, 60,
+        90, 35,
     ),
 )  # fmt: skip
 
 
-def steps(run: Path) -> list[Step]:
-    """Return every step, the quickest and most telling first; `run` is the run directory they share."""
+def steps(run: Path, lacking: Collection[str] = ()) -> list[Step]:
+    """Return every step, the one worth most first, those that lack something included.
+
+    Args:
+        run: the run directory that they share.
+        lacking: packages and programs that are not there (acceptance_packages.missing).
+    """
     cli = [sys.executable, "-m", "bench.cli.main"]
     trial = ["--device", "cuda", "--devices", "1"]
     out = ["--out", str(run), "--json"]
     sweep = [*cli, "throughput", "pretrain", *trial, "--precisions", "bf16"]
+    dropped = dropped_words(lacking)
     rows = {
         name: Step(
             f"throughput {name}",
-            [*sweep, *options, "--rounds", "1", "--max-seconds", "3", "--timeout-seconds", "90", *out],
+            [
+                *sweep,
+                *(word for word in options if word not in dropped),
+                *("--rounds", "1", "--max-seconds", "3", "--timeout-seconds", "100"),
+                *out,
+            ],
             longest,
             held,
         )
@@ -66,35 +94,63 @@ def steps(run: Path) -> list[Step]:
     }
     # tf32 keeps fp32 tensors: fewer sequences fill the memory, so that fewer trials lead to the first that fails.
     search = [*cli, "throughput", "pretrain", *trial, "--preset", "large", "--precisions", "tf32", "--seq-lens", "512"]
-    search += ["--batch-sizes", "128", "--max-batch-search", "--max-batch-step", "32", "--timeout-seconds", "60", *out]
+    search += ["--batch-sizes", "160", "--max-batch-search", "--max-batch-step", "32", "--timeout-seconds", "60", *out]
     light = [*cli, "speed-of-light", "pretrain", "--device", "cuda", "--preset", "large", "--precision", "bf16"]
-    light += ["--seq-len", "512", "--data", LENGTHS, "--batch-size", "32", "--levers", "unpad", "--max-seconds", "10"]
-    return [
-        Step("doctor", [*cli, "doctor", "--json"], 60, 5),
-        rows["large 512"],
-        _profile(run, "torch", "base", 32, 10, 13, 90, 30),
-        _profile(run, "ncu", "mini", 16, 3, 4, 100, 40),  # each kernel is run several times
-        Step("max batch", search, 120, 70),
+    light += ["--seq-len", "512", "--data", LENGTHS, "--batch-size", "64", "--levers", "unpad", "--max-seconds", "10"]
+    large = [*_LARGE, "--levers", "unpad", "--batch-sizes", "64"]
+    mini = ["--preset", "mini", "--batch-sizes", "16"]
+    plan = [
+        Step("correctness", _pytest("test_correctness.py"), 60, 20, needs=_TESTING),
+        rows["large 512 batch 64"],
+        rows["large 512 batch 128"],
+        _profile(run, "torch", large, 10, 12, 90, 30),
+        _profile(run, "ncu", mini, 3, 4, 100, 40),  # each kernel is run several times
         rows["large 128"],
-        _profile(run, "nsys", "mini", 16, 10, 13, 90, 40),
         rows["base"],
-        Step("speed-of-light", [*light, *out], 60, 25),
-        _profile(run, "nvtx", "mini", 16, 10, 13, 60, 20, "--nvtx", "emit"),
-        Step("report", [*cli, "report", str(run)], 60, 20),
-        Step("tests", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"], 240, 0),
+        Step("speed-of-light", [*light, *out], 60, 25, needs=("matplotlib",)),
+        Step("max batch", search, 120, 50),
+        _profile(run, "nsys", mini, 10, 13, 60, 25),
+        _profile(run, "nvtx", mini, 10, 13, 40, 12, "--nvtx", "emit"),
+        Step("doctor", [*cli, "doctor", "--json"], 30, 4),
+        Step("report", [*cli, "report", str(run)], 50, 15, needs=("pandas", "matplotlib", "jinja2")),
+        # Last, and begun only where they have their time: they start many commands.
+        Step(
+            TESTS, _pytest("test_compiled.py", "test_commands.py"), 240, 0, least=200, needs=(*_TESTING, "safetensors")
+        ),
     ]
+    return [step._replace(lacks=tuple(name for name in step.needs if name in lacking)) for step in plan]
 
 
-def _profile(
-    run: Path, tool: str, preset: str, batch: int, start: int, stop: int, longest: float, held: float, *more: str
-) -> Step:
-    command = [sys.executable, "-m", "bench.cli.main", "profile", "pretrain", "--device", "cuda", "--devices", "1"]
-    command += ["--preset", preset, "--precisions", "bf16", "--batch-sizes", str(batch), "--timeout-seconds", "80"]
-    command += ["--start", str(start), "--stop", str(stop), "--profiler", tool, *more, "--out", str(run), "--json"]
-    return Step(" ".join(["profile", tool, *more[1:]]), command, longest, held)
+_TESTING = ("pytest", "pytest_timeout", "hypothesis")
+
+
+def dropped_words(lacking: Collection[str]) -> set[str]:
+    """Return the implementations and levers that are left out."""
+    return {word for name, words in VARIANTS.items() if name in lacking for word in words}
+
+
+def left_out(plan: list[Step], lacking: Collection[str]) -> dict[str, list[str]]:
+    """Return, by name of what is missing, the steps, implementations and levers that go without."""
+    return {name: [*(step.name for step in plan if name in step.needs), *VARIANTS.get(name, ())] for name in lacking}
 
 
 def seconds_for(number: int, plan: list[Step], elapsed: float) -> float:
     """Return how long step `number` of the plan may take when `elapsed` seconds are gone: later steps keep theirs."""
-    held = sum(step.held for step in plan[number + 1 :])
+    held = sum(step.held for step in plan[number + 1 :] if not step.lacks)
     return min(plan[number].longest, TOTAL_SECONDS - elapsed - held)
+
+
+def _pytest(*files: str) -> list[str]:
+    # A line for each test as it ends, and one that hangs is ended alone.
+    command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "--timeout", "100"]
+    return [*command, *(f"tests/gpu/{file}" for file in files)]
+
+
+def _profile(
+    run: Path, tool: str, options: list[str], start: int, stop: int, longest: float, held: float, *more: str
+) -> Step:
+    command = [sys.executable, "-m", "bench.cli.main", "profile", "pretrain", "--device", "cuda", "--devices", "1"]
+    command += [*options, "--precisions", "bf16", "--timeout-seconds", "80"]
+    command += ["--start", str(start), "--stop", str(stop), "--profiler", tool, *more, "--out", str(run), "--json"]
+    needs = ("pandas",) if tool == "torch" else ("pandas", "nvtx") if tool == "nvtx" else ("pandas", "nvtx", tool)
+    return Step(" ".join(["profile", tool, *more[1:]]), command, longest, held, needs=needs)

@@ -5,8 +5,10 @@ import string
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert.data.csv.config import CsvConfig
+from bert.data.csv.config import CsvConfig, CsvForm
+from bert.data.csv.form import FoundForm, find_form
 from bert.data.csv.prepare import CsvSummary, prepare
+from bert.data.csv.reading import LeftOut, TextRow, read_rows
 from bert.data.vocabulary import SPECIAL_PIECES
 
 WORDS = ("red", "green", "blue", "cat", "dog", "bird", "one", "two", "three")
@@ -26,6 +28,18 @@ def write_rows(path: Path, rows: Sequence[tuple[str, str]], header: tuple[str, s
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
     return path
+
+
+def read(path: Path, **given: object) -> tuple[FoundForm, list[TextRow], list[LeftOut]]:
+    """A CSV as it is read with what is given of its form: the form, the rows, and what was left out."""
+    form = find_form(path, CsvForm(**given))  # type: ignore[arg-type]
+    rows = list(read_rows(path, form))
+    return form, [row for row in rows if isinstance(row, TextRow)], [row for row in rows if isinstance(row, LeftOut)]
+
+
+def pairs(rows: list[TextRow]) -> list[tuple[str, str | None]]:
+    """Text and label of each row."""
+    return [(row.text, row.label) for row in rows]
 
 
 def colours_and_animals(count: int) -> list[tuple[str, str]]:

@@ -59,7 +59,7 @@ elif words[0] == "profile":
     sys.exit(done.returncode if mode == "ok" else 1)
 elif words[0] == "export":
     if mode == "bad-export":
-        print("the report is truncated; hf_abcdefghijkl", file=sys.stderr)
+        print("the report is truncated; hf_abcdefghijklmnopqrstuvwxyzABCDEFGH", file=sys.stderr)
         sys.exit(1)
     (output,) = [word.split("=", 1)[1] for word in words if word.startswith("--output=")]
     connection = sqlite3.connect(output)

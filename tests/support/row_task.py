@@ -90,7 +90,10 @@ class RowData(ClassificationData):
     def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:
         path = source / f"{split}.npz"
         if not path.is_file():
-            raise InputError(f"there are no rows at {path}: make them with `{self.prepare_command(seq_len or 24)}`")
+            raise InputError(
+                "data-unprepared",
+                f"there are no rows at {path}: make them with `{self.prepare_command(seq_len or 24)}`",
+            )
         found = np.load(path)
         vocab_size, pad_id, longest = (int(value) for value in found["about"])
         fingerprint, vocabulary = (str(value) for value in found["hashes"])

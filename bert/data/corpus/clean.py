@@ -16,7 +16,7 @@ from bert.data.corpus.gutenberg import without_frame
 from bert.data.pool import Progress, Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from common.atomic import atomic_path
-from common.errors import InputError
+from common.errors import InputError, read_code
 
 PART_BYTES = 16 * 2**20
 """Bytes of input that go into one part."""
@@ -104,7 +104,7 @@ def _units(files: Sequence[Source], folder: StageFolder) -> list[_Unit]:
         try:
             size = source.path.stat().st_size
         except OSError as error:
-            raise InputError(f"cannot read {source.path}: {error.strerror}; was it moved?") from error
+            raise InputError(read_code(error), f"cannot read {source.path}: {error.strerror}; was it moved?") from error
         if groups and sizes[-1] + size <= PART_BYTES:
             groups[-1].append(source)
             sizes[-1] += size

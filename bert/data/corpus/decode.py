@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bert.data.corpus.files import Source
-from common.errors import InputError
+from common.errors import InputError, read_code
 
 BLOCK_BYTES = 2**20
 """Bytes read and decoded at once."""
@@ -126,8 +126,9 @@ def find_encoding(source: Source) -> Encoding:
 def _refuse_binary(path: Path, what: str, count: int, size: int, most: float) -> None:
     if count > most * size:
         raise InputError(
+            "file-encoding",
             f"{path} is not a text file ({count} of its {size} bytes are {what}): "
-            "take it out of the folder, or convert it to UTF-8"
+            "take it out of the folder, or convert it to UTF-8",
         )
 
 
@@ -156,4 +157,6 @@ def _read(path: Path) -> Iterator[bytes]:
             while raw := file.read(BLOCK_BYTES):
                 yield raw
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; check its permissions or take it out") from error
+        raise InputError(
+            read_code(error), f"cannot read {path}: {error.strerror}; check its permissions or take it out"
+        ) from error

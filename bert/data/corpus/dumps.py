@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.corpus import streams
-from common.errors import InputError
+from common.errors import InputError, read_code
 
 UNIT_BYTES = 2**20
 """A unit of pages ends with the first page that reaches this size."""
@@ -56,8 +56,9 @@ class Unit:
         begin, end = (first.start(), data.rfind(_END_OF_PAGE) + len(_END_OF_PAGE)) if first else (0, 0)
         if begin > end or data[:begin].strip() or data[end:].strip() not in (b"", b"</mediawiki>"):
             raise InputError(
+                "file-format",
                 f"{self.path}: the bz2 stream at byte {self.start} does not begin and end at a page, as the streams "
-                "before it do: decompress the file with bunzip2 and give the .xml"
+                "before it do: decompress the file with bunzip2 and give the .xml",
             )
         return data[begin:end]
 
@@ -135,9 +136,9 @@ class Dump:
                 self._title = titles[-1] if titles else None
             self.is_truncated = True
             if not self._keep:
-                raise InputError(f"{self.path} is truncated: {problem}. {self._remedy()}")
+                raise InputError("file-truncated", f"{self.path} is truncated: {problem}. {self._remedy()}")
         elif not cutter.has_pages and offset == 0:
-            raise InputError(f"{self.path} holds no page: get the file again (pages-articles.xml.bz2)")
+            raise InputError("file-empty", f"{self.path} holds no page: get the file again (pages-articles.xml.bz2)")
 
     def _remember(self, units: Iterator[Unit]) -> Iterator[Unit]:
         for unit in units:
@@ -166,9 +167,11 @@ class Dump:
             pass
         except OSError as error:
             if error.errno is not None:
-                raise InputError(f"cannot read {self.path}: {error.strerror}; check its permissions") from error
+                raise InputError(
+                    read_code(error), f"cannot read {self.path}: {error.strerror}; check its permissions"
+                ) from error
         if b"<mediawiki" not in data[:65536] and not _START_OF_PAGE.search(data[:65536]):
-            raise InputError(streams.not_a_dump(self.path, data))
+            raise InputError("file-format" if data else "file-damaged", streams.not_a_dump(self.path, data))
         text = data.split(b"<page", 1)[0].decode("utf-8", "replace")
         return Header({int(key): name for key, name in _NAMESPACE.findall(text)})
 
@@ -198,7 +201,8 @@ class _Cutter:
         self._searched = max(0, len(self._buffer) - len(_END_OF_PAGE) + 1)
         if len(self._buffer) > MOST_PAGE_BYTES:
             raise InputError(
-                f"{self._path}: no page ends within {MOST_PAGE_BYTES // 2**20} MiB: the file is damaged, get it again"
+                "file-damaged",
+                f"{self._path}: no page ends within {MOST_PAGE_BYTES // 2**20} MiB: the file is damaged, get it again",
             )
 
     def rest(self) -> Iterator[Unit]:

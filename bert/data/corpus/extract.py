@@ -18,7 +18,7 @@ from common.atomic import atomic_path, storage_errors
 from common.errors import BertbenchError
 
 STAGE = "extract"
-VERSION = 1
+VERSION = 2
 """Raised when the same dump gives other bytes."""
 PART_BYTES = 16 * 2**20
 """A part ends with the first unit that reaches this size."""

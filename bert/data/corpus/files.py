@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bert.data.json_notes import read_notes
 from common.atomic import write_json
-from common.errors import InputError
+from common.errors import InputError, read_code
 
 _DUMP_NAME = re.compile(r"\.xml(-p\d+p\d+)?(\.bz2|\.gz)?$", re.IGNORECASE)
 TEXT_SUFFIXES = (".txt",)
@@ -50,20 +50,24 @@ def find_inputs(folder: Path) -> Inputs:
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"{folder} {what}: give a folder that holds .txt files or dumps (.xml.bz2, .xml.gz, .xml)")
+        raise InputError(
+            "path-kind" if folder.exists() else "path-missing",
+            f"{folder} {what}: give a folder that holds .txt files or dumps (.xml.bz2, .xml.gz, .xml)",
+        )
     dumps: list[Path] = []
     texts: list[Path] = []
     for path in sorted(_files_below(folder), key=lambda path: path.relative_to(folder).as_posix()):
         if not is_dump(path) and not path.name.lower().endswith(TEXT_SUFFIXES):
             continue
         if path.is_symlink() and not path.exists():
-            raise InputError(f"{path} is a link to a file that is not there: repair it or take it out")
+            raise InputError("path-missing", f"{path} is a link to a file that is not there: repair it or take it out")
         if path.is_file():
             (dumps if is_dump(path) else texts).append(path)
     if not dumps and not texts:
         raise InputError(
+            "data-missing",
             f"{folder} holds neither .txt files nor MediaWiki dumps (.xml.bz2, .xml.gz, .xml): give a folder of plain "
-            "text files, one book or article each, or of dumps"
+            "text files, one book or article each, or of dumps",
         )
     return Inputs(tuple(dumps), tuple(texts))
 
@@ -110,7 +114,9 @@ def identify(paths: Sequence[Path], folder: Path, memory: Path) -> list[Source]:
             entry = known.get(str(path.resolve()))
             digest = entry[2] if isinstance(entry, list) and entry[:2] == state else _digest(path)
         except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}; check its permissions or take it out") from error
+            raise InputError(
+                read_code(error), f"cannot read {path}: {error.strerror}; check its permissions or take it out"
+            ) from error
         seen[str(path.resolve())] = [*state, digest]
         sources.append(Source(path, name, digest))
     if any(known.get(name) != entry for name, entry in seen.items()):

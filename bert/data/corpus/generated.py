@@ -58,7 +58,9 @@ def generate_corpus(folder: Path, seed: int, size_bytes: int) -> list[Path]:
         StorageError: the folder cannot be written.
     """
     if size_bytes < SMALLEST_CORPUS:
-        raise UsageError(f"a generated corpus of {size_bytes} bytes is too small: ask for {SMALLEST_CORPUS} or more")
+        raise UsageError(
+            "option-value", f"a generated corpus of {size_bytes} bytes is too small: ask for {SMALLEST_CORPUS} or more"
+        )
     files = []
     for number, text in enumerate(documents(seed, size_bytes)):
         path = folder / f"generated-{number:06d}.txt"

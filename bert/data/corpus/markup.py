@@ -66,11 +66,23 @@ _MARK = re.compile(
 )
 _CLOSING = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in [*REMOVED_TAGS, "nowiki"]}
 _MAGIC_CHARACTERS = {ord(character): f"&#{ord(character)};" for character in "'[]{}|<>=*#:;_!-"}
+BEFORE_TABLES = " \t:*#"
+"""What may stand before the beginning or the end of a table."""
 _BRACES = re.compile(r"\{\{+|\}\}+")
+_TABLE_MARK = re.compile(rf"\n[{BEFORE_TABLES}]*+(?:\{{\||\|\}})")
 _BRACKETS = re.compile(r"\[\[|\]\]")
 _LANGUAGE = r"(?!mw:|wp:)(?:[a-z]{2,3}(?:-[a-z]+){0,2}|simple)"
-DEFAULT_PREFIXES = ("file", "image", "media", "category")
-"""Namespaces whose links are no text; a dump names those of its own language."""
+DEFAULT_PREFIXES = """
+    file image media category
+    kategorie catégorie categoría categoria categorie kategori luokka kategória kategorija kategorijo kategoria
+    kategooria категория категорія катэгорыя категорија κατηγορία קטגוריה تصنيف رده श्रेणी หมวดหมู่ thể_loại kategorio
+    分类 分類 カテゴリ 분류 categori catagóir flokkur
+"""
+"""Namespaces whose links are no text. A dump names those of its own language; further categories of MediaWiki's
+languages stand here, because sister languages have them as aliases. Files are known by their names' ends."""
+_ENDS_OF_FILES = "jpe?g|png|svg|gif|tiff?|webp|og[gav]|webm|djvu|pdf|midi?|flac|wav|mp3|xcf|stl"
+_FILE = rf"[^\[\]{{}}|\n:]{{1,40}}+:[^\[\]{{}}|\n]{{0,300}}\.(?i:{_ENDS_OF_FILES})\s*[|\]]"
+"""A page of some namespace whose name is that of a file: such a link shows it, in a dump of any language."""
 
 
 def remove_tags(text: str) -> str:
@@ -130,12 +142,32 @@ def remove_links(text: str, prefix: "re.Pattern[str]") -> str:
 
 
 def link_prefix(namespaces: Iterable[str]) -> "re.Pattern[str]":
-    """Return what the links start with that are no text: these namespaces (any case), and language codes."""
-    names = sorted(
-        {name.strip().lower().replace("_", " ") for name in (*DEFAULT_PREFIXES, *namespaces) if name.strip()}
-    )
-    either = "|".join(re.escape(name).replace(r"\ ", "[ _]+") for name in names)
-    return re.compile(rf"\s*(?:(?i:{either})\s*:|{_LANGUAGE}:)")
+    """Return what the links start with that are no text.
+
+    That is these namespaces in any letter case, blanks and underscores alike; files of every namespace; and language
+    codes.
+    """
+    given = {name.strip(" _").lower().replace("_", " ") for name in (*DEFAULT_PREFIXES.split(), *namespaces)} - {""}
+    either = "|".join(re.escape(name).replace(r"\ ", "[ _]+") for name in sorted(given))
+    # Most links have no colon, and end here.
+    return re.compile(rf"[\s_]*(?=[^\[\]{{}}|\n:]{{1,80}}+:)(?:(?i:{either})[ _]*:|{_LANGUAGE}:|{_FILE})")
+
+
+def unclosed_tables(text: str) -> frozenset[int]:
+    """Return the numbers of the lines that begin a table without an end."""
+    begun: list[int] = []
+    if "{|" not in text:
+        return frozenset()
+    text = "\n" + text
+    number, position = -1, 0
+    for mark in _TABLE_MARK.finditer(text):
+        number += text.count("\n", position, mark.end())
+        position = mark.end()
+        if text[position - 1] == "|":
+            begun.append(number)
+        elif begun:
+            begun.pop()
+    return frozenset(begun)
 
 
 def pieces_of(text: str, most: int) -> Iterator[str]:

@@ -16,6 +16,7 @@ DISAMBIGUATIONS = "disambiguation pages"
 EMPTY = "pages without a paragraph"
 INVALID = "pages that are no valid XML, left out"
 OVERSIZED = "pages over 1 MiB, cut before they were parsed"
+UNCLOSED_TABLES = "tables that are never closed"
 CONTROLS = "control characters taken out"
 DOCUMENTS = "documents"
 PARAGRAPHS = "paragraphs"
@@ -100,10 +101,11 @@ def _paragraphs(page: bytes, header: Header, counts: Counts) -> list[str]:
     else:
         if len(text) > wikitext.MOST_CHARACTERS:
             counts.add(OVERSIZED, example=title)
-        found = wikitext.paragraphs(text, header.hidden)
-        if not found:
+        found = wikitext.read_page(text, header.hidden)
+        counts.add(UNCLOSED_TABLES, found.unclosed_tables, example=title)
+        if not found.paragraphs:
             counts.add(EMPTY)
-        return found
+        return found.paragraphs
     return []
 
 

@@ -9,11 +9,11 @@ from bert.data.corpus.splitter import Splitter, load_splitter
 from bert.data.pool import Progress, Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from common.atomic import atomic_path
-from common.errors import InputError, UsageError
+from common.errors import InputError, UsageError, read_code
 
 MOST_SENTENCE_CHARACTERS = 4_096
 """A longer sentence (text without stops) is cut at white space; the longest instance has room for about 2,500."""
-VERSION = 1
+VERSION = 2
 """Raised when the same input gives other bytes."""
 COUNTS = ("documents", "empty documents", "sentences", "characters", "cut sentences")
 """Names of what is counted."""
@@ -65,7 +65,7 @@ def segment(
     names = [f"{path.parent.parent.name}-{path.name}" for path in parts]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"two parts of text would both become {twice}: rename the folder of one")
+        raise UsageError("data-ambiguous", f"two parts of text would both become {twice}: rename the folder of one")
     units = [_Unit(folder, path, name, splitter) for path, name in zip(parts, names, strict=True)]
     mine = [unit for number, unit in enumerate(units) if part.takes(number) and not folder.is_done(unit.name)]
     progress("sentences", 0, len(mine))
@@ -107,7 +107,9 @@ def _documents(path: Path, split: Splitter, counts: Counts) -> Iterator[Iterator
                 if line != b"\n":
                     yield _sentences(line, file, split, counts)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; run the stage before it again") from error
+        raise InputError(
+            read_code(error), f"cannot read {path}: {error.strerror}; run the stage before it again"
+        ) from error
 
 
 def _sentences(first: bytes, file: BinaryIO, split: Splitter, counts: Counts) -> Iterator[list[bytes]]:

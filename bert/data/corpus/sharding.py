@@ -19,7 +19,7 @@ import numpy.typing as npt
 from bert.data.pool import Progress
 from bert.data.stages import Counts, Finished, StageFolder
 from common.atomic import storage_errors
-from common.errors import InputError, UsageError
+from common.errors import InputError, UsageError, read_code
 
 SHARD_BYTES = 32 * 2**20
 """Sentence text per training shard where no number of shards is given."""
@@ -63,9 +63,11 @@ class ShardPlan:
     def __post_init__(self) -> None:
         """Refuse a plan that cannot be followed."""
         if self.training < 1 or self.test < 0:
-            raise UsageError(f"{self.training} training and {self.test} test shards: ask for at least 1 and 0")
+            raise UsageError(
+                "option-value", f"{self.training} training and {self.test} test shards: ask for at least 1 and 0"
+            )
         if not 0.0 <= self.test_fraction < 1.0:
-            raise UsageError(f"--test-fraction {self.test_fraction} must be in [0, 1)")
+            raise UsageError("option-value", f"--test-fraction {self.test_fraction} must be in [0, 1)")
 
     def names(self, dataset: str) -> list[str]:
         """Return the file names: the training shards, then the test shards."""
@@ -178,11 +180,14 @@ def _scan_part(path: Path) -> Iterator[tuple[Numbers, npt.NDArray[np.int32]]]:
                 lines += len(ends)
                 ends_line = raw[-1] == _NEWLINE
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; run the stage sentences again") from error
+        raise InputError(
+            read_code(error), f"cannot read {path}: {error.strerror}; run the stage sentences again"
+        ) from error
     if begin != position:
         raise InputError(
+            "file-truncated",
             f"{path} is no sentence text (it does not end with an empty line): remove its folder and run the stage "
-            "sentences again"
+            "sentences again",
         )
 
 
@@ -192,8 +197,9 @@ def check_documents(count: int, plan: ShardPlan) -> None:
     if count < wanted:
         remedy = f"--shards {count - plan.test}" if count > plan.test else "--shards 1 --test-fraction 0"
         raise UsageError(
+            "data-too-small",
             f"{count} document(s) cannot fill {wanted} shards ({plan.training} training, {plan.test} test), each needs "
-            f"one: use {remedy}, or more text"
+            f"one: use {remedy}, or more text",
         )
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 
+from bert.data.corpus.abbreviations import DOUBTFUL_ENDS, MOST_CHARACTERS, goes_on
 from common.errors import MissingToolError, UsageError
 
 Splitter = Callable[[Sequence[bytes]], list[bytes]]
-RULES_VERSION = 1
+RULES_VERSION = 3
 """Raised when the rules cut elsewhere."""
 
 _CLOSERS = "\"'\u2019\u201d)\\]\u00bb"
@@ -21,7 +22,7 @@ _OPENERS = "\"'\u2018\u201c(\\[\u00ab\u2014_"
 # A stop with its closing quotes, white space, then what can begin a sentence; or a CJK stop, which needs no space.
 # Possessive, and begun only at the head of a run of stops: a line of dots must not take quadratic time.
 _BOUNDARY = re.compile(
-    rf"(?<![.!?…])[.!?…]++[{_CLOSERS}_]*+(\s+)(?=[{_OPENERS}]*[^\W_a-z])|[\u3002\uff01\uff1f][\u201d\u300d\u300f\uff09]*+()(?=\S)"
+    rf"(?<![.!?…])[.!?…]++[{_CLOSERS}_]*+(\s+)(?=[{_OPENERS}]*([^\W_]))|[\u3002\uff01\uff1f][\u201d\u300d\u300f\uff09]*+()(?=\S)"
 )
 _LAST_WORD = re.compile(r"([^\W\d_]+(?:\.[^\W\d_]+)*)\.$")
 _ABBREVIATION_LIST = """
@@ -47,7 +48,7 @@ def load_splitter(name: str) -> Splitter:
         MissingToolError: blingfire is not installed, or not made for this machine.
     """
     if name not in SPLITTERS:
-        raise UsageError(f"--splitter {name} must be one of {', '.join(SPLITTERS)}")
+        raise UsageError("option-choice", f"--splitter {name} must be one of {', '.join(SPLITTERS)}")
     return SPLITTERS[name]()
 
 
@@ -65,12 +66,15 @@ def split_sentences(paragraph: str) -> list[str]:
     """Return the sentences of one paragraph by rules, white space made single blanks.
 
     A sentence ends at `.`, `!`, `?` or an ellipsis with its closing quotes, when white space and something that can
-    begin a sentence follow (not a lower-case Latin letter); not after a known abbreviation or initial ("Mr.", "J.").
+    begin a sentence follow (not a small letter of any script); not after a known abbreviation (`abbreviations.py`) or
+    initial ("Mr.", "J.").
     """
     text = " ".join(paragraph.split())
     sentences = []
     begin = 0
     for match in _BOUNDARY.finditer(text):
+        if match.group(2) is not None and match.group(2).islower():
+            continue
         end = match.start(1) if match.group(1) is not None else match.end()
         if match.group(1) is not None and _is_abbreviation(text, begin, end, match.end()):
             continue
@@ -85,7 +89,12 @@ def _is_abbreviation(text: str, begin: int, end: int, next_begin: int) -> bool:
     # The longest abbreviation has 7 letters; looking at 24 characters keeps this linear.
     word = _LAST_WORD.search(text, max(begin, end - 24), end)
     if word is None:
-        return False
+        blank = text.rfind(" ", max(begin, end - MOST_CHARACTERS), end)
+        return text[end - 1] == "." and goes_on(
+            text[max(begin, blank + 1) : end - 1], text[next_begin : next_begin + 24]
+        )
+    if goes_on(word[1], text[next_begin : next_begin + 24]):
+        return True
     last = word[1].lower()
     if last in _BEFORE_NUMBERS:
         return text[next_begin : next_begin + 1].isdigit()
@@ -109,8 +118,9 @@ def _blingfire() -> Splitter:
         find = library.TextToSentencesWithOffsets
     except (ImportError, OSError, AttributeError) as error:
         raise MissingToolError(
+            "package-missing",
             f"the sentence splitter blingfire does not run here ({platform.system()} {platform.machine()}: {error}): "
-            "use --splitter rules, or `pip install blingfire` (Linux x86-64, macOS, Windows)"
+            "use --splitter rules, or `pip install blingfire` (Linux x86-64, macOS, Windows)",
         ) from error
     import ctypes
 
@@ -132,10 +142,28 @@ def _blingfire() -> Splitter:
         # Less than 1 is a refusal, which valid UTF-8 does not meet: then each paragraph is a sentence.
         count = int(np.count_nonzero(text[: size - 1] == ord("\n"))) + 1 if size > 0 else 0
         cuts = [0, *(ends[: max(0, count - 1)] + 1).tolist(), len(raw)]
-        lines = b"\n".join([raw[begin:end] for begin, end in pairwise(cuts)])
+        pieces = [raw[begin:end] for begin, end in pairwise(cuts)]
+        lines = _without_false_ends(b"\n".join(pieces), pieces)
         return [found for line in lines.replace(_PARAGRAPH_SEPARATOR, b"\n").split(b"\n") if (found := line.strip())]
 
     return split
+
+
+def _without_false_ends(lines: bytes, pieces: list[bytes]) -> bytes:
+    """Join again what was cut behind an abbreviation or ordinal; `lines` are the pieces with line feeds between."""
+    doubtful = [number for number, piece in enumerate(pieces) if piece[piece.rfind(b" ") + 1 :] in DOUBTFUL_ENDS]
+    if not doubtful:
+        return lines
+    ends = {number for number in doubtful if number + 1 < len(pieces) and _goes_on(pieces[number], pieces[number + 1])}
+    return b"".join(piece + b"\n"[number in ends :] for number, piece in enumerate(pieces))
+
+
+def _goes_on(before: bytes, after: bytes) -> bool:
+    after = after[:80].lstrip()
+    if after.startswith(_PARAGRAPH_SEPARATOR):
+        return False
+    word = before[before.rfind(b" ") + 1 : -1]
+    return goes_on(word.decode("utf-8", "ignore"), after.decode("utf-8", "ignore"))
 
 
 SPLITTERS: dict[str, Callable[[], Splitter]] = {"blingfire": _blingfire, "rules": lambda: _by_rules}

@@ -102,8 +102,9 @@ def decompress(path: Path, start: int, end: int) -> bytes:
         return _unpacked(data)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(
+            "file-damaged",
             f"{path}: the bz2 data from byte {start} to {end} are damaged ({error}): get the file again; finished "
-            "parts are kept"
+            "parts are kept",
         ) from error
 
 
@@ -133,10 +134,10 @@ def refuse_other_files(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(64)
     if not start:
-        raise InputError(f"{path} is empty: get it again")
+        raise InputError("file-empty", f"{path} is empty: get it again")
     for magic, what in _OTHER_FILES:
         if start.startswith(magic):
-            raise InputError(f"{path} is {what}")
+            raise InputError("file-format", f"{path} is {what}")
 
 
 def not_a_dump(path: Path, data: bytes) -> str:

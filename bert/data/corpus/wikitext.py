@@ -4,9 +4,11 @@ Whole-text scanners (`markup.py`) take out what is no running text; headings, se
 taken out line by line; the parser (mwparserfromhell) then resolves links and kept templates (`templates.py`) of each
 paragraph that has any. As in MediaWiki, lines in a row are one paragraph, and a list item is one line.
 
-What is kept: a paragraph when it ends like a sentence or has at least 8 words; a list item (`*`, `#`, `:`) or
-a line that begins with a blank when it ends like a sentence and has at least 5 words (a script without blanks: 20
-characters). Terms (`;`), headings, titles, captions, galleries, formulas and tables are no sentences and go.
+What is kept: a paragraph when it ends like a sentence or has at least 8 words; a list item (`*`, `#`, `:`), the
+definition behind a term (`; term : definition`) or a line that begins with a blank when it ends like a sentence and has
+at least 5 words (a script without blanks: 20 characters). Terms, headings, titles, captions, galleries, formulas and
+tables are no sentences and go. A table that is never closed ends at the next heading, or where a paragraph that is kept
+follows an empty line.
 
 What is lost besides: the result of every template outside the tables of `templates.py`, formulas (their sentence
 stays, with a gap), bare web addresses, `|` signs that nothing protects, and all after a comment without an end.
@@ -15,6 +17,7 @@ stays, with a gap), bare web addresses, `|` signs that nothing protects, and all
 import html
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -77,7 +80,8 @@ _HOLE = re.compile(r"[(\[] ?[,;:)\]]|\( | \)|[,;:] ?[)\]]| [,.](?: |$)|[,;] ?[,;
 _ENDS = ".!?\N{HORIZONTAL ELLIPSIS}\u3002\uff01\uff1f\uff61\u0964\u061f\u06d4"
 """What ends a sentence, also in Chinese, Japanese, Hindi, Arabic and Urdu."""
 _SENTENCE_END = re.compile(rf"[{_ENDS}][\"'\u201d\u2019\u00bb\u203a\u300d\u300f)\] ]*$")
-_LIST = "*#:"
+_LIST = "*#:;"
+_TERM = re.compile(r";[^:\[\]{}\n]{0,300}:")
 _ALONE = "*#:;| \t-"
 _PLAIN_WORDS = 8
 _ITEM_WORDS = 5
@@ -94,22 +98,37 @@ def is_disambiguation(text: str) -> bool:
     return _DISAMBIGUATION.search(text) is not None
 
 
-def paragraphs(text: str, namespaces: tuple[str, ...] = ()) -> list[str]:
-    """Return the plain paragraphs of a page, white space normalised; empty when it has no running text.
+@dataclass(slots=True)
+class Page:
+    """What is read from a page."""
+
+    paragraphs: list[str] = field(default_factory=list)
+    """Its plain paragraphs, white space normalised; none when it has no running text."""
+    unclosed_tables: int = 0
+    """Tables that nothing ends."""
+
+
+def read_page(text: str, namespaces: tuple[str, ...] = ()) -> Page:
+    """Return the running text of a page.
 
     Args:
         text: its wikitext.
         namespaces: names of the namespaces whose links are no text (files, categories), in the language of the dump;
-            the English ones always are.
+            those of `markup.DEFAULT_PREFIXES` always are.
     """
     prefix = _prefix(namespaces)
     parser = _Parser()
-    found: list[str] = []
-    for block in _blocks(_running_lines(text, prefix, parser)):
+    page = Page()
+    for block in _blocks(_running_lines(text, prefix, parser, page)):
         paragraph = _paragraph(block, parser, prefix)
         if paragraph:
-            found.append(paragraph)
-    return found
+            page.paragraphs.append(paragraph)
+    return page
+
+
+def paragraphs(text: str, namespaces: tuple[str, ...] = ()) -> list[str]:
+    """Return the paragraphs of `read_page`."""
+    return read_page(text, namespaces).paragraphs
 
 
 def _blocks(lines: Iterator[str]) -> Iterator[str]:
@@ -135,21 +154,30 @@ def _prefix(namespaces: tuple[str, ...]) -> "re.Pattern[str]":
     return markup.link_prefix(namespaces)
 
 
-def _running_lines(text: str, prefix: "re.Pattern[str]", parser: "_Parser") -> Iterator[str]:
+def _running_lines(text: str, prefix: "re.Pattern[str]", parser: "_Parser", page: Page) -> Iterator[str]:
     """Yield the lines outside tables and sections of references; headings and tables become empty lines."""
     depth = 0
     skipped = 7  # The level of the heading that began a section to leave out; 7 is below all.
+    is_unclosed = is_behind_blank = False
     for piece in markup.pieces_of(text, MOST_CHARACTERS):
-        for line in _without_blocks(piece, prefix, parser).split("\n"):
-            stripped = line.lstrip(" \t:*#") if depth or "{|" in line else line
+        body = _without_blocks(piece, prefix, parser)
+        unclosed = markup.unclosed_tables(body)
+        page.unclosed_tables += len(unclosed)
+        for number, line in enumerate(body.split("\n")):
+            stripped = line.lstrip(markup.BEFORE_TABLES) if depth or "{|" in line else line
+            if is_unclosed:
+                if is_behind_blank and _is_prose(line):
+                    depth, is_unclosed = 0, False
+                is_behind_blank = not stripped
             if stripped.startswith("{|"):
                 depth += 1
+                is_unclosed = is_unclosed or number in unclosed
                 yield ""
             elif line.startswith("="):
                 heading = _HEADING.match(line) if len(line) < 1000 else None
                 if heading is not None:
                     # A heading ends a table that somebody forgot to close.
-                    depth = 0
+                    depth, is_unclosed = 0, False
                     level = len(heading[1])
                     if level <= skipped:
                         skipped = level if heading[2].strip("' ").lower() in _SKIPPED_SECTIONS else 7
@@ -163,6 +191,15 @@ def _running_lines(text: str, prefix: "re.Pattern[str]", parser: "_Parser") -> I
                         yield stripped[2:]
             elif skipped == 7:
                 yield line
+
+
+def _is_prose(line: str) -> bool:
+    """Return whether a line looks like a paragraph that is kept."""
+    if not line or line[0] in "|!={" or line[0] in _ALONE:
+        return False
+    return line.count(" ") + 1 >= _PLAIN_WORDS or (
+        line.count(" ") + 1 >= _ITEM_WORDS and _SENTENCE_END.search(line, max(0, len(line) - 20)) is not None
+    )
 
 
 def _without_blocks(piece: str, prefix: "re.Pattern[str]", parser: "_Parser") -> str:
@@ -181,10 +218,15 @@ def _without_blocks(piece: str, prefix: "re.Pattern[str]", parser: "_Parser") ->
 def _paragraph(line: str, parser: "_Parser", prefix: "re.Pattern[str]") -> str:
     """Return the text of a line, or nothing where it is no sentence."""
     first = line[0]
-    if first in "|;" or (first == "-" and line.startswith("----")):
+    if first == "|" or (first == "-" and line.startswith("----")):
         return ""
     is_item = first in _LIST or first.isspace()
-    if is_item:
+    if first == ";":
+        term = _TERM.match(line)
+        if term is None:
+            return ""
+        line = line[term.end() :].strip()
+    elif is_item:
         line = line.lstrip("*#:; \t")
     text = _plain(line, parser, prefix)
     if not text:

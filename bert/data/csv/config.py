@@ -29,6 +29,12 @@ class CsvForm:
     """The first row names the columns; with --no-header they have numbers only."""
     quoting: bool = True
     """Fields may stand in quotes and then hold delimiters and line ends; with --no-quoting quotes are plain text."""
+    quote_char: str | None = None
+    """The quote of such fields: one character; default the double quote, or the single one where most lines have fields
+    in those."""
+    skip_initial_space: bool = False
+    """Spaces behind a delimiter are no part of the field, as in rows like ham, "a, b"; else a quote behind a space is
+    plain text."""
 
     def __post_init__(self) -> None:
         """Refuse what no file can be read with."""
@@ -40,17 +46,33 @@ class CsvForm:
                 known = None
             if known is None or known.replace("_", "-") in _NO_ENCODINGS:
                 raise UsageError(
+                    "option-value",
                     f"--encoding {self.encoding!r} is no encoding of text: give one that Python knows, such as utf-8, "
-                    "cp1252, latin-1, utf-16 or shift_jis"
+                    "cp1252, latin-1, utf-16 or shift_jis",
                 )
         if self.separator is not None and (len(self.separator) != 1 or self.separator in '"\r\n'):
             raise UsageError(
+                "option-value",
                 f"--delimiter {self.delimiter!r} must be one character, or the word tab, and neither a quote nor a "
-                "line end"
+                "line end",
             )
+        if self.skip_initial_space and self.separator == " ":
+            raise UsageError("option-conflict", "--skip-initial-space and --delimiter ' ' do not go together: give one")
+        if self.quote_char is not None:
+            if not self.quoting:
+                raise UsageError(
+                    "option-conflict", f"--quote-char {self.quote_char} and --no-quoting do not go together: give one"
+                )
+            if len(self.quote_char) != 1 or self.quote_char in " \r\n" or self.quote_char == self.separator:
+                raise UsageError(
+                    "option-value",
+                    f"--quote-char {self.quote_char!r} must be one character, neither the delimiter nor a space nor "
+                    "a line end",
+                )
         if not self.header and not (self.text.isdecimal() and self.label.isdecimal()):
             raise UsageError(
-                "--no-header leaves the columns without names: give their numbers, such as --text 1 --label 2"
+                "option-conflict",
+                "--no-header leaves the columns without names: give their numbers, such as --text 1 --label 2",
             )
 
     @property
@@ -87,19 +109,24 @@ class CsvConfig(CsvForm):
         CsvForm.__post_init__(self)
         if self.max_seq_length < SPECIAL_TOKENS + 1:
             raise UsageError(
+                "option-value",
                 f"--max-seq-length {self.max_seq_length} has no place for {SPECIAL_TOKENS} special tokens and a word: "
-                f"give {SPECIAL_TOKENS + 1} or more"
+                f"give {SPECIAL_TOKENS + 1} or more",
             )
         for name in ("validation", "test"):
             value = getattr(self, name)
             if not 0 <= value < 1:
-                raise UsageError(f"--{name} {value} must be a share from 0 to below 1")
+                raise UsageError("option-value", f"--{name} {value} must be a share from 0 to below 1")
         if not self.validation + self.test < 1:
-            raise UsageError(f"--validation {self.validation} and --test {self.test} leave nothing to train on")
+            raise UsageError(
+                "option-conflict", f"--validation {self.validation} and --test {self.test} leave nothing to train on"
+            )
         if self.output is not None and self.output == self.input:
-            raise UsageError(f"--output {self.output} is the input: give another file")
+            raise UsageError("option-conflict", f"--output {self.output} is the input: give another file")
         if self.input.suffix == SUFFIX and self.output is None:
-            raise UsageError(f"{self.input} ends as a SQLite file does: give a CSV, or --output for another file")
+            raise UsageError(
+                "file-format", f"{self.input} ends as a SQLite file does: give a CSV, or --output for another file"
+            )
 
     @property
     def database(self) -> Path:

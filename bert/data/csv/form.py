@@ -1,46 +1,28 @@
-"""How a CSV is written, found out: encoding, delimiter, header, and which columns hold text and label."""
+"""How a CSV is written, found out: encoding, delimiter, quotes, header, and which columns hold text and label."""
 
-import codecs
-import csv
 import io
-import re
-import unicodedata
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bert.data.corpus.decode import find_encoding
-from bert.data.corpus.files import Source
+from bert.data.csv.columns import LEAST_FITTING, REMEDIES, Table, find_columns
 from bert.data.csv.config import CsvForm
-from common.errors import InputError, UsageError
-
-DELIMITERS = (",", ";", "\t", "|")
-DELIMITER_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar", " ": "space"}
-MOST_CHARACTERS = 2**20
-"""Characters of a line or of a field at most; a quote that is never closed is met here."""
-_SAMPLE_CHARACTERS = 2**14
-"""What the sniffer looks at: its patterns take quadratic time."""
-_SAMPLE_BYTES = 2**16
-_WESTERN = ["cp1252", "latin_1"]
-_WESTERN_CHAOS = 0.5
-"""Chaos up to which text is Western: accents and typographic signs in a row look odd, other alphabets exceed it."""
-_MOST_ODD_NULS = 0.05
-_MOST_NULS, _MOST_CONTROLS, _MOST_BAD_LINES = 0.05, 0.01, 0.01
-"""Shares of NUL bytes, of control characters and of damaged lines up to which a file is UTF-8 that was damaged."""
-_NO_TEXT = ("Cc", "Cn", "Co", "Cs")
-_BLANKS = dict.fromkeys((9, 10, 12, 13))
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig", "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32", "utf-32-le"),
-    (codecs.BOM_UTF32_BE, "utf-32", "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16", "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16", "utf-16-be"),
+from bert.data.csv.encoding import encoding_of
+from bert.data.csv.records import (
+    DELIMITERS,
+    MOST_CHARACTERS,
+    UNCLOSED,
+    Dialect,
+    Record,
+    names_delimiter,
+    read_records,
+    unclosed,
 )
-"""Byte order marks, the encodings that take them off, and those that leave them as a character."""
-_CODEC_NAMES = {"utf-8-sig": "utf-8"}
-_SEPARATOR = re.compile(r"\ufeff?\"?sep=([,;\t| ])\"?\r?(?:\n|$)", re.IGNORECASE)
-CONFLICT = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
-"""What git leaves at the beginning of lines where two versions could not be merged."""
+from common.errors import Code, InputError, UsageError, read_code
+
+_SAMPLE_CHARACTERS = 2**16
+"""What delimiters, quotes and columns are judged by: the rows in so many characters at the beginning."""
+_LEAST_QUOTED = 0.5
+"""Share of the lines with a field in single quotes from which on those are quotes, and no apostrophes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +33,87 @@ class FoundForm:
     """Python's name of the encoding."""
     encoding_from: str
     """Who says so, in words."""
-    delimiter: str
-    """What is between two fields."""
+    dialect: Dialect
+    """How fields are told apart."""
     delimiter_from: str
     """Who says so, in words."""
-    quoting: bool
-    """Whether fields may stand in quotes."""
     header: tuple[str, ...] | None
     """Names of the columns; None where the first row is data."""
+    width: int
+    """Columns: those of the header, else the most frequent number of fields in the first rows."""
     text: int
     """Number of the column with the texts, from 0."""
     label: int | None
     """Number of the column with the labels, from 0; None where there need be none and there is none."""
+    tried: tuple[str, ...] = field(default=(), compare=False)
+    """What each delimiter makes of the first rows, in words; empty where the delimiter was given."""
 
     def column(self, number: int) -> str:
         """Return a column in words."""
         name = self.header[number] if self.header is not None and number < len(self.header) else ""
         return name or f"number {number + 1}"
 
+    def least(self, needs_label: bool = True) -> int:
+        """Return the fields that a row has at least: up to the last column that has a name or is read.
+
+        Args:
+            needs_label: whether a row without a label cannot be used.
+        """
+        names = self.header or ("unnamed",) * self.width
+        needed = {self.text, *(number for number, name in enumerate(names) if name)}
+        if self.label is not None:
+            needed = needed | {self.label} if needs_label else needed - {self.label}
+        return 1 + max(needed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The beginning of the text."""
+
+    text: str
+    """Whole lines, where there are several."""
+    whole: bool
+    """Whether that is all of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A way of telling fields apart with which the file has the columns asked for."""
+
+    form: FoundForm
+    by_name: bool
+    """Whether the header has a name that was asked for."""
+    rows: int
+    """Sampled rows of data."""
+    fitting: int
+    """Those of them that have neither too few nor too many fields."""
+    labels: int
+    """Different labels of those."""
+    divided: int
+    """Those whose label has another delimiter in it, as a piece that was cut in the wrong places has."""
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether it holds for most rows, or the header says so."""
+        return self.by_name or self.fitting >= LEAST_FITTING * self.rows
+
+    @property
+    def worth(self) -> tuple[bool, bool, bool, float, float, int, bool, int]:
+        """What it is better by: likely, with labels, with columns; then by how many rows fit and how few labels these
+        have.
+        """
+        rows, dialect = max(1, self.rows), self.form.dialect
+        repeated = (self.fitting - self.labels) / rows
+        order = -DELIMITERS.index(dialect.delimiter) if dialect.delimiter in DELIMITERS else 0
+        kind = self.is_likely, self.form.label is not None, self.form.width > 1
+        return *kind, repeated, self.fitting / rows, -self.divided, dialect.quote_char == "'", order
+
 
 def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm:
     """Find out how a file is written; what is `given` holds.
 
-    The encoding: a byte order mark, else UTF-8 where all (or nearly all) bytes are that, UTF-16 by its NUL bytes, else
-    windows-1252 or latin-1 where that reads as Western text, else what charset-normalizer takes it for. The delimiter:
-    csv.Sniffer's, where the first row then has the columns asked for, else another one with which it has them.
+    The encoding: as bert.data.csv.encoding finds it. Delimiter and quotes: those with which the file has the columns
+    asked for and, of several, most of the first rows have them and the labels repeat most.
 
     Args:
         path: the file.
@@ -83,233 +121,144 @@ def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm
         needs_label: whether there has to be a column of labels.
 
     Raises:
-        InputError: it cannot be read, is empty, is no text, or has not the columns.
+        InputError: it cannot be read, is empty, is no text, has not the columns, or no delimiter makes sense of it.
     """
-    encoding, encoding_from = (
-        (_given_encoding(path, given.encoding), "as given") if given.encoding else (_find_encoding(path))
-    )
+    encoding, encoding_from = encoding_of(path, given)
     sample = _read_sample(path, encoding)
-    named = names_delimiter(sample)
-    if named is not None:
-        sample = sample[sample.index("\n") + 1 :] if "\n" in sample else ""
-    sniffed = given.separator or named or _sniff(sample)
-    separators = [given.separator] if given.separator else [named] if named else [sniffed or ",", *DELIMITERS]
-    by_number = given.text.isdecimal() and given.label.isdecimal()
-    reasons = []
-    for separator in dict.fromkeys(separators):
-        first = first_record(path, sample, separator, given.quoting, given.header and by_number)
+    named = given.separator or names_delimiter(sample.text)
+    tables: list[Table] = []
+    candidates: list[_Candidate] = []
+    reasons: list[tuple[bool, int, int, InputError]] = []
+    for dialect in _dialects(given, named, sample.text):
+        table = None
         try:
-            text = _place(path, given.text, "text", first, given.header)
-            label = _label_place(path, given.label, first, given.header, needs_label)
+            table = _table(path, given, dialect, sample)
+            tables.append(table)
+            text, label = find_columns(path, given, table, needs_label)
         except InputError as error:
-            reasons.append(error)
+            rank = (table.is_even, table.mode[1]) if table else (False, 0)
+            reasons.append((*rank, -len(reasons), error))
             continue
         if text == label:
             raise UsageError(
-                f"--text {given.text} and --label {given.label} are the same column of {path}: give two columns"
+                "option-conflict",
+                f"--text {given.text} and --label {given.label} are the same column of {path}: give two columns",
             )
-        if given.separator or named:
-            who = "as given" if given.separator else "the first line"
-        else:
-            who = "csv.Sniffer" if separator == sniffed else "by the first row"
-        header = tuple(name.strip() for name in first) if given.header else None
-        return FoundForm(encoding, encoding_from, separator, who, given.quoting, header, text, label)
-    raise reasons[0]
+        who = ("as given" if given.separator else "the first line") if named else ""
+        header = table.first if table.header else None
+        form = FoundForm(encoding, encoding_from, dialect, who, header, table.width, text, label)
+        candidates.append(_judged(given, form, table, needs_label))
+    tried = tuple(table.described for table in tables)
+    if candidates:
+        best = max(candidates, key=lambda candidate: candidate.worth)
+        if named:
+            return best.form
+        if best.is_likely:
+            return _told(best, tried)
+        raise _no_sense(
+            "file-format", f"{path} has no delimiter that cuts most rows into the same columns", tried, tables, path
+        )
+    even, _, _, reason = max(reasons, key=lambda found: found[:3])
+    if named or even or not tables:
+        raise reason
+    raise _no_sense(reason.code, str(reason), tried, tables, path) from reason
 
 
-def names_delimiter(text: str) -> str | None:
-    """Return the delimiter that the first line names, as Excel reads and writes it: sep=; on a line of its own."""
-    found = _SEPARATOR.match(text)
-    return found[1] if found else None
+def _told(best: _Candidate, tried: tuple[str, ...]) -> FoundForm:
+    """Return a form that was found out, with the words that say by what."""
+    said = f"{best.fitting:,} of the first {best.rows:,} rows fit"
+    return replace(best.form, delimiter_from=said, tried=tried)
 
 
-def first_record(path: Path, sample: str, delimiter: str, quoting: bool, unnamed: bool) -> list[str]:
-    """Return the first row that is neither blank nor a marker of git.
-
-    Args:
-        path: the file, for messages.
-        sample: its beginning.
-        delimiter: between two fields.
-        quoting: whether fields may stand in quotes.
-        unnamed: a row of nothing but delimiters names the columns too: all of them are without a name.
-
-    Raises:
-        InputError: there is none.
-    """
-    csv.field_size_limit(MOST_CHARACTERS)
-    lines = io.StringIO(sample, newline="")
-    try:
-        for record in csv.reader(
-            lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE, skipinitialspace=True
-        ):
-            if unnamed and len(record) > 1 and not any(field.strip() for field in record):
-                return record
-            if any(field.strip() for field in record) and not record[0].startswith(CONFLICT):
-                return record
-    except csv.Error as error:
-        raise InputError(f"{path} does not begin as a CSV does ({error}): give another file") from error
-    raise InputError(f"{path} holds no row: give a CSV with a header and rows below it")
+def _no_sense(code: Code, what: str, tried: tuple[str, ...], tables: list[Table], path: Path) -> InputError:
+    """Return the refusal of a file that no delimiter makes sense of."""
+    open_quotes = [table.unclosed for table in tables if table.unclosed is not None and table.dialect.quoting]
+    if open_quotes:
+        return unclosed(path, min(open_quotes), f"{what}, and {UNCLOSED}")
+    return InputError(code, f"{what}; tried {'; '.join(tried)}: give {REMEDIES}")
 
 
-def _given_encoding(path: Path, given: str) -> str:
-    """Return the encoding that was given, in the form that takes a byte order mark off where the file has one."""
-    head = _head(path)
-    for mark, codec, plain in _MARKS:
-        if head.startswith(mark) and codecs.lookup(given).name == plain:
-            return codec
-    return given
+def _dialects(given: CsvForm, named: str | None, text: str) -> list[Dialect]:
+    """Return the ways of telling fields apart that come into question."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    found = []
+    for delimiter in [named] if named else [one for one in DELIMITERS if one != given.quote_char]:
+        quotes = [given.quote_char or '"']
+        if given.quoting and given.quote_char is None and delimiter != "'":
+            quoted = sum(_has_quoted_field(line, delimiter) for line in lines)
+            quotes += ["'"] if quoted >= _LEAST_QUOTED * len(lines) else []
+        skips = given.skip_initial_space and delimiter != " "
+        found += [Dialect(delimiter, given.quoting, quote, skips) for quote in quotes]
+    return found
 
 
-def _find_encoding(path: Path) -> tuple[str, str]:
-    """Return the encoding of a file and who says so."""
-    head = _head(path)
-    if not head:
-        raise InputError(f"{path} is empty: give a CSV with a header and rows below it")
-    if not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)):
-        wide = _without_mark(head)
-        if wide is not None:
-            return wide, "by its NUL bytes"
-    try:
-        found = find_encoding(Source(path, path.name, ""))
-    except InputError as error:
-        if not _is_utf8_with_nuls(head):
-            raise InputError(
-                f"{path} is not a text file ({head.count(0):,} of its first {len(head):,} bytes are NUL): give "
-                "a CSV, or its --encoding, such as utf-16-le or utf-16-be for UTF-16 without a byte order mark"
-            ) from error
-        return "utf-8-sig", "every byte but NULs"
-    if found.codec in ("cp1252", "latin-1"):
-        return ("utf-8-sig", "nearly every line") if _is_damaged_utf8(path) else _by_bytes(path, found.codec)
-    if found.codec == "utf-8-sig":
-        who = "a byte order mark" if head.startswith(codecs.BOM_UTF8) else "every byte"
-        return "utf-8-sig", who if found.count_name is None else "nearly every byte"
-    return found.codec, "a byte order mark"
+def _has_quoted_field(line: str, delimiter: str) -> bool:
+    """Whether a single quote opens a field of a line and another one ends a field behind that."""
+    opens = 0 if line.startswith("'") else line.find(delimiter + "'")
+    closes = len(line) - 1 if line.endswith("'") else line.rfind("'" + delimiter)
+    return 0 <= opens < closes - 1
 
 
-def _without_mark(head: bytes) -> str | None:
-    """Name UTF-16 without a byte order mark: ASCII in it has a NUL in every other byte, and all of it is letters."""
-    half = len(head) // 2
-    if half < 2:
-        return None
-    even, odd = head[: 2 * half : 2].count(0) / half, head[1 : 2 * half : 2].count(0) / half
-    if odd > 0.5 and even < _MOST_ODD_NULS:
-        return "utf-16-le"
-    if even > 0.5 and odd < _MOST_ODD_NULS:
-        return "utf-16-be"
-    # Of other alphabets only delimiters, digits, and line ends have a NUL.
-    return next((codec for codec in ("utf-16-le", "utf-16-be") if 0 in head and _reads_as(head, codec)), None)
-
-
-def _reads_as(head: bytes, codec: str) -> bool:
-    """Whether bytes are lines of assigned characters in an encoding."""
-    try:
-        text = codecs.getincrementaldecoder(codec)("strict").decode(head)
-    except UnicodeDecodeError:
-        return False
-    odd = any(unicodedata.category(character) in _NO_TEXT for character in set(text) - set("\t\n\r"))
-    return not odd and "\n" in text and any(delimiter in text for delimiter in DELIMITERS)
-
-
-def _is_utf8_with_nuls(head: bytes) -> bool:
-    """Whether bytes are UTF-8 but for some NULs among them."""
-    try:
-        text = codecs.getincrementaldecoder("utf-8")("strict").decode(head.replace(b"\0", b""))
-    except UnicodeDecodeError:
-        return False
-    controls = sum(unicodedata.category(character) == "Cc" for character in text.translate(_BLANKS))
-    return head.count(0) < _MOST_NULS * len(head) and controls <= _MOST_CONTROLS * len(text)
-
-
-def _is_damaged_utf8(path: Path) -> bool:
-    """Whether nearly all lines are UTF-8, and what is not ASCII in them is more often valid than not."""
-    lines = bad_lines = valid = invalid = 0
-    with path.open("rb") as file:
-        while line := file.readline(MOST_CHARACTERS):
-            lines += 1
-            if line.isascii():
+def _table(path: Path, given: CsvForm, dialect: Dialect, sample: _Sample) -> Table:
+    """Cut the sample into rows. Raises InputError where there is none."""
+    by_number = given.text.isdecimal() and given.label.isdecimal()
+    first: tuple[str, ...] | None = None
+    rows: list[tuple[str, ...]] = []
+    open_line = None
+    for record in _records(path, dialect, sample):
+        fields = tuple(cell.strip() for cell in record.fields)
+        is_nameless_header = first is None and given.header and by_number and len(fields) > 1
+        if record.is_marker(least=2) or (record.is_blank and not is_nameless_header):
+            continue
+        if sample.whole and not record.closed:
+            open_line = record.line
+            if first is not None:
+                break
+        if first is None:
+            first = fields
+            if given.header:
                 continue
-            text = line.decode("utf-8", "replace")
-            bad = text.count("\ufffd")
-            bad_lines += bad > 0
-            invalid += bad
-            valid += sum(character > "\x7f" for character in text) - bad
-    return valid >= invalid and bad_lines < _MOST_BAD_LINES * lines
+        rows.append(fields)
+    if first is None:
+        raise InputError("file-empty", f"{path} holds no row: give a CSV with a header and rows below it")
+    return Table(dialect, first, given.header, tuple(rows), open_line)
 
 
-def _by_bytes(path: Path, western: str) -> tuple[str, str]:
-    """Tell Western encodings, which `western` is one of, from all others, by the lines that are not ASCII."""
-    from charset_normalizer import from_bytes
-
-    sample = bytearray()
-    with path.open("rb") as file:
-        while (line := file.readline(MOST_CHARACTERS)) and len(sample) < _SAMPLE_BYTES:
-            if not line.isascii():
-                sample += line
-    content = bytes(sample[:_SAMPLE_BYTES])
-    if from_bytes(content, cp_isolation=_WESTERN, threshold=_WESTERN_CHAOS).best() is not None:
-        return western, "charset-normalizer"
-    best = from_bytes(content).best()
-    return (best.encoding, "charset-normalizer") if best is not None else (western, "no other fits")
-
-
-def _head(path: Path) -> bytes:
+def _records(path: Path, dialect: Dialect, sample: _Sample) -> list[Record]:
+    """Return the records of the sample up to one that is too long, and without one that its end may cut."""
+    found: list[Record] = []
     try:
-        with path.open("rb") as file:
-            return file.read(_SAMPLE_BYTES)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give a CSV file") from error
+        found.extend(read_records(path, io.StringIO(sample.text, newline=""), dialect))
+    except InputError:
+        if not found:
+            raise
+        return found
+    return found if sample.whole or len(found) < 2 else found[:-1]
 
 
-def _read_sample(path: Path, encoding: str) -> str:
+def _judged(given: CsvForm, form: FoundForm, table: Table, needs_label: bool) -> _Candidate:
+    names = {name.casefold() for name in form.header or ()}
+    by_name = len(names) > 1 and (given.text.casefold() in names or given.label.casefold() in names)
+    fitting = [row for row in table.rows if len(row) >= form.least(needs_label) and not any(row[form.width :])]
+    labels = [row[form.label] for row in fitting if form.label is not None and form.label < len(row)]
+    others = [delimiter for delimiter in DELIMITERS if delimiter != form.dialect.delimiter]
+    divided = sum(any(delimiter in label for delimiter in others) for label in labels)
+    return _Candidate(form, by_name, len(table.rows), len(fitting), len(set(labels)), divided)
+
+
+def _read_sample(path: Path, encoding: str) -> _Sample:
     """Return the beginning of the text, whole lines where it has several."""
     try:
         with path.open(encoding=encoding, errors="replace", newline="") as file:
             sample = file.read(_SAMPLE_CHARACTERS)
             rest = file.readline(MOST_CHARACTERS)
+            whole = not file.read(1)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give a CSV file") from error
+        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; give a CSV file") from error
     except UnicodeError as error:
-        raise InputError(f"{path} is not {encoding} ({error}): leave --encoding out, or give another one") from error
+        raise InputError(
+            "file-encoding", f"{path} is not {encoding} ({error}): leave --encoding out, or give another one"
+        ) from error
     if not sample.strip():
-        raise InputError(f"{path} holds no row: give a CSV with a header and rows below it")
-    return sample + rest
-
-
-def _sniff(sample: str) -> str | None:
-    try:
-        return csv.Sniffer().sniff(sample[:_SAMPLE_CHARACTERS], "".join(DELIMITERS)).delimiter
-    except csv.Error:
-        return None
-
-
-def _label_place(path: Path, wanted: str, first: Sequence[str], header: bool, needed: bool) -> int | None:
-    try:
-        return _place(path, wanted, "label", first, header)
-    except InputError:
-        if needed:
-            raise
-        return None
-
-
-def _place(path: Path, wanted: str, option: str, first: Sequence[str], header: bool) -> int:
-    """Return the number of a column, from 0. Raises InputError that names the columns there are."""
-    names = [name.strip() for name in first] if header else []
-    for same in (names, [name.casefold() for name in names]):
-        word = wanted if same is names else wanted.casefold()
-        if same.count(word) == 1:
-            return same.index(word)
-        if same.count(word) > 1:
-            numbers = ", ".join(str(number + 1) for number, name in enumerate(same) if name == word)
-            raise InputError(f"{path} has {same.count(word)} columns {wanted!r}: give a number, --{option} {numbers}")
-    if wanted.isdecimal() and 1 <= int(wanted) <= len(first):
-        return int(wanted) - 1
-    shown = ", ".join(repr(name[:40]) if name else f"number {number + 1}" for number, name in enumerate(first[:12]))
-    remedy = f"give --{option} NAME, or its number"
-    if header:
-        remedy += ", or --no-header where that is a row like the others"
-    raise InputError(f"{path} has no column {wanted!r} for --{option}; its first row has {shown}: {remedy}")
-
-
-def encoding_name(codec: str) -> str:
-    """Return the name that people know an encoding by."""
-    return _CODEC_NAMES.get(codec, codec)
+        raise InputError("file-empty", f"{path} holds no row: give a CSV with a header and rows below it")
+    return _Sample(sample + rest, whole)

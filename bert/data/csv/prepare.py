@@ -4,6 +4,7 @@ import dataclasses
 import glob
 import hashlib
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -14,19 +15,22 @@ from typing import Any
 
 from bert.data.csv import reading
 from bert.data.csv.config import CsvConfig
+from bert.data.csv.encoding import check_file
 from bert.data.csv.form import FoundForm, find_form
-from bert.data.csv.schema import APPLICATION_ID, SCHEMA_VERSION, SPLITS, TABLES, database_errors, opened
+from bert.data.csv.schema import APPLICATION_ID, SCHEMA_VERSION, SPLITS, TABLES, database_errors, is_database, opened
 from bert.data.csv.splits import divide
 from bert.data.csv.store import TextSource, checksum_of, open_source, remake, source_fingerprint, split_sizes
 from bert.data.csv.writer import Writer
 from bert.data.pool import Progress
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from common.atomic import atomic_path
-from common.errors import InputError, SchemaError
+from common.errors import InputError, SchemaError, read_code
 from common.locks import locked
 
 _DIVIDING = ("seed", "validation", "test", "max_seq_length", "lower_case", "vocabulary")
 """Options that never leave the samples and splits as they were."""
+_UNKNOWN_BEFORE = {"quote_char": None, "skip_initial_space": False}
+"""Options of later versions, and what they are where they are not given."""
 MANY_LABELS = 0.5
 """Labels per text from which on the column is taken for something else."""
 
@@ -84,10 +88,7 @@ def prepare(config: CsvConfig, progress: Progress, vocabulary: Vocabulary | None
     began = time.monotonic()
     path = config.database
     vocabulary = vocabulary or load_vocabulary(config.vocab, config.lower_case)
-    if not config.input.is_file():
-        raise InputError(
-            f"{config.input} {'is a folder' if config.input.is_dir() else 'does not exist'}: give a CSV file"
-        )
+    check_file(config.input)
     found, differs = _finished(config, vocabulary)
     kept = found is not None
     if found is None:
@@ -117,20 +118,30 @@ def _finished(config: CsvConfig, vocabulary: Vocabulary) -> tuple[TextSource | N
     path = config.database
     if not path.exists():
         return None, None
+    if path.is_file() and path.stat().st_size and os.access(path, os.R_OK) and not is_database(path):
+        raise InputError(
+            "folder-occupied",
+            f"{path} is a file that is no SQLite database, and nothing is written over it: give another --output, such "
+            f"as {path.with_name(path.stem + '-texts.sqlite')}",
+        )
     try:
         found = open_source(path)
     except (InputError, SchemaError) as error:
-        raise type(error)(f"{error}; nothing is written over it, another --output leaves it as it is") from error
+        raise type(error)(
+            error.code, f"{error}; nothing is written over it, another --output leaves it as it is"
+        ) from error
     if not is_of(found, config.input):
         name = found.origin.get("name")
         if name != config.input.name and not config.replace:
             raise InputError(
+                "folder-occupied",
                 f"{path} was made of {name}, not of {config.input.name}: give --output FILE.sqlite of `bertbench data "
-                "csv` for another file, or --replace to write over it"
+                "csv` for another file, or --replace to write over it",
             )
         return None, f"was of {name}" if name != config.input.name else f"was of {name} as it was before"
     before, wanted = found.origin.get("options") or {}, _options(config, vocabulary)
-    others = [name for name in wanted if before.get(name) != wanted[name]]
+    # An earlier version had not all of them: it is kept where nobody asks for anything else.
+    others = [name for name in wanted if before.get(name, _UNKNOWN_BEFORE.get(name)) != wanted[name]]
     if not others:
         return found, None
     certain = [name for name in others if name in _DIVIDING]
@@ -155,8 +166,9 @@ def _differences(names: Sequence[str], before: Mapping[str, Any], wanted: Mappin
 def _refuse_losing_runs(config: CsvConfig, path: Path, runs: int, why: str = "its samples are others") -> None:
     if not config.replace:
         raise InputError(
+            "folder-occupied",
             f"{path} holds the results of {runs} training{'s' * (runs != 1)} on it as it is ({why}): give --output "
-            "FILE.sqlite of `bertbench data csv` for another file, or --replace to make it anew without them"
+            "FILE.sqlite of `bertbench data csv` for another file, or --replace to make it anew without them",
         )
 
 
@@ -173,7 +185,7 @@ def _digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give a CSV file") from error
+        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; give a CSV file") from error
 
 
 def _build(config: CsvConfig, vocabulary: Vocabulary, progress: Progress) -> None:
@@ -198,7 +210,7 @@ def _build(config: CsvConfig, vocabulary: Vocabulary, progress: Progress) -> Non
         divide(connection, config.validation, config.test)
         after = config.input.stat()
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise InputError(f"{config.input} changed while it was read: run the same command again")
+            raise InputError("file-changed", f"{config.input} changed while it was read: run the same command again")
         checksums = {split: checksum_of(connection, path, split) for split in SPLITS}
         fingerprint = source_fingerprint(SCHEMA_VERSION, settings, list(writer.labels), checksums)
         kept = [run for run in runs if run[1] == fingerprint]
@@ -234,9 +246,12 @@ def _settings(config: CsvConfig, form: FoundForm, vocabulary: Vocabulary) -> dic
         "label": form.column(form.label),
         "encoding": form.encoding,
         "encoding_from": form.encoding_from,
-        "delimiter": form.delimiter,
+        "delimiter": form.dialect.delimiter,
         "delimiter_from": form.delimiter_from,
-        "quoting": form.quoting,
+        "quoting": form.dialect.quoting,
+        "quote_char": form.dialect.quote_char,
+        "skip_initial_space": form.dialect.skip_initial_space,
+        "columns": form.width,
         "header": None if form.header is None else list(form.header),
         "lower_case": vocabulary.lower_case,
         "vocabulary": vocabulary.fingerprint,

@@ -15,10 +15,14 @@ from pathlib import Path
 
 from common.errors import InputError, LockedError, SchemaError, StorageError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 4
 """Raised when tables change or hold other values for the same CSV and settings. Of version 1 texts are divided by how
-they are written: some that are equal to the model may be in different splits.
+they are written: some that are equal to the model may be in different splits. Up to version 2 spaces behind a delimiter
+were left out, with quotes behind them, and rows with too few or, without a header, too many fields were used. Up to
+version 3 two quotes that stand alone held all rows between them.
 """
+DIVIDED_BY_PIECES, COUNTED_FIELDS, MENDED_QUOTES = 2, 3, 4
+"""The first versions without these."""
 OLDEST_VERSION = 1
 """The oldest that is read."""
 APPLICATION_ID = 0x62627463
@@ -46,17 +50,23 @@ def database_errors(path: Path, remedy: str) -> Iterator[None]:
     except sqlite3.Error as error:
         said = str(error)
         if "locked" in said or "busy" in said:
-            raise LockedError(f"{path} is locked by another program ({said}): close that, or wait for it") from error
+            raise LockedError(
+                "folder-locked", f"{path} is locked by another program ({said}): close that, or wait for it"
+            ) from error
         if any(word in said for word in _FULL):
             raise StorageError(
+                "disk-full" if "full" in said else "write-failed",
                 f"cannot write {path}: {said}: free some space or choose another folder, then run the same command "
-                "again"
+                "again",
             ) from error
         if "readonly" in said or "unable to open" in said:
             raise StorageError(
-                f"cannot open {path} ({said}): check the permissions of the file and its folder"
+                "write-failed" if "readonly" in said else "path-unreadable",
+                f"cannot open {path} ({said}): check the permissions of the file and its folder",
             ) from error
-        raise InputError(f"{path} is damaged, or no SQLite file ({said}): remove it, then {remedy}") from error
+        raise InputError(
+            "file-damaged", f"{path} is damaged, or no SQLite file ({said}): remove it, then {remedy}"
+        ) from error
 
 
 @contextmanager
@@ -76,10 +86,10 @@ def opened(path: Path, remedy: str, write: bool = False) -> Iterator[sqlite3.Con
     """
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise InputError(f"{path} {what}: {remedy}")
+        raise InputError("path-kind" if path.is_dir() else "data-unprepared", f"{path} {what}: {remedy}")
     with suppress(OSError):
         if not path.stat().st_size:
-            raise InputError(f"{path} is empty, 0 bytes: remove it, then {remedy}")
+            raise InputError("file-empty", f"{path} is empty, 0 bytes: remove it, then {remedy}")
     # Who was killed while it wrote leaves a journal, by which the file is put right when it is opened for writing.
     unfinished = path.with_name(f"{path.name}-journal").exists()
     address = f"{path.resolve().as_uri()}?mode={'rw' if write or unfinished else 'ro'}"
@@ -106,9 +116,10 @@ def _check(path: Path, connection: sqlite3.Connection, remedy: str) -> None:
     program = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if program != APPLICATION_ID:
-        raise InputError(f"{path} is a SQLite file of another program: give one of `bertbench data csv`")
+        raise InputError("file-format", f"{path} is a SQLite file of another program: give one of `bertbench data csv`")
     if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
         way_out = "update bertbench" if version > SCHEMA_VERSION else f"remove it, then {remedy}"
         raise SchemaError(
-            f"{path} has schema version {version}, and this version of bertbench reads {SCHEMA_VERSION}: {way_out}"
+            "record-newer" if version > SCHEMA_VERSION else "data-mismatch",
+            f"{path} has schema version {version}, and this version of bertbench reads {SCHEMA_VERSION}: {way_out}",
         )

@@ -120,13 +120,15 @@ def open_source(path: Path) -> TextSource:
             whole = _is_whole(found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
+                "file-damaged",
                 f"{path} is damaged, or unfinished: its table meta has not what it should; remove it, then "
-                f"{remake(path)}"
+                f"{remake(path)}",
             ) from error
     if not whole:
         raise InputError(
+            "file-damaged",
             f"{path} is damaged: its labels, settings or vocabulary are not those that were written; remove it, then "
-            f"{remake(path, found.origin)}"
+            f"{remake(path, found.origin)}",
         )
     return found
 
@@ -172,8 +174,9 @@ def read_split(source: TextSource, split: str) -> TextSet:
         found = select_split(connection, source.path, split, int(source.settings["token_bytes"]))
     if found.checksum != source.checksums.get(split):
         raise InputError(
+            "file-damaged",
             f"{source.path} is damaged: its samples of {split} are not those that were written; remove it, then "
-            f"{remake(source.path, source.origin)}"
+            f"{remake(source.path, source.origin)}",
         )
     return found
 
@@ -187,7 +190,9 @@ def select_split(connection: sqlite3.Connection, path: Path, split: str, token_b
         columns.append(numbers)
     lengths, labels, texts = np.concatenate(columns, axis=1) if columns else np.zeros((3, 0), dtype=np.int64)
     if int(lengths.sum()) * token_bytes != len(ids):
-        raise InputError(f"{path} is damaged: its rows of {split} have other lengths than they say: {remake(path)}")
+        raise InputError(
+            "file-damaged", f"{path} is damaged: its rows of {split} have other lengths than they say: {remake(path)}"
+        )
     kind = np.dtype("<u2" if token_bytes == 2 else "<i4")
     return TextSet(np.frombuffer(ids, dtype=kind), lengths, labels, texts)
 
@@ -209,7 +214,7 @@ def _blocks(connection: sqlite3.Connection, path: Path, split: str) -> Iterator[
             blobs, *numbers = zip(*block, strict=True)
             yield b"".join(blobs), np.array(numbers, dtype=np.int64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{path} is damaged ({error}): {remake(path)}") from error
+        raise InputError("file-damaged", f"{path} is damaged ({error}): {remake(path)}") from error
 
 
 def _combined(hashes: "Sequence[hashlib.blake2b]") -> str:
@@ -264,4 +269,6 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     try:
         return [dict(json.loads(text)) for (text,) in rows]
     except (ValueError, TypeError) as error:
-        raise InputError(f"{path} is damaged: a result of a run is no JSON; remove it, then {remake(path)}") from error
+        raise InputError(
+            "file-damaged", f"{path} is damaged: a result of a run is no JSON; remove it, then {remake(path)}"
+        ) from error

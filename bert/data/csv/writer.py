@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bert.data.csv import reading
+from bert.data.csv.columns import REMEDIES, delimiter_name
 from bert.data.csv.config import CsvConfig
 from bert.data.csv.folding import fold
 from bert.data.csv.form import FoundForm
@@ -15,6 +16,8 @@ from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary
 from common.errors import InputError
 
+FEW_TEXTS, MOST_LABELS = 20, 0.9
+"""Labels per text from which on the column cannot be one of labels, and texts up to which nobody can tell."""
 _BATCH_TEXTS = 2000
 _BATCH_CHARACTERS = 2_000_000
 
@@ -55,14 +58,32 @@ class Writer:
         self._write()
         texts, path = self.counts.get("texts"), self._config.input
         if not texts:
-            raise InputError(f"{path} has no row that can be used{self._why()}: give a CSV with texts and labels")
+            raise InputError(
+                "rows-invalid", f"{path} has no row that can be used{self._why()}: give a CSV with texts and labels"
+            )
         if len(self.labels) < 2:
             raise InputError(
+                "labels-invalid",
                 f"all {texts:,} texts of {path} that can be used have the label {next(iter(self.labels))!r}"
-                f"{self._why()}: a classification needs two labels or more; is --label {self._config.label} the column?"
+                f"{self._why()}: a classification needs two labels or more; is --label {self._config.label} the "
+                "column?",
             )
+        if texts > FEW_TEXTS and len(self.labels) > MOST_LABELS * texts:
+            raise InputError("labels-invalid", self._too_many_labels(texts))
         rows = ((code, label, self._texts_of[code]) for label, code in self.labels.items())
         self._connection.executemany("INSERT INTO labels VALUES (?, ?, ?)", rows)
+
+    def _too_many_labels(self, texts: int) -> str:
+        """Return the refusal of labels that are no labels; another delimiter or column is the remedy."""
+        config, form = self._config, self._form
+        tried = f"tried {'; '.join(form.tried)}: " if form.tried else ""
+        shown = ", ".join(repr(label[:40]) for label in list(self.labels)[:3])
+        return (
+            f"the column {form.column(form.label or 0)!r} of {config.input} has {len(self.labels):,} different "
+            f"labels for {texts:,} texts ({shown}, ...), cut at each {delimiter_name(form.dialect.delimiter)} "
+            f"({form.delimiter_from}){self._why()}: that is no column of labels; {tried}give another --label than "
+            f"{config.label}, or {REMEDIES}"
+        )
 
     def _why(self) -> str:
         said = [

@@ -40,14 +40,20 @@ class GapConfig:
     def __post_init__(self) -> None:
         """Refuse options no features can be made with."""
         if not self.input:
-            raise UsageError("give --input GAP.tsv: development, validation or test of GAP, or a file of that form")
+            raise UsageError(
+                "option-missing", "give --input GAP.tsv: development, validation or test of GAP, or a file of that form"
+            )
         if self.split is not None and len(self.input) > 1:
-            raise UsageError(f"--split {self.split} is for one --input, and these are {len(self.input)}: give it alone")
+            raise UsageError(
+                "option-conflict",
+                f"--split {self.split} is for one --input, and these are {len(self.input)}: give it alone",
+            )
         smallest = MENTIONS + SPECIAL_TOKENS
         if self.max_seq_length < smallest:
             raise UsageError(
+                "option-value",
                 f"--max-seq-length {self.max_seq_length} has no place for a pronoun, two names and {SPECIAL_TOKENS} "
-                f"special tokens: give {smallest} or more"
+                f"special tokens: give {smallest} or more",
             )
 
     def split_of(self, path: Path) -> Split:
@@ -60,7 +66,8 @@ class GapConfig:
             words = "; ".join(f"{' or '.join(some)} for {split}" for split, some in _WORDS.items())
             why = f"it says {' and '.join(found)}" if found else "it has none of the words that would tell it"
             raise UsageError(
+                "option-missing",
                 f"what {path.name} is for cannot be told from its name, {why} ({words}): give --split "
-                f"{' | '.join(SPLITS)}, or another name"
+                f"{' | '.join(SPLITS)}, or another name",
             )
         return found[0]

@@ -146,7 +146,7 @@ def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary, progres
             fitted.append(short)
         progress(title, min(first + _BATCH, len(examples)), len(examples))
     if not kept:
-        raise InputError(f"no row of {file.path} can be used: {'; '.join(told_flaws(flaws))}")
+        raise InputError("rows-invalid", f"no row of {file.path} can be used: {'; '.join(told_flaws(flaws))}")
     features = _together(kept, fitted, flaws, settings, vocabulary, FORM.fingerprint(settings, file.fingerprint))
     counts.add("features", len(kept))
     counts.add("left out", len(flaws))
@@ -165,15 +165,17 @@ def _usable(file: GapFile, settings: Settings) -> tuple[list[GapExample], list[F
     ]
     if settings.split == "training" and not file.labelled:
         raise InputError(
+            "columns-missing",
             f"{file.path} has no columns A-coref and B-coref, which training needs: give development of GAP, or "
-            "--split test to predict with"
+            "--split test to predict with",
         )
     if settings.split != "training" and len(unanswered) == len(file.examples):
         return list(file.examples), flaws
     if settings.split != "training" and unanswered:
         raise InputError(
+            "labels-invalid",
             f"some rows of {file.path} have answers and others have none: {'; '.join(told_flaws(unanswered))}; give "
-            "all, or take both columns out to predict them"
+            "all, or take both columns out to predict them",
         )
     for example in file.examples:
         if example.label is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bert.data.bounded import read_at_most
 from bert.data.gap.examples import COLUMNS, LABEL_COLUMNS, GapExample, Mention
-from common.errors import InputError
+from common.errors import InputError, read_code
 
 MOST_BYTES = 2**30
 """Size beyond which a file is taken for something else (GAP's largest has 1 MB)."""
@@ -86,7 +86,7 @@ def read_gap(path: Path) -> GapFile:
             flaws.append(flaw)
     if not examples:
         told = "; ".join(told_flaws(flaws)) or "it has none below its header"
-        raise InputError(f"no row of {path} can be used: {told}")
+        raise InputError("rows-invalid" if flaws else "file-empty", f"no row of {path} can be used: {told}")
     fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
     return GapFile(path, tuple(examples.values()), tuple(flaws), labelled, unquoted, fingerprint)
 
@@ -114,11 +114,11 @@ def _content(path: Path) -> bytes:
         with path.open("rb") as file:
             content = read_at_most(file, MOST_BYTES)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give a TSV of GAP") from error
+        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; give a TSV of GAP") from error
     if len(content) > MOST_BYTES:
-        raise InputError(f"{path} has more than {MOST_BYTES // 2**20} MiB: too long for a TSV of GAP")
+        raise InputError("file-limit", f"{path} has more than {MOST_BYTES // 2**20} MiB: too long for a TSV of GAP")
     if not content.strip():
-        raise InputError(f"{path} is empty: give a TSV of GAP")
+        raise InputError("file-empty", f"{path} is empty: give a TSV of GAP")
     return content
 
 
@@ -127,7 +127,9 @@ def _decoded(path: Path, content: bytes) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}, line {line}, is not UTF-8 text: offsets count its characters, save it so") from error
+        raise InputError(
+            "file-encoding", f"{path}, line {line}, is not UTF-8 text: offsets count its characters, save it so"
+        ) from error
 
 
 def _header(path: Path, line: str) -> list[str]:
@@ -135,19 +137,23 @@ def _header(path: Path, line: str) -> list[str]:
     names = _spelled([name.strip() for name in next(iter(_unquoted(line)), [])])
     missing = [name for name in COLUMNS if name not in names]
     if not missing and (some := [name for name in LABEL_COLUMNS if name in names]) and len(some) == 1:
-        raise InputError(f"{path} has a column {some[0]} without the other of {' and '.join(LABEL_COLUMNS)}: add it")
+        raise InputError(
+            "columns-missing",
+            f"{path} has a column {some[0]} without the other of {' and '.join(LABEL_COLUMNS)}: add it",
+        )
     twice = sorted({name for name in names if names.count(name) > 1} & {*COLUMNS, *LABEL_COLUMNS})
     if not missing and not twice:
         return names
     if twice:
-        raise InputError(f"{path} has the column {twice[0]} twice: leave one")
+        raise InputError("data-ambiguous", f"{path} has the column {twice[0]} twice: leave one")
     why = f"line 1 lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
     if len(missing) == len(COLUMNS):
         parted = "commas" if line.count(",") >= len(COLUMNS) - 1 and "\t" not in line else ""
         why = f"line 1 is parted by {parted}" if parted else f"line 1 is no header: {line[:60]!r}"
     raise InputError(
+        "file-format" if len(missing) == len(COLUMNS) else "columns-missing",
         f"{path} is no TSV of GAP ({why}): its first line has to be {'<tab>'.join(COLUMNS)}, and to train or to score "
-        f"{' and '.join(LABEL_COLUMNS)} too"
+        f"{' and '.join(LABEL_COLUMNS)} too",
     )
 
 

@@ -84,11 +84,14 @@ def joined(parts: Sequence[TokenRows]) -> TokenRows:
         return first
     if len({part.vocabulary for part in parts}) > 1:
         raise InputError(
+            "vocabulary-mismatch",
             "the features for training and for validation were made with different vocabularies: their ids mean "
-            "different words, make both with the same vocab.txt and casing"
+            "different words, make both with the same vocab.txt and casing",
         )
     if len({part.has_labels for part in parts}) > 1:
-        raise InputError("the features for validation have no labels: make them of a TSV with A-coref and B-coref")
+        raise InputError(
+            "labels-invalid", "the features for validation have no labels: make them of a TSV with A-coref and B-coref"
+        )
     values = [part.ids.values for part in parts]
     begins = np.cumsum([0, *(len(value) for value in values[:-1])])
     offsets = [part.ids.offsets[1:] + begin for part, begin in zip(parts, begins, strict=True)]

@@ -15,7 +15,7 @@ from bert.data.gap.features import GENDER_NAMES, MENTION_ENDS, MENTION_STARTS, G
 from bert.data.ragged import Ragged
 from bert.data.rows import TokenRows
 from bert.data.stages import Counts
-from bert.data.tensor_file import NotWholeError, check_content, map_columns
+from bert.data.tensor_file import NotWholeError, check_content, damage_code, map_columns
 from bert.data.vocabulary import Vocabulary
 from common.atomic import write_text
 from common.errors import InputError
@@ -118,9 +118,13 @@ def open_features(path: Path, split: str | None = None) -> GapFeatures:
     file = _one_of(path, split) if path.is_dir() else path
     if not file.is_file():
         folder = file.parent if file.suffix == SUFFIX else file
-        raise InputError(f"there are no GAP features at {path}: make them with `{command(split, folder)}`")
+        raise InputError(
+            "data-unprepared", f"there are no GAP features at {path}: make them with `{command(split, folder)}`"
+        )
     if file.suffix != SUFFIX:
-        raise InputError(f"{file} holds no features: make them of a TSV of GAP with `{command(split)}`")
+        raise InputError(
+            "data-unprepared", f"{file} holds no features: make them of a TSV of GAP with `{command(split)}`"
+        )
     return read_features(file)
 
 
@@ -174,7 +178,9 @@ def _ragged(name: str, columns: Mapping[str, npt.NDArray[Any]]) -> Ragged:
 
 def _damaged(path: Path, error: Exception) -> InputError:
     reason = error.strerror if isinstance(error, OSError) else error
-    return InputError(f"{path} is not a whole file of GAP features ({reason}): make it with `{command()}`")
+    return InputError(
+        damage_code(error), f"{path} is not a whole file of GAP features ({reason}): make it with `{command()}`"
+    )
 
 
 def texts(values: Sequence[str]) -> Ragged:

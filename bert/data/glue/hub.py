@@ -34,13 +34,15 @@ def read_hub(name: str, spec: GlueSpec) -> dict[str, GlueTable]:
         import datasets
     except ImportError as error:
         raise MissingToolError(
+            "package-missing",
             "the package `datasets` is not installed, which --dataset needs: pip install datasets, or give --input "
-            "FOLDER with GLUE's tables"
+            "FOLDER with GLUE's tables",
         ) from error
     if int(datasets.__version__.split(".")[0]) < _OLDEST:
         raise MissingToolError(
+            "tool-version",
             f"datasets {datasets.__version__} would run programs that come with a dataset: pip install "
-            f"'datasets>={_OLDEST}', or give --input FOLDER with GLUE's tables"
+            f"'datasets>={_OLDEST}', or give --input FOLDER with GLUE's tables",
         )
     datasets.disable_progress_bars()
     try:
@@ -48,15 +50,16 @@ def read_hub(name: str, spec: GlueSpec) -> dict[str, GlueTable]:
     except Exception as error:  # the library raises what the network, the hub or pyarrow raise
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
         raise InputError(
+            "download-failed",
             f"datasets.load_dataset({name!r}, {spec.name!r}) failed ({reason[:300]}): give a name on the hub or a "
-            "local folder of such a dataset, or --input FOLDER with GLUE's tables"
+            "local folder of such a dataset, or --input FOLDER with GLUE's tables",
         ) from error
     tables = {
         split: _table(name, spec, split, found[hub_split(split)]) for split in spec.splits if hub_split(split) in found
     }
     if not tables:
         splits = ", ".join(map(str, found)) or "none"
-        raise InputError(f"the dataset {name} has no split of {spec.name} that GLUE has, only {splits}")
+        raise InputError("data-missing", f"the dataset {name} has no split of {spec.name} that GLUE has, only {splits}")
     return tables
 
 
@@ -65,8 +68,9 @@ def _table(name: str, spec: GlueSpec, split: str, data: Any) -> GlueTable:
     missing = [column for column in needed if column not in data.column_names]
     if missing:
         raise InputError(
+            "columns-missing",
             f"the dataset {name}, split {hub_split(split)}, lacks the column(s) {', '.join(missing)} of {spec.name}: "
-            f"it has {', '.join(data.column_names)}"
+            f"it has {', '.join(data.column_names)}",
         )
     counts = Counts({"rows": 0})
     rows = tuple(_rows(spec, split, data, _names(name, spec, data), counts))
@@ -80,11 +84,14 @@ def _names(name: str, spec: GlueSpec, data: Any) -> Sequence[str]:
     known: Sequence[str] = getattr(data.features.get("label"), "names", None) or ()
     if spec.is_regression or not known or set(spec.classes) == {"0", "1"}:
         if known and len(known) != spec.labels:
-            raise InputError(f"the dataset {name} has {len(known)} classes and {spec.name} {spec.labels}")
+            raise InputError(
+                "labels-invalid", f"the dataset {name} has {len(known)} classes and {spec.name} {spec.labels}"
+            )
         return spec.classes
     if set(known) != set(spec.classes):
         raise InputError(
-            f"the dataset {name} has the classes {', '.join(known)}, and {spec.name} has {', '.join(spec.classes)}"
+            "labels-invalid",
+            f"the dataset {name} has the classes {', '.join(known)}, and {spec.name} has {', '.join(spec.classes)}",
         )
     return known
 

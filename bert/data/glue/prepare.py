@@ -90,15 +90,19 @@ def _found(config: GlueConfig) -> list[GlueSpec]:
     folder = config.input
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"{folder} {what}: give the folder of GLUE's archive, or that of one of its tasks")
+        raise InputError(
+            "path-kind" if folder.exists() else "path-missing",
+            f"{folder} {what}: give the folder of GLUE's archive, or that of one of its tasks",
+        )
     found = [spec for spec in specs if any(find_table(folder, spec, split) for split in spec.splits)]
     missing = [spec for spec in specs if spec not in found]
     if missing and (config.tasks or not found):
         looked = ", ".join(f"{spec.folder}/{spec.splits[0]}.tsv" for spec in missing)
         there = what_is_there(folder)
         raise InputError(
+            "data-missing",
             f"{folder} holds no table of {', '.join(spec.name for spec in missing)}: {looked} and its neighbours are "
-            f"looked for{there and '; '}{there}"
+            f"looked for{there and '; '}{there}",
         )
     return found
 

@@ -15,7 +15,7 @@ from bert.data.glue.tasks import TASKS, TRAIN
 from bert.data.ragged import Ragged
 from bert.data.rows import TokenRows
 from bert.data.stages import Counts
-from bert.data.tensor_file import NotWholeError, check_content, map_columns
+from bert.data.tensor_file import NotWholeError, check_content, damage_code, map_columns
 from common.errors import InputError, UsageError
 
 SCHEMA_VERSION = 1
@@ -110,18 +110,24 @@ def open_features(path: Path, splits: Sequence[str], task: str | None = None) ->
     file = find_features(path, splits, task) if path.is_dir() else path
     if not file.is_file():
         made = command(task, file.parent if file.suffix == SUFFIX else file)
-        raise InputError(f"there are no GLUE features at {path}: make them with `{made}`")
+        raise InputError("data-unprepared", f"there are no GLUE features at {path}: make them with `{made}`")
     if file.name.endswith((".tsv", ".tsv.gz")):
-        raise InputError(f"{file} is a table, and features of it are needed: make them with `{command(task)}`")
+        raise InputError(
+            "data-unprepared", f"{file} is a table, and features of it are needed: make them with `{command(task)}`"
+        )
     features = read_features(file)
     settings = features.settings
     if task not in (None, settings.task):
-        raise InputError(f"{file} holds features of {settings.task}, and {task} was asked for: give --task "
-                         f"{settings.task}, or make others with `{command(task, file.parent)}`")  # fmt: skip
+        raise InputError(
+            "data-mismatch",
+            f"{file} holds features of {settings.task}, and {task} was asked for: give --task {settings.task}, or make "
+            f"others with `{command(task, file.parent)}`",
+        )
     if settings.split not in splits:
         raise InputError(
+            "data-mismatch",
             f"{file} holds features of the split {settings.split}, and those of {' or '.join(splits)} are needed: give "
-            f"another file, or make them with `{command(settings.task, file.parent)}`"
+            f"another file, or make them with `{command(settings.task, file.parent)}`",
         )
     return features
 
@@ -137,8 +143,9 @@ def find_features(folder: Path, splits: Sequence[str], task: str | None = None) 
     if task is not None and others:
         tables = " or ".join(f"{TASKS[task].folder}/{split}.tsv" for split in splits)
         raise InputError(
+            "data-missing",
             f"{folder} holds no {what}, only for {', '.join(others)}: `bertbench data glue` found no table {tables}; "
-            f"put it there and make them with `{command(task, folder)}`"
+            f"put it there and make them with `{command(task, folder)}`",
         )
     return only_one([], folder, what, command(task, folder))
 
@@ -155,7 +162,9 @@ def find_all(folder: Path, task: str | None = None) -> list[Path]:
     """
     tasks = sorted({path.name.split("-")[1] for path in folder.glob(f"glue-*{SUFFIX}")} & TASKS.keys())
     if task is None and len(tasks) > 1:
-        raise InputError(f"{folder} holds features of {', '.join(tasks)}: say with --task which are meant")
+        raise InputError(
+            "data-ambiguous", f"{folder} holds features of {', '.join(tasks)}: say with --task which are meant"
+        )
     names = [task] if task is not None else tasks
     splits = [(name, split) for name in names for split in TASKS[name].splits if split != TRAIN]
     found = [
@@ -163,8 +172,9 @@ def find_all(folder: Path, task: str | None = None) -> list[Path]:
     ]
     if not found:
         raise InputError(
+            "data-unprepared",
             f"{folder} holds no GLUE features of {task or 'any task'} to predict: make them with "
-            f"`{command(task, folder)}`"
+            f"`{command(task, folder)}`",
         )
     return found
 
@@ -207,9 +217,9 @@ def _metadata(path: Path, metadata: Mapping[str, str]) -> tuple[Settings, str, C
     try:
         known = settings.split in settings.spec.splits
     except UsageError as error:
-        raise NotWholeError(f"its metadata are damaged: {error}") from error
+        raise NotWholeError("file-damaged", f"its metadata are damaged: {error}") from error
     if not known:
-        raise NotWholeError(f"its metadata are damaged: {settings.task} has no split {settings.split}")
+        raise NotWholeError("file-damaged", f"its metadata are damaged: {settings.task} has no split {settings.split}")
     return settings, fingerprint, counts
 
 
@@ -218,4 +228,6 @@ def _damaged(path: Path, error: Exception) -> InputError:
     name = path.name.split("-")
     task = name[1] if len(name) > 2 and name[0] == "glue" and name[1] in TASKS else None
     made = command(task, path.parent)
-    return InputError(f"{path} is not a whole file of GLUE features ({reason}): make it with `{made}`")
+    return InputError(
+        damage_code(error), f"{path} is not a whole file of GLUE features ({reason}): make it with `{made}`"
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 from bert.data.corpus.streams import blocks, refuse_other_files
 from bert.data.glue.tasks import REGRESSION_RANGE, TASKS, TRAIN, GlueSpec
 from bert.data.stages import Counts
-from common.errors import InputError
+from common.errors import InputError, content_code
 
 MOST_UNUSABLE = 0.1
 """Share of lines that cannot be used from which on a table is taken for something else."""
@@ -91,7 +91,7 @@ def read_table(path: Path, spec: GlueSpec, split: str) -> GlueTable:
         check_table(table, sum(1 for line in lines[begin:] if line.strip()))
     except InputError as error:
         other = _what_else(lines, spec, split)
-        raise InputError(f"{error}; {other}") if other else error from None
+        raise InputError(error.code, f"{error}; {other}") if other else error from None
     return table
 
 
@@ -135,11 +135,15 @@ def check_table(table: GlueTable, lines: int) -> None:
         if name.startswith("left out")
     )
     if not table.rows:
-        raise InputError(f"{table.source} holds no row that can be used ({reasons or 'it is empty'}): get it again")
+        raise InputError(
+            "rows-invalid" if reasons else "file-empty",
+            f"{table.source} holds no row that can be used ({reasons or 'it is empty'}): get it again",
+        )
     if left_out > max(_LEAST_UNUSABLE, MOST_UNUSABLE * lines):
         raise InputError(
+            "rows-invalid",
             f"{left_out:,} of the {lines:,} rows of {table.source} cannot be used ({reasons}): correct it or get it "
-            "again"
+            "again",
         )
 
 
@@ -159,20 +163,28 @@ def read_lines(path: Path, wanted: str = "a table of GLUE") -> list[str]:
         for block, _ in blocks(path, 0):
             content += block
             if len(content) > MOST_BYTES:
-                raise InputError(f"{path} holds more than {MOST_BYTES >> 20} MiB, too much for GLUE: give its tables")
+                raise InputError(
+                    "file-limit", f"{path} holds more than {MOST_BYTES >> 20} MiB, too much for GLUE: give its tables"
+                )
     except (EOFError, zlib.error) as error:
-        raise InputError(f"{path} is cut off or damaged ({error}): get it again") from error
+        raise InputError(
+            content_code(error),
+            f"{path} is cut off or damaged ({error}): get it again",
+        ) from error
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}; give {wanted}") from error
+        raise InputError(
+            content_code(error), f"cannot read {path}: {error.strerror or error}; give {wanted}"
+        ) from error
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(
-            f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8: GLUE's tables are; save it as UTF-8"
+            "file-encoding",
+            f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8: GLUE's tables are; save it as UTF-8",
         ) from error
     if "\0" in text[:4096]:
-        raise InputError(f"{path} holds NUL bytes, it is no text: get it again")
+        raise InputError("file-encoding", f"{path} holds NUL bytes, it is no text: get it again")
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
@@ -194,8 +206,9 @@ def _layout(path: Path, spec: GlueSpec, split: str, columns: Sequence[str]) -> _
         shown = ", ".join(repr(name[:_SHOWN]) for name in names[:12]) or "nothing"
         hint = "; it has commas and no tabs: is it a CSV file?" if len(names) == 1 and names[0].count(",") > 1 else ""
         raise InputError(
+            "columns-missing",
             f"{path}, line 1: the header of {spec.name}'s {split} table needs the columns {', '.join(needed)}, and "
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not among {shown}{hint}"
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not among {shown}{hint}",
         )
     label = names.index(spec.label) if split not in spec.tests else None
     # Nothing is handed in for rows that are trained on: their numbers need not be unique.

@@ -108,13 +108,13 @@ def inspect(
         UsageError: an option without meaning.
     """
     if split not in (*SPLITS, "both"):
-        raise UsageError(f"split {split!r} must be training, test or both")
+        raise UsageError("option-choice", f"split {split!r} must be training, test or both")
     if samples < 0 or seed < 0:
-        raise UsageError(f"--samples {samples} and --seed {seed} must not be negative")
+        raise UsageError("option-value", f"--samples {samples} and --seed {seed} must not be negative")
     wanted = SPLITS if split == "both" else (split,)
     groups = [group for group in shard_groups(folder, seq_len) if any(group.of_split(name) for name in wanted)]
     if not groups:
-        raise InputError(f"{folder} holds no {split} shards: give another --split")
+        raise InputError("data-missing", f"{folder} holds no {split} shards: give another --split")
     contexts = [context_of(group, vocab) for group in groups]
     chosen = [[path for name in wanted for path in group.of_split(name)] for group in groups]
     work = [ShardWork(path, context.rules) for paths, context in zip(chosen, contexts, strict=True) for path in paths]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from bert.data.pretraining.naming import PREPARATION_NAME, SHARD_NAME
 from bert.data.pretraining.shards import opened
-from common.errors import InputError
+from common.errors import InputError, read_code
 
 SUFFIXES = (".hdf5", ".h5")
 _BLOCK_VALUES = 2**20
@@ -53,7 +53,9 @@ def hdf5_files(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"{folder} {what}: give a folder of HDF5 shards")
+        raise InputError(
+            "path-kind" if folder.exists() else "path-missing", f"{folder} {what}: give a folder of HDF5 shards"
+        )
     found = (path for path in folder.rglob("*.h*5") if path.suffix in SUFFIXES and path.is_file())
     return sorted((path for path in found if not path.name.startswith(".")), key=lambda path: path.as_posix())
 
@@ -79,8 +81,9 @@ def shard_groups(folder: Path, seq_len: int | None = None) -> list[ShardGroup]:
             groups.append(ShardGroup(parent, tuple(shards), others))
     if not groups:
         raise InputError(
+            "data-missing",
             f"{folder} holds no HDF5 shard named <dataset>_training_<number>.hdf5 or <dataset>_test_<number>.hdf5: "
-            "make some with `bertbench data pretrain`, or give the folder that holds them"
+            "make some with `bertbench data pretrain`, or give the folder that holds them",
         )
     if seq_len is None:
         return groups
@@ -88,7 +91,7 @@ def shard_groups(folder: Path, seq_len: int | None = None) -> list[ShardGroup]:
     fitting = [group for group in groups if lengths[group.folder] == seq_len]
     if not fitting:
         listed = "".join(f"\n  {path} ({length or 'unknown'})" for path, length in lengths.items())
-        raise InputError(f"{folder} holds no preparation of {seq_len} tokens; there is:{listed}")
+        raise InputError("data-mismatch", f"{folder} holds no preparation of {seq_len} tokens; there is:{listed}")
     return fitting
 
 
@@ -142,7 +145,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read ({error}): make it again with `bertbench data pretrain`") from error
+        code = read_code(error) if isinstance(error, OSError) else "file-damaged"
+        raise InputError(
+            code, f"{path} cannot be read ({error}): make it again with `bertbench data pretrain`"
+        ) from error
     if not isinstance(found, dict):
-        raise InputError(f"{path} is no JSON object: make it again with `bertbench data pretrain`")
+        raise InputError("file-format", f"{path} is no JSON object: make it again with `bertbench data pretrain`")
     return found

@@ -19,7 +19,7 @@ from bert.data.pool import Progress
 from bert.data.pretraining.naming import METADATA_FILE, VOCABULARY_FILE
 from bert.data.pretraining.shard_writer import SETTINGS_ATTRIBUTE
 from bert.data.pretraining.shards import datasets_of, opened
-from common.errors import InputError, UsageError
+from common.errors import InputError, UsageError, read_code
 
 _COPY_BYTES = 4 * 2**20
 _CONTENT_KEYS = ("schema_version", "vocab_size", "vocab", "lower_case", "instances", "shards", "samples", "complete")
@@ -73,7 +73,7 @@ def verify(first: Path, second: Path, progress: Progress = lambda stage, done, t
         UsageError: both are the same folder.
     """
     if first.is_dir() and second.is_dir() and first.resolve() == second.resolve():
-        raise UsageError(f"{first} and {second} are the same folder: give two")
+        raise UsageError("option-conflict", f"{first} and {second} are the same folder: give two")
     comparison = Comparison()
     pairs = _paired(_by_name(first), _by_name(second), comparison)
     for number, (name, one, other) in enumerate(pairs):
@@ -88,7 +88,7 @@ def verify(first: Path, second: Path, progress: Progress = lambda stage, done, t
 def _by_name(folder: Path) -> dict[str, Path]:
     found = {path.relative_to(folder).as_posix(): path for path in hdf5_files(folder)}
     if not found:
-        raise InputError(f"{folder} holds no HDF5 file (.hdf5, .h5): give a folder of shards")
+        raise InputError("data-missing", f"{folder} holds no HDF5 file (.hdf5, .h5): give a folder of shards")
     return found
 
 
@@ -143,7 +143,9 @@ def _same_bytes(first: Path, second: Path) -> bool:
                 if block != other.read(_COPY_BYTES):
                     return False
     except OSError as error:
-        raise InputError(f"cannot read {error.filename}: {error.strerror}; check its permissions") from error
+        raise InputError(
+            read_code(error), f"cannot read {error.filename}: {error.strerror}; check its permissions"
+        ) from error
     return True
 
 

@@ -47,8 +47,9 @@ class Hdf5Batches:
         self.info = folder_info(Path(spec.source), split, spec.seq_len)
         if self.info.seq_len != spec.seq_len:
             raise InputError(
+                "data-mismatch",
                 f"the shards in {self.info.path} have {self.info.seq_len} tokens per sample, not "
-                f"{spec.seq_len}: use {self.info.seq_len}, or `bertbench data pretrain --seq-len {spec.seq_len}`"
+                f"{spec.seq_len}: use {self.info.seq_len}, or `bertbench data pretrain --seq-len {spec.seq_len}`",
             )
         self._position = Position(
             np.array(self.info.counts, dtype=np.int64),

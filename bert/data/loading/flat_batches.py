@@ -46,8 +46,9 @@ class FlatBatches(ABC):
         padded_length(spec.seq_len, spec.seq_len, spec.padding)
         if vocab_size > spec.vocab_size:
             raise InputError(
+                "vocabulary-mismatch",
                 f"the data in {spec.source} have {vocab_size} word pieces, but the model has only {spec.vocab_size}: "
-                "use the vocabulary they were made with"
+                "use the vocabulary they were made with",
             )
         self.spec = spec
         self._lengths = lengths
@@ -124,9 +125,11 @@ def evaluation_order(
         UsageError: no such rank or batch size.
     """
     if micro_batch_size < 1:
-        raise UsageError(f"micro_batch_size={micro_batch_size} must be at least 1")
+        raise UsageError("option-value", f"micro_batch_size={micro_batch_size} must be at least 1")
     if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} of {world_size} cannot be: ranks are counted from 0, below the number of them")
+        raise UsageError(
+            "option-value", f"rank {rank} of {world_size} cannot be: ranks are counted from 0, below the number of them"
+        )
     order = np.argsort(-lengths, kind="stable")
     if chosen is not None:
         order = order[np.isin(order, chosen)]

@@ -9,7 +9,7 @@ from typing import Any
 from bert.checkpoints.model_config import read_json
 from bert.data.pretraining.naming import METADATA_FILE, PREPARATION_NAME, SHARD_NAME
 from bert.data.pretraining.shards import ShardInfo, check_shard
-from common.errors import InputError
+from common.errors import Code, InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,17 @@ def find_shards(folder: Path, split: str = "training", seq_len: int | None = Non
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"{folder} {what}: give a folder of HDF5 shards, or `synthetic`")
+        raise InputError(
+            "path-kind" if folder.exists() else "path-missing",
+            f"{folder} {what}: give a folder of HDF5 shards, or `synthetic`",
+        )
     groups: dict[Path, list[Path]] = {}
     for path in folder.rglob("*.h*5"):
         match = SHARD_NAME.fullmatch(path.name)
         if match and match["split"] == split and path.is_file():
             groups.setdefault(_preparation(path, folder), []).append(path)
     if not groups:
-        raise InputError(_nothing_found(folder, split))
+        raise _nothing_found(folder, split)
     if len(groups) > 1:
         groups = _choose(folder, groups, seq_len)
     (paths,) = groups.values()
@@ -91,15 +94,20 @@ def _choose(folder: Path, groups: dict[Path, list[Path]], seq_len: int | None) -
         return {fitting[0]: groups[fitting[0]]}
     listed = "".join(f"\n  {preparation} (seq_len {lengths[preparation]})" for preparation in fitting or lengths)
     wanted = "" if seq_len is None else f" and {len(fitting)} of them have seq_len {seq_len}"
-    raise InputError(f"{folder} holds {len(groups)} preparations{wanted}; give the folder of one of them:{listed}")
+    code: Code = "data-mismatch" if seq_len is not None and not fitting else "data-ambiguous"
+    raise InputError(
+        code, f"{folder} holds {len(groups)} preparations{wanted}; give the folder of one of them:{listed}"
+    )
 
 
-def _nothing_found(folder: Path, split: str) -> str:
+def _nothing_found(folder: Path, split: str) -> InputError:
+    code: Code = "data-missing"
     if next(folder.rglob("*.txt"), None) is not None and next(folder.rglob("*.h*5"), None) is None:
+        code = "data-unprepared"
         remedy = f"it holds text: `bertbench data pretrain --input {folder} --output SHARDS`, then give SHARDS"
     else:
         remedy = "make some with `bertbench data pretrain`, or give the folder that holds them"
-    return f"{folder} holds no HDF5 shard named <dataset>_{split}_<number>.hdf5: {remedy}"
+    return InputError(code, f"{folder} holds no HDF5 shard named <dataset>_{split}_<number>.hdf5: {remedy}")
 
 
 def folder_info(folder: Path, split: str = "training", seq_len: int | None = None) -> ShardFolder:
@@ -147,8 +155,9 @@ def _must_agree(name: str, values: dict[Path, Any]) -> None:
     for path, value in others:
         if value != first:
             raise InputError(
+                "data-mismatch",
                 f"shards that do not belong together: {name} is {first} in {first_path}, but {value} in {path}; "
-                "give the folder of one dataset, or prepare both with the same options and --vocab"
+                "give the folder of one dataset, or prepare both with the same options and --vocab",
             )
 
 
@@ -159,13 +168,14 @@ def _vocab_size(parent: Path, infos: Iterable[ShardInfo], split: str) -> int | N
     metadata = read_json(path)
     size, planned = metadata.get("vocab_size"), metadata.get("shards")
     if not isinstance(size, int) or not isinstance(planned, list):
-        raise InputError(f"{path} is no metadata of shards: make it again with `data pretrain`")
+        raise InputError("record-foreign", f"{path} is no metadata of shards: make it again with `data pretrain`")
     names = {info.path.name for info in infos if info.path.parent == parent}
     wanted = {name for name in planned if (match := SHARD_NAME.fullmatch(str(name))) and match["split"] == split}
     missing = sorted(wanted - names)
     if missing:
         raise InputError(
+            "data-unprepared",
             f"the preparation of {parent} is unfinished, {len(missing)} shard(s) are missing ({missing[0]}): "
-            "run the same `bertbench data pretrain` again, it continues"
+            "run the same `bertbench data pretrain` again, it continues",
         )
     return size

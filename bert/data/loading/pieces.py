@@ -13,7 +13,7 @@ import numpy as np
 from bert.data.loading.folder import ShardFolder
 from bert.data.pretraining.instances import Instances
 from bert.data.pretraining.shards import map_shard, read_shard
-from common.errors import InputError
+from common.errors import InputError, content_code
 
 _KEPT_BYTES = 64 * 2**20
 """What was read is kept in memory up to this size, so that small data is read once."""
@@ -118,12 +118,13 @@ class Pieces:
     def _check(self, key: tuple[int, int], piece: Instances) -> None:
         path = self._folder.paths[key[0]]
         if len(piece) != self._folder.counts[key[0]][key[1]]:
-            raise InputError(f"{path} has changed while it was in use: start again")
+            raise InputError("file-changed", f"{path} has changed while it was in use: start again")
         largest = max(int(piece.input_ids.max()), int(piece.masked_lm_ids.max()))
         if largest >= self._vocab_size:
             raise InputError(
+                "vocabulary-mismatch",
                 f"{path} holds the word piece {largest}, but the model has only {self._vocab_size}: "
-                "use the vocabulary the shards were made with"
+                "use the vocabulary the shards were made with",
             )
 
 
@@ -136,8 +137,9 @@ def _checked(path: Path, piece: Instances, columns: int) -> Instances:
     farthest = int(piece.masked_lm_positions.max(initial=0))
     if least < 0 or most > 1 or farthest >= columns or not piece.input_mask[:, 0].all():
         raise InputError(
+            "rows-invalid",
             f"{path} holds values that no sample of {columns} tokens can have: make it again, or see "
-            f"`bertbench data inspect {path.parent}`"
+            f"`bertbench data inspect {path.parent}`",
         )
     return piece
 
@@ -165,5 +167,5 @@ def _read_rows(path: Path, first: int, stop: int, columns: int) -> Instances:
         with h5py.File(path, "r") as file:
             rows = Instances(**{field.name: file[field.name][first:stop] for field in fields(Instances)})
     except (OSError, KeyError) as error:
-        raise InputError(f"{path} is damaged or gone ({error}): make or copy it again") from error
+        raise InputError(content_code(error), f"{path} is damaged or gone ({error}): make or copy it again") from error
     return replace(rows, **{name: np.ascontiguousarray(getattr(rows, name)[:, :columns]) for name in _OF_TOKENS})

@@ -54,7 +54,9 @@ class Position:
             UsageError: it was saved with another seed, hence another order.
         """
         if state.get("fingerprint") != self._fingerprint:
-            raise InputError(f"the saved data position is not one of {self._path}: use the data it was made with")
+            raise InputError(
+                "data-mismatch", f"the saved data position is not one of {self._path}: use the data it was made with"
+            )
         size = self.order.global_batch
         try:
             seed = int(state["seed"])
@@ -63,9 +65,11 @@ class Position:
             if len(saved.origins) != saved.bins or min(batches, *saved.origins) < 0 or saved.global_batch < 1:
                 raise ValueError("values out of range")
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"the saved data position {dict(state)} is damaged ({error!r})") from error
+            raise InputError("file-damaged", f"the saved data position {dict(state)} is damaged ({error!r})") from error
         if seed != self._seed:
-            raise UsageError(f"the saved data position has seed {seed}, this run seed {self._seed}: use {seed}")
+            raise UsageError(
+                "settings-changed", f"the saved data position has seed {seed}, this run seed {self._seed}: use {seed}"
+            )
         if saved.global_batch == size:
             self.order, self.batches = saved, batches
         else:

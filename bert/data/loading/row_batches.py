@@ -41,16 +41,18 @@ class RowBatches(FlatBatches):
 def check_rows(rows: TokenRows, source: str, seq_len: int) -> None:
     """Refuse rows that nothing can be learned from, or judged by. Raises InputError."""
     if not len(rows):
-        raise InputError(f"the data in {source} hold no row: give others, or prepare them again")
+        raise InputError("data-missing", f"the data in {source} hold no row: give others, or prepare them again")
     if not rows.has_labels:
         raise InputError(
+            "labels-invalid",
             f"the rows in {source} have no labels: they can be predicted, not trained on or evaluated; give labelled "
-            "data"
+            "data",
         )
     if rows.max_seq_length > seq_len:
         raise InputError(
+            "data-mismatch",
             f"the rows in {source} have up to {rows.max_seq_length} tokens, more than the {seq_len} of this run: use "
-            f"{rows.max_seq_length}, or prepare shorter ones"
+            f"{rows.max_seq_length}, or prepare shorter ones",
         )
 
 

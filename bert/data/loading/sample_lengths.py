@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.loading.folder import ShardFolder
-from common.errors import InputError
+from common.errors import Code, InputError, content_code
 
 Int64 = npt.NDArray[np.int64]
 
@@ -80,7 +80,8 @@ def _read_lengths(info: ShardFolder, shard: int) -> Int64:
         with h5py.File(path, "r") as file:
             lengths: Int64 = file["input_mask"][:].sum(axis=1, dtype=np.int64)
     except (OSError, KeyError) as error:
-        raise InputError(f"{path} is damaged or gone ({error}): make or copy it again") from error
+        raise InputError(content_code(error), f"{path} is damaged or gone ({error}): make or copy it again") from error
     if len(lengths) != sum(info.counts[shard]) or lengths.min() < 1:
-        raise InputError(f"{path} has changed, or holds samples without tokens: make it again")
+        code: Code = "file-changed" if len(lengths) != sum(info.counts[shard]) else "rows-invalid"
+        raise InputError(code, f"{path} has changed, or holds samples without tokens: make it again")
     return lengths

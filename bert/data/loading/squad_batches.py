@@ -35,7 +35,9 @@ class SquadBatches(FlatBatches):
 
     def __init__(self, spec: "DataSpec", features: SquadFeatures) -> None:
         if not len(features):
-            raise InputError(f"the features in {spec.source} hold no window: make them from questions with contexts")
+            raise InputError(
+                "data-missing", f"the features in {spec.source} hold no window: make them from questions with contexts"
+            )
         self.features = features
         super().__init__(spec, features.lengths, features.settings.vocab_size, features.fingerprint)
 
@@ -54,8 +56,9 @@ def find_features(path: Path, split: str, seq_len: int) -> SquadFeatures:
     longest = features.settings.max_seq_length
     if longest != seq_len:
         raise InputError(
+            "data-mismatch",
             f"the windows in {path} have up to {longest} tokens, not {seq_len}: use {longest}, or make others with "
-            f"`{prepare_command(seq_len)}`"
+            f"`{prepare_command(seq_len)}`",
         )
     return features
 

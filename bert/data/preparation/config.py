@@ -81,49 +81,60 @@ class PrepareConfig:
         """Refuse options no shards can be made with."""
         sources = (self.input is not None) + (self.generate is not None) + bool(self.download)
         if sources > 1 and not (sources == 2 and self.generate is None):
-            raise UsageError("give --generate BYTES alone, or --input FOLDER, --download NAMES or both")
+            raise UsageError(
+                "option-conflict", "give --generate BYTES alone, or --input FOLDER, --download NAMES or both"
+            )
         if not sources and (set(self.stages) & {"download", "extract", "clean"} or self.dataset is None):
             raise UsageError(
+                "option-missing",
                 "give --input FOLDER (of .txt files or MediaWiki dumps), --download NAMES or --generate BYTES; "
-                "later --stages alone need --dataset NAME"
+                "later --stages alone need --dataset NAME",
             )
         unknown = [stage for stage in self.stages if stage not in STAGES]
         if unknown or not self.stages:
-            raise UsageError(f"--stages {' '.join(unknown)} must be some of {' '.join(STAGES)}")
+            raise UsageError("option-choice", f"--stages {' '.join(unknown)} must be some of {' '.join(STAGES)}")
         for name in ("shards", "workers", "generate", "books_limit"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UsageError(f"{flag(name)} {getattr(self, name)} must be at least 1")
+                raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
         if "squad" in self.download:
-            raise UsageError("squad is no text to pretrain on: get it with `bertbench data download squad`")
+            raise UsageError(
+                "option-choice", "squad is no text to pretrain on: get it with `bertbench data download squad`"
+            )
         if not 0.0 <= self.test_fraction < 1.0:
-            raise UsageError(f"--test-fraction {self.test_fraction} must be in [0, 1)")
+            raise UsageError("option-value", f"--test-fraction {self.test_fraction} must be in [0, 1)")
         if self.dataset is not None and not re.fullmatch(r"[^/.\s][^/\s]*", self.dataset):
-            raise UsageError(f"--dataset {self.dataset!r} must be a plain name, without `/` and blanks")
+            raise UsageError("option-value", f"--dataset {self.dataset!r} must be a plain name, without `/` and blanks")
         if not 0 <= self.gzip_level <= 9:
-            raise UsageError(f"--gzip-level {self.gzip_level} must be 0 (none) to 9 (smallest)")
+            raise UsageError("option-value", f"--gzip-level {self.gzip_level} must be 0 (none) to 9 (smallest)")
         self._check_lengths()
         self._check_part()
 
     def _check_lengths(self) -> None:
         if not self.seq_lens or len(set(self.seq_lens)) < len(self.seq_lens):
-            raise UsageError(f"--seq-lens {' '.join(map(str, self.seq_lens))} must be one or several different lengths")
+            raise UsageError(
+                "option-value",
+                f"--seq-lens {' '.join(map(str, self.seq_lens))} must be one or several different lengths",
+            )
         if self.max_predictions and len(self.max_predictions) != len(self.seq_lens):
             raise UsageError(
+                "option-conflict",
                 f"--max-predictions gives {len(self.max_predictions)} number(s) for {len(self.seq_lens)} --seq-lens: "
-                "give one for each"
+                "give one for each",
             )
         for seq_len in self.seq_lens:
             self.instances(seq_len)
             if self.length_bins is not None and (self.length_bins < SMALLEST_BIN or seq_len % self.length_bins):
                 raise UsageError(
-                    f"--length-bins {self.length_bins} must be {SMALLEST_BIN} or more and divide --seq-lens {seq_len}"
+                    "option-value",
+                    f"--length-bins {self.length_bins} must be {SMALLEST_BIN} or more and divide --seq-lens {seq_len}",
                 )
 
     def _check_part(self) -> None:
         if self.share.count > 1 and (len(self.stages) != 1 or self.stages[0] in ("download", "shard")):
             raise UsageError(
+                "option-conflict",
                 f"--part {self.part} shares one stage between processes (extract, clean, sentences or hdf5): name it, "
-                "for example --stages hdf5, and run the stages before it first"
+                "for example --stages hdf5, and run the stages before it first",
             )
 
     @property
@@ -131,7 +142,7 @@ class PrepareConfig:
         """What `part` says. Raises UsageError for a text that is no share."""
         match = re.fullmatch(r"(\d+)/(\d+)", self.part)
         if match is None:
-            raise UsageError(f"--part {self.part} must be I/N with 0 <= I < N, such as 0/4")
+            raise UsageError("option-value", f"--part {self.part} must be I/N with 0 <= I < N, such as 0/4")
         return Part(int(match[1]), int(match[2]))
 
     def predictions(self, seq_len: int) -> int:

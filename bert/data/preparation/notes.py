@@ -1,6 +1,7 @@
 """What a user should know about the input and the output, in sentences."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from bert.data.preparation.summary import StageSummary
 from bert.data.vocabulary import Vocabulary, casing_note
@@ -12,6 +13,8 @@ _SENTENCES = {
     "truncated dumps": "{count} dump(s) end too early, their whole pages were used: {names}",
     "pages that are no valid XML, left out": "{count} page(s) are no valid XML and were left out: {names}",
     "pages over 1 MiB, cut before they were parsed": "{count} very long page(s) were parsed in pieces: {names}",
+    "tables that are never closed": "{count} table(s) are never closed and were ended at the next heading or "
+    "paragraph: {names}",
     "control characters taken out": "{count} character(s) that XML forbids were taken out",
     "latin-1 files": "{count} file(s) are not UTF-8 and were read as latin-1: {names}",
     "windows-1252 files": "{count} file(s) are not UTF-8 and were read as windows-1252: {names}",
@@ -28,16 +31,22 @@ _SENTENCES = {
 }
 
 
-def notes_of(stages: Sequence[StageSummary], replaced: int, vocabulary: Vocabulary | None) -> Iterator[str]:
+def notes_of(
+    stages: Sequence[StageSummary], replaced: int, vocabulary: Vocabulary | None, changed: Sequence[Path] = ()
+) -> Iterator[str]:
     """Yield the notes on a call.
 
     Args:
         stages: what its stages met.
         replaced: files of other settings or input that were removed.
         vocabulary: what the text was tokenised with, if it was.
+        changed: files that were changed since they were finished.
     """
     if replaced:
         yield f"{replaced} file(s) of other settings or other input were replaced"
+    if changed:
+        more = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
+        yield f"{changed[0]}{more} had another size than it was written with, and was made again"
     casing = None if vocabulary is None else casing_note(vocabulary)
     if casing is not None:
         yield casing

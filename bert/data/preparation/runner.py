@@ -25,6 +25,7 @@ class StageRunner:
         self.progress = progress
         self.stages: list[StageSummary] = []
         self.replaced = 0
+        self.changed: list[Path] = []
 
     def run(
         self,
@@ -61,6 +62,7 @@ class StageRunner:
         if not kept:
             with locked(path, "another part that begins", "run it again", wait=True):
                 self.replaced += folder.begin(alone=self.config.share.count == 1)
+            self.changed += folder.changed
             done = make(folder)
         files = _files(path, companions) if done is None else len(done.files)
         self.add(
@@ -73,7 +75,9 @@ class StageRunner:
             counts=None if done is None else done.counts,
         )
         if done is None and self.config.share.count == 1:
-            raise UsageError(f"the stage {stage} did not finish in {path}: run the same command again")
+            raise UsageError(
+                "data-unprepared", f"the stage {stage} did not finish in {path}: run the same command again"
+            )
         return done
 
     def add(

@@ -58,8 +58,9 @@ def paragraphs(runner: StageRunner, downloaded: Sequence[Path]) -> list[Finished
             ended.append(read_finished(path, stage))
     if "sentences" in config.stages and not any(done.counts.get("documents") for done in ended):
         raise InputError(
+            "data-missing",
             f"no text in the {len(dumps) + len(texts)} file(s) of the input: give a folder with text, or dumps with "
-            "articles"
+            "articles",
         )
     return ended
 
@@ -172,5 +173,7 @@ def found_shards(config: PrepareConfig) -> Finished:
     found = [path / config.dataset_name for path in found if (path / config.dataset_name).is_dir()]
     if len(found) > 1:
         names = ", ".join(path.parent.name for path in found)
-        raise UsageError(f"{config.output} holds several numbers of shards ({names}): say which with --shards")
+        raise UsageError(
+            "data-ambiguous", f"{config.output} holds several numbers of shards ({names}): say which with --shards"
+        )
     return read_finished(found[0] if found else config.sharded_folder(0).parent / config.dataset_name, "shard")

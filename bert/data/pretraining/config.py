@@ -33,13 +33,15 @@ class InstanceConfig:
     def __post_init__(self) -> None:
         """Refuse values no instance can be made with."""
         if self.seq_len < SMALLEST_SEQ_LEN:
-            raise UsageError(f"--seq-len {self.seq_len} is too short: [CLS] a [SEP] b [SEP] needs {SMALLEST_SEQ_LEN}")
+            raise UsageError(
+                "option-value", f"--seq-len {self.seq_len} is too short: [CLS] a [SEP] b [SEP] needs {SMALLEST_SEQ_LEN}"
+            )
         if self.max_predictions < 1:
-            raise UsageError(f"--max-predictions {self.max_predictions} must be at least 1")
+            raise UsageError("option-value", f"--max-predictions {self.max_predictions} must be at least 1")
         if self.dupe_factor < 1:
-            raise UsageError(f"--dupe-factor {self.dupe_factor} must be at least 1")
+            raise UsageError("option-value", f"--dupe-factor {self.dupe_factor} must be at least 1")
         if self.seed < 0:
-            raise UsageError(f"--seed {self.seed} must not be negative")
+            raise UsageError("option-value", f"--seed {self.seed} must not be negative")
         for name in ("masked_lm_prob", "short_seq_prob"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise UsageError(f"{flag(name)} {getattr(self, name)} must be in [0, 1]")
+                raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be in [0, 1]")

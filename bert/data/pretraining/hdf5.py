@@ -101,11 +101,12 @@ def make_shards(
 
 def _check_options(config: InstanceConfig, length_bins: int | None, gzip_level: int) -> None:
     if not 0 <= gzip_level <= 9:
-        raise UsageError(f"--gzip-level {gzip_level} must be 0 (stored plainly) to 9 (smallest)")
+        raise UsageError("option-value", f"--gzip-level {gzip_level} must be 0 (stored plainly) to 9 (smallest)")
     if length_bins is not None and (length_bins < 1 or config.seq_len % length_bins):
         raise UsageError(
+            "option-value",
             f"--length-bins {length_bins} must divide the sequence length {config.seq_len}, such as "
-            f"{config.seq_len // 4 if config.seq_len % 4 == 0 else config.seq_len}"
+            f"{config.seq_len // 4 if config.seq_len % 4 == 0 else config.seq_len}",
         )
 
 
@@ -113,7 +114,9 @@ def _stream(path: Path) -> tuple[int, int]:
     """Return the numbers that tell the random numbers of a shard from those of others."""
     match = _NAME.fullmatch(path.stem)
     if match is None:
-        raise InputError(f"{path} is not named <dataset>_training_<number> or <dataset>_test_<number>")
+        raise InputError(
+            "record-foreign", f"{path} is not named <dataset>_training_<number> or <dataset>_test_<number>"
+        )
     return SPLITS.index(match["split"]), int(match["number"])
 
 
@@ -132,8 +135,9 @@ def _make(job: _Job) -> None:
     shard = read_tokens(job.tokens)
     if len(shard.ids) and int(shard.ids.max()) >= job.pieces.size:
         raise InputError(
+            "vocabulary-mismatch",
             f"{job.tokens} holds the id {int(shard.ids.max())}, but the vocabulary only {job.pieces.size} pieces: "
-            "run the stage tokens again with this vocabulary"
+            "run the stage tokens again with this vocabulary",
         )
     plan = plan_instances(shard, job.pieces, job.config, job.stream, job.length_bins)
     header = ShardHeader(

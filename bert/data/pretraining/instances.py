@@ -96,7 +96,10 @@ def plan_instances(
         UsageError: `length_bins` does not divide the sequence length.
     """
     if length_bins is not None and (length_bins < 1 or config.seq_len % length_bins):
-        raise UsageError(f"length bins of {length_bins} tokens must divide the sequence length {config.seq_len} evenly")
+        raise UsageError(
+            "option-value",
+            f"length bins of {length_bins} tokens must divide the sequence length {config.seq_len} evenly",
+        )
     if not len(shard.ids):
         return Plan(shard, pieces, config, tuple(stream), joined([_no_pairs()]))
     pairs = joined(

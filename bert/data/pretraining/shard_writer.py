@@ -58,7 +58,7 @@ class ShardHeader:
     def __post_init__(self) -> None:
         """Refuse a level that does not exist."""
         if not 0 <= self.gzip_level <= 9:
-            raise UsageError(f"gzip level {self.gzip_level} must be 0 (stored plainly) to 9 (smallest)")
+            raise UsageError("option-value", f"gzip level {self.gzip_level} must be 0 (stored plainly) to 9 (smallest)")
 
 
 def write_shard(
@@ -99,7 +99,7 @@ def write_blocks(
     import h5py
 
     if not header.samples:
-        raise InputError(f"no instance for {path.name}: its documents hold no text; use fewer shards")
+        raise InputError("data-too-small", f"no instance for {path.name}: its documents hold no text; use fewer shards")
     with atomic_path(path) as temporary, temporary.open("w+b", buffering=0) as plain:
         target = _Target(plain)
         # Alignment leaves gaps, which only plain arrays are worth.

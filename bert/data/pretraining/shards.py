@@ -19,7 +19,7 @@ from bert.data.pretraining.shard_writer import (
     COLUMNS,
     SETTINGS_ATTRIBUTE,
 )
-from common.errors import InputError
+from common.errors import InputError, content_code
 
 _MOST_GROWTH = 1100
 """Bytes that a byte of a file can hold: Deflate, which shards are compressed with, makes at most 1,032 of one."""
@@ -71,7 +71,7 @@ def read_shard(path: Path) -> Instances:
         try:
             instances = Instances(**{name: file[name][:] for name in COLUMNS})
         except OSError as error:
-            raise InputError(f"{path} is damaged ({error}): make or copy it again") from error
+            raise InputError("file-damaged", f"{path} is damaged ({error}): make or copy it again") from error
     _check_values(path, instances)
     return instances
 
@@ -88,7 +88,8 @@ def map_shard(path: Path) -> Instances:
         info = _check(path, file)
         if not info.mappable:
             raise InputError(
-                f"{path} cannot be mapped into memory, it is compressed: read it, or make it again with --gzip-level 0"
+                "file-format",
+                f"{path} cannot be mapped into memory, it is compressed: read it, or make it again with --gzip-level 0",
             )
         places = {name: (file[name].dtype, file[name].shape, file[name].id.get_offset()) for name in COLUMNS}
     try:
@@ -98,7 +99,9 @@ def map_shard(path: Path) -> Instances:
             for name, (dtype, shape, offset) in places.items()
         }
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be mapped into memory ({error}): copy or make it again") from error
+        raise InputError(
+            "file-damaged", f"{path} cannot be mapped into memory ({error}): copy or make it again"
+        ) from error
     return Instances(**arrays)
 
 
@@ -117,11 +120,13 @@ def opened(path: Path) -> Iterator[Any]:
             _refuse_claims(path, file)
             yield file
     except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist: give a folder of HDF5 shards") from error
+        raise InputError("path-missing", f"{path} does not exist: give a folder of HDF5 shards") from error
     except (OSError, RuntimeError) as error:
-        reason = "it is truncated" if "truncated" in str(error) else f"it is no readable HDF5 file ({error})"
+        is_truncated = "truncated" in str(error)
+        reason = "it is truncated" if is_truncated else f"it is no readable HDF5 file ({error})"
         raise InputError(
-            f"{path} is damaged: {reason}; make it again with `bertbench data pretrain`, or copy it again"
+            "file-truncated" if is_truncated else content_code(error),
+            f"{path} is damaged: {reason}; make it again with `bertbench data pretrain`, or copy it again",
         ) from error
 
 
@@ -133,11 +138,14 @@ def _refuse_claims(path: Path, file: Any) -> None:
     links = [name for name in file if not isinstance(file.get(name, getlink=True), h5py.HardLink)]
     links += [name for name, dataset in found.items() if dataset.is_virtual or dataset.external]
     if links:
-        raise InputError(f"{path}: {links[0]} lies in another file: give shards that hold their own data")
+        raise InputError(
+            "file-unsafe", f"{path}: {links[0]} lies in another file: give shards that hold their own data"
+        )
     announced, size = sum(int(dataset.nbytes) for dataset in found.values()), path.stat().st_size
     if announced > _MOST_GROWTH * size:
         raise InputError(
-            f"{path} has {size:,} bytes and announces {announced:,} bytes of data, more than it can hold: get it again"
+            "file-damaged",
+            f"{path} has {size:,} bytes and announces {announced:,} bytes of data, more than it can hold: get it again",
         )
 
 
@@ -160,23 +168,32 @@ def _check(path: Path, file: Any) -> ShardInfo:
 
     missing = [name for name in COLUMNS if not isinstance(file.get(name), h5py.Dataset)]
     if missing:
-        raise InputError(f"{path} lacks the dataset(s) {', '.join(missing)}: it is no shard of pretraining instances")
+        raise InputError(
+            "columns-missing",
+            f"{path} lacks the dataset(s) {', '.join(missing)}: it is no shard of pretraining instances",
+        )
     shapes = {name: file[name].shape for name in COLUMNS}
     for name, (dtype, row) in COLUMNS.items():
         if not np.issubdtype(file[name].dtype, np.integer):
-            raise InputError(f"{path}: {name} has type {file[name].dtype}; it must be an integer type ({dtype})")
+            raise InputError(
+                "file-damaged", f"{path}: {name} has type {file[name].dtype}; it must be an integer type ({dtype})"
+            )
         if len(shapes[name]) != (2 if row else 1):
-            raise InputError(f"{path}: {name} has shape {shapes[name]}; it must have {'2 axes' if row else '1 axis'}")
+            raise InputError(
+                "file-damaged", f"{path}: {name} has shape {shapes[name]}; it must have {'2 axes' if row else '1 axis'}"
+            )
     if len({shape[0] for shape in shapes.values()}) > 1:
         lengths = ", ".join(f"{name} {shape[0]}" for name, shape in shapes.items())
-        raise InputError(f"{path}: its datasets differ in length ({lengths}): make it again")
+        raise InputError("file-damaged", f"{path}: its datasets differ in length ({lengths}): make it again")
     for row in ("L", "P"):
         widths = {name: shapes[name][1] for name, (_, kind) in COLUMNS.items() if kind == row}
         if len(set(widths.values())) > 1 or not min(widths.values()):
-            raise InputError(f"{path}: its datasets differ in width ({widths}), or have none: make it again")
+            raise InputError(
+                "file-damaged", f"{path}: its datasets differ in width ({widths}), or have none: make it again"
+            )
     samples, seq_len = shapes["input_ids"]
     if not samples:
-        raise InputError(f"{path} holds no instance: remove it or make it again")
+        raise InputError("file-empty", f"{path} holds no instance: remove it or make it again")
     settings = file.attrs.get(SETTINGS_ATTRIBUTE)
     bin_lengths, bin_counts = _bins(path, file.attrs, samples, seq_len)
     return ShardInfo(
@@ -200,12 +217,16 @@ def _bins(
     try:
         lengths, counts = (tuple(int(value) for value in np.atleast_1d(values)) for values in found)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{path}: its bins are damaged ({error}): make it again") from error
+        raise InputError("file-damaged", f"{path}: its bins are damaged ({error}): make it again") from error
     ascending: Sequence[int] = sorted(set(lengths))
     if tuple(ascending) != lengths or lengths[-1:] != (seq_len,) or lengths[0] < 1:
-        raise InputError(f"{path}: its bins end at {lengths}, which must ascend to {seq_len}: make it again")
+        raise InputError(
+            "file-damaged", f"{path}: its bins end at {lengths}, which must ascend to {seq_len}: make it again"
+        )
     if len(counts) != len(lengths) or min(counts) < 0 or sum(counts) != samples:
-        raise InputError(f"{path}: its bins hold {counts} rows, which must add up to {samples}: make it again")
+        raise InputError(
+            "file-damaged", f"{path}: its bins hold {counts} rows, which must add up to {samples}: make it again"
+        )
     return lengths, counts
 
 
@@ -227,8 +248,13 @@ def _check_values(path: Path, instances: Instances) -> None:
         least, most = int(values.min()), int(values.max())
         if least < low or (high is not None and most > high):
             allowed = f"{low} to {high}" if high is not None else f"{low} or more"
-            raise InputError(f"{path}: {name} holds values from {least} to {most}; allowed is {allowed}: make it again")
+            raise InputError(
+                "rows-invalid",
+                f"{path}: {name} holds values from {least} to {most}; allowed is {allowed}: make it again",
+            )
     lengths = instances.input_mask.sum(axis=1, dtype=np.int64)
     if (lengths == 0).any() or (np.diff(instances.input_mask, axis=1) > 0).any():
         row = int(np.flatnonzero((lengths == 0) | (np.diff(instances.input_mask, axis=1) > 0).any(axis=1))[0])
-        raise InputError(f"{path}: input_mask of instance {row} is not a run of 1 followed by 0: make it again")
+        raise InputError(
+            "rows-invalid", f"{path}: input_mask of instance {row} is not a run of 1 followed by 0: make it again"
+        )

@@ -18,7 +18,7 @@ from bert.data.pretraining.encoder import ChunkEncoder, Ids, Int64
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from bert.data.vocabulary import Vocabulary
 from common.atomic import atomic_path
-from common.errors import InputError
+from common.errors import InputError, content_code, read_code
 
 STAGE = "tokens"
 VERSION = 1
@@ -83,7 +83,9 @@ def read_tokens(path: Path) -> TokenShard:
         with np.load(path, allow_pickle=False) as archive:
             ids, sentence_ends, document_ends = (archive[name] for name in _ARRAYS)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}; run the stage tokens again") from error
+        raise InputError(
+            content_code(error), f"cannot read {path}: {error.strerror or error}; run the stage tokens again"
+        ) from error
     except (*_FOREIGN, zipfile.BadZipFile) as error:
         raise _damaged(path, str(error)) from error
     if ids.dtype not in (np.uint16, np.int32) or ids.ndim != 1 or (ids.size and int(ids.min()) < 0):
@@ -102,7 +104,9 @@ def _ends(path: Path, ends: npt.NDArray[Any], last: int) -> Int64:
 
 
 def _damaged(path: Path, how: str) -> InputError:
-    return InputError(f"{path} is not a whole file of token ids ({how}): remove it and run the stage tokens again")
+    return InputError(
+        "file-damaged", f"{path} is not a whole file of token ids ({how}): remove it and run the stage tokens again"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,9 @@ def _encode_shard(path: Path, encoder: ChunkEncoder) -> _EncodedShard:
         try:
             encoded = encoder.encode(block)
         except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not UTF-8 text: remove it and run the stage shard again") from error
+            raise InputError(
+                "file-encoding", f"{path} is not UTF-8 text: remove it and run the stage shard again"
+            ) from error
         ids.append(encoded.ids)
         sentence_ends.append(encoded.sentence_ends + tokens)
         document_ends.append(encoded.document_ends + sentences)
@@ -167,7 +173,9 @@ def _blocks(path: Path) -> Iterator[bytes]:
             while block := text.read(_BLOCK):
                 yield block + text.readline()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; run the stage shard again") from error
+        raise InputError(
+            read_code(error), f"cannot read {path}: {error.strerror}; run the stage shard again"
+        ) from error
 
 
 def _write(path: Path, shard: _EncodedShard, dtype: np.dtype[Any]) -> None:

@@ -47,7 +47,9 @@ class Checksum:
     def __post_init__(self) -> None:
         """Refuse what is no checksum."""
         if len(self.digits) != CHECKSUMS.get(self.kind) or not re.fullmatch("[0-9a-f]+", self.digits):
-            raise InputError(f"{self.kind}:{self.digits} is no checksum: give {', '.join(CHECKSUMS)} in hexadecimal")
+            raise InputError(
+                "option-value", f"{self.kind}:{self.digits} is no checksum: give {', '.join(CHECKSUMS)} in hexadecimal"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +158,10 @@ class _Fetch:
             self.state.unlink(missing_ok=True)
             self.part.replace(aside)
         raise WrongFileError(
+            "download-mismatch",
             f"{self.url} came with the {self.checksum.kind} sum {found}, but {self.checksum.digits} is expected; it is "
             f"kept as {aside}. Run again; if that does not help, the file was changed on the server or on its way: use "
-            "another --mirror, or another date"
+            "another --mirror, or another date",
         )
 
     def _attempt(self) -> None:
@@ -225,8 +228,9 @@ class _Fetch:
             raise Again("the server sent another part than it was asked for")
         if self.size is not None and total is not None and total != self.size:
             raise DownloadError(
+                "download-mismatch",
                 f"{self.url} has {total:,} bytes, but {self.size:,} are expected: the server sends another file. Look "
-                "at that address, or use another --mirror"
+                "at that address, or use another --mirror",
             )
         self._begin(start)
         if start == 0:
@@ -257,8 +261,9 @@ class _Fetch:
         if total is not None and done > total:
             self._drop()
             raise DownloadError(
+                "download-mismatch",
                 f"{self.url} sends more than its {total:,} bytes: the server sends another file. Look at that address, "
-                "or use another --mirror"
+                "or use another --mirror",
             )
         if total is not None and done != total:
             raise Again(f"the connection ended after {done:,} of {total:,} bytes")
@@ -277,6 +282,7 @@ def _writing(path: Path) -> Iterator[None]:
             yield
     except OSError as error:
         raise StorageError(
+            "write-failed",
             f"cannot write {path}: {error.strerror or error}; what was fetched is kept. Choose another folder or "
-            "repair that one, then run the same command again"
+            "repair that one, then run the same command again",
         ) from error

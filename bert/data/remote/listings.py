@@ -34,11 +34,18 @@ class Choice:
     def __post_init__(self) -> None:
         """Refuse what names no dump and no number of books."""
         if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", self.language):
-            raise UsageError(f"--language {self.language!r} must be a Wikipedia's code, such as en, de, simple, zh-yue")
+            raise UsageError(
+                "option-value",
+                f"--language {self.language!r} must be a Wikipedia's code, such as en, de, simple, zh-yue",
+            )
         if self.date != "latest" and not re.fullmatch(r"20\d{6}", self.date):
-            raise UsageError(f"--date {self.date!r} must be `latest` or a day as YYYYMMDD, such as 20261101")
+            raise UsageError(
+                "option-value", f"--date {self.date!r} must be `latest` or a day as YYYYMMDD, such as 20261101"
+            )
         if self.books_limit is not None and self.books_limit < 1:
-            raise UsageError(f"--books-limit {self.books_limit} must be at least 1; leave it out for all books")
+            raise UsageError(
+                "option-value", f"--books-limit {self.books_limit} must be at least 1; leave it out for all books"
+            )
 
     @property
     def wiki(self) -> str:
@@ -76,8 +83,9 @@ def plan_dump(ask: Ask, choice: Choice) -> list[RemoteFile]:
         if found:
             return found
     raise DownloadError(
+        "download-failed",
         f"{choice.wiki} has no finished pages-articles dump of {' or '.join(dates)}: it may still be written, or be "
-        "gone (only the last few are kept). Choose another --date, use --mirror, or the name wikipedia-exports"
+        "gone (only the last few are kept). Choose another --date, use --mirror, or the name wikipedia-exports",
     )
 
 
@@ -119,7 +127,7 @@ def _finished(status: bytes, pattern: "re.Pattern[str]") -> dict[str, Any]:
                 return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DownloadError(
-            f"dumpstatus.json is not as expected ({error!r}): use another --date or --mirror"
+            "download-mismatch", f"dumpstatus.json is not as expected ({error!r}): use another --date or --mirror"
         ) from error
     return {}
 
@@ -140,8 +148,9 @@ def plan_exports(ask: Ask, choice: Choice) -> list[RemoteFile]:
             target = f"{choice.wiki}-{date}/"
             return [RemoteFile(target + name, folder + name, None, Checksum("sha256", sums[name])) for name in names]
     raise DownloadError(
+        "download-failed",
         f"{choice.wiki} has no finished export of {' or '.join(dates)}: choose another --date (they are made for the "
-        "first day of a month), or use --mirror"
+        "first day of a month), or use --mirror",
     )
 
 
@@ -152,10 +161,12 @@ def _dates(ask: Ask, folder: str, pattern: str, choice: Choice) -> list[str]:
     except DownloadError as error:
         if error.status != 404:
             raise
-        raise DownloadError(f"{error}; is {choice.language!r} the code of a Wikipedia?", 404) from error
+        raise DownloadError(error.code, f"{error}; is {choice.language!r} the code of a Wikipedia?", 404) from error
     dates = sorted(set(re.findall(rf"""href=["']?(?:[^"'>\s]*/)?({pattern})/?["'>\s]""", page)), reverse=True)
     if not dates:
-        raise DownloadError(f"{folder} lists no dumps: give --date YYYYMMDD, or use another --mirror")
+        raise DownloadError(
+            "download-failed", f"{folder} lists no dumps: give --date YYYYMMDD, or use another --mirror"
+        )
     return dates
 
 
@@ -214,11 +225,13 @@ def plan_pg19(ask: Ask, choice: Choice) -> list[RemoteFile]:
             files += [_book(item) for item in page.get("items", []) if re.fullmatch(r"train/\d+\.txt", item["name"])]
             token, pages = str(page.get("nextPageToken") or ""), pages + 1
         except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
-            raise DownloadError(f"the list of books is not as expected ({error!r}): use another --mirror") from error
+            raise DownloadError(
+                "download-mismatch", f"the list of books is not as expected ({error!r}): use another --mirror"
+            ) from error
         if not token or pages > 1000:
             break
     if not files:
-        raise DownloadError("the list of books is empty: use another --mirror")
+        raise DownloadError("download-mismatch", "the list of books is empty: use another --mirror")
     return files[:wanted]
 
 

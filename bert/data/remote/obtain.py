@@ -121,7 +121,9 @@ def named(name: str) -> NamedSource:
     """Return a source that this program fetches. Raises UsageError, which says how to get the others."""
     source = lookup(SOURCES, name, "name of data")
     if source.plan is None:
-        raise UsageError(f"{name} is not fetched by this program. " + "\n".join((*source.instead, *source.terms)))
+        raise UsageError(
+            "option-choice", f"{name} is not fetched by this program. " + "\n".join((*source.instead, *source.terms))
+        )
     return source
 
 
@@ -137,7 +139,9 @@ def agent_of(contact: str = "") -> str:
     """Return the User-Agent, in the form that Wikimedia's policy asks for. Raises UsageError for odd characters."""
     contact = contact or os.environ.get(CONTACT_VARIABLE, "") or "pretraining data for BERT"
     if not re.fullmatch(r"[\x20-\x7e]{1,200}", contact) or set(contact) & set("()"):
-        raise UsageError(f"--contact {contact!r} must be an e-mail address or a web page, in plain characters")
+        raise UsageError(
+            "option-value", f"--contact {contact!r} must be an e-mail address or a web page, in plain characters"
+        )
     try:
         own = version("bertbench")
     except PackageNotFoundError:
@@ -182,6 +186,7 @@ class _Run:
             if error.status not in (404, 410):
                 raise
             raise DownloadError(
+                error.code,
                 f"{error}\nThe list of files is from an earlier call; to begin with a new one, remove {plan_path}",
                 error.status,
             ) from error
@@ -250,8 +255,9 @@ class _Run:
             free = shutil.disk_usage(self.target).free
         if need > free:
             raise StorageError(
+                "disk-full",
                 f"{self.source.name} needs {need / 1e9:.1f} GB more, but {self.target} has {free / 1e9:.1f} GB free: "
-                "free some space or choose another folder; nothing was fetched"
+                "free some space or choose another folder; nothing was fetched",
             )
 
     def _tell(self, number: int, done: int) -> None:

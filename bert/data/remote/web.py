@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
-from common.errors import InputError, UsageError
+from common.errors import Code, InputError, UsageError
 
 BLOCK_BYTES = 2**18
 """Bytes that are read at a time."""
@@ -35,8 +35,8 @@ Result = TypeVar("Result")
 class DownloadError(InputError):
     """A file cannot be had; `status` is the server's answer, None where there was none."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, code: Code, message: str, status: int | None = None) -> None:
+        super().__init__(code, message)
         self.status = status
 
 
@@ -93,6 +93,7 @@ def _refuse(url: str, target: str, code: int) -> None:
     before, after = urlsplit(url).scheme, urlsplit(target).scheme or urlsplit(url).scheme
     if after not in ("http", "https") or (before == "https" and after == "http"):
         raise DownloadError(
+            "download-failed",
             f"{url} sends on to {target}, which is not {before}: refused. Get the file by hand, or use a --mirror",
             code,
         )
@@ -107,7 +108,9 @@ def check_address(url: str) -> None:
     except ValueError:
         good = False
     if not good or re.search(r"[\x00-\x20\x7f-\uffff]", url):
-        raise UsageError(f"{url!r} must be an http:// or https:// address, without a user name, blanks or umlauts")
+        raise UsageError(
+            "option-value", f"{url!r} must be an http:// or https:// address, without a user name, blanks or umlauts"
+        )
 
 
 @contextmanager
@@ -138,14 +141,18 @@ def opened(url: str, headers: dict[str, str], transfer: Transfer) -> Iterator[An
         if error.code in PASSING:
             raise Again(f"HTTP {error.code} {error.reason}", _retry_after(error.headers), error.code) from error
         remedy = _REMEDIES.get(error.code, "look at that address, or use another --mirror")
-        raise DownloadError(f"{url} answers HTTP {error.code} {error.reason}: {remedy}", error.code) from error
+        raise DownloadError(
+            "download-failed", f"{url} answers HTTP {error.code} {error.reason}: {remedy}", error.code
+        ) from error
     except (OSError, http.client.HTTPException) as error:
         raise Again(_words(error)) from error
     if answer is None:
-        raise DownloadError(f"{url} cannot be asked for: use another --mirror")
+        raise DownloadError("download-failed", f"{url} cannot be asked for: use another --mirror")
     with answer:
         if (answer.headers.get("Content-Encoding") or "identity").lower() != "identity":
-            raise DownloadError(f"{url} comes compressed although that was not asked for: use another --mirror")
+            raise DownloadError(
+                "download-mismatch", f"{url} comes compressed although that was not asked for: use another --mirror"
+            )
         yield answer
 
 
@@ -170,6 +177,7 @@ def patiently(url: str, attempt: Callable[[], Result], transfer: Transfer, recei
             before = received()
             if failures >= transfer.attempts:
                 raise DownloadError(
+                    "download-failed",
                     f"{url} cannot be had, {failures} attempts in a row failed ({error}): check the connection (and "
                     "https_proxy) and run the same command again, which continues; or use another --mirror",
                     error.status,
@@ -202,7 +210,7 @@ def read_small(url: str, transfer: Transfer | None = None, limit: int = 64 * 2**
                 content += block
             _, total = range_of(answer)
         if len(content) > limit:
-            raise DownloadError(f"{url} holds more than {limit:,} bytes: that is no list of files")
+            raise DownloadError("download-mismatch", f"{url} holds more than {limit:,} bytes: that is no list of files")
         if total is not None and len(content) < total:
             raise Again(f"the connection ended after {len(content):,} of {total:,} bytes")
         return content

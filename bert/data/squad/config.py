@@ -48,23 +48,32 @@ class SquadConfig:
     def __post_init__(self) -> None:
         """Refuse options no windows can be made with."""
         if not self.input:
-            raise UsageError("give --input DATASET.json: SQuAD 1.1 or 2.0 (`bertbench data download squad` gets it)")
+            raise UsageError(
+                "option-missing",
+                "give --input DATASET.json: SQuAD 1.1 or 2.0 (`bertbench data download squad` gets it)",
+            )
         if self.split is not None and len(self.input) > 1:
-            raise UsageError(f"--split {self.split} is for one --input, and these are {len(self.input)}: give it alone")
+            raise UsageError(
+                "option-conflict",
+                f"--split {self.split} is for one --input, and these are {len(self.input)}: give it alone",
+            )
         for name in ("doc_stride", "max_query_length"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{flag(name)} {getattr(self, name)} must be at least 1")
+                raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
         if self.workers is not None and self.workers < 1:
-            raise UsageError(f"--workers {self.workers} must be at least 1")
+            raise UsageError("option-value", f"--workers {self.workers} must be at least 1")
         smallest = self.max_query_length + SPECIAL_TOKENS + 1
         if self.max_seq_length < smallest:
             raise UsageError(
+                "option-value",
                 f"--max-seq-length {self.max_seq_length} has no place for a question of --max-query-length "
                 f"{self.max_query_length} word pieces, {SPECIAL_TOKENS} special tokens and a document: give {smallest} "
-                "or more, or a smaller --max-query-length"
+                "or more, or a smaller --max-query-length",
             )
         if self.drop_unanswerable_windows and self.split == "evaluation":
-            raise UsageError("--drop-unanswerable-windows is for training: an evaluation needs every window")
+            raise UsageError(
+                "option-conflict", "--drop-unanswerable-windows is for training: an evaluation needs every window"
+            )
 
     def split_of(self, path: Path) -> str:
         """Return what the features of a file are for. Raises UsageError: its name does not say."""
@@ -75,7 +84,8 @@ class SquadConfig:
         found = [split for split, words in splits.items() if any(word in name for word in words)]
         if len(found) != 1:
             raise UsageError(
-                f"what {path.name} is for cannot be told from its name: give --split training or --split evaluation"
+                "option-missing",
+                f"what {path.name} is for cannot be told from its name: give --split training or --split evaluation",
             )
         return found[0]
 

@@ -101,7 +101,8 @@ def received(part: Part) -> Part:
         if isinstance(error, FileNotFoundError) or part.columns.is_lost():
             raise LostWorkerError("a worker ended while it held a part") from error
         raise StorageError(
-            f"cannot take over what a worker made: {error}: use fewer --workers, or raise `ulimit -n`"
+            "path-unreadable",
+            f"cannot take over what a worker made: {error}: use fewer --workers, or raise `ulimit -n`",
         ) from error
 
 

@@ -185,7 +185,7 @@ class _Work:
             for part in parts:
                 counts.merge(part.counts.to_json())
             if not counts.get("questions"):
-                raise InputError(_nothing(self.dataset.path, counts))
+                raise _nothing(self.dataset.path, counts)
             columns = [part.columns for part in parts if isinstance(part.columns, dict)]
             assert len(columns) == len(parts), "every part has been received"
             fingerprint = FORM.fingerprint(self.settings, self.dataset.fingerprint)
@@ -214,8 +214,9 @@ class _Work:
             if isinstance(error, UsageError) and not isinstance(error.__cause__, LostWorkerError):
                 raise
             raise UsageError(
+                "worker-lost",
                 "a worker process ended unexpectedly, most likely for lack of memory, and nothing was written: run the "
-                f"same command again with fewer than --workers {workers.count}"
+                f"same command again with fewer than --workers {workers.count}",
             ) from error
 
     def _unit(self, number: int, run: Sequence[RawParagraph]) -> Unit:
@@ -240,9 +241,12 @@ def _remove_parts(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _nothing(path: Path, counts: Counts) -> str:
+def _nothing(path: Path, counts: Counts) -> InputError:
     reasons = "; ".join(f"{name}: {count:,}" for name, count in counts.numbers.items() if name.startswith("left out"))
-    return f"no question of {path} can be used ({reasons or 'it holds none'}): give another --input or --split"
+    return InputError(
+        "rows-invalid" if reasons else "file-empty",
+        f"no question of {path} can be used ({reasons or 'it holds none'}): give another --input or --split",
+    )
 
 
 def _notes_of(config: SquadConfig, counts: Counts, path: Path) -> list[str]:

@@ -14,7 +14,7 @@ import msgspec
 
 from bert.data.bounded import read_at_most
 from bert.data.corpus.streams import refuse_other_files
-from common.errors import InputError
+from common.errors import Code, InputError, content_code, read_code
 
 MOST_BYTES = 2 * 2**30
 """Decompressed size beyond which a file is taken for something else (SQuAD 2.0's training set has 42 MB)."""
@@ -121,7 +121,7 @@ def check_there(path: Path) -> None:
     try:
         path.stat()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; {_REMEDY}") from error
+        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; {_REMEDY}") from error
 
 
 def content_of(path: Path) -> bytes:
@@ -141,11 +141,16 @@ def content_of(path: Path) -> bytes:
             else:
                 content = read_at_most(file, MOST_BYTES)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path} is cut off or damaged ({error}): get it again") from error
+        raise InputError(
+            content_code(error),
+            f"{path} is cut off or damaged ({error}): get it again",
+        ) from error
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}; {_REMEDY}") from error
+        raise InputError(content_code(error), f"cannot read {path}: {error.strerror or error}; {_REMEDY}") from error
     if len(content) > MOST_BYTES:
-        raise InputError(f"{path} holds more than {MOST_BYTES / 2**30:g} GiB, too much for SQuAD: {_REMEDY}")
+        raise InputError(
+            "file-limit", f"{path} holds more than {MOST_BYTES / 2**30:g} GiB, too much for SQuAD: {_REMEDY}"
+        )
     return content.removeprefix(b"\xef\xbb\xbf")
 
 
@@ -175,7 +180,7 @@ def _read(path: Path, content: bytes, version: str, fingerprint: Future[str]) ->
     except (msgspec.ValidationError, UnicodeDecodeError) as error:
         raise _explained(path, content, error) from error
     except msgspec.DecodeError as error:
-        raise InputError(f"{path} is no JSON, or damaged ({error}): {_REMEDY}") from error
+        raise InputError("file-damaged", f"{path} is no JSON, or damaged ({error}): {_REMEDY}") from error
     has_mark = _NAME_IN_2_0 in content and _MARK_OF_2_0.search(content)  # most files of 1.1 are told by the fast search
     found = "2.0" if has_mark or declares_2_0(file.version) else "1.1"
     _check_version(path, found, version)
@@ -185,7 +190,7 @@ def _read(path: Path, content: bytes, version: str, fingerprint: Future[str]) ->
         for number, raw in enumerate(part.paragraphs, start=1)
     )
     if not paragraphs:
-        raise InputError(f"{path} holds no paragraph: {_REMEDY}")
+        raise InputError("file-empty", f"{path} holds no paragraph: {_REMEDY}")
     return Dataset(path, fingerprint.result(), found, paragraphs, len(file.data))
 
 
@@ -215,14 +220,14 @@ def parse(path: Path, places: Sequence[Place], content: bytes) -> list[Paragraph
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         for place, raw in zip(places, msgspec.json.decode(content, type=list[msgspec.Raw]), strict=True):
             _parse_alone(path, place, raw)
-        raise InputError(f"{path}: {error}; {_REMEDY}") from error
+        raise InputError(_code(error, "file-format"), f"{path}: {error}; {_REMEDY}") from error
 
 
 def _parse_alone(path: Path, place: Place, raw: msgspec.Raw) -> None:
     try:
         msgspec.json.decode(raw, type=Paragraph)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _misfit(path, str(place), next(_question_errors(raw), str(error))) from error
+        raise _misfit(path, str(place), next(_question_errors(raw), str(error)), error) from error
 
 
 def _check_version(path: Path, found: str, asked: str) -> None:
@@ -232,7 +237,7 @@ def _check_version(path: Path, found: str, asked: str) -> None:
         reason = "is a file of SQuAD 2.0 (by its version, or as questions have `is_impossible`), and 1.1 was asked for"
     else:
         reason = "is a file of SQuAD 1.1 (no question has `is_impossible`), and 2.0 was asked for"
-    raise InputError(f"{path} {reason}: give --squad-version {found} (or auto), or another --input")
+    raise InputError("data-mismatch", f"{path} {reason}: give --squad-version {found} (or auto), or another --input")
 
 
 def _explained(path: Path, content: bytes, error: Exception) -> InputError:
@@ -240,13 +245,13 @@ def _explained(path: Path, content: bytes, error: Exception) -> InputError:
     try:
         articles = msgspec.json.decode(content, type=_Articles).data
     except (msgspec.DecodeError, UnicodeDecodeError) as outer:
-        return InputError(f"{path} is no SQuAD file ({outer}): {_REMEDY}")
+        return InputError(_code(outer, "file-format"), f"{path} is no SQuAD file ({outer}): {_REMEDY}")
     for number, raw in enumerate(articles, start=1):
         try:
             msgspec.json.decode(raw, type=_Article)
         except (msgspec.DecodeError, UnicodeDecodeError) as inner:
-            return _misfit(path, f"article {number}", str(inner))
-    return InputError(f"{path} is no SQuAD file ({error}): {_REMEDY}")
+            return _misfit(path, f"article {number}", str(inner), inner)
+    return InputError(_code(error, "file-format"), f"{path} is no SQuAD file ({error}): {_REMEDY}")
 
 
 def _question_errors(content: msgspec.Raw) -> Iterator[str]:
@@ -263,8 +268,12 @@ def _question_errors(content: msgspec.Raw) -> Iterator[str]:
             yield f"question {number}: {error}"
 
 
-def _misfit(path: Path, place: str, reason: str) -> InputError:
-    return InputError(f"{path}, {place}: {reason}; correct the file or get it again")
+def _code(error: Exception, otherwise: Code) -> Code:
+    return "file-encoding" if isinstance(error, UnicodeDecodeError) else otherwise
+
+
+def _misfit(path: Path, place: str, reason: str, error: Exception) -> InputError:
+    return InputError(_code(error, "rows-invalid"), f"{path}, {place}: {reason}; correct the file or get it again")
 
 
 def _article_name(number: int, title: str) -> str:

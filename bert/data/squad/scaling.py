@@ -68,8 +68,9 @@ def measure(config: SquadConfig, workers: Sequence[int], rounds: int, folder: Pa
     numbers = sorted(set(workers))
     if not numbers or numbers[0] < 1 or numbers[-1] > cpu_count() or rounds < 1:
         raise UsageError(
+            "option-value",
             f"--workers {' '.join(map(str, workers))} with --rounds {rounds}: give 1 to {cpu_count()} workers (the "
-            "CPUs there are) and 1 round or more"
+            "CPUs there are) and 1 round or more",
         )
     sides = [(mode, number) for mode in MODES for number in numbers]
     seconds: dict[tuple[Mode, int], list[float]] = {side: [] for side in sides}
@@ -88,7 +89,7 @@ def measure(config: SquadConfig, workers: Sequence[int], rounds: int, folder: Pa
             shares[mode, number].append(made.shares)
             tell(mode, number, turn + 1, made.seconds)
     if len(fingerprints) > 1:
-        raise UsageError("workers made different features: this must not be, please report it")
+        raise UsageError("data-mismatch", "workers made different features: this must not be, please report it")
     rows = tuple(_row(side, seconds[side], shares[side], seconds[side[0], numbers[0]]) for side in sides)
     return Scaling(rows, made.counts.get("questions"), made.counts.get("windows"), fingerprints.pop())
 

@@ -13,7 +13,7 @@ from bert.data.squad import columns
 from bert.data.squad.features import Settings, SquadFeatures
 from bert.data.squad.reading import content_of, fingerprint_of_content
 from bert.data.stages import Counts
-from bert.data.tensor_file import NotWholeError, check_content, map_columns
+from bert.data.tensor_file import NotWholeError, check_content, damage_code, map_columns
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.flags import flag
 from common.errors import InputError
@@ -150,17 +150,21 @@ def open_features(path: Path, split: str | None = None) -> SquadFeatures:
     file = _one_of(path, split) if path.is_dir() else path
     if not file.is_file():
         raise InputError(
+            "data-unprepared",
             f"there are no SQuAD features at {path}: make them with "
-            f"`{command(split, output=file.parent if file.suffix == SUFFIX else file)}`"
+            f"`{command(split, output=file.parent if file.suffix == SUFFIX else file)}`",
         )
     if file.name.endswith((".json", ".json.gz")):
         made = command(split, source=file)
-        raise InputError(f"{file} is a dataset, and features of it are needed: make them with `{made}`")
+        raise InputError(
+            "data-unprepared", f"{file} is a dataset, and features of it are needed: make them with `{made}`"
+        )
     features = read_features(file)
     if split not in (None, features.settings.split):
         raise InputError(
+            "data-mismatch",
             f"{file} holds features for {features.settings.split}, and those for {split} are needed: give another "
-            f"file, or make them with `{command(split, output=file.parent)}`"
+            f"file, or make them with `{command(split, output=file.parent)}`",
         )
     return features
 
@@ -187,8 +191,9 @@ def vocabulary_of(path: Path, settings: Settings, given: Path | None = None) -> 
             if found.fingerprint == settings.vocabulary:
                 return found
     raise InputError(
+        "vocabulary-mismatch",
         f"the vocabulary that {file} was made with ({settings.vocab_size:,} pieces) is not "
-        f"{' or '.join(map(str, places))}: put that vocab.txt beside the features, or make them with the one there is"
+        f"{' or '.join(map(str, places))}: put that vocab.txt beside the features, or make them with the one there is",
     )
 
 
@@ -209,7 +214,9 @@ def _remake(path: Path, settings: Settings | None = None) -> str:
 
 def _damaged(path: Path, error: Exception) -> InputError:
     reason = error.strerror if isinstance(error, OSError) else error
-    return InputError(f"{path} is not a whole file of SQuAD features ({reason}): make it with `{_remake(path)}`")
+    return InputError(
+        damage_code(error), f"{path} is not a whole file of SQuAD features ({reason}): make it with `{_remake(path)}`"
+    )
 
 
 def _check_dataset(path: Path, settings: Settings) -> None:
@@ -227,6 +234,7 @@ def _check_dataset(path: Path, settings: Settings) -> None:
         same = False
     if not same:
         raise InputError(
+            "data-mismatch",
             f"{path} was made of {source}, which has changed since: make it again with `{_remake(path, settings)}`, or "
-            "put that file back"
+            "put that file back",
         )

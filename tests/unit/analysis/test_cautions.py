@@ -35,6 +35,21 @@ def reading(quantity: str, value: float) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("fields", "helps", "not_"),
+    [
+        ({"start_iteration": 1, "stop_iteration": 5}, "--stop", "--max-"),
+        ({"max_seconds": 1.0}, "--max-seconds", "--stop"),
+        ({"max_steps": 4}, "--max-steps", "--stop"),  # all that were allowed were made: more time makes no more
+    ],
+)
+def test_too_few_steps_name_the_option_that_makes_more(fields: dict[str, Any], helps: str, not_: str) -> None:
+    trial = dataclasses.replace(TRIAL, **fields)
+    result = summarize(trial, {0: step_rows([100.0] * 4, 8)}, {0: rank_record()}, ENVIRONMENT, [])
+    (remedy,) = [one["remedy"] for one in result["cautions"] if one["code"] == "too_few_steps"]
+    assert helps in remedy and not_ not in remedy
+
+
 def test_a_quiet_trial_has_none() -> None:
     assert codes() == set()
 
@@ -102,7 +117,7 @@ def test_trials_of_several_machines_or_versions_are_named_with_their_values() ->
     (found,) = of_run([one, other, one])
     for text in ("device (H200, A100)", "torch (2.13.0, 2.14.0)", "commit of this suite (abc, abc-dirty)"):
         assert text in found.message
-    assert "transformers" not in found.message and "new --out" in found.remedy
+    assert "transformers" not in found.message and "new --out" in found.remedy and "--again" in found.remedy
 
 
 def test_a_step_record_that_was_cut_is_a_caution() -> None:

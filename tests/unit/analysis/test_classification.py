@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.refusals import refused
 
 from analysis.classification_results import DATABASE_ID, DATABASE_VERSION, FORMAT, read_result, root_of
 from analysis.metrics import classification
@@ -19,7 +20,7 @@ from analysis.metrics.classification import classify
 from analysis.report.classification_page import write_page
 from analysis.report.drawing import picture_names
 from bert.data.csv.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES
-from common.errors import InputError, LockedError, SchemaError
+from common.errors import Code, LockedError
 
 LABELS = ["ham", "spam", "=1+1", "Größe"]
 PAIRS = st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from(LABELS)), min_size=1, max_size=60)
@@ -126,59 +127,65 @@ def test_each_file_is_enough_alone_and_predictions_of_another_model_are_not_mixe
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "code"),
     [
-        ("", "is empty, 0 bytes"), (" ", "no JSON"),
-        ("[]", "no result of a classification"), ("{}", "no result of a classification"),
-        (json.dumps(document(schema_version=2)), "schema version 2.*update bertbench"),
-        (json.dumps(document(test={"confusion": [["a", "b", -1]]})), "damaged"),
-        (json.dumps(document(test={})), "damaged"), (json.dumps(document(curve=[1])), "damaged"),
-        (json.dumps(document(labels=None)), "damaged"),
+        ("", "file-empty"), (" ", "file-damaged"), ("[]", "record-foreign"), ("{}", "record-foreign"),
+        (json.dumps(document(schema_version=2)), "record-newer"),
+        (json.dumps(document(test={"confusion": [["a", "b", -1]]})), "file-damaged"),
+        (json.dumps(document(test={})), "file-damaged"), (json.dumps(document(curve=[1])), "file-damaged"),
+        (json.dumps(document(labels=None)), "file-damaged"),
     ],
     ids=["empty", "blank", "list", "object", "newer", "negative", "no test", "curve", "labels"],
 )  # fmt: skip
-def test_damaged_statistics_are_refused(tmp_path: Path, content: str, said: str) -> None:
+def test_damaged_statistics_are_refused(tmp_path: Path, content: str, code: Code) -> None:
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises((InputError, SchemaError), match=said):
+    facts = (2, "update bertbench") if code == "record-newer" else ()
+    with refused(code, "a.json", *facts):
         read_result(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "code", "facts"),
     [
-        ("a.csv", "text,label\na,b\n", "no columns prediction and true_label"),
-        ("a.csv", "prediction,true_label\n", "no prediction"),
-        ("a.csv", "prediction,true_label\na\n", "line 2 has 1 fields"),
-        ("a.txt", "anything", "no result of a classification"),
-        ("a.sqlite", "SQLite format 3\0 and nothing else", "damaged, or no SQLite file"),
-        ("a.sqlite", "", "a.sqlite is empty, 0 bytes"),
+        ("a.csv", "text,label\na,b\n", "columns-missing", ("prediction", "true_label")),
+        ("a.csv", "prediction,true_label\n", "file-empty", ()),
+        ("a.csv", "prediction,true_label\na\n", "rows-invalid", ("line 2", "1 field")),
+        ("a.txt", "anything", "file-format", ()),
+        ("a.sqlite", "SQLite format 3\0 and nothing else", "file-damaged", ()),
+        ("a.sqlite", "", "file-empty", ()),
     ],
     ids=["other csv", "header alone", "short row", "text", "database", "empty database"],
 )
-def test_other_files_are_refused(tmp_path: Path, name: str, content: str, said: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, name: str, content: str, code: Code, facts: tuple[str, ...]) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=said):
+    with refused(code, name, *facts):
         read_result(tmp_path / name)
 
 
 @pytest.mark.parametrize(
-    ("statement", "kind", "said"),
+    ("statement", "code", "facts"),
     [
-        ("PRAGMA application_id = 1", InputError, "SQLite file of another program"),
-        (f"PRAGMA user_version = {SCHEMA_VERSION + 1}", SchemaError, "schema version 3.*update bertbench"),
-        ("DROP TABLE runs", InputError, "damaged"),
-        ("DELETE FROM runs", InputError, "has no result yet"),
-        ("UPDATE runs SET fingerprint = 'before'", InputError, "made anew since its 3 results, of other samples"),
+        ("PRAGMA application_id = 1", "record-foreign", ()),
+        (
+            f"PRAGMA user_version = {SCHEMA_VERSION + 1}",
+            "record-newer",
+            (SCHEMA_VERSION + 1, "update bertbench"),
+        ),
+        ("DROP TABLE runs", "file-damaged", ()),
+        ("DELETE FROM runs", "run-incomplete", ("bertbench train classify",)),
+        ("UPDATE runs SET fingerprint = 'before'", "data-mismatch", ("3 results", "bertbench train classify")),
     ],
     ids=["program", "version", "damaged", "none", "other samples"],
 )
-def test_what_is_wrong_with_a_database_is_named(tmp_path: Path, statement: str, kind: type, said: str) -> None:
+def test_what_is_wrong_with_a_database_is_named(
+    tmp_path: Path, statement: str, code: Code, facts: tuple[object, ...]
+) -> None:
     path = leave(tmp_path)["a.sqlite"]
     connection = sqlite3.connect(path)
     connection.execute(statement)
     connection.commit()
     connection.close()
-    with pytest.raises(kind, match=said):
+    with refused(code, path, *facts):
         read_result(path)
 
 
@@ -187,7 +194,7 @@ def test_a_locked_database_is_told_as_that(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("analysis.classification_results._WAIT_SECONDS", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(LockedError, match="is locked by another program"):
+    with refused("folder-locked", path, kind=LockedError):
         read_result(path)
     holder.close()
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.refusals import refused
 from support.rings import write_collectives
 
 from analysis.comm_records import CollectiveTest, parse_size
@@ -12,7 +13,6 @@ from analysis.readers.nccl_tests import read
 from analysis.readers.registry import find_reader, read_head
 from analysis.records import RunDirectory
 from analysis.report.comm_text import link_text, nccl_tests_text
-from common.errors import UsageError
 
 
 def one(run: Path) -> LoadedTrial:
@@ -68,7 +68,7 @@ def test_sizes_are_shared_by_the_ranks_in_whole_parts() -> None:
     test = CollectiveTest(name="all_gather", min_bytes=1, max_bytes=1000, factor=2, repetitions=1, iterations=None,
                           warmup=0)  # fmt: skip
     assert test.sizes(3) == [48, 96, 240, 480]
-    with pytest.raises(UsageError, match="give 16384 or more"):
+    with refused("option-value", "--max-bytes 1000", 16384):
         test.sizes(1024)
 
 
@@ -79,5 +79,5 @@ def test_sizes_are_read_as_nccl_tests_reads_them(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "K", "-1", "0", "nan", "1e99", "ten", "1T"])
 def test_sizes_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--max-bytes"):
+    with refused("option-value", f"--max-bytes {text}"):
         parse_size(text, "--max-bytes")

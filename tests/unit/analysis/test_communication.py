@@ -15,6 +15,7 @@ from analysis.metrics.communication import (
     communication_by_rank,
 )
 from analysis.names import bus_factor
+from analysis.report import timeline_findings
 from analysis.report.communication_findings import findings, no_communication
 from analysis.timeline import Timeline
 
@@ -159,6 +160,9 @@ def test_calls_of_mpi_beside_a_gpu_count_and_their_replay_is_refused_in_words() 
     assert (row["communication_ms"] * MS, row["exposed_ms"] * MS) == (pytest.approx(40), pytest.approx(30))
     sentence = next(finding.sentence for finding in findings([rank]) if finding.name == "what_if")
     assert "1 collectives are calls of the host" in sentence
+    # Beside 40 % of the window in calls of MPI, "0 % communication" would be of another kind of communication.
+    where = timeline_findings.findings([rank])[0].sentence
+    assert "0 % communication" not in where and "no communication on the GPU" in where
 
 
 def test_findings_have_the_promised_names_and_one_sentence() -> None:

@@ -68,7 +68,7 @@ def test_a_pipe_that_is_not_in_the_file_is_named_and_has_no_bar(tmp_path: Path, 
 def test_ceilings_are_labelled_and_families_named(tmp_path: Path, texts: list[str]) -> None:
     draw_roofline(tmp_path / "r.png", roofline(with_work(tmp_path)))
     assert (tmp_path / "r.png").read_bytes().startswith(PNG)
-    assert "memory 4,800 GB/s" in texts and "GEMM" in texts
+    assert "DRAM 4,800 GB/s" in texts and "GEMM" in texts
     assert any(text.startswith("tensor bf16 989 TFLOP/s") for text in texts)
 
 

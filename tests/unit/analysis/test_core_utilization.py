@@ -144,7 +144,7 @@ def test_large_instructions_are_told_by_the_cycles_that_they_keep_the_pipe_busy(
     found = dataclasses.replace(counters(one), compute_capability=capability)
     assert core_use(found).pipes["tensor"].percent == pytest.approx(percent)
     row = roofline(found).kernels.iloc[0]
-    assert row["compute_fraction"] == pytest.approx(percent / 100)
+    assert row["compute_fraction"] == pytest.approx(0.9), "the cycles, on any chip: they say how near the pipe is"
     only = {"cycles": 5, f"sm__inst_executed_pipe_tensor_op_gmma{SUFFIX}": 7}
     without = dataclasses.replace(counters(only), compute_capability=capability)
     assert core_use(without).pipes["tensor"].percent == pytest.approx(7), "what there is is better than nothing"

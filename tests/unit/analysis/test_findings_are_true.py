@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.profiles import SAMPLES
+from support.refusals import refused
 from support.timelines import timeline
 
 from analysis.counters import KernelCounters
@@ -23,13 +24,12 @@ from analysis.metrics.roofline import roofline
 from analysis.metrics.trace_comparison import compare_traces
 from analysis.metrics.trace_diff import trace_diff
 from analysis.metrics.what_if import Scenario, what_if
-from analysis.report import communication_findings, operator_findings, timeline_findings
-from analysis.report.core_findings import roofline_findings
+from analysis.report import communication_findings, operator_findings, timeline_findings, window_finding
+from analysis.report.roofline_findings import roofline_findings
 from analysis.report.summary_findings import findings as summary_findings
 from analysis.sources import Source, open_sources
 from analysis.summary import Summary
 from analysis.timeline import Timeline
-from common.errors import InputError
 
 MS = 1_000_000
 US = 1_000
@@ -90,10 +90,10 @@ def test_a_trace_of_ranges_alone_is_not_said_to_be_idle() -> None:
 
 def test_windows_of_several_ranks_are_named_from_the_shortest_to_the_longest() -> None:
     short, long = (timeline(rank, kernels=[("gemm", 7, 0, (rank + 1) * MS)]) for rank in (0, 1))
-    found = of_time(short, long)
-    assert "no step is marked: of the whole trace, 1 to 2 ms" in found["compute_utilization"].sentence
-    assert "no step is marked: from first to last work, 1 to 2 ms" in found["temporal_breakdown"].sentence
-    assert "of the whole trace, 1 ms" in of_time(short)["compute_utilization"].sentence
+    (both,), (one,) = window_finding.findings([short, long]), window_finding.findings([short])
+    assert "all work, from its first start to its last end, 1 to 2 ms," in both.sentence
+    assert "last end, 1 ms," in one.sentence
+    assert both.table[["window", "steps", "span_ms"]].to_numpy().tolist() == [["work", 0, 1.0], ["work", 0, 2.0]]
 
 
 def test_work_without_length_gives_words_not_nan() -> None:
@@ -134,7 +134,7 @@ def test_collectives_at_the_same_time_are_exposed_once() -> None:
     assert exposed_union_ms(run, buckets(run)) == 35
     found = by_name(communication_findings.findings([run]))["buckets"]
     assert list(found.table["exposed_ms"]) == [30, 35]
-    assert "exposed for 35 of the step's 35 ms" in found.sentence and "10 ms of computation" in found.sentence
+    assert "of step 0 is exposed for 35 of 35 ms" in found.sentence and "10 ms of computation" in found.sentence
 
 
 def test_what_ranks_may_leave_early_is_not_split_and_all_ranks_are_not_asked_for() -> None:
@@ -176,7 +176,7 @@ def test_a_family_whose_ceiling_is_unknown_is_not_said_to_compute_nothing() -> N
 
 def test_steps_without_length_do_not_compare() -> None:
     still = timeline(steps=[(0, 5, 5), (1, 9, 9)], kernels=[("gemm", 7, 6, 8)])
-    with pytest.raises(InputError, match="no length"):
+    with refused("trace-without-work"):
         compare_traces([still], [still])
 
 
@@ -262,7 +262,10 @@ def test_a_hand_worked_idle_step() -> None:
 
 
 def test_hand_worked_launches_copies_and_phases() -> None:
-    """Launched at 0, 10, 20 us by calls of 5 us; begun at 8, 20, 41: one waits at 0-8, 10-20, 20-41, none at 8-10."""
+    """Kernels launched at 0, 20 us by calls of 5 us, begun at 8, 41 us: one waits at 0-8, 20-41, none at 8-20 us.
+
+    The copy, launched at 10 us and begun at 20 us, is no kernel.
+    """
     run = timeline(
         steps=[(0, 0, 100 * US)],
         ranges=[("forward", 0, 18 * US), ("backward", 18 * US, 30 * US)],
@@ -272,13 +275,14 @@ def test_hand_worked_launches_copies_and_phases() -> None:
     )  # fmt: skip
     queue = launch_queue(run)
     assert queue is not None
-    assert (queue.depth_max, queue.delay_median_us, queue.matched) == (1, 10.0, 3)
-    assert queue.depth_mean == pytest.approx((8 + 10 + 21) / 41) and queue.empty_share == pytest.approx(2 / 41)
-    assert queue.short_delay_share == pytest.approx(2 / 3) and queue.launches_per_step == 3
+    assert (queue.depth_max, queue.delay_median_us, queue.matched) == (1, 14.5, 2)
+    assert queue.depth_mean == pytest.approx((8 + 21) / 41) and queue.empty_share == pytest.approx(12 / 41)
+    assert queue.short_delay_share == pytest.approx(1 / 2) and queue.launches_per_step == 2
     copy = copy_rows(run).iloc[0]
     assert (copy["direction"], copy["host_memory"], copy["overlapped_share"]) == ("HtoD", "pinned", 0.5)
     phases = phase_rows(run).set_index("phase")
     assert phases["gpu_ms"].to_dict() == {"forward": 0.042, "backward": 0.01, "other": 0.0}
+    assert phases["kernels"].to_dict() == {"forward": 1, "backward": 1, "other": 0}
     assert phases["host_share"].to_dict() == pytest.approx({"forward": 0.18, "backward": 0.12, "other": 0.7})
 
 
@@ -311,4 +315,8 @@ def test_who_is_late_by_turns_is_not_called_the_straggler() -> None:
         for rank, spans in talks.items()
     ]  # fmt: skip
     sentence = by_name(communication_findings.findings(ranks))["stragglers"].sentence
-    assert sentence.startswith("Rank 1 arrived last in 1 of 2 collectives and caused 55%") and "changes who" in sentence
+    assert (
+        sentence.startswith("Rank 1 arrived last in 1 of 2 collectives")
+        and "caused 55%" in sentence
+        and "changes who" in sentence
+    )

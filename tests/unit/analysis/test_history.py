@@ -9,13 +9,13 @@ from typing import Any
 import fake_run
 import pytest
 from fake_run import ENVIRONMENT, SECOND, START_NS, noisy_times, step_rows, write_sweep, write_trial
+from support.refusals import check_refusal, refused
 
 from analysis.metrics.history import History, history_of
 from analysis.records import RunDirectory, Trial
 from analysis.report.history_text import history_text
 from analysis.sources import runs_below
 from bench.cli.main import run as command
-from common.errors import InputError, UsageError
 
 DAY_NS = 86_400 * SECOND
 ONE = {"implementations": ("bertbench",), "batches": (16,), "worlds": (1,), "rounds": 3}
@@ -124,10 +124,10 @@ def test_one_round_decides_nothing(on_day: Any) -> None:
 
 
 def test_a_threshold_that_is_none_and_runs_without_a_measurement_are_refused(on_day: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--threshold 1\.0 must be in"):
+    with refused("option-value", "--threshold 1.0", "[0, 1)"):
         history_of([on_day("a", 1)], threshold=1.0)
     (tmp_path / "empty/trials").mkdir(parents=True)
-    with pytest.raises(InputError, match="holds no trials"):
+    with refused("run-incomplete", tmp_path / "empty"):
         history_of([RunDirectory(tmp_path / "empty")])
 
 
@@ -137,9 +137,10 @@ def test_runs_are_found_at_any_depth_and_not_inside_of_one_another(on_day: Any, 
     assert runs_below(tmp_path) == [tmp_path / "runs/b", tmp_path / "runs/deep/er/a"]
     assert runs_below(runs[0].path) == [runs[0].path]
     (tmp_path / "none").mkdir()
-    for path, words in ((tmp_path / "none", "no run directory lies below"), (tmp_path / "x", "is not a folder")):
-        with pytest.raises(InputError, match=words):
-            runs_below(path)
+    with refused("run-incomplete", tmp_path / "none"):
+        runs_below(tmp_path / "none")
+    with refused("path-missing", tmp_path / "x"):
+        runs_below(tmp_path / "x")
 
 
 def test_names_tell_runs_apart_and_unrepeated_measurements_take_a_line(on_day: Any) -> None:
@@ -186,4 +187,4 @@ def test_the_command_writes_table_and_picture_and_its_exit_code_is_that_of_the_n
     assert command([*words, "--threshold", "0.5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["series"][0]["points"][1]["verdict"] == "no change"
     assert command(["history"]) == 2
-    assert "needs run directories" in capsys.readouterr().err
+    check_refusal(capsys.readouterr().err, "option-missing", "bertbench history")

@@ -1,6 +1,7 @@
 """Input trials and twins on made-up batches in a run: ratios, gaps, tables, comparisons; never mixed with training."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from analysis.records import RunDirectory, Trial
 from analysis.report.answer import nothing_measured, points
 from analysis.report.run_page import write_report
 from analysis.report.text import comparison_table, input_text, results_table
+from bench.cli import throughput
 
 SMALL: dict[str, Any] = {"batches": (8,), "worlds": (1,), "count": 20, "implementations": ("bertbench",)}
 REAL = {"data": "/data/books", "data_fingerprint": "abc"}
@@ -53,6 +55,22 @@ def test_the_input_is_held_against_the_training_on_the_same_data(tmp_path: Path)
     assert found["throughput_ratio_low"] < found["throughput_ratio"] < found["throughput_ratio_high"]
     assert (found["rounds"], found["training_rounds"], found["reason"]) == (3, 3, "")
     assert other["throughput_ratio"] is None and "was not measured here" in other["reason"]
+
+
+def test_a_sweep_shows_the_input_of_its_own_settings_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_sweep(tmp_path, **SMALL, **REAL)
+    write_input(run, rounds=2)
+    write_input(run, micro_batch_size=64, seed=7)
+    of_kind = {
+        kind: [trial.trial.trial_id for trial in load_run(run) if trial.trial.kind == kind]
+        for kind in ("throughput", "input")
+    }
+    shown = {}
+    for kind, ids in of_kind.items():
+        throughput._show(run, ids, as_json=True)
+        rows = json.loads(capsys.readouterr().out)["input"]
+        shown[kind] = sorted((row["micro_batch_size"], row["rounds"]) for row in rows)
+    assert shown == {"throughput": [(8, 2)], "input": [(8, 2), (64, 1)]}
 
 
 OTHERS: list[dict[str, Any]] = [{"data_fingerprint": "xyz"}, {"seed": 7}, {"threads_per_rank": 1}, TWIN]

@@ -17,6 +17,7 @@ ALL = [
     "temporal_breakdown",
     "compute_utilization",
     "idle_causes",
+    "idle_gaps",
     "kernel_families",
     "top_kernels",
     "phases",
@@ -75,7 +76,14 @@ def test_pageable_copies_are_told_to_be_pinned() -> None:
 
 def test_what_a_trace_cannot_say_is_left_out() -> None:
     cpu = timeline(steps=[(0, 0, 100)], operators=[("aten::mm", 0, 40)])
-    assert list(said(cpu)) == ["temporal_breakdown", "compute_utilization", "idle_causes", "iterations", "steps"]
+    assert list(said(cpu)) == [
+        "temporal_breakdown",
+        "compute_utilization",
+        "idle_causes",
+        "idle_gaps",
+        "iterations",
+        "steps",
+    ]
     nothing = said(timeline())
     assert list(nothing) == ["compute_utilization"] and nothing["compute_utilization"].startswith("Not known:")
     assert findings([]) == []

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from support import shared_files
+from support.refusals import refused
 
 from analysis.readers.kineto import read
-from common.errors import InputError
+from common.errors import Code
 
 TRACES = shared_files.TRACES / "kineto"
 
@@ -86,8 +87,8 @@ def test_names_of_2021_and_odd_values_are_read(tmp_path: Path) -> None:
     assert set(found.kernels["name"]) == {"k", "big"} and list(found.operators["name"]) == ["triton"]
 
 
-def test_an_empty_trace_gives_empty_tables_with_their_columns(tmp_path: Path) -> None:
-    found = read(write(tmp_path / "a.json", []))
+def test_a_trace_of_one_range_gives_empty_tables_with_their_columns(tmp_path: Path) -> None:
+    found = read(write(tmp_path / "a.json", [event("work", 0, 10, "user_annotation")]))
     assert found.rank is None and "self_ns" in found.operators.columns and len(found.steps) == 0
 
 
@@ -98,30 +99,29 @@ def test_invalid_utf8_and_control_characters_in_names_are_survived(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "code", "fact"),
     [
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
-        (b'{"traceEvents": [{"ph": "X"', "not complete JSON"),
-        (b'{"traceEvents": [', "not complete JSON"),
-        (b"", "not complete JSON"),
-        (b"[1, 2]", "no PyTorch profiler trace"),
-        (b'{"schema": "1.0", "nodes": []}', "execution trace"),
-        (b'{"traceEvents": {}}', "no PyTorch profiler trace"),
-        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "damaged or cut short"),
-        (b"\x1f\x8bgarbage", "damaged or cut short"),
-        (b"[" * 100_000, "not complete JSON"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "file-format", "git lfs pull"),
+        (b'{"traceEvents": [{"ph": "X"', "file-truncated", "JSON"),
+        (b'{"traceEvents": [', "file-truncated", "JSON"),
+        (b"", "file-damaged", "JSON"),
+        (b"[1, 2]", "file-format", "PyTorch"),
+        (b'{"schema": "1.0", "nodes": []}', "file-format", "export_chrome_trace"),
+        (b'{"traceEvents": {}}', "file-format", "PyTorch"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "file-truncated", ""),
+        (b"\x1f\x8bgarbage", "file-damaged", ""),
+        (b"[" * 100_000, "file-damaged", "JSON"),
     ],
 )
-def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, content: bytes, code: Code, fact: str) -> None:
     path = tmp_path / "odd.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
+    with refused(code, path, fact):
         read(path)
-    assert "odd.json" in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"gone\.json"):
+    with refused("path-missing", "gone.json"):
         read(tmp_path / "gone.json")
 
 

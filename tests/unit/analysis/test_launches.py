@@ -62,3 +62,13 @@ def test_the_depth_agrees_with_counting_at_every_nanosecond(launches: list[tuple
     for moment in range(-10, 90):
         depth = changes.get(moment, depth)
         assert depth == sum(call <= moment < call + delay for call, delay in launches), moment
+
+
+def test_work_that_starts_late_on_an_idle_gpu_found_it_waiting() -> None:
+    # Each kernel starts 17 us after its call begins and 12 us after it ends. The first and the third are launched when
+    # nothing runs; the second, at 10 us, while the first runs from 17 to 60, is not.
+    calls = [(LAUNCH, 0, 5_000, 1), (LAUNCH, 10_000, 15_000, 2), (LAUNCH, 90_000, 95_000, 3)]
+    kernels = [("a", 7, 17_000, 60_000, 1), ("b", 7, 61_000, 70_000, 2), ("c", 7, 107_000, 120_000, 3)]
+    found = launch_queue(timeline(kernels=kernels, api=calls))
+    assert found is not None
+    assert found.short_delay_share == 0 and found.found_idle_share == pytest.approx(2 / 3)

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from support import shared_files
 from support.profiles import assert_damage_is_survived
+from support.refusals import refused
 
 from analysis.names import bus_factor
 from analysis.readers import nccl_tests
 from analysis.readers.nccl_tests import read, recognises
 from analysis.readers.registry import find_reader, read_head
-from common.errors import InputError
 
 REAL = shared_files.TRACES / "misc/nccl-tests__nccl_allreduce.log"
 
@@ -103,7 +103,7 @@ def test_a_test_that_was_ended_early_says_so(tmp_path: Path) -> None:
 
 def test_a_test_without_a_row_is_an_error_that_says_so(tmp_path: Path) -> None:
     path = log(tmp_path, BEGIN + RANKS + HEADER + "node0: Test NCCL failure common.cu:958 'internal error'\n")
-    with pytest.raises(InputError, match="holds no result"):
+    with refused("tool-failed", path, "nccl-tests"):
         read(path)
 
 

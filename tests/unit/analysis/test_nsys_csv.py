@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 from support import shared_files
+from support.refusals import refused
 
 from analysis.readers import nsys_csv, nsys_trace_csv
 from analysis.readers.registry import find_reader, read_head
 from analysis.summary import Summary
-from common.errors import InputError
 
 TRACES = shared_files.TRACES / "nsys"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
@@ -128,7 +128,7 @@ def test_rows_without_numbers_and_torn_lines_are_counted(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", KERNELS_2024.splitlines()[0] + "\n"])
 def test_a_file_without_a_summary_is_refused_with_what_to_give(tmp_path: Path, text: str) -> None:
-    with pytest.raises(InputError, match="cuda_gpu_kern_sum"):
+    with refused("trace-without-work", "cuda_gpu_kern_sum"):
         nsys_csv.read(file(tmp_path, text))
 
 
@@ -181,7 +181,7 @@ def test_times_of_a_trace_are_taken_in_the_header_s_unit(tmp_path: Path) -> None
 
 
 def test_a_trace_without_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cuda_gpu_trace"):
+    with refused("trace-without-work", "cuda_gpu_trace"):
         nsys_trace_csv.read(file(tmp_path, GPU_TRACE.rpartition("1000,500")[0]))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import refused
 
 from analysis.readers import sqlite_database
 from analysis.readers.nsys import read
@@ -169,7 +170,8 @@ def test_views_computed_columns_and_sql_in_names_are_never_run(tmp_path: Path, s
     connection.close()
     before = path.read_bytes()
     begin = time.process_time()
-    assert sum(len(found.kernels) for found in read(path)) == 0
+    with refused("trace-without-work", path):  # nothing of it was taken for work
+        read(path)
     assert time.process_time() - begin < 5 and path.read_bytes() == before
 
 
@@ -223,7 +225,7 @@ def test_a_packed_file_is_unpacked_up_to_a_limit_that_is_said(tmp_path: Path, mo
     monkeypatch.setattr(sqlite_database, "UNPACKED_BYTES_ALWAYS", 1 << 20)
     path = tmp_path / "a.sqlite.gz"
     path.write_bytes(gzip.compress(b"SQLite format 3\0" + bytes(30 << 20)))
-    with pytest.raises(InputError, match=r"unpacks to more than .* bytes .*100 times its own size.*gunzip"):
+    with refused("file-limit", path, "bytes", "100 times", "gunzip"):
         read(path)
     assert list(temporary.iterdir()) == []
 
@@ -245,7 +247,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sqlite_database, "_unpack", full)
-    with pytest.raises(InputError, match=r"cannot unpack .*No space left on device.*TMPDIR"):
+    with refused("disk-full", path, "No space left on device", "TMPDIR", kind=InputError):
         read(path)
     assert list((tmp_path / "temporary").iterdir()) == []
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import refused
 
 from analysis.metrics.range_tree import range_tree
 from analysis.metrics.utilization import compute_utilization
@@ -317,8 +318,10 @@ def test_a_machine_with_a_gpu_and_no_kernel_is_a_problem_and_one_without_is_not(
         assert bool(only(read(export.done())).problems) == has_gpu
 
 
-def test_nsys_without_ranges_or_work_gives_no_timeline(tmp_path: Path) -> None:
-    assert read(Export(tmp_path / "a.sqlite").table("OSRT_API", "start end", [{"start": 1, "end": 2}]).done()) == []
+def test_an_export_without_ranges_or_work_is_refused(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite").table("OSRT_API", "start end", [{"start": 1, "end": 2}])
+    with refused("trace-without-work", "a.sqlite", "nsys profile --trace=cuda,nvtx"):
+        read(export.done())
 
 
 def test_a_timeline_has_the_columns_that_every_reader_gives(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from support import shared_files
 from support.profiles import assert_damage_is_survived
+from support.refusals import refused
 
 from analysis.readers import nvidia_smi
 from analysis.readers.nvidia_smi import read, recognises
 from analysis.readers.nvidia_smi_units import quantity_of, reading
 from analysis.readers.registry import Head, find_reader, read_head
 from analysis.summary import Summary
-from common.errors import InputError
 
 REAL = shared_files.TRACES / "misc/smi__nvidia_smi.csv"
 
@@ -134,9 +134,8 @@ def test_units_are_read_from_the_value_then_the_column(column: str, text: str, n
 def test_other_forms_are_recognised_and_named_with_the_command(tmp_path: Path, text: str, message: str) -> None:
     path = log(tmp_path, text)
     assert recognises(read_head(path))
-    with pytest.raises(InputError, match=message) as caught:
+    with refused("file-format", path, message, "--query-gpu=timestamp"):
         read(path)
-    assert "--query-gpu=timestamp" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "ID,Kernel Name,power.draws\n", '{"traceEvents": []}', "\0\0\0"])

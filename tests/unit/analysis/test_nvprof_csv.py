@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 from support import shared_files
+from support.refusals import refused
 
 from analysis.metrics.utilization import compute_utilization
 from analysis.readers import nvprof, nvprof_trace
 from analysis.readers.registry import find_reader, read_head
-from common.errors import InputError
 
 TRACES = shared_files.TRACES / "nvprof"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
@@ -131,7 +131,7 @@ def test_nvprof_s_text_is_refused_naming_csv(tmp_path: Path) -> None:
     path = file(tmp_path, TEXT)
     reader = find_reader(read_head(path))
     assert reader is not None and reader.name == "nvprof"
-    with pytest.raises(InputError, match=r"is nvprof's text.*--csv"):
+    with refused("file-format", path, "nvprof --csv"):
         nvprof.read(path)
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import refused
 
 from analysis.metrics.utilization import compute_utilization
 from analysis.readers.nvvp import function_name, read
 from analysis.readers.registry import find_reader, read_head
 from analysis.sources import open_sources
 from analysis.timeline import COLLECTIVE_COLUMNS
-from common.errors import InputError
+from common.errors import Code
 
 KERNEL = """cacheConfig BLOB, sharedMemoryConfig INT, registersPerThread INT, partitionedGlobalCacheRequested INT,
     partitionedGlobalCacheExecuted INT, start INT, end INT, completed INT, deviceId INT, contextId INT, streamId INT,
@@ -192,15 +193,18 @@ def test_a_session_of_the_visual_profiler_is_refused_with_what_to_give(tmp_path:
     path.write_text("<?xml version='1.0'?><session/>", encoding="utf-8")
     reader = find_reader(read_head(path))
     assert reader is not None and reader.name == "nvvp"
-    with pytest.raises(InputError, match=r"XML.*nvprof --export-profile"):
+    with refused("file-format", path, "XML", "nvprof --export-profile"):
         read(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"text", b"SQLite format 3\0" + b"\xff" * 300])
-def test_what_is_no_file_of_nvprof_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [(b"", "file-empty"), (b"text", "file-format"), (b"SQLite format 3\0" + b"\xff" * 300, "file-truncated")],
+)
+def test_what_is_no_file_of_nvprof_is_refused(tmp_path: Path, content: bytes, code: Code) -> None:
     path = tmp_path / "a.nvvp"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"a\.nvvp"):
+    with refused(code, path):
         read(path)
 
 
@@ -208,7 +212,7 @@ def test_a_database_of_others_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "a.nvvp")
     connection.execute("CREATE TABLE other (a)")
     connection.close()
-    with pytest.raises(InputError, match="StringTable"):
+    with refused("file-format", "a.nvvp", "StringTable"):
         read(tmp_path / "a.nvvp")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from support import shared_files
+from support.refusals import refused
 
 from analysis.perfetto import write_perfetto
 from analysis.readers import kineto
@@ -23,7 +24,6 @@ from analysis.timeline import (
     empty,
 )
 from bench.cli import perfetto as command
-from common.errors import InputError, StorageError, UsageError
 
 TRACES = shared_files.TRACES / "kineto"
 BASE = 1_700_000_000_123_456_789
@@ -188,10 +188,10 @@ def test_the_same_timelines_make_the_same_file(tmp_path: Path) -> None:
 
 def test_nothing_to_write_is_an_error_and_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     nothing = Timeline(0, empty(STEP_COLUMNS), empty(OPERATOR_COLUMNS), empty(KERNEL_COLUMNS), empty(SPAN_COLUMNS))
-    with pytest.raises(InputError, match="no event"):
+    with refused("trace-without-work"):
         write_perfetto([nothing], tmp_path / "a.json")
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError):
+    with refused("write-failed", tmp_path / "file" / "a.json"):
         write_perfetto([timeline()], tmp_path / "file" / "a.json")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
@@ -220,11 +220,11 @@ def test_the_input_is_never_overwritten(trace: Path, tmp_path: Path) -> None:
     before = trace.read_bytes()
     (tmp_path / "link.json").symlink_to(trace)
     for output in (trace, tmp_path / "link.json", trace.parent / ".." / "in" / "rank0.json"):
-        with pytest.raises(UsageError, match="the trace itself"):
+        with refused("option-conflict", f"--output {trace}"):
             command.main([str(trace), "-o", str(output)])
-    with pytest.raises(UsageError, match="in the folder that is read"):
+    with refused("option-conflict", trace.parent / "out.json.gz"):
         command.main([str(trace.parent), "-o", str(trace.parent / "out.json.gz")])
-    with pytest.raises(UsageError, match="is a folder"):
+    with refused("path-kind", f"--output {tmp_path}"):
         command.main([str(trace), "-o", str(tmp_path)])
     assert trace.read_bytes() == before
 
@@ -232,5 +232,5 @@ def test_the_input_is_never_overwritten(trace: Path, tmp_path: Path) -> None:
 def test_a_file_without_single_events_is_refused_with_what_it_is(tmp_path: Path) -> None:
     log = tmp_path / "smi.csv"
     log.write_text("index, power.draw [W]\n0, 10.0 W\n")
-    with pytest.raises(InputError, match="holds no trace but nvidia-smi"):
+    with refused("trace-without-work", log, "nvidia-smi"):
         command.main([str(log), "-o", str(tmp_path / "out.json")])

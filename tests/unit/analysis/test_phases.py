@@ -96,7 +96,7 @@ def test_times_of_host_and_gpu_add_up() -> None:
             ("sgemm_back", 7, 300, 500, 2),
             ("ncclDevKernel_AllReduce", 9, 360, 460, 3),
             ("gelu", 7, 650, 700, 4),
-            ("unlaunched", 7, 20, 70, 9),
+            ("unlaunched", 7, 520, 570, 9),
         ],
         api=[(LAUNCH, 110, 112, 1), (LAUNCH, 210, 215, 2), (LAUNCH, 350, 355, 3), (LAUNCH, 590, 595, 4)],
     )

@@ -2,11 +2,13 @@
 
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support import refusals
 from support.rings import Machine, write_collectives
 
 from analysis.load import load_run
@@ -15,7 +17,7 @@ from analysis.metrics.buckets import backward_pass, bucket_ends, exposed_ms
 from analysis.metrics.projection import project
 from analysis.records import RunDirectory
 from analysis.report.comm_text import projection_text
-from common.errors import SchemaError, UsageError
+from analysis.report.run_page import write_report
 
 MIB = 1 << 20
 
@@ -80,15 +82,72 @@ def test_truth_lies_in_the_interval_for_other_machines_too(tmp_path: Path, machi
     assert row["efficiency_low"] < row["efficiency"] < row["efficiency_high"]
 
 
-def test_the_interval_holds_the_truth_about_as_often_as_it_says(tmp_path: Path) -> None:
-    machine, held = Machine(bandwidth_gb_s=3.0), 0
-    truth = float(np.median(machine.steps(8, 400, seed=77)[0]))
-    for seed in range(12):
+COVERED = {
+    # Communication shows, and its line is uncertain: 4 % per size, 3 % per repetition.
+    "communication": (Machine(bandwidth_gb_s=3.0), {"bias": 0.04, "noise": 0.03}, 1),
+    # The backward pass hides it: what counts is the slowest of 8, of 120 works.
+    "hidden": (Machine(), {}, 1),
+    # Three processes that differ as a whole, by 2 % where they compute and by 5 % where they communicate.
+    "processes": (Machine(bandwidth_gb_s=3.0, process_spread=0.02), {"process_spread": 0.05}, 3),
+    # When gradients are ready is known to 2 %, from two ranks.
+    "ready": (Machine(bandwidth_gb_s=3.0, pass_noise=0.02), {}, 1),
+}
+
+
+@pytest.mark.parametrize("case", COVERED)
+def test_the_interval_holds_the_truth_of_simulated_runs(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 sets of measurements of a cluster that is played event by event, from 2 ranks to 8.
+
+    An interval that covers 95 % holds the truth in 190 +- 3 of 200; 180 (90 %) is three deviations and more below.
+    """
+    monkeypatch.setattr(projection, "WIDEST_INTERVAL", float("inf"))
+    machine, comm, rounds = COVERED[case]
+    calm = dataclasses.replace(machine, process_spread=0.0)
+    truth = float(np.median(calm.steps(8, 1500, seed=77)[0]))
+    rate = 1e3 * 8 * 8 / truth
+    held = np.zeros(2)
+    for seed in range(200):
         run = tmp_path / str(seed)
-        measured_machine(run, machine, (1, 2), seed=seed, bias=0.04, noise=0.03)
+        for number in range(rounds):
+            machine.write_steps(run, 2, seed=10_000 * seed + number, round_number=number)
+            values = {"noise": 0.01, "bias": 0.01, "seed": 10_000 * seed + 50 + number, "round_number": number, **comm}
+            write_collectives(run, 2, machine.alpha_us, machine.bandwidth_gb_s, **values)
         (row,) = projected(run, 8)
-        held += row["step_time_ms_low"] < truth < row["step_time_ms_high"]
-    assert held >= 10, held
+        held += [
+            row["step_time_ms_low"] < truth < row["step_time_ms_high"],
+            row["samples_per_second_low"] < rate < row["samples_per_second_high"],
+        ]
+        shutil.rmtree(run)
+    assert (held >= 180).all(), held
+
+
+def test_rounds_that_differ_widen_the_interval_by_students_t(tmp_path: Path) -> None:
+    """Works of 100 x (0.98, 1, 1.02) ms: logarithms have s = 0.02, so t(0.975, 2) x s / sqrt(3) = 4.97 % each way."""
+    exact = Machine(jitter=1e-6, bandwidth_gb_s=1e6, alpha_us=1e-3, gradients=(MIB,))
+    for number, factor in enumerate((0.98, 1.0, 1.02)):
+        speed = dataclasses.replace(exact, backward_ms=60.0 * factor, rest_ms=40.0 * factor)
+        speed.write_steps(tmp_path / "rounds", 2, round_number=number)
+    write_collectives(tmp_path / "rounds", 2, 1e-3, 1e6, noise=1e-6)
+    (row,) = projected(tmp_path / "rounds", 4)
+    assert row["step_time_ms"] == pytest.approx(100.0, rel=1e-3) and row["assumption"] == ""
+    assert row["step_time_ms_low"] == pytest.approx(100.0 / 1.051, rel=0.01)
+    assert row["step_time_ms_high"] == pytest.approx(100.0 * 1.051, rel=0.01)
+    assert row["efficiency_low"] > 0.99, "a slow process is slow in the base too"
+
+    # One round, where three of one device are there: they say how processes differ (t x s = 8.6 %, for one round).
+    exact.write_steps(tmp_path / "one", 2)
+    write_collectives(tmp_path / "one", 2, 1e-3, 1e6, noise=1e-6)
+    (row,) = projected(tmp_path / "one", 4)
+    assert row["step_time_ms_high"] / row["step_time_ms_low"] < 1.001
+    assert "one round was measured" in row["assumption"], "what is not known is said, not made up"
+    for number, factor in enumerate((0.98, 1.0, 1.02)):
+        speed = dataclasses.replace(exact, backward_ms=60.0 * factor, rest_ms=40.0 * factor)
+        speed.write_steps(tmp_path / "one", 1, round_number=number)
+    (row,) = projected(tmp_path / "one", 4)
+    assert row["assumption"] == "" and row["base_world_size"] == 2
+    assert row["step_time_ms_high"] == pytest.approx(100.0 * np.exp(4.303 * 0.02), rel=0.015)
 
 
 def test_wide_intervals_hold_the_truth_too_and_what_is_not_refused_is_known_to_twenty_percent(
@@ -121,7 +180,10 @@ def test_one_measured_device_is_projected_without_a_check(tmp_path: Path) -> Non
     write_collectives(tmp_path, 4, machine.alpha_us, machine.bandwidth_gb_s)
     (row,) = projected(tmp_path, 8)
     assert row["reason"] == "" and row["check_error"] is None and row["base_world_size"] == 1
-    assert row["assumption"] == "devices do not slow each other down (one alone was measured)"
+    assert row["assumption"].split("; ") == [
+        "devices do not slow each other down (one alone was measured)",
+        "processes do not differ (one round was measured: --rounds 3 shows how they do)",
+    ]
 
 
 def test_one_cpu_device_projects_nothing_as_ranks_share_its_memory(tmp_path: Path) -> None:
@@ -224,12 +286,27 @@ def test_a_simulation_that_misses_what_was_measured_projects_nothing(tmp_path: P
 def test_fewer_devices_than_were_measured_are_no_projection(tmp_path: Path) -> None:
     measured_machine(tmp_path, Machine(), (4,))
     assert "4 devices were measured" in refused(tmp_path, 2)
-    with pytest.raises(UsageError, match="2 devices or more"):
+    with refusals.refused("option-value", "--project 1", "2 devices"):
         projected(tmp_path, 1)
+
+
+def test_as_many_devices_as_were_measured_stand_beside_the_measurement_without_an_efficiency(tmp_path: Path) -> None:
+    machine = Machine()
+    measured_machine(tmp_path, machine, (2, 4))
+    same, further = projected(tmp_path, 4, 8)
+    truth = float(np.median(machine.steps(4, 80, seed=99)[0]))
+    # 8 samples a device: 32 in a step.
+    assert same["measured_samples_per_second"] == pytest.approx(1e3 * 32 / truth, rel=0.03)
+    assert same["efficiency"] is same["efficiency_low"] is same["efficiency_high"] is None and same["reason"] == ""
+    assert further["measured_samples_per_second"] is None and 0 < further["efficiency"] <= 1.05
+    first, second = projection_text([same, further]).splitlines()[1:]
+    assert "measured" in first and "efficiency" not in first and "efficiency" in second
+    page = write_report(RunDirectory(tmp_path), project_to=(4,)).read_text()
+    assert "measured samples/s" in page
 
 
 def test_damaged_records_of_the_backward_pass_are_named(tmp_path: Path) -> None:
     for damage in ({}, {"bytes": [1], "ready_ms": []}, {"bytes": [1], "ready_ms": [1.0], "backward_ms": 0},
                    {"bytes": ["x"], "ready_ms": [1.0], "backward_ms": 1.0}):  # fmt: skip
-        with pytest.raises(SchemaError, match="measure that trial again"):
+        with refusals.refused("file-damaged", "--again"):
             backward_pass(damage)

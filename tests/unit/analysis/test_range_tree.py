@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.refusals import refused
 from test_kineto_reader import event, write
 
 from analysis.metrics.range_tree import RangeNode, range_tree
 from analysis.readers.kineto import read
 from analysis.report.range_tree_text import range_tree_text
 from analysis.timeline import Timeline
-from common.errors import UsageError
 
 MS = 1_000_000
 Range = tuple[str, str, float, float]
@@ -109,7 +109,7 @@ def test_a_range_that_reaches_out_of_the_one_it_began_in_is_not_its_child() -> N
 
 
 def test_a_missing_step_is_refused_and_those_there_are_named() -> None:
-    with pytest.raises(UsageError, match=r"step 9 .*3, 4"):
+    with refused("option-value", "step 9", "3, 4"):
         range_tree(timeline(FORWARD, ((3, 100, 200), (4, 200, 300))), 9)
 
 

@@ -4,13 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_run import ENVIRONMENT, noisy_times, step_rows, write_sweep, write_trial
+from support.refusals import refused
 
 from analysis.load import load_run
 from analysis.metrics.ratio import Ratio, ratio_interval, typical_time
 from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.metrics.statistics import median_interval
 from analysis.records import RunDirectory, Trial
-from common.errors import UsageError
 
 SMALL = {"batches": (8,), "worlds": (1,), "count": 30}
 
@@ -67,7 +67,7 @@ def test_one_process_against_several_is_taken_to_vary_as_they_do() -> None:
 
 
 def test_an_empty_side_is_refused() -> None:
-    with pytest.raises(UsageError, match="both sides"):
+    with refused("run-incomplete"):
         ratio_interval([np.array([])], processes(1, 1, 0))
 
 
@@ -149,7 +149,7 @@ def test_a_change_below_the_threshold_is_no_regression_until_the_threshold_is_lo
     b = write_sweep(tmp_path / "b", rounds=3, scale=1.015, **SMALL)
     assert not compare_runs(a, b).regressed
     assert compare_runs(a, b, threshold=0.005).regressed
-    with pytest.raises(UsageError, match=r"--threshold 5 .*0\.05 means 5 %"):
+    with refused("option-value", "--threshold 5", "0.05", "5 %"):
         compare_runs(a, b, threshold=5)
 
 

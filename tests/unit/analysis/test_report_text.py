@@ -3,11 +3,12 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_run import write_sweep, write_trial
+from fake_run import step_rows, write_sweep, write_trial
+from support.refusals import refused
 
 from analysis.load import LoadedTrial, load_run
 from analysis.metrics.regression import compare_runs, ratios_of
-from analysis.records import Trial, TrialDirectory
+from analysis.records import RunDirectory, Trial, TrialDirectory
 from analysis.report.tables import count, flops, interval, number, percent, size
 from analysis.report.text import cautions_text, comparison_table, results_table
 from bench.cli import compare, report
@@ -106,6 +107,91 @@ def test_compare_exits_1_on_a_regression_only(tmp_path: Path, capsys: pytest.Cap
     assert compare.main([*names, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["regressed"] is True and len(found["rows"]) == 2
+
+
+def test_compare_names_the_path_that_does_not_fit(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path / "run", rounds=1, **SMALL)
+    (tmp_path / "empty").mkdir()
+    for names in ([run.path, tmp_path / "empty"], [tmp_path / "empty", run.path]):
+        with refused("file-empty", "/empty"):
+            compare.main([str(name) for name in names])
+    with refused("path-kind", run.path):
+        compare.main([str(run.path / "trials"), str(run.path)])
+    with refused("option-not-applicable", "--undecided-ok"):
+        compare.main([str(tmp_path / "empty"), str(tmp_path / "empty"), "--undecided-ok"])
+
+
+def test_compare_says_that_both_are_the_same_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (write_sweep(tmp_path / name, rounds=3, **SMALL) for name in ("a", "b"))
+    (tmp_path / "link").symlink_to(a.path)
+    compare.main([str(a.path), str(tmp_path / "link")])
+    assert "same records" in capsys.readouterr().err
+    compare.main([str(a.path), str(b.path)])
+    assert "same records" not in capsys.readouterr().err
+
+
+def steady(run: Path, batch: int, level_ms: float, rounds: int = 3, **ended: str) -> None:
+    """Rounds whose steps all take the same time: the interval of a ratio is the ratio."""
+    for turn in range(rounds):
+        steps = {} if ended else {0: step_rows([level_ms] * 20, batch)}
+        write_trial(RunDirectory(run), Trial(micro_batch_size=batch, round=turn), steps, **ended)
+
+
+def test_compare_exits_4_where_it_cannot_decide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        for batch in (4, 8, 16, 32):  # one round per side decides nothing, whatever it shows
+            steady(tmp_path / name, batch, 100.0, rounds=1)
+    names = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert compare.main(names) == 4
+    said = capsys.readouterr().out
+    assert said.count("one round per side") == 1 and "4 configurations: cannot decide" in said
+    assert compare.main([*names, "--undecided-ok"]) == 0
+    capsys.readouterr()
+    assert compare.main([*names, "--json"]) == 4
+    found = json.loads(capsys.readouterr().out)
+    assert (found["regressed"], found["undecided"]) == (False, True)
+
+
+def test_a_regression_is_exit_code_1_beside_what_is_undecided(tmp_path: Path) -> None:
+    for name, level in (("a", 100.0), ("b", 130.0)):
+        steady(tmp_path / name, 8, level)
+        # A round that is 0 % off, where rounds of the same trial are 0 % apart: within the spread, so undecided.
+        steady(tmp_path / name, 16, 100.0, rounds=1)
+    names = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert compare.main(names) == compare.main([*names, "--undecided-ok"]) == 1
+    assert compare.main(names[::-1]) == 4, "an improvement and an open question"
+
+
+def test_what_became_slower_by_an_open_amount_is_undecided_and_what_became_quicker_is_not(tmp_path: Path) -> None:
+    # Medians 100, 100, 100 and 101.9, 102, 102.1 (t(0.975, 2) = 4.303, s = 0.1, so +-0.25 about 102): 2 % lies inside.
+    for name, levels in (("a", (100.0, 100.0, 100.0)), ("b", (101.9, 102.0, 102.1))):
+        for turn, level in enumerate(levels):
+            trial = Trial(micro_batch_size=8, round=turn)
+            write_trial(RunDirectory(tmp_path / name), trial, {0: step_rows([level] * 20, 8)})
+    names = [str(tmp_path / "a"), str(tmp_path / "b")]
+    rows = [compare_runs(*map(RunDirectory, map(Path, pair))).rows for pair in (names, names[::-1])]
+    assert [row["verdict"] for (row,) in rows] == ["slower", "quicker"]
+    assert compare.main(names) == 4 and compare.main(names[::-1]) == 0
+
+
+@pytest.mark.parametrize(("status", "code"), [("oom", 0), ("crashed", 0), ("timeout", 0), ("refused", 4)])
+def test_what_fails_alike_in_both_runs_has_not_changed(tmp_path: Path, status: str, code: int) -> None:
+    for name in ("a", "b"):
+        steady(tmp_path / name, 8, 100.0)
+        steady(tmp_path / name, 64, 0.0, rounds=1, status=status, reason="so it ended")
+    assert compare.main([str(tmp_path / "a"), str(tmp_path / "b")]) == code
+
+
+def test_two_reasons_of_one_verdict_name_their_configurations(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        steady(tmp_path / name, 4, 100.0, rounds=1)
+        steady(tmp_path / name, 8, 100.0, rounds=1)
+        steady(tmp_path / name, 64, 0.0, rounds=1, status="refused", reason="not here")
+    lines = comparison_table(compare_runs(RunDirectory(tmp_path / "a"), RunDirectory(tmp_path / "b"))).splitlines()
+    (rounds,) = [line for line in lines if "one round per side" in line]
+    (refused,) = [line for line in lines if "refused, now refused" in line]
+    assert "batch 4" in rounds and "batch 8" in rounds and "batch 64" not in rounds
+    assert "batch 64" in refused and "batch 4 " not in refused
 
 
 def test_report_prints_the_path_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,8 @@ from support import shared_files
 from analysis.counters import KernelCounters
 from analysis.metrics.device_peaks import _TABLE, device_peaks
 from analysis.metrics.roofline import (
-    COMPUTE_BOUND,
     DRAM,
-    MEMORY_BOUND,
-    NEITHER,
+    LATENCY,
     UNKNOWN,
     ceilings,
     measured_ceiling,
@@ -48,26 +46,30 @@ def only(found: KernelCounters, measured: dict[str, float] | None = None) -> dic
     return {str(key): value for key, value in row.items()}
 
 
+# What ncu's verdict goes by, of a kernel that keeps nothing busy.
+IDLE = {f"{unit}__throughput{PERCENT}": 4.0 for unit in ("l1tex", "lts", "sm")}
+
+
 # 1 us, 1000 + 500 + 2 x 4250 = 10,000 operations, 2,000 bytes: 5 operations per byte, 10 GFLOP/s, 2 GB/s.
 ONE = {**ops("f", 1000, 500, 4250), TENSOR: 0.0, "dram__bytes.sum": 2000.0}
 
 
 def test_intensity_rates_and_the_attainable_rate_worked_by_hand() -> None:
-    row = only(counters(ONE), {DRAM: 4e9, "fp32": 100e9})
+    row = only(counters({**ONE, **IDLE}), {DRAM: 4e9, "fp32": 100e9})
     assert (row["flop"], row["dram_bytes"], row["flop_type"]) == (10_000, 2000, "fp32")
     assert row["intensity_flop_per_byte"] == 5 and row["achieved_flops"] == pytest.approx(1e10)
     assert row["dram_gb_s"] == pytest.approx(2.0)
     assert row["attainable_flops"] == pytest.approx(20e9)  # 5 x 4 GB/s, below 100 GFLOP/s
     assert row["attainable_fraction"] == pytest.approx(0.5) == row["memory_fraction"]
-    assert row["compute_fraction"] == pytest.approx(0.1) and row["bound"] == NEITHER
+    assert row["compute_fraction"] == pytest.approx(0.1) and row["bound"] == LATENCY
 
 
 @pytest.mark.parametrize(
     ("dram", "fp32", "bound"),
-    [(3e9, 1e12, MEMORY_BOUND), (1e12, 12e9, COMPUTE_BOUND), (1e12, 1e12, NEITHER), (3.2e9, 11e9, COMPUTE_BOUND)],
+    [(3e9, 1e12, "DRAM"), (1e12, 12e9, "compute (fp32)"), (1e12, 1e12, LATENCY), (3.2e9, 11e9, "compute (fp32)")],
 )
 def test_what_holds_a_kernel_back(dram: float, fp32: float, bound: str) -> None:
-    assert only(counters(ONE), {DRAM: dram, "fp32": fp32})["bound"] == bound
+    assert only(counters({**ONE, **IDLE}), {DRAM: dram, "fp32": fp32})["bound"] == bound
 
 
 def test_launches_of_one_name_are_summed_and_the_longest_comes_first() -> None:
@@ -104,14 +106,14 @@ def test_operations_of_the_tensor_cores_count_under_their_type() -> None:
     work = {**ONE, TENSOR: 50.0, TENSOR_OPS.format("bf16"): 1e6, TENSOR_OPS.format("tf32"): 0.0}
     row = only(counters(work), {DRAM: 1e12, "fp32": 1e12, "tensor_bf16": 1.25e12})
     assert row["flop"] == 1_010_000 and row["flop_type"] == "tensor_bf16"
-    assert row["compute_fraction"] == pytest.approx(0.8) and row["bound"] == COMPUTE_BOUND
+    assert row["compute_fraction"] == pytest.approx(0.8) and row["bound"] == "compute (tensor bf16)"
 
 
 def test_tensor_operations_that_nothing_tells_leave_the_sum_unknown_and_the_pipe_decides() -> None:
     found = roofline(counters({**ONE, TENSOR: 70.0}), {DRAM: 1e12, "fp32": 1e12})
     (row,) = found.kernels.to_dict("records")
     assert math.isnan(row["flop"]) and math.isnan(row["intensity_flop_per_byte"]) and "tensor" in row["reason"]
-    assert row["compute_fraction"] == pytest.approx(0.7) and row["bound"] == COMPUTE_BOUND
+    assert row["compute_fraction"] == pytest.approx(0.7) and row["bound"] == "compute (tensor)"
     assert any("judged by the share of the pipe alone" in problem for problem in found.problems)
 
 
@@ -137,7 +139,7 @@ def test_what_is_not_in_the_file_is_unknown_with_a_reason_never_0() -> None:
     found = roofline(counters({"dram__bytes.sum": 5.0}))
     (row,) = found.kernels.to_dict("records")
     assert math.isnan(row["flop"]) and math.isnan(row["compute_fraction"]) and row["bound"] == UNKNOWN
-    assert "fp32, tensor" in row["reason"] and "no memory ceiling" in row["reason"]
+    assert "fp32, tensor" in row["reason"] and "L1/TEX, L2, DRAM and SM" in row["reason"]
     assert any("operations (fp32, fp64, fp16, tensor) are not in this file" in text for text in found.problems)
     lacking = roofline(counters(ONE, {"dram__bytes.sum": 5.0})).kernels
     assert math.isnan(lacking["flop"][0]) and lacking["dram_bytes"][0] == 2005  # a part is no whole
@@ -173,6 +175,7 @@ def test_a_percentage_of_the_peak_implies_the_peak() -> None:
 
 def test_a_measured_peak_of_products_is_a_ceiling_of_its_type() -> None:
     assert measured_ceiling("bfloat16", 5e14) == {"tensor_bf16": 5e14} and measured_ceiling("int8", 1e12) == {}
+    assert measured_ceiling("float8_e4m3fn", 1.4e15) == {"tensor_fp8": 1.4e15}
     assert ceilings(counters(ONE), measured_ceiling("float32", 3e13))["fp32"].source == "measured"
 
 
@@ -245,7 +248,7 @@ def test_the_peak_that_a_real_file_implies_is_that_of_its_memory() -> None:
     found = real("tests__copy_blocked.csv")  # capability 7.5: 256 bit, two transfers per cycle of the DRAM's clock
     clock = found.kernels["GPU Speed Of Light Throughput: DRAM Frequency"][0]
     assert ceilings(found)[DRAM].rate == pytest.approx(clock * 2 * 256 / 8, rel=1e-3)
-    assert only(found)["bound"] == MEMORY_BOUND and only(found)["memory_fraction"] == pytest.approx(0.6184)
+    assert only(found)["bound"] == "DRAM" and only(found)["memory_fraction"] == pytest.approx(0.6184)
 
 
 def test_a_real_matrix_product_has_the_operations_of_its_shape() -> None:
@@ -254,7 +257,7 @@ def test_a_real_matrix_product_has_the_operations_of_its_shape() -> None:
     row = table.set_index("name").loc[name]
     assert row["launches"] == 4
     assert row["flop"] == counted(name, "fadd") + counted(name, "fmul") + 2 * counted(name, "ffma") > 0
-    assert row["bound"] == NEITHER and row["flop_type"] == "fp32" and row["time_ms"] == table["time_ms"].max()
+    assert row["bound"] == LATENCY and row["flop_type"] == "fp32" and row["time_ms"] == table["time_ms"].max()
 
 
 def counted(kernel: str, instruction: str) -> int:

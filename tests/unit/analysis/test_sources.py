@@ -7,9 +7,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from support.refusals import refused
 
 from analysis.sources import open_sources
-from common.errors import InputError
+from common.errors import Code
 
 COUNTERS = (
     '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n"0","7","k","sm__x.avg","%","5"\n'
@@ -96,18 +97,18 @@ def test_a_damaged_file_among_others_is_told_and_the_rest_read(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "code", "fact"),
     [
-        (b"", "is empty"),
-        (b"hello, I am a letter\n", "no trace, table or log that is known"),
-        (b"\x00\x01\x02" * 50, "no trace, table or log that is known"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        (b"\x1f\x8b\x08\x00broken", "damaged"),
+        (b"", "file-empty", ""),
+        (b"hello, I am a letter\n", "file-format", "docs/how-to/analyze.md"),
+        (b"\x00\x01\x02" * 50, "file-format", "docs/how-to/analyze.md"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "file-format", "git lfs pull"),
+        (b"\x1f\x8b\x08\x00broken", "file-truncated", ""),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_message(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_that_cannot_be_read_is_one_message(tmp_path: Path, content: bytes, code: Code, fact: str) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(InputError, match=said) as caught:
+    with refused(code, tmp_path / "file", fact) as caught:
         open_sources(tmp_path / "file")
     assert "letter" not in str(caught.value), "content is not repeated: it may hold a token"
 
@@ -115,20 +116,20 @@ def test_a_file_that_cannot_be_read_is_one_message(tmp_path: Path, content: byte
 def test_a_report_that_only_its_tool_opens_names_the_export(tmp_path: Path) -> None:
     (tmp_path / "report.nsys-rep").write_bytes(b"\x01\x02binary")
     for path in (tmp_path, tmp_path / "report.nsys-rep"):
-        with pytest.raises(InputError, match="nsys export --type=sqlite"):
+        with refused("file-format", tmp_path, "nsys export --type=sqlite"):
             open_sources(path)
     (tmp_path / "report.sqlite").touch()
-    with pytest.raises(InputError, match=r"the profiler's own format.*lies beside it, .*report\.sqlite$"):
+    with refused("file-format", tmp_path / "report.nsys-rep", tmp_path / "report.sqlite"):
         open_sources(tmp_path / "report.nsys-rep")
 
 
 def test_what_is_not_there_or_no_file_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
+    with refused("path-missing", tmp_path / "absent"):
         open_sources(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="holds no file"):
+    with refused("file-empty", tmp_path / "empty"):
         open_sources(tmp_path / "empty")
-    with pytest.raises(InputError, match="neither a file nor a folder"):
+    with refused("path-kind", "/dev/null"):
         open_sources(Path("/dev/null"))
 
 
@@ -136,12 +137,12 @@ def test_a_run_directory_stands_for_its_only_profile(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / "trials" / name).mkdir(parents=True)
         (tmp_path / "trials" / name / "trial.json").write_text("{}")
-    with pytest.raises(InputError, match="0 profiled trials"):
+    with refused("run-incomplete", tmp_path, "bertbench profile"):
         open_sources(tmp_path)
     for name in ("one", "two"):
         (tmp_path / "trials" / name / "profile").mkdir()
         (tmp_path / "trials" / name / "profile" / "trace-rank0.json").write_bytes(trace(0))
         if name == "one":
             assert len(open_sources(tmp_path).timelines) == 1
-    with pytest.raises(InputError, match="2 profiled trials"):
+    with refused("data-ambiguous", 2, tmp_path / "trials" / "one", tmp_path / "trials" / "two"):
         open_sources(tmp_path)

@@ -41,6 +41,13 @@ def test_copies_have_their_bandwidth() -> None:
     assert list(only(summary, "copy_totals").table["gb_per_second"]) == [8.0, 2.0]  # 8 MB in 1 ms
 
 
+def test_totals_of_ranges_have_no_shares_as_ranges_nest() -> None:
+    """epoch holds every step: 60 of 100 ms of totals would be a share of time that was counted twice."""
+    found = only(totals("ranges", ("epoch", 1, 60_000_000), ("step", 4, 40_000_000)), "range_totals")
+    assert list(found.table) == ["name", "count", "total_ms", "average_us"] and found.table["total_ms"].max() == 60
+    assert "do not add up" in found.sentence and "%" not in found.sentence
+
+
 def test_a_call_that_waits_is_told_from_one_that_works() -> None:
     waiting = only(totals("api", ("cudaStreamSynchronize", 1, 9), ("cudaLaunchKernel", 1, 1)), "api_totals")
     working = only(totals("api", ("cudaLaunchKernel", 1, 9)), "api_totals")

@@ -4,10 +4,10 @@ import json
 import numpy as np
 import pytest
 from fake_run import ENVIRONMENT, SECOND, START_NS, rank_record, step_rows
+from support.refusals import refused
 
 from analysis.metrics.throughput import MEASURED_COLUMNS, find_window, summarize
 from analysis.records import RESULT_COLUMNS, Trial
-from common.errors import UsageError
 
 TRIAL = Trial(preset="mini", micro_batch_size=8, start_iteration=2, stop_iteration=7)
 TIMES = [400.0, 200.0, 100.0, 110.0, 90.0, 120.0, 80.0]  # the median of the last five is 100 ms
@@ -80,6 +80,30 @@ def test_the_peak_is_the_better_of_before_and_after_per_rank_summed() -> None:
     assert result["measured_peak"]["drift"] == pytest.approx(2.0)
 
 
+def in_fp8(peak: float, dtype: str, **more: str) -> dict[str, object]:
+    return {
+        **rank_record(),
+        "measured_peak": {"before": peak, "after": peak, "dtype": dtype, "shape": [8192] * 3, **more},
+    }
+
+
+def test_products_in_fp8_are_held_against_a_peak_in_fp8_alone() -> None:
+    fp8 = dataclasses.replace(TRIAL, levers="fp8+unpad", precision="bf16")
+    steps = {0: step_rows(TIMES, 8)}
+    # 8 sequences of 1e9 FLOPs in 0.1 s: 8e10 FLOP/s, of 8e11 a tenth.
+    result = summarize(fp8, steps, {0: in_fp8(8e11, "float8_e4m3fn", products="float8_e4m3fn")}, ENVIRONMENT)
+    assert result["mfu"] == pytest.approx(0.1) and result["measured_peak"]["dtype"] == "float8_e4m3fn"
+    for record in (in_fp8(4e11, "bfloat16"), in_fp8(4e11, "bfloat16", products="float8_e4m3fn")):
+        result = summarize(fp8, steps, {0: record}, ENVIRONMENT)
+        assert result["mfu"] is None and result["measured_peak_flops"] is None and result["samples_per_second"] == 80
+        for column in ("mfu", "measured_peak_flops"):
+            assert "float8_e4m3fn" in result["unknown"][column] and "bfloat16" in result["unknown"][column]
+    # The lever has no effect with fsdp, and the record says what the products ran in.
+    fsdp = dataclasses.replace(fp8, strategy="fsdp")
+    result = summarize(fsdp, steps, {0: in_fp8(4e11, "bfloat16", products="bfloat16")}, ENVIRONMENT)
+    assert result["mfu"] == pytest.approx(0.2)
+
+
 def test_a_missing_peak_gives_no_mfu_and_says_which_rank() -> None:
     trial = dataclasses.replace(TRIAL, world_size=2)
     steps = {rank: step_rows(TIMES, 8) for rank in (0, 1)}
@@ -108,7 +132,7 @@ def test_cost_by_hand_and_a_price_of_nothing_is_refused() -> None:
     assert result["cost_per_million_samples"] == pytest.approx(3.6 / 3600 / 80 * 1e6)
     assert summarize(TRIAL, steps, {}, ENVIRONMENT)["cost_per_million_samples"] is None
     for price in (0.0, -1.0, float("nan")):
-        with pytest.raises(UsageError, match="above 0"):
+        with refused("option-value", f"--price-per-hour {price}"):
             summarize(TRIAL, steps, {}, ENVIRONMENT, price_per_hour=price)
 
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.refusals import check_refusal, refused
 from support.timelines import timeline
 
 from analysis.metrics.trace_comparison import compare_traces
@@ -13,7 +14,6 @@ from analysis.records import Trial
 from analysis.report.trace_comparison_findings import findings
 from analysis.timeline import Timeline
 from bench.cli.main import run
-from common.errors import InputError, UsageError
 
 MS = 1_000_000
 
@@ -54,7 +54,7 @@ def test_the_threshold_decides_and_works_both_ways() -> None:
     assert compare_traces(old, new, 0.06).verdict == "same"
     assert compare_traces(old, new, 0.04).verdict == "slower"
     assert compare_traces(new, old, 0.04).verdict == "faster"
-    with pytest.raises(UsageError, match="--threshold"):
+    with refused("option-value", "--threshold 0"):
         compare_traces(old, new, 0)
 
 
@@ -67,7 +67,7 @@ def test_without_steps_the_whole_traces_are_compared() -> None:
 
 def test_a_trace_of_a_gpu_and_one_of_a_cpu_do_not_compare() -> None:
     cpu = timeline(operators=[("aten::mm", 0, 10)])
-    with pytest.raises(InputError, match="do not compare"):
+    with refused("run-mismatch", "second", "GPU"):
         compare_traces([rank(0, 1, 60)], [cpu])
 
 
@@ -147,4 +147,4 @@ def test_a_profile_whose_settings_are_not_known_is_compared_without_them(
 def test_a_file_without_times_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "old.json").write_text("no trace")
     assert run(["compare", str(tmp_path / "old.json"), str(write(tmp_path / "new.json", 100))]) == 2
-    assert "old.json" in capsys.readouterr().err
+    check_refusal(capsys.readouterr().err, "file-format", "old.json")

@@ -2,12 +2,12 @@
 
 import pytest
 from support import shared_files
+from support.refusals import refused
 from support.timelines import timeline
 
 from analysis.metrics.trace_diff import trace_diff
 from analysis.readers.kineto import read
 from analysis.timeline import Timeline
-from common.errors import InputError
 
 TRACES = shared_files.TRACES / "kineto/hta"
 MS = 1_000_000
@@ -78,13 +78,13 @@ def test_cpu_traces_compare_operators_by_their_own_time() -> None:
 
 def test_what_does_not_compare_is_said() -> None:
     gpu, cpu = run({"sgemm": (1, 10)}, 1), timeline(operators=[("aten::mm", 0, 10)])
-    with pytest.raises(InputError, match="the second trace has no GPU work"):
+    with refused("run-mismatch", "the second trace"):
         trace_diff([gpu], [cpu])
-    with pytest.raises(InputError, match="the first trace has no GPU work"):
+    with refused("run-mismatch", "the first trace"):
         trace_diff([cpu], [gpu])
-    with pytest.raises(InputError, match="nothing to compare"):
+    with refused("trace-without-work", "trace"):
         trace_diff([cpu], [timeline()])
-    with pytest.raises(InputError, match="nothing to compare"):
+    with refused("trace-without-work", "trace"):
         trace_diff([], [])
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support import shared_files
 from test_kineto_reader import event, write
 
+from analysis.metrics.temporal import temporal_breakdown
 from analysis.metrics.utilization import (
     CPU_OPERATORS,
     GPU_KERNELS,
@@ -71,10 +72,14 @@ def test_a_rank_with_two_gpus_gets_the_mean_of_both(tmp_path: Path) -> None:
     assert (found.compute_utilization, found.devices) == (pytest.approx(0.75), 2)
 
 
-def test_without_steps_the_window_is_the_whole_trace(tmp_path: Path) -> None:
+def test_without_steps_the_window_is_that_of_the_work_as_in_every_other_table(tmp_path: Path) -> None:
+    """A kernel 100..400 and one 500..600 after a gap of 100 us: 300 + 100 of 500 us; the range before has no part."""
     events = [event("bertbench:forward", 0, 100, "user_annotation"), event("gemm", 100, 300, "kernel")]
+    events += [event("gelu", 500, 100, "kernel")]
     found = measured(tmp_path, events)
-    assert (found.window_ms, found.busy_ms, found.steps) == (0.4, 0.3, 0)
+    assert (found.window_ms, found.busy_ms, found.steps) == (0.5, 0.4, 0)
+    whole = temporal_breakdown(read(tmp_path / "trace-rank1.json"))
+    assert whole is not None and (whole.span_ns, whole.compute_ns) == (500_000, 400_000)
 
 
 def test_on_a_cpu_outermost_operators_count_less_the_communication_inside_them(tmp_path: Path) -> None:
@@ -122,7 +127,7 @@ def test_the_reason_is_the_reader_s_where_it_knows_why_kernels_are_missing() -> 
 def test_copies_alone_are_unknown_and_an_empty_trace_too(tmp_path: Path) -> None:
     only_copies = measured(tmp_path, [event("Memcpy HtoD", 0, 5, "gpu_memcpy")])
     assert only_copies.compute_utilization is None and "no kernel" in only_copies.reason
-    nothing = measured(tmp_path, [])
+    nothing = measured(tmp_path, [event("moment", 0, 0, "user_annotation")])
     assert nothing.window_ms is nothing.compute_utilization is None and "no event" in nothing.reason
 
 
@@ -133,7 +138,9 @@ def test_steps_without_any_kernel_are_a_measured_zero(tmp_path: Path) -> None:
 
 def test_a_graph_recorded_as_one_piece_computes() -> None:
     graph = pd.DataFrame([{"name": "CUDA graph 7", "kind": "graph", "device": 0, "start": 0, "end": 2_000_000}])
-    assert compute_utilization(ranges_only(kernels=graph)).compute_utilization == pytest.approx(0.4)
+    steps = pd.DataFrame({"step": [0], "start": [0], "end": [5_000_000]})
+    found = compute_utilization(ranges_only(kernels=graph, steps=steps))
+    assert found.compute_utilization == pytest.approx(0.4)
 
 
 def with_grids(kernels: list[tuple[int, int, int, tuple[int, int, int]]], sms: dict[int, int]) -> Timeline:
@@ -193,7 +200,7 @@ def test_the_weighting_agrees_with_looking_at_every_nanosecond(spans: list[tuple
 
 
 def test_rows_are_by_rank_with_the_trial_s_fields_in_front(tmp_path: Path) -> None:
-    gpu = [event("gemm", 0, 100, "kernel"), event("x", 0, 400, "user_annotation")]
+    gpu = [event("gemm", 0, 100, "kernel"), event("ProfilerStep#1", 0, 400, "user_annotation")]
     timelines = [read(write(tmp_path / f"trace-rank{rank}.json", gpu)) for rank in (1, 0)]
     trial = {"trial_id": "abc", "micro_batch_size": 8, "world_size": 2, "preset": "tiny", "status": "ok", "rank": 99}
     rows = compute_utilization_rows(trial, [ranges_only(rank=None), *timelines])

@@ -1,30 +1,21 @@
-"""gpu-acceptance on a machine without a GPU: what it says, that its steps are commands that exist, how it ends."""
+"""gpu-acceptance on a machine without a GPU: what it says, what it keeps, how it ends."""
 
+import ast
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.acceptance_steps import TOTAL_SECONDS, Step, seconds_for, steps
-
-ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = ROOT / "tests/gpu/acceptance.py"
-ABOUT = {"python": "3", "torch": "2", "cuda": "13", "gpus": ["NVIDIA H200, 580.1"], "commit": "c"}
-
-
-def acceptance() -> Any:
-    spec = util.spec_from_file_location("acceptance", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from support.acceptance_script import ABOUT, SCRIPT, acceptance
+from support.acceptance_steps import Step
+from support.cli import ROOT
 
 
 def python(name: str, code: str, longest: float = 30, *more: str) -> Step:
@@ -52,11 +43,29 @@ def test_a_python_without_torch_is_told_to_name_another(tmp_path: Path) -> None:
     bare = [sys.executable, "-I", "-S", str(SCRIPT), str(tmp_path / "out")]  # without site-packages
     done = subprocess.run(bare, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "has no torch, numpy, msgspec, tyro, psutil: " in done.stderr and "PYTHON=<python>" in done.stderr
+    needed = "torch, numpy, msgspec, psutil, pynvml, tyro, docstring_parser, typeguard, typing_extensions, which"
+    assert f"has no {needed}" in done.stderr and "PYTHON=<python>" in done.stderr
+    assert "nvtx (profile ncu, profile nsys, profile nvtx emit)" in done.stderr and "nvidia-ml-py" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("words", [[""], [], ["--publish"], ["--publish", ""], ["-h"], ["a", "b"]])
+@pytest.mark.parametrize("words", [["{out}"], ["--tests", "{out}"], ["--publish", "{out}"]])
+def test_an_older_python_is_told_to_name_another_before_anything_it_lacks(words: list[str], tmp_path: Path) -> None:
+    # As 3.10 is: no datetime.UTC; what it cannot parse would show in the grammar of 3.8.
+    ast.parse(SCRIPT.read_text(encoding="utf-8"), feature_version=(3, 8))
+    code = (
+        "import datetime, runpy, sys; sys.version_info = (3, 10, 4, 'final', 0); sys.version = '3.10.4 (main)'; "
+        "del datetime.UTC; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    given = [word.format(out=tmp_path / "out") for word in words]
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(SCRIPT), *given], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "3.11" in done.stderr and "3.10.4" in done.stderr and "PYTHON=" in done.stderr
+
+
+@pytest.mark.parametrize("words", [[""], [], ["--publish"], ["--publish", ""], ["-h"], ["a", "b"], ["--tests"]])
 def test_without_a_folder_it_says_how_to_call_it(words: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, check=False, timeout=60
@@ -64,74 +73,88 @@ def test_without_a_folder_it_says_how_to_call_it(words: list[str]) -> None:
     assert done.returncode == 2 and "OUT=<folder>" in done.stderr
 
 
-def test_every_profiler_and_no_unknown_command_is_in_it(tmp_path: Path) -> None:
-    from bench.cli.main import COMMANDS
-    from bench.profilers import PROFILERS
-
-    plan = steps(tmp_path)
-    commands = [step.command[3] for step in plan if step.command[2] == "bench.cli.main"]
-    assert set(commands) <= set(COMMANDS)
-    profilers = {step.command[step.command.index("--profiler") + 1] for step in plan if "--profiler" in step.command}
-    assert profilers == set(PROFILERS) - {"nvprof"}, "nvprof cannot run on the GPUs of today"
-    assert len({step.name for step in plan}) == len(plan)
-
-
-def test_every_command_line_is_parsed_and_planned_for_one_gpu(tmp_path: Path) -> None:
-    from bench.cli import doctor, profile, report, speed_of_light, throughput
-    from bench.cli.options import parse, parse_task
-    from bench.devices import Devices, Gpu
-    from bench.plan import expand
-
-    devices = Devices("cuda", (Gpu("NVIDIA H200", "0", "GPU-0", 141 << 30),), 16)
-    trials: dict[str, int] = {}
-    for step in steps(tmp_path):
-        if step.command[2] != "bench.cli.main":
-            assert (ROOT / step.command[-1]).is_dir()
-            continue
-        name, words = step.command[3], step.command[4:]
-        if name == "throughput":
-            found = parse_task(throughput.ThroughputOptions, words, name)
-            trials[step.name] = len(expand(found.sweep, devices))
-        elif name == "profile":
-            wanted = parse_task(profile.ProfileOptions, words, name)
-            options = profile.profiler_words(wanted)
-            trials[step.name] = len(expand(wanted.sweep, devices, "profile", wanted.profiler, options))
-        elif name == "speed-of-light":
-            light = parse_task(speed_of_light.SpeedOfLightOptions, words, name, sweep=False)
-            assert speed_of_light.planned(light, devices).levers == "unpad"
-        elif name == "doctor":
-            assert parse(doctor.DoctorOptions, words, name).json
-        else:
-            assert parse(report.ReportOptions, words, name).path == tmp_path
-    # Trials of each: our own with its levers beside the others; one batch for a search and a profile.
-    assert trials == {
-        "throughput large 512": 4, "throughput large 128": 5, "throughput base": 6, "max batch": 1,
-        "profile torch": 1, "profile ncu": 1, "profile nsys": 1, "profile nvtx emit": 1,
-    }  # fmt: skip
+def test_the_tests_of_commands_are_begun_only_with_their_time_and_can_be_made_alone(tmp_path: Path) -> None:
+    module, out = acceptance(), tmp_path / "out"
+    late = Step("tests", [sys.executable, "-c", "raise SystemExit(9)"], 240, 0, least=200)
+    module.seconds_for = lambda number, plan, elapsed: 80.0  # what the steps before have left
+    assert module.run_all(out, [python("a", "pass"), late], ABOUT) == 0, "no failure: it has a call of its own"
+    row = record_in(out)["steps"][1]
+    assert row["outcome"] == "apart" and "80 s are left" in row["why"] and "make gpu-tests" in row["why"]
+    for body, outcome, end in (("pass", "ok", 0), ("assert 0", "failed", 1)):
+        assert module.add_tests(out, ABOUT, made_test(tmp_path, body)) == end
+        steps_now = record_in(out)["steps"]
+        assert [step["name"] for step in steps_now] == ["a", "tests"] and steps_now[1]["outcome"] == outcome
+        assert "acceptance.json" in names_in(out)
+    assert module.add_tests(tmp_path / "new", ABOUT, made_test(tmp_path, "pytest.skip('r')")) == 1, "no test has run"
+    assert [step["name"] for step in record_in(tmp_path / "new")["steps"]] == ["tests"]
+    (tmp_path / "new/acceptance.json").write_text("[]")
+    assert module.add_tests(tmp_path / "new", ABOUT, made_test(tmp_path, "pass")) == 2
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_every_sweep_is_refused_for_want_of_a_gpu_alone(tmp_path: Path) -> None:
-    sweeps = [step.command for step in steps(tmp_path) if set(step.command) & {"throughput", "speed-of-light"}]
-    assert len(sweeps) == 5
-    for command in sweeps:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == 2 and "no GPU can be used" in done.stderr and len(done.stderr.splitlines()) == 1, (
-            done.stderr
-        )
+def made_test(folder: Path, body: str) -> Step:
+    file = folder / "test_made.py"
+    file.write_text(f"import pytest\n\n\ndef test_made():\n    {body}\n")
+    alone = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder)]
+    return Step("tests", [sys.executable, "-m", "pytest", "-vv", *alone, str(file)], 60, 0)
 
 
-def test_no_step_can_use_up_the_time_of_those_after_it(tmp_path: Path) -> None:
-    plan = steps(tmp_path)
-    assert TOTAL_SECONDS + 20 <= 540, "nine minutes, ending the last step included"
-    elapsed = 0.0
-    for number, step in enumerate(plan):  # each takes all it is given
-        limit = seconds_for(number, plan, elapsed)
-        assert limit >= step.held and limit <= step.longest, step.name
-        elapsed += limit
-    assert elapsed <= TOTAL_SECONDS
-    assert all(0 < step.held < step.longest for step in plan[:-1]) and plan[-2].name == "report"
-    assert sum(step.held for step in plan) <= 0.85 * TOTAL_SECONDS, "some time is anybody's"
+def names_in(out: Path) -> list[str]:
+    with tarfile.open(out / "acceptance.tar.gz") as tar:
+        return tar.getnames()
+
+
+def test_real_tests_are_told_by_name_also_where_they_were_ended(tmp_path: Path) -> None:
+    file = tmp_path / "test_x.py"
+    file.write_text(
+        "import pytest, time\n\n\n@pytest.mark.parametrize('v', ['a b', 2])\ndef test_good(v):\n    pass\n\n\n"
+        "def test_bad():\n    assert 0\n\n\n@pytest.mark.skip(reason='r')\ndef test_left():\n    pass\n\n\n"
+        "def test_slow():\n    time.sleep(60)\n"
+    )
+    pytest_of = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir"]
+    found = ran(Step("correctness", [*pytest_of, str(tmp_path), str(file)], 12, 0), tmp_path / "logs")
+    told = {"passed": ["test_good[a b]", "test_good[2]"], "skipped": ["test_left"], "failed": ["test_bad"]}
+    assert found["figures"] == told and found["outcome"] == "timeout"
+    found = ran(Step("correctness", [*pytest_of, str(tmp_path), str(file), "-k", "bad"], 30, 0), tmp_path / "logs")
+    assert found["outcome"] == "failed" and "failed: test_bad" in found["why"]
+    found = ran(Step("correctness", [*pytest_of, str(tmp_path), str(file), "-k", "left"], 30, 0), tmp_path / "logs")
+    assert found["outcome"] == "failed" and found["why"] == "no test has run"
+
+
+def begun(out: Path) -> "tuple[subprocess.Popen[bytes], int]":
+    """Begin a run of three steps; return it and the process of the second, which waits, once that has begun."""
+    program = f"""
+import signal, sys
+sys.path[:0] = [{str(ROOT / "tests/gpu")!r}]
+import acceptance
+from support.acceptance_steps import Step
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.default_int_handler)
+plan = [Step(name, [sys.executable, "-c", code], 60, 0) for name, code in (
+    ("a", "print(5)"), ("b", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"), ("c", "pass"))]
+sys.exit(acceptance.run_all(acceptance.Path({str(out)!r}), plan, {ABOUT!r}))
+"""
+    child = subprocess.Popen([sys.executable, "-c", program], cwd=out.parent)
+    log = out / "logs/b.out"
+    for _ in range(300):
+        if log.exists() and log.read_text().strip():
+            break
+        time.sleep(0.1)
+    return child, int(log.read_text())
+
+
+def test_a_run_that_is_killed_has_left_what_it_had_in_one_tar(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    child, waiting = begun(out)
+    child.kill()
+    child.wait(30)
+    os.kill(waiting, signal.SIGKILL)
+    with tarfile.open(out / "acceptance.tar.gz") as tar:
+        member = tar.extractfile("acceptance.json")
+        assert member is not None
+        packed = json.load(member)
+        assert {"acceptance.md", "logs/a.out"} <= set(tar.getnames())
+    assert [(step["name"], step["outcome"]) for step in packed["steps"]] == [("a", "ok")]
+    assert [step["outcome"] for step in record_in(out)["steps"]] == ["ok", "interrupted"]
 
 
 def test_a_failing_step_is_a_row_and_a_missing_tool_is_no_failure(tmp_path: Path) -> None:
@@ -144,6 +167,8 @@ def test_a_failing_step_is_a_row_and_a_missing_tool_is_no_failure(tmp_path: Path
     assert late["outcome"] == "timeout" and late["seconds"] < 15
     left = ran(Step("e", ["none"], 0.5, 0), tmp_path)
     assert left["outcome"] == "not reached" and "0 s are left" in left["why"]
+    out = ran(Step("g", ["/no/such/command"], 5, 0, needs=("nvtx", "ncu"), lacks=("nvtx",)), tmp_path)
+    assert (out["outcome"], out["why"]) == ("absent", "it needs nvtx")
     lost = ran(Step("f", ["/no/such/command"], 5, 0), tmp_path)
     assert lost["outcome"] == "failed" and "cannot be started" in lost["why"]
 
@@ -204,7 +229,7 @@ def test_the_record_is_true_after_every_step_and_the_exit_code_says_whether_all_
     assert module.run_all(tmp_path / "out", plan, ABOUT) == 0
     record = record_in(tmp_path / "out")
     assert [step["outcome"] for step in record["steps"]] == ["ok"] * 3
-    assert [step["figures"] for step in record["steps"]][1:] == [["1"], ["2"]]
+    assert [step["figures"] for step in record["steps"]][1:] == [["2"], ["3"]], "the one that has begun included"
     assert "3 steps are ok." in (tmp_path / "out/acceptance.md").read_text()
     assert module.run_all(tmp_path / "two", [python("a", "raise SystemExit(1)"), python("b", "pass")], ABOUT) == 1
     assert [step["outcome"] for step in record_in(tmp_path / "two")["steps"]] == ["failed", "ok"]
@@ -229,29 +254,13 @@ def test_a_folder_with_an_earlier_run_is_refused_and_left_alone(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_midway_keeps_what_is_recorded_and_ends_the_step(tmp_path: Path, number: int) -> None:
     out = tmp_path / "out"
-    program = f"""
-import signal, sys
-sys.path[:0] = [{str(ROOT / "tests/gpu")!r}]
-import acceptance
-from support.acceptance_steps import Step
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, signal.default_int_handler)
-plan = [Step(name, [sys.executable, "-c", code], 60, 0) for name, code in (
-    ("a", "print(5)"), ("b", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"), ("c", "pass"))]
-sys.exit(acceptance.run_all(acceptance.Path({str(out)!r}), plan, {ABOUT!r}))
-"""
-    child = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
-    log = out / "logs/b.out"
-    for _ in range(300):
-        if log.exists() and log.read_text().strip():
-            break
-        time.sleep(0.1)
+    child, waiting = begun(out)
     os.kill(child.pid, number)
     assert child.wait(30) == 130
     record = record_in(out)
     assert [step["outcome"] for step in record["steps"]] == ["ok", "interrupted", "not reached"]
     assert record["steps"][0]["figures"] == ["5"] and record["ended"] == "interrupted" and record["seconds"] > 0
-    assert gone(int(log.read_text())) and "interrupted" in (out / "acceptance.md").read_text()
+    assert gone(waiting) and "interrupted" in (out / "acceptance.md").read_text()
 
 
 def test_a_full_disk_ends_the_run_with_one_line_and_the_last_whole_record(
@@ -262,8 +271,8 @@ def test_a_full_disk_ends_the_run_with_one_line_and_the_last_whole_record(
 
     def full(path: Path, text: str) -> None:
         calls.append(path)
-        if len(calls) > 4:  # the empty record and that of the first step are written
-            raise module.StorageError(f"cannot write {path}: the disk is full")
+        if len(calls) > 4:  # two files each: the first step has begun, and it has ended
+            raise module.StorageError("disk-full", f"cannot write {path}: the disk is full")
         write(path, text)
 
     module.write_text = full

@@ -2,13 +2,16 @@
 
 import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import ncu_csv
-from support.acceptance_checks import MOST_ROWS, complaint, figures
+from support.acceptance_checks import MOST_ROWS, complaint, figures, only_oom_that_may_be
 from support.acceptance_report import markdown
+from support.acceptance_script import acceptance
+from support.acceptance_steps import Step
 
 from analysis.explain import explain
 from analysis.metrics.core_utilization import rows as core_rows
@@ -62,6 +65,32 @@ def test_throughput_needs_speed_use_memory_and_energy_of_every_trial() -> None:
     bad = {**ROW, "status": "refused", "reason": "fp8: this GPU has none"}
     assert complaint("throughput x", {"rows": [bad]}) == "bertbench unpad 512: refused: fp8: this GPU has none"
     assert complaint("throughput x", {"rows": []}) and complaint("throughput x", {})
+
+
+@pytest.mark.parametrize(
+    ("change", "accepted"),
+    [
+        ({"implementation": "hf", "micro_batch_size": 128}, True),
+        ({"implementation": "hf-compiled", "micro_batch_size": 128}, True),
+        ({"implementation": "bertbench", "micro_batch_size": 128}, False),
+        ({"implementation": "hf", "micro_batch_size": 64}, False),
+        ({"implementation": "hf", "micro_batch_size": 128, "seq_len": 128}, False),
+        ({"implementation": "hf", "micro_batch_size": 128, "status": "crashed"}, False),
+    ],
+)
+def test_that_hugging_face_does_not_fit_at_batch_128_is_a_result(
+    change: dict[str, Any], accepted: bool, tmp_path: Path
+) -> None:
+    row = {**ROW, "levers": "", "status": "oom", "reason": "CUDA out of memory", "samples_per_second": None, **change}
+    found = {"rows": [ROW, row]}
+    assert (complaint("throughput x", found) == "") is accepted
+    assert only_oom_that_may_be("throughput x", found) is accepted
+    # The command itself ends with 3 where a trial is not ok.
+    code = f"import sys; sys.stdout.write({json.dumps(found)!r}); sys.exit(3)"
+    step = Step("throughput x", [sys.executable, "-c", code, "--json"], 30, 0)
+    done = acceptance().run_step(step, 30, tmp_path)
+    assert (done["outcome"] == "ok") is accepted and done["exit_code"] == 3
+    assert not only_oom_that_may_be("throughput x", {"rows": [row]}), "nothing was measured then"
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.refusals import check_refusal, refused
 
 from bench.cli import convert
 from bench.cli.main import run
 from bert.checkpoints.ours import load_model, save_model
 from bert.config import ModelConfig
 from bert.model import BertForPretraining
-from common.errors import InputError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, intermediate_size=16, vocab_size=13, max_positions=8)
@@ -76,15 +76,14 @@ def test_json_is_the_summary_and_nothing_else(source: Path, tmp_path: Path, caps
 def test_expected_failures_are_one_message_and_exit_code_2(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(InputError, match="is not there"):
+    with refused("path-missing", tmp_path / "none"):
         convert.main([str(tmp_path / "none"), str(tmp_path / "x")])
-    with pytest.raises(UsageError, match="is there already"):
+    with refused("folder-occupied", source):
         convert.main([str(source), str(source)])
     assert run(["convert", str(tmp_path / "none"), str(tmp_path / "x")]) == 2
-    assert capsys.readouterr().err.startswith("bertbench: ")
-    with pytest.raises(SystemExit) as caught:
+    check_refusal(capsys.readouterr().err, "path-missing", tmp_path / "none")
+    with refused("option-value", "convert --help"):
         convert.main([str(source), str(tmp_path / "x"), "--to", "onnx"])
-    assert caught.value.code == 2
     assert not (tmp_path / "x").exists()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.file_server import Site
+from support.refusals import refused
 from test_obtain import LARGE, QUICK, ROOT, SMALL, add_dump
 
 from bench.cli import data_download
@@ -17,7 +18,7 @@ from bench.cli.data_download import run
 from bench.cli.download_progress import describe_bytes, show_download
 from bert.data.remote.obtain import RemoteOptions, obtain
 from bert.data.remote.sources import SOURCES
-from common.errors import UsageError
+from common.errors import Code
 
 pytestmark = pytest.mark.usefixtures("no_remote_variables")
 
@@ -50,18 +51,18 @@ def test_the_list_names_what_is_fetched_and_how_to_get_the_rest(capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("argv", "code", "fact"),
     [
-        ([], "needs a name"),
-        (["wikipediax"], "did you mean"),
-        (["gutenberg"], "robot/harvest"),
-        (["squad", "pg19", "--mirror", "http://a"], "one name"),
-        (["squad", "--mirror", "file:///a"], "http://"),
-        (["squad", "bookcorpus"], "no longer"),
+        ([], "option-missing", "--list"),
+        (["wikipediax"], "option-choice", "'wikipedia'"),
+        (["gutenberg"], "option-choice", "robot/harvest"),
+        (["squad", "pg19", "--mirror", "http://a"], "option-conflict", "--mirror"),
+        (["squad", "--mirror", "file:///a"], "option-value", "http://"),
+        (["squad", "bookcorpus"], "option-choice", "bookcorpus"),
     ],
 )
-def test_bad_requests_are_refused_before_the_first_byte(argv: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_bad_requests_are_refused_before_the_first_byte(argv: list[str], code: Code, fact: str, tmp_path: Path) -> None:
+    with refused(code, fact):
         run([*argv, "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 

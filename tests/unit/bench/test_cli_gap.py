@@ -8,6 +8,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
+from support.refusals import check_refusal, refused
 
 from analysis.metrics.head_comparison import COLUMNS as HEAD_COLUMNS
 from analysis.metrics.head_comparison import HeadResult
@@ -19,7 +20,7 @@ from bert.checkpoints.ours import save_model
 from bert.config import ModelConfig
 from bert.data.gap.store import open_features
 from bert.gap.model import BertForMentions
-from common.errors import UsageError
+from common.errors import Code
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +55,19 @@ def test_data_gap_tells_what_became_of_every_row(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [("ID\tText\n", "lacks the columns Pronoun"), ("", "is empty"), ("a,b\n", "is no header")],
+    ("content", "code", "fact"),
+    [("ID\tText\n", "columns-missing", "Pronoun"), ("", "file-empty", ""), ("a,b\n", "file-format", "a,b")],
     ids=("header", "empty", "csv"),
 )
 def test_data_gap_refuses_with_one_message_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, reason: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, code: Code, fact: str
 ) -> None:
     source = tmp_path / "gap-development.tsv"
     source.write_text(content)
     vocab = vocabulary(tmp_path / "vocab.txt")
     words = ["data", "gap", "--input", str(source), "--vocab", str(vocab), "--output", str(tmp_path / "out")]
     assert run(words) == 2
-    assert reason in capsys.readouterr().err
+    check_refusal(capsys.readouterr().err, code, source.name, fact)
     assert not (tmp_path / "out").exists()
 
 
@@ -117,7 +118,7 @@ def test_a_model_that_was_not_trained_on_gap_is_refused(
     save_model(tmp_path / "model", BertForQuestionAnswering(shape))
     (features,) = folder.glob("gap-validation-*.safetensors")
     assert run(["predict", "gap", "--checkpoint", str(tmp_path / "model"), "--features", str(features)]) == 2
-    assert "no model that was trained on gap" in capsys.readouterr().err
+    check_refusal(capsys.readouterr().err, "checkpoint-missing", tmp_path / "model", "train gap")
 
 
 def test_eval_gap_prints_scores_slices_and_writes_a_picture(
@@ -146,37 +147,37 @@ def test_predictions_of_another_dataset_are_refused(tmp_path: Path, capsys: pyte
     system = tmp_path / "system.tsv"
     system.write_text("x\tTRUE\tFALSE\n")
     assert run(["eval", "gap", "--dataset", str(gold), "--predictions", str(system)]) == 2
-    assert "none of the 1 predictions" in capsys.readouterr().err
+    check_refusal(capsys.readouterr().err, "answers-invalid", 1, system, gold)
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "code", "fact"),
     [
-        ([], "a task is needed: bertbench compare-heads gap [options]; see bertbench compare-heads --help"),
-        (["squad"], "unknown task with several heads 'squad'"),
-        (["gap", "--heads", "mul", "best"], "unknown head 'best'"),
-        (["gap", "--heads", "mul", "mul"], "name each head once"),
-        (["gap", "--head", "mul"], "--head is what is compared"),
-        (["gap", "--data", "synthetic", "--steps", "3"], "how they do on validation"),
-        (["gap", "--data", "FOLDER", "--eval-every", "0"], "how they do on validation"),
-        (["gap", "--data", "FOLDER", "--train-on-all"], "--train-on-all trains on validation too"),
+        ([], "option-missing", "bertbench compare-heads gap [options]"),
+        (["squad"], "option-choice", "'squad'"),
+        (["gap", "--heads", "mul", "best"], "option-choice", "'best'"),
+        (["gap", "--heads", "mul", "mul"], "option-value", "--heads mul mul"),
+        (["gap", "--head", "mul"], "option-not-applicable", "--heads mul concat"),
+        (["gap", "--data", "synthetic", "--steps", "3"], "data-missing", "--data"),
+        (["gap", "--data", "FOLDER", "--eval-every", "0"], "data-missing", "--eval-every 0"),
+        (["gap", "--data", "FOLDER", "--train-on-all"], "option-conflict", "--train-on-all"),
     ],
     ids=range(8),
 )
 def test_what_compares_no_heads_is_refused(
-    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: Code, fact: str
 ) -> None:
     given = [str(folder) if word == "FOLDER" else word for word in words]
     out = ["--preset", "tiny", "--device", "cpu", "--out", str(tmp_path / "out")] if words else []
     assert run(["compare-heads", *given, *out]) == 2
-    assert reason in capsys.readouterr().err
+    check_refusal(capsys.readouterr().err, code, fact)
 
 
 def test_options_of_gap_are_of_no_other_task() -> None:
     assert TaskFlags(head="span", sample_limit=5).options("gap") == {
         "head": "span", "sample_limit": 5, "train_on_all": False,
     }  # fmt: skip
-    with pytest.raises(UsageError, match="--head is an option of the task gap"):
+    with refused("option-not-applicable", "--head", "gap", "squad"):
         TaskFlags(head="span").options("squad")
 
 
@@ -244,7 +245,7 @@ def test_a_folder_that_cannot_be_written_is_met_before_anything_is_predicted(
     model = checkpoint(tmp_path / "model", folder, "mul")
     words = ["predict", "gap", "--checkpoint", str(model), "--features", str(features), "--device", "cpu", "--out"]
     assert run([*words, "/proc/predictions"]) != 0
-    assert "cannot write /proc/predictions" in capsys.readouterr().err
+    check_refusal(capsys.readouterr().err, "write-failed", "/proc/predictions")
 
 
 def test_predict_gap_names_the_dataset_to_score_against(

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.glue_folders import VOCABULARY, make_glue, write_vocabulary
+from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
 from bert.data.glue.tasks import TASKS
 from bert.glue.answers import answer_file, answers_text, read_answers, write_answers
-from common.errors import InputError
+from common.errors import Code
 
 
 @pytest.fixture
@@ -62,24 +63,24 @@ def test_eval_glue_prints_the_scores_of_the_benchmark(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "code", "facts"),
     [
-        ("index,prediction\n0,1\n", "line 1: 'index,prediction' is not the header"),
-        ("index\tprediction\n0\t1\n0\t1\n", "line 3: a second answer for index 0"),
-        ("index\tprediction\n0\t2\n", "line 2: '2' is no answer of cola: 0, 1"),
-        ("index\tprediction\n0 1\n", "line 2: '0 1' is no index and prediction"),
-        ("index\tprediction\n0\t1\n", "no answer for 11 of the 12 rows"),
-        ("", "is empty"),
+        ("index,prediction\n0,1\n", "file-format", ["line 1", "'index,prediction'"]),
+        ("index\tprediction\n0\t1\n0\t1\n", "answers-invalid", ["line 3", "index 0"]),
+        ("index\tprediction\n0\t2\n", "answers-invalid", ["line 2", "'2'", "cola", "0, 1"]),
+        ("index\tprediction\n0 1\n", "rows-invalid", ["line 2", "'0 1'"]),
+        ("index\tprediction\n0\t1\n", "answers-invalid", ["11 of the 12"]),
+        ("", "file-empty", []),
     ],
 )
 def test_answers_that_cannot_be_scored_are_refused_with_their_line(
-    content: str, said: str, glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, code: Code, facts: list[str], glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "answers.tsv"
     path.write_text(content)
     labels = str(glue / "CoLA" / "dev.tsv")
     assert run(["eval", "glue", "--task", "cola", "--labels", labels, "--predictions", str(path)]) == 2
-    assert said in capsys.readouterr().err
+    check_refusal(capsys.readouterr().err, code, path.name, *facts)
 
 
 def test_a_table_without_labels_cannot_be_scored(
@@ -88,7 +89,7 @@ def test_a_table_without_labels_cannot_be_scored(
     path = write_dev(tmp_path / "answers.tsv", "mnli", ["neutral"] * 12)
     labels = str(glue / "MNLI" / "test_matched.tsv")
     assert run(["eval", "glue", "--task", "mnli", "--labels", labels, "--predictions", str(path)]) == 2
-    assert "gold_label is not among" in capsys.readouterr().err
+    check_refusal(capsys.readouterr().err, "columns-missing", "gold_label")
 
 
 def test_eval_glue_says_which_table_it_scores_and_notes_answers_to_another_one(
@@ -146,7 +147,7 @@ def test_answers_are_written_as_the_server_takes_them(tmp_path: Path) -> None:
         write_answers(tmp_path / f"{spec.name}.tsv", spec, spec.tests[0], index, values)
         found = read_answers(tmp_path / f"{spec.name}.tsv", spec)
         assert found == dict(zip(index.tolist(), values.tolist(), strict=True))
-    with pytest.raises(InputError):
+    with refused("path-missing", tmp_path / "missing.tsv"):
         read_answers(tmp_path / "missing.tsv", TASKS["cola"])
 
 
@@ -201,15 +202,15 @@ def test_predictions_that_cannot_be_made_are_refused(
     words = ["predict", "glue", "--checkpoint", model, "--out", str(tmp_path / "out"), "--features"]
     cola = str(next(data.glob("glue-cola-dev-*.safetensors")))
     stsb = str(next(data.glob("glue-stsb-dev-*.safetensors")))
-    for more, said in (
-        ([str(data)], "holds features of cola, mnli, stsb: say with --task"),
-        ([str(data), "--task", "rte"], "no GLUE features of rte to predict"),
-        ([cola, stsb], "predict them one after the other"),
-        ([str(tmp_path)], "no GLUE features of any task to predict"),
-        ([cola, "--batch-size", "0"], "--batch-size 0"),
+    for more, code, facts in (
+        ([str(data)], "data-ambiguous", ["cola, mnli, stsb", "--task"]),
+        ([str(data), "--task", "rte"], "data-unprepared", [data, "--task rte"]),
+        ([cola, stsb], "data-mismatch", [cola, stsb]),
+        ([str(tmp_path)], "data-unprepared", [tmp_path]),
+        ([cola, "--batch-size", "0"], "option-value", ["--batch-size 0"]),
     ):
         assert run([*words, *more]) == 2
-        assert said in capsys.readouterr().err
+        check_refusal(capsys.readouterr().err, code, *facts)
     assert not (tmp_path / "out").exists()
 
 

@@ -8,10 +8,10 @@ import h5py
 import numpy as np
 import pytest
 from support import pretraining_shards as shards
+from support.refusals import refused
 
 from analysis.report.dataset_figures import LengthCounts, draw_lengths
 from bench.cli import data_inspect, data_verify
-from common.errors import InputError, UsageError
 
 FIRST = "small_training_0.hdf5"
 
@@ -107,18 +107,14 @@ def test_a_picture_beside_the_shards_disturbs_nothing(folder: Path) -> None:
 
 
 def test_bad_input_is_refused(folder: Path, tmp_path: Path) -> None:
-    for argv, said in (
-        ([str(tmp_path / "none")], "none does not exist"),
-        ([str(folder), "--seq-len", "512"], "holds no preparation of 512 tokens"),
-        ([str(folder), "--vocab", "none.txt"], "cannot read the vocabulary none.txt"),
+    for argv, code, facts in (
+        ([str(tmp_path / "none")], "path-missing", (tmp_path / "none",)),
+        ([str(folder), "--seq-len", "512"], "data-mismatch", (folder, 512)),
+        ([str(folder), "--vocab", "none.txt"], "path-missing", ("none.txt",)),
+        ([str(folder), "--samples", "-1"], "option-value", ("--samples -1",)),
+        ([str(folder), "--workers", "0"], "option-value", ("--workers 0", 1)),
     ):
-        with pytest.raises(InputError, match=said):
-            data_inspect.run(argv)
-    for argv, said in (
-        ([str(folder), "--samples", "-1"], "--samples -1 must not be negative"),
-        ([str(folder), "--workers", "0"], "--workers 0 must be at least 1"),
-    ):
-        with pytest.raises(UsageError, match=said):
+        with refused(code, *facts):
             data_inspect.run(argv)
 
 
@@ -136,7 +132,7 @@ def test_verify_says_equal_or_what_differs(folder: Path, tmp_path: Path, capsys:
     assert data_verify.run([str(folder), str(other), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["equal_content"] is False and found["differences"][0]["first_row"] == 3
-    with pytest.raises(InputError, match="none does not exist"):
+    with refused("path-missing", tmp_path / "none"):
         data_verify.run([str(folder), str(tmp_path / "none")])
 
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.refusals import check_refusal
 from support.squad_columns import dataset, paragraph, question, small_vocabulary
 
 from bench.cli.main import run
@@ -31,7 +32,7 @@ def test_the_summary_says_what_was_made_and_what_was_left_out(
 
 def test_bad_input_is_one_message_and_exit_code_2(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "squad", *given, "--squad-version", "2.0"]) == 2
-    assert "give --squad-version 1.1 (or auto)" in capsys.readouterr().err
+    check_refusal(capsys.readouterr().err, "data-mismatch", "--squad-version 1.1", "auto")
 
 
 def test_scaling_writes_a_table_and_a_picture_of_both_modes(

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import refused
 
 import bench.collect
 from analysis.records import STEP_COLUMNS, TELEMETRY_COLUMNS, RunDirectory, Trial, write_record
 from bench.cli import collect as command
 from bench.collect import collect
-from common.errors import InputError, UsageError
+from common.errors import Code
 
 WORLD = Trial(world_size=2, micro_batch_size=4, start_iteration=0, stop_iteration=4, device="cpu")
 
@@ -183,29 +184,28 @@ def test_links_and_pipes_are_left_out_and_named(tmp_path: Path) -> None:
     assert not any((tmp_path / "out" / name).exists() for name in ("secret", "folder", "pipe"))
 
 
-def refusals(tmp_path: Path) -> list[tuple[list[str], str]]:
+def refusals(tmp_path: Path) -> list[tuple[list[str], Code, object]]:
     one = put_node(tmp_path / "a", 0, 10)
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("x", encoding="utf-8")
     collect([one], tmp_path / "collected")
     return [
-        ([str(one)], "--out"),
-        ([str(one), "--out", str(one / "inside")], "lie in each other"),
-        ([str(one), "--out", str(tmp_path)], "lie in each other"),
-        ([str(tmp_path / "empty"), "--out", str(tmp_path / "o")], "holds no trials"),
-        ([str(tmp_path / "absent"), "--out", str(tmp_path / "o")], "is not a folder"),
-        ([str(one), "--out", str(tmp_path / "full")], "was not made by `bertbench collect`"),
-        ([str(tmp_path / "collected"), "--out", str(tmp_path / "o")], "was collected itself"),
+        ([str(one)], "option-missing", "--out"),
+        ([str(one), "--out", str(one / "inside")], "option-conflict", one / "inside"),
+        ([str(one), "--out", str(tmp_path)], "option-conflict", one),
+        ([str(tmp_path / "empty"), "--out", str(tmp_path / "o")], "run-incomplete", tmp_path / "empty"),
+        ([str(tmp_path / "absent"), "--out", str(tmp_path / "o")], "path-missing", tmp_path / "absent"),
+        ([str(one), "--out", str(tmp_path / "full")], "folder-occupied", tmp_path / "full"),
+        ([str(tmp_path / "collected"), "--out", str(tmp_path / "o")], "run-mismatch", tmp_path / "collected"),
     ]
 
 
 @pytest.mark.parametrize("number", range(7))
 def test_what_cannot_be_collected_is_refused(tmp_path: Path, number: int) -> None:
-    argv, said = refusals(tmp_path)[number]
-    with pytest.raises((UsageError, InputError)) as refused:
+    argv, code, fact = refusals(tmp_path)[number]
+    with refused(code, fact):
         command.main(argv)
-    assert said in str(refused.value)
 
 
 def damage(folder: Path) -> None:
@@ -260,11 +260,11 @@ def test_different_training_runs_are_refused_before_anything_is_copied_and_parts
         trained(tmp_path / "c", 0, 2e-4),
     )
     out = tmp_path / "out"
-    with pytest.raises(UsageError, match="different training runs"):
+    with refused("run-mismatch", other):
         collect([one, other], out)
     assert not (out / "checkpoints").exists()
     assert collect([one, part], out).trials == 1
-    with pytest.raises(UsageError, match="different training runs"):
+    with refused("run-mismatch", other):
         collect([other], out)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import check_refusal, refused
 
 from analysis.records import Trial, write_record
 from bench.cli.main import run as command
@@ -20,7 +21,7 @@ from bench.comparison import (
 )
 from bench.devices import Devices
 from bert.config import preset, shape_from_words, shape_in_words
-from common.errors import UsageError
+from common.errors import Code
 
 CPU = Devices("cpu", (), 4)
 GIVEN = {"preset": "tiny", "data": "synthetic", "seq_len": 32, "steps": 6, "precision": "fp32", "global_batch_size": 8}
@@ -76,7 +77,7 @@ def test_sets_of_levers_are_variants_of_our_own_implementation(tmp_path: Path) -
 def test_a_folder_of_another_implementation_is_not_gone_on_with(tmp_path: Path) -> None:
     pair = planned(tmp_path)
     trained(pair[0], implementation="hf-trainer")
-    with pytest.raises(UsageError, match="implementation hf-trainer, not bertbench"):
+    with refused("settings-changed", pair[0].run.path, "hf-trainer", "bertbench"):
         check_comparable(pair, CPU)
 
 
@@ -88,7 +89,7 @@ def test_what_makes_losses_of_hugging_face_differ_is_said(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("devices", [(2,), (2, 2), ()])
 def test_one_variant_is_no_comparison(devices: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match="needs two variants"):
+    with refused("option-missing", "--devices 1 2"):
         variants(("auto",), devices)
 
 
@@ -101,7 +102,7 @@ def test_variants_have_one_global_batch_and_folders_of_their_own(tmp_path: Path)
 
 def test_other_global_batches_are_refused(tmp_path: Path) -> None:
     pair = planned(tmp_path, micro_batch_size=2, grad_accum_steps=2, global_batch_size=None)
-    with pytest.raises(UsageError, match=r"single-1 4, ddp-2 8.*--global-batch-size"):
+    with refused("batch-size-mismatch", "single-1 4", "ddp-2 8", "--global-batch-size"):
         check_comparable(pair, CPU)
 
 
@@ -115,19 +116,18 @@ def test_the_same_training_goes_on_in_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"training": {"learning_rate": 0.5}}, "learning_rate 0.5, not"),
-        ({"training": {"seed": 7, "steps": 9}}, "steps 9, not 6; seed 7, not 42"),
-        ({"data": "/other"}, "data /other, not synthetic"),
-        ({"device": "cuda"}, "device cuda, not cpu"),
-        ({"threads_per_rank": 1}, "threads 1, not None"),
+        ({"training": {"learning_rate": 0.5}}, ["learning_rate 0.5"]),
+        ({"training": {"seed": 7, "steps": 9}}, ["steps 9", 6, "seed 7", 42]),
+        ({"data": "/other"}, ["/other", "synthetic"]),
+        ({"device": "cuda"}, ["cuda", "cpu"]),
+        ({"threads_per_rank": 1}, ["threads 1"]),
     ],
 )
-def test_a_folder_with_another_training_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_a_folder_with_another_training_is_refused(tmp_path: Path, change: dict[str, Any], words: list[object]) -> None:
     pair = planned(tmp_path)
     trained(pair[1], **change)
-    with pytest.raises(UsageError) as refused:
+    with refused("settings-changed", *words, "ddp-2", "--out"):
         check_comparable(pair, CPU)
-    assert words in str(refused.value) and "ddp-2" in str(refused.value) and "another --out" in str(refused.value)
 
 
 def test_data_of_another_content_are_refused_also_where_they_lie_alike(tmp_path: Path) -> None:
@@ -135,13 +135,13 @@ def test_data_of_another_content_are_refused_also_where_they_lie_alike(tmp_path:
     source = dataclasses.replace(pair[1].plan.source, fingerprint="new")
     pair[1] = dataclasses.replace(pair[1], plan=dataclasses.replace(pair[1].plan, source=source))
     trained(pair[1], data_fingerprint="old")
-    with pytest.raises(UsageError, match="a hash of the data old, not new"):
+    with refused("settings-changed", pair[1].run.path, "old", "new"):
         check_comparable(pair, CPU)
 
 
 def test_a_single_training_is_no_folder_for_a_comparison(tmp_path: Path) -> None:
     (tmp_path / "curve.csv").touch()
-    with pytest.raises(UsageError, match="run directory of one training"):
+    with refused("folder-occupied", tmp_path):
         check_comparable(planned(tmp_path), CPU)
 
 
@@ -171,23 +171,24 @@ def test_a_shape_that_is_no_preset_reaches_the_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "code", "fact"),
     [
-        ((), "a task is needed"),
-        (("pretain",), "unknown task"),
-        (("pretrain", "--devices", "1", "2"), "no data was given"),
-        (("pretrain", "--data", "synthetic", "--devices", "0", "2"), "at least 1"),
-        (("pretrain", "--data", "synthetic", "--strategy", "dpd"), "unknown strategy"),
-        (("pretrain", "--data", "synthetic", "--profile-steps", "-1"), "at least 0"),
-        (("pretrain", "--data", "synthetic", "--devices", "1", "4096", "--device", "cpu"), "4096 devices"),
+        ((), "option-missing", "bertbench compare-strategies pretrain"),
+        (("pretain",), "option-choice", "'pretrain'"),
+        (("pretrain", "--devices", "1", "2"), "option-missing", "--data"),
+        (("pretrain", "--data", "synthetic", "--devices", "0", "2"), "option-value", "--devices 0 2"),
+        (("pretrain", "--data", "synthetic", "--strategy", "dpd"), "option-choice", "'dpd'"),
+        (("pretrain", "--data", "synthetic", "--profile-steps", "-1"), "option-value", "--profile-steps -1"),
+        (("pretrain", "--data", "synthetic", "--devices", "1", "4096", "--device", "cpu"), "device-missing", "4096"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_runs(
-    words: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], code: Code, fact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     assert command(["compare-strategies", *words, *(["--out", str(out)] if words else [])]) == 2
-    assert told in capsys.readouterr().err and not out.exists()
+    check_refusal(capsys.readouterr().err, code, fact)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("words", [["--strategy=fspd"], ["--strategy", "fspd"], ["--implementation=hf_trainer"]])
@@ -195,4 +196,4 @@ def test_the_singular_of_a_list_means_the_list_however_its_value_is_given(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(["compare-strategies", "pretrain", "--devices", "1", *words]) == 2
-    assert "did you mean" in capsys.readouterr().err
+    check_refusal(capsys.readouterr().err, "option-choice", words[-1].rpartition("=")[2])

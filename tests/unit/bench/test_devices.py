@@ -3,9 +3,10 @@
 import os
 
 import pytest
+from support.refusals import refused
 
 from bench.devices import Devices, Gpu, core_groups, find_devices, physical_cores, select_gpus
-from common.errors import UsageError
+from common.errors import Code
 
 PRESENT = [
     Gpu("H200", "0", "GPU-aaaa1111-0000", 10),
@@ -30,17 +31,17 @@ def test_numbers_uuids_and_mig_names_are_found_in_the_order_given(wanted: str, u
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("wanted", "code", "name"),
     [
-        ("7", "'7' is not a GPU of this node"),
-        ("GPU-", "matches several"),
-        ("0,0", "twice"),
-        ("0,GPU-aaaa1111-0000", "twice"),
-        ("banana", "is not a GPU"),
+        ("7", "device-missing", "'7'"),
+        ("GPU-", "option-value", "'GPU-'"),
+        ("0,0", "option-value", "'0'"),
+        ("0,GPU-aaaa1111-0000", "option-value", "'GPU-aaaa1111-0000'"),
+        ("banana", "device-missing", "'banana'"),
     ],
 )
-def test_names_that_mean_nothing_are_refused_instead_of_dropped(wanted: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_names_that_mean_nothing_are_refused_instead_of_dropped(wanted: str, code: Code, name: str) -> None:
+    with refused(code, "CUDA_VISIBLE_DEVICES", name):
         select_gpus(wanted, PRESENT)
 
 
@@ -53,7 +54,7 @@ def test_a_child_sees_exactly_its_devices_under_the_names_the_user_gave() -> Non
     devices = Devices("cuda", tuple(select_gpus("GPU-bbbb,0", PRESENT)), 8)
     assert devices.environment(1)["CUDA_VISIBLE_DEVICES"] == "GPU-bbbb"
     assert devices.environment(2) == {"CUDA_VISIBLE_DEVICES": "GPU-bbbb,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    with pytest.raises(UsageError, match="3 devices were asked for, this node offers 2"):
+    with refused("device-missing", 3, "--devices 2"):
         devices.environment(3)
 
 
@@ -61,7 +62,7 @@ def test_a_mig_slice_is_named_never_numbered_and_used_alone() -> None:
     devices = Devices("cuda", tuple(select_gpus("2,1", PRESENT)), 8)
     assert devices.environment(1)["CUDA_VISIBLE_DEVICES"] == "MIG-cccc3333-0000"
     assert devices.default_world_sizes() == (1,)
-    with pytest.raises(UsageError, match="only one and NCCL cannot join them"):
+    with refused("device-unsupported", "2 MIG slices", "--devices 1"):
         devices.environment(2)
 
 
@@ -70,7 +71,7 @@ def test_a_cpu_build_of_torch_on_a_gpu_machine_is_said_once(monkeypatch: pytest.
     monkeypatch.setattr("bench.devices._nvml_gpus", lambda: PRESENT[:1])
     monkeypatch.setattr("bench.devices._torch_version", lambda: "2.13.0+cpu")
     assert find_devices().kind == "cpu" and "is a CPU build" in find_devices().note
-    with pytest.raises(UsageError, match="is a CPU build"):
+    with refused("device-missing", "--device cuda", "2.13.0+cpu", "bertbench doctor"):
         find_devices("cuda")
     monkeypatch.setattr("bench.devices._torch_version", lambda: "2.13.0+cu130")
     assert find_devices().kind == "cuda"
@@ -92,5 +93,5 @@ def test_hidden_gpus_mean_the_cpu_and_the_note_says_so(hidden: str, monkeypatch:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     devices = find_devices()
     assert devices.kind == "cpu" and "hides every GPU" in devices.note
-    with pytest.raises(UsageError, match="--device cuda"):
+    with refused("device-missing", "--device cuda", "bertbench doctor"):
         find_devices("cuda")

@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from importlib import metadata
@@ -18,6 +20,7 @@ from bench.profilers.nsys import NsightSystems
 from common.errors import MissingToolError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
+DOCKER = shutil.which("docker")
 CPU = Devices("cpu", (), 4, "NVML cannot be used")
 CUDA = Devices("cuda", (Gpu("H200", "0", "GPU-1", 10),), 4)
 SYS_ADMIN, PERFMON, NONE = 1 << 21, 1 << 38, 0
@@ -108,7 +111,9 @@ def test_an_old_nsys_with_a_new_nvtx_would_lose_the_ranges(
 
 def test_what_a_profiler_says_is_split_into_the_problem_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: NsightSystems, trial: Trial) -> None:
-        raise MissingToolError("Debian's nsys cannot write reports without a link: sudo ln -s /a/host: /b")
+        raise MissingToolError(
+            "tool-missing", "Debian's nsys cannot write reports without a link: sudo ln -s /a/host: /b"
+        )
 
     monkeypatch.setattr(NsightSystems, "check", refuse)
     found = row(CPU, "nsys")
@@ -190,7 +195,7 @@ def test_without_torch_its_profiler_is_absent(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_wrong_visible_devices_do_not_end_the_report() -> None:
-    checks = examine(UsageError("CUDA_VISIBLE_DEVICES='7': '7' is not a GPU of this node"))
+    checks = examine(UsageError("option-value", "CUDA_VISIBLE_DEVICES='7': '7' is not a GPU of this node"))
     assert {f"profiler {name}" for name in PROFILERS} <= {check.name for check in checks}
 
 
@@ -199,6 +204,74 @@ def test_inside_the_image_no_container_engine_is_missed(revision: str, monkeypat
     assert "tool docker" in [check.name for check in examine(CPU)]
     monkeypatch.setenv("BERTBENCH_REVISION", revision)
     assert "tool docker" not in [check.name for check in examine(CPU)]
+
+
+def client(machine: Path, name: str, answer: str) -> None:
+    """A client of a container engine: knows its own version, and does `answer` when it must ask its engine."""
+    path = machine / "bin" / name
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{name} version 28.2.2" && exit\n{answer}\n')
+    path.chmod(0o755)
+
+
+def engine_row() -> Check:
+    (found,) = [check for check in examine(CPU) if check.name == "tool docker"]
+    return found
+
+
+REFUSED = "echo 'Cannot connect to the Docker daemon at unix:///var/run/docker.sock.' >&2; exit 1"
+DENIED = "echo 'permission denied while trying to connect to the Docker daemon socket' >&2; exit 1"
+HANGS = "exec /bin/sleep 300"
+
+
+@pytest.mark.parametrize(
+    ("docker", "podman", "state", "detail", "remedy"),
+    [
+        (REFUSED, None, MISSING, "does not answer", "systemctl start docker"),
+        (DENIED, None, MISSING, "permission denied", "usermod -aG docker"),
+        (HANGS, None, MISSING, "did not end within 0.5 s", "systemctl start docker"),
+        (REFUSED, DENIED, MISSING, "does not answer", "systemctl start docker"),
+        (REFUSED, "exit 0", OK, "podman version 28.2.2, and its engine answers", ""),
+        ("exit 0", None, OK, "docker version 28.2.2, and its engine answers", ""),
+        (None, "exit 0", OK, "podman version 28.2.2, and its engine answers", ""),
+        (None, None, MISSING, "not on PATH", "install docker or podman"),
+    ],
+)
+def test_a_client_whose_engine_does_not_answer_is_no_engine(
+    docker: str | None,
+    podman: str | None,
+    state: str,
+    detail: str,
+    remedy: str,
+    machine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bench.doctor.ENGINE_TIMEOUT_SECONDS", 0.5 if docker == HANGS else 60.0)
+    for name, answer in (("docker", docker), ("podman", podman)):
+        if answer is not None:
+            client(machine, name, answer)
+    found = engine_row()
+    assert found.state == state and detail in found.detail and remedy in found.remedy
+    if docker is not None:
+        assert "docker version 28.2.2" in found.detail, "the client is there, and named"
+
+
+@pytest.mark.skipif(DOCKER is None, reason="no docker client is installed here")
+@pytest.mark.parametrize("daemon", ["none", "hangs"])
+def test_the_real_client_without_an_engine(
+    daemon: str, machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert DOCKER is not None
+    (machine / "bin" / "docker").symlink_to(DOCKER)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine.sock")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    with socket.socket(socket.AF_UNIX) as listening:
+        if daemon == "hangs":  # the kernel takes the connection, and nobody ever answers it
+            listening.bind(f"{tmp_path}/engine.sock")
+            listening.listen()
+        monkeypatch.setattr("bench.doctor.ENGINE_TIMEOUT_SECONDS", 1.0 if daemon == "hangs" else 60.0)
+        found = engine_row()
+    assert found.state == MISSING and "Docker version" in found.detail
+    assert ("did not end within 1 s" if daemon == "hangs" else "engine.sock") in found.detail
 
 
 def test_the_programs_that_take_jobs_are_looked_for(machine: Path) -> None:

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.refusals import refused
 
 from bench.devices import Devices, Gpu
 from bench.gpu_load import least_busy, near_cpus
 from bench.launching.node import cpus_of_ranks
-from common.errors import UsageError
 
 GIB = 2**30
 # Free memory in bytes, percent busy; None where NVML fails.
@@ -66,7 +66,7 @@ def test_loads_are_said_in_words(devices: Devices) -> None:
 
 
 def test_more_gpus_than_there_are_is_an_error_with_the_number(devices: Devices) -> None:
-    with pytest.raises(UsageError, match="6 GPUs were asked for, this node offers 5: give --here-gpus 5"):
+    with refused("device-missing", 6, "--here-gpus 5"):
         least_busy(devices, 6)
 
 

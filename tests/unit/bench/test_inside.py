@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import refused
 
 from analysis.records import RunDirectory, Trial, read_record
 from bench.devices import Devices
@@ -43,7 +44,7 @@ def test_a_run_directory_that_a_sweep_uses_is_refused_by_the_first_rank_alone(tm
         return run_trial_inside(run, Trial(), {}, CPU, World(rank, rank, 2, 2, 1), LaunchOptions())
 
     with locked(run):
-        with pytest.raises(LockedError, match="in use by another sweep"):
+        with refused("folder-locked", run.path, kind=LockedError):
             measure(0)
         assert measure(1) is None, "the others wait for it in the process group"
     assert measure(0) == {"status": "ok"} and ran == [1, 0]

@@ -10,11 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from analysis.records import Trial, TrialDirectory, write_record
+from analysis.records import Trial, TrialDirectory, read_record, write_record
 from bench.launch import LaunchOptions, _outcome, _timeout_reason, finish
 from bench.processes import descendants, end_tree, stopped_ranks
 from bench.worker import _explain
 from common.errors import StorageError, UsageError
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -29,29 +31,53 @@ def agent(directory: TrialDirectory, *failures: tuple[int, int, float]) -> None:
 
 
 def test_exit_code_zero_is_ok(directory: TrialDirectory) -> None:
-    assert _outcome(directory, 0, False) == ("ok", "")
+    assert _outcome(directory, 0, False) == ("ok", "", "")
 
 
 def test_out_of_memory_on_any_rank_wins_over_what_it_caused(directory: TrialDirectory) -> None:
     write_record(directory.failure_json(0), {"status": "crashed", "reason": "connection lost", "time": 1.0})
     write_record(directory.failure_json(1), {"status": "oom", "reason": "can't allocate", "time": 2.0})
-    assert _outcome(directory, 1, False) == ("oom", "rank 1: can't allocate")
+    assert _outcome(directory, 1, False) == ("oom", "rank 1: can't allocate", "out-of-memory")
+
+
+def test_the_code_of_what_a_rank_met_is_the_trial_s_and_older_records_have_none(directory: TrialDirectory) -> None:
+    write_record(directory.failure_json(1), {"status": "crashed", "reason": "lost", "time": 1.0})
+    assert _outcome(directory, 1, False)[2] == "rank-failed"
+    refusal = {"status": "refused", "code": "vocabulary-mismatch", "reason": "other words", "time": 2.0}
+    write_record(directory.failure_json(0), refusal)
+    status, reason, code = _outcome(directory, 1, False)
+    assert (status, reason, code) == ("refused", "other words", "vocabulary-mismatch")
+    assert finish(Trial(), directory, status, reason, LaunchOptions(), 1.0, code)["code"] == code
+    assert "code" not in finish(Trial(), directory, "interrupted", "by hand", LaunchOptions())
+
+
+def test_a_rank_writes_down_the_code_of_its_refusal(tmp_path: Path) -> None:
+    directory = TrialDirectory(tmp_path)
+    directory.trial_json.write_text('{"schema_version": 9999}', encoding="utf-8")
+    argv = [sys.executable, "-m", "bench.worker", str(tmp_path)]
+    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "RANK": "3"}, timeout=120, check=False)
+    failure = read_record(directory.failure_json(3))
+    assert done.returncode == 3 and (failure["status"], failure["code"]) == ("refused", "record-newer")
 
 
 def test_the_first_rank_to_die_is_named(directory: TrialDirectory) -> None:
     agent(directory, (0, -signal.SIGTERM, 9.0), (1, -signal.SIGSEGV, 5.0))
-    status, reason = _outcome(directory, 1, False)
-    assert status == "crashed" and reason.startswith("rank 1 died by SIGSEGV") and "the last words" in reason
+    status, reason, code = _outcome(directory, 1, False)
+    assert (
+        (status, code) == ("crashed", "rank-failed")
+        and reason.startswith("rank 1 died by SIGSEGV")
+        and "the last words" in reason
+    )
 
 
 def test_a_kill_by_the_kernel_for_memory_is_oom(directory: TrialDirectory) -> None:
     agent(directory, (1, -signal.SIGKILL, 5.0))
-    assert _outcome(directory, 1, True)[0] == "oom"
-    assert _outcome(directory, 1, False)[0] == "crashed"
+    assert _outcome(directory, 1, True)[::2] == ("oom", "out-of-memory")
+    assert _outcome(directory, 1, False)[::2] == ("crashed", "rank-failed")
 
 
 def test_a_launcher_that_dies_itself_is_named(directory: TrialDirectory) -> None:
-    status, reason = _outcome(directory, -signal.SIGKILL, False)
+    status, reason, _ = _outcome(directory, -signal.SIGKILL, False)
     assert status == "crashed" and "the launcher died by SIGKILL" in reason
 
 
@@ -99,7 +125,12 @@ def test_a_rank_that_is_stopped_is_found_and_named(directory: TrialDirectory) ->
 
 
 def test_a_rank_that_meets_a_full_disk_is_run_again_and_one_that_finds_no_memory_is_oom() -> None:
-    assert _explain(StorageError("the disk is full"))[0] == "interrupted"
-    assert _explain(RuntimeError("DefaultCPUAllocator: can't allocate memory"))[0] == "oom"
-    assert _explain(UsageError("such a trial there cannot be"))[0] == "refused"
-    assert _explain(RuntimeError("a shape does not fit"))[0] == "crashed"
+    assert _explain(StorageError("disk-full", "the disk is full"))[::2] == ("interrupted", "disk-full")
+    assert _explain(RuntimeError("DefaultCPUAllocator: can't allocate memory"))[::2] == ("oom", "out-of-memory")
+    # 2^28 bytes are a quarter of a GiB.
+    status, reason, _ = _explain(MemoryError(), 2**28)
+    assert status == "oom" and "0.25 GiB" in reason and "--memory-limit-gib" in reason
+    assert reason.endswith("MemoryError"), "what was raised, too"
+    assert _explain(MemoryError())[:2] == ("oom", "MemoryError")
+    assert _explain(UsageError("option-conflict", "there is no such trial"))[::2] == ("refused", "option-conflict")
+    assert _explain(RuntimeError("a shape does not fit"))[::2] == ("crashed", "rank-failed")

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import refused
 
 from bench.launching.layout import Layout, in_words, ranks_of_node, read_layout
-from common.errors import InputError, UsageError
+from common.errors import Code
 
 
 @pytest.mark.parametrize(
@@ -38,22 +39,22 @@ def test_ranks_follow_the_nodes_whatever_their_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "others", "node_rank", "message"),
+    ("here", "others", "node_rank", "facts"),
     [
-        (0, (), None, "--here-gpus 0 must be at least 1"),
-        (-1, ("1",), None, "--here-gpus -1 must be at least 1"),
-        (1, ("0",), None, "--other-gpus 0: give a number of at least 1"),
-        (1, ("-2",), None, "--other-gpus -2: give a number"),
-        (1, ("2", "hosts.json"), None, "--other-gpus hosts.json: give a number .* or one JSON file"),
-        (1, ("2",), 2, "--node-rank 2: 2 nodes have the ranks 0 to 1"),
-        (1, (), 1, "--node-rank 1: 1 node has the ranks 0 to 0"),
-        (1, ("2",), -1, "--node-rank -1"),
+        (0, (), None, ("--here-gpus 0", 1)),
+        (-1, ("1",), None, ("--here-gpus -1", 1)),
+        (1, ("0",), None, ("--other-gpus 0", 1)),
+        (1, ("-2",), None, ("--other-gpus -2", 1)),
+        (1, ("2", "hosts.json"), None, ("--other-gpus hosts.json", "JSON")),
+        (1, ("2",), 2, ("--node-rank 2", "2 nodes", "0 to 1")),
+        (1, (), 1, ("--node-rank 1", "1 node", "0 to 0")),
+        (1, ("2",), -1, ("--node-rank -1",)),
     ],
 )
 def test_numbers_that_mean_nothing_are_refused(
-    here: int | None, others: tuple[str, ...], node_rank: int | None, message: str
+    here: int | None, others: tuple[str, ...], node_rank: int | None, facts: tuple[object, ...]
 ) -> None:
-    with pytest.raises(UsageError, match=message):
+    with refused("option-value", *facts):
         read_layout(here, others, node_rank, 1)
 
 
@@ -80,7 +81,7 @@ def test_a_node_that_is_not_in_the_file_adds_all_its_gpus(tmp_path: Path) -> Non
     others = table(tmp_path, {"node-a": 4, "node-bb": 1})
     assert read_layout(None, others, None, 8) == Layout((8, 4, 1), 0, ("", "node-a", "node-bb"))
     assert read_layout(3, others, 1, 8) == Layout((4, 3, 1), 1, ("node-a", "", "node-bb"))
-    with pytest.raises(UsageError, match="--node-rank 3: 3 nodes have"):
+    with refused("option-value", "--node-rank 3", "3 nodes"):
         read_layout(None, others, 3, 8)
 
 
@@ -89,38 +90,38 @@ def test_localhost_takes_the_node_rank_that_is_given(tmp_path: Path) -> None:
     others = table(tmp_path, {"localhost": 2, "node-a": 4})
     assert read_layout(None, others, None, 8).counts == (2, 4)
     assert read_layout(None, others, 1, 8) == Layout((4, 2), 1, ("node-a", ""))
-    with pytest.raises(UsageError, match="names this node"):
+    with refused("option-conflict", "--node-rank 1", "hosts.json", "node-b"):
         read_layout(None, table(tmp_path, {"node-b": 2, "node-a": 4}), 1, 8)
 
 
 @pytest.mark.usefixtures("names")
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "code", "fact"),
     [
-        ("not JSON", "is not JSON"),
-        ([1, 2], "holds no table of hosts"),
-        ({}, "holds no table of hosts"),
-        ({"node-a": 0}, "'node-a' has 0 processes"),
-        ({"node-a": "4"}, "'node-a' has \"4\" processes"),
-        ({"node-a": True}, "'node-a' has true processes"),
-        ({"node-a": 1.5}, "'node-a' has 1.5 processes"),
-        ('{"node-a": 1, "node-a": 2}', "names node-a twice"),
-        ({"localhost": 1, "node-b": 1}, "names this node 2 times"),
-        ("[" * 100_000, "is not JSON"),
-        ({"": 1}, "a host without a name"),
-        ({"node-a": 1, " ": 1}, "a host without a name"),
+        ("not JSON", "file-damaged", "JSON"),
+        ([1, 2], "file-format", "hosts"),
+        ({}, "file-format", "hosts"),
+        ({"node-a": 0}, "option-value", "'node-a' has 0"),
+        ({"node-a": "4"}, "option-value", "'node-a' has \"4\""),
+        ({"node-a": True}, "option-value", "'node-a' has true"),
+        ({"node-a": 1.5}, "option-value", "'node-a' has 1.5"),
+        ('{"node-a": 1, "node-a": 2}', "option-value", "node-a"),
+        ({"localhost": 1, "node-b": 1}, "option-value", "localhost, node-b"),
+        ("[" * 100_000, "file-damaged", "JSON"),
+        ({"": 1}, "option-value", "host"),
+        ({"node-a": 1, " ": 1}, "option-value", "host"),
     ],
 )
-def test_files_that_are_no_table_are_refused(tmp_path: Path, content: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_files_that_are_no_table_are_refused(tmp_path: Path, content: Any, code: Code, fact: str) -> None:
+    with refused(code, "hosts.json", fact):
         read_layout(None, table(tmp_path, content), None, 1)
 
 
 @pytest.mark.usefixtures("names")
 def test_a_missing_file_and_another_count_are_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a number, and no such file can be read"):
+    with refused("path-missing", "--other-gpus", tmp_path / "none.json"):
         read_layout(None, (str(tmp_path / "none.json"),), None, 1)
-    with pytest.raises(UsageError, match=r"--here-gpus 3, but .*hosts.json says 2 for this node \(node-b\)"):
+    with refused("option-conflict", "--here-gpus 3", "hosts.json", 2, "node-b"):
         read_layout(3, table(tmp_path, {"node-b": 2, "node-a": 4}), None, 8)
 
 

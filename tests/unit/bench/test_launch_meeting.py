@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.refusals import refused
 
 from bench.launching import meeting
 from bench.launching.meeting import Hub, Spoke
 from bench.launching.statement import PROTOCOL, Statement
 from bench.launching.verdict import Failure, Report
 from bench.launching.wire import Line, interface_of, listen
-from common.errors import UsageError
+from common.errors import Code, UsageError
 
 HOST = "127.0.0.1"
 COUNTS = (1, 2, 3)
@@ -33,6 +34,7 @@ class Meeting:
         self.listener = listen(HOST, 0)
         self.port = int(self.listener.getsockname()[1])
         self.found: dict[int, Any] = {}
+        self.codes: dict[int, str] = {}
         self.told: list[str] = []
         self._threads: list[threading.Thread] = []
 
@@ -51,7 +53,7 @@ class Meeting:
             try:
                 self.found[key] = action()
             except UsageError as error:
-                self.found[key] = str(error)
+                self.codes[key], self.found[key] = error.code, str(error)
 
         self._threads.append(threading.Thread(target=work))
         self._threads[-1].start()
@@ -93,26 +95,26 @@ def test_all_nodes_start_with_the_same_agreement_whoever_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "facts"),
     [
         (
             {"counts": (1, 2, 4)},
-            "was started for 1 + 2 + 3 = 6 processes on 3 nodes, node 1 (host host1) for 1 + 2 + 4",
+            ("node 0 (host host0)", "1 + 2 + 3 = 6 processes on 3 nodes", "node 1 (host host1)", "1 + 2 + 4"),
         ),
-        ({"counts": (1, 2)}, "for 1 + 2 = 3 processes on 2 nodes; give every node the same numbers"),
-        ({"max_restarts": 3}, "disagree on --max-restarts: node 0 (host host0) has 0, node 1 (host host1) has 3"),
+        ({"counts": (1, 2)}, ("1 + 2 + 3 = 6 processes", "1 + 2 = 3 processes on 2 nodes")),
+        ({"max_restarts": 3}, ("--max-restarts", "node 0 (host host0) has 0", "node 1 (host host1) has 3")),
         (
             {"command": "train.py --x 2", "command_hash": "b"},
-            "disagree on the command: node 0 (host host0) runs `train.py`, node 1 (host host1) runs `train.py --x 2`",
+            ("node 0 (host host0) runs `train.py`", "node 1 (host host1) runs `train.py --x 2`"),
         ),
-        ({"device": "cuda"}, "node 0 (host host0) runs on cpu, node 1 (host host1) on cuda"),
+        ({"device": "cuda"}, ("node 0 (host host0) runs on cpu", "node 1 (host host1) on cuda")),
         (
             {"node_rank": 0, "host": "host1", "process": 11},
-            "two nodes say that they are node 0: host host0 (process 10) and host host1 (process 11)",
+            ("node 0", "host host0 (process 10)", "host host1 (process 11)", "--node-rank"),
         ),
     ],
 )
-def test_a_disagreement_is_told_to_every_node_with_both_sides(changes: dict[str, Any], message: str) -> None:
+def test_a_disagreement_is_told_to_every_node_with_both_sides(changes: dict[str, Any], facts: tuple[str, ...]) -> None:
     made = Meeting()
     made.spoke(2)
     made.hub()
@@ -121,8 +123,8 @@ def test_a_disagreement_is_told_to_every_node_with_both_sides(changes: dict[str,
     made.spoke(changes.get("node_rank", 1), key=1, **{k: v for k, v in changes.items() if k != "node_rank"})
     found = made.end()
     for node in range(3):
-        assert message in found[node], node
-        assert "Came: node 0 (host host0, 1 process)" in found[node]
+        assert made.codes[node] == "nodes-disagree"
+        assert not [fact for fact in (*facts, "node 0 (host host0, 1 process)") if fact not in found[node]], node
 
 
 def test_absent_nodes_are_named_to_those_that_came() -> None:
@@ -131,8 +133,9 @@ def test_absent_nodes_are_named_to_those_that_came() -> None:
     made.spoke(2)
     found = made.end()
     for node in (0, 2):
-        assert "node 1 did not come within 1.5 s: 6 processes are wanted, 4 have come" in found[node]
-        assert "node 2 (host host2, 3 processes)" in found[node]
+        assert made.codes[node] == "node-unreachable"
+        facts = ("node 1 ", "1.5 s", "6 processes", "4 have come", "node 2 (host host2, 3 processes)", "--join-timeout")
+        assert not [fact for fact in facts if fact not in found[node]], node
 
 
 def test_a_node_that_leaves_before_the_start_may_come_again() -> None:
@@ -178,18 +181,18 @@ def test_another_release_is_told_why_it_is_not_taken_and_the_others_go_on() -> N
         made.spoke(1)
         other.settimeout(20)
         said = json.loads(other.makefile().readline())
-        assert "install the same one on all nodes" in said["refused"]
+        assert said["refused"] and said["code"] == "tool-version"
         made.spoke(2)
         assert made.end()[0].nodes.keys() == {0, 1, 2}
 
 
 def test_no_answer_and_a_stranger_in_the_place_of_node_0_are_told_apart() -> None:
-    with pytest.raises(UsageError, match=r"did not answer .* within 0.5 s: .*refused.*the 2 of this node alone"):
+    with refused("node-unreachable", "within 0.5 s", f"{HOST}:1", "refused", "the 2 of this node"):
         Spoke(HOST, 1, statement(1)).agree(0.5, print)
     silent = socket.create_server((HOST, 0))
-    with silent, pytest.raises(UsageError, match="something answers there that is no launch"):
+    with silent, refused("node-unreachable", silent.getsockname()[1], "no launch"):
         Spoke(HOST, silent.getsockname()[1], statement(1)).agree(0.5, print)
-    with pytest.raises(UsageError, match=r"did not answer .* within 0.5 s: .*no-such-host|Name or service|resolution"):
+    with refused("node-unreachable", "within 0.5 s", "no-such-host.invalid:1"):
         Spoke("no-such-host.invalid", 1, statement(1)).agree(0.5, print)
 
 
@@ -209,8 +212,22 @@ def test_a_node_that_hangs_up_with_its_statement_and_a_strange_node_0_do_no_harm
     answers = b'{"go": 3}\n{"came": 7}\n{"go": {"store_port": 1, "nodes": [1]}}\n'
     greet = threading.Thread(target=lambda: stranger.accept()[0].sendall(answers))
     greet.start()
-    with stranger, pytest.raises(UsageError, match="did not answer"):
+    with stranger, refused("node-unreachable", stranger.getsockname()[1]):
         spoke.agree(1.0, print)
+    greet.join()
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [({}, "nodes-disagree"), ({"code": "rank-failed"}, "rank-failed"), ({"code": 3}, "nodes-disagree")],
+)
+def test_a_refusal_of_a_release_without_codes_is_understood(more: dict[str, Any], code: Code) -> None:
+    server = socket.create_server((HOST, 0))
+    answer = json.dumps({"refused": "the host is full", **more}).encode() + b"\n"
+    greet = threading.Thread(target=lambda: server.accept()[0].sendall(answer))
+    greet.start()
+    with server, refused(code, "the host is full", server.getsockname()[1]):
+        Spoke(HOST, server.getsockname()[1], statement(1)).agree(20.0, print)
     greet.join()
 
 
@@ -220,7 +237,7 @@ def test_who_comes_when_all_are_there_is_told_so() -> None:
     made.end()
     late = made.spoke(1, key=11)
     until(lambda: 11 in made.found, hub)
-    assert "has all its nodes already: node 0 (host host0)" in made.found[11]
+    assert made.codes[11] == "port-in-use" and "node 0 (host host0)" in made.found[11]
     assert [link.stop for link in (hub, one, two, late)] == [None] * 4
 
 
@@ -280,11 +297,14 @@ def test_a_node_that_hangs_up_or_falls_silent_is_gone(monkeypatch: pytest.Monkey
 def test_a_taken_port_names_a_free_one_and_a_foreign_address_is_refused() -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"--master-port {port} is in use on this machine.*which is free here"):
+        with refused("port-in-use", f"--master-port {port}") as caught:
             listen(HOST, port)
-    with pytest.raises(UsageError, match=r"cannot listen at 192\.0\.2\.1:29500"):
+        free = int(str(caught.value).rpartition("--master-port ")[2].split(",")[0])
+        assert free != port
+        listen(HOST, free).close()
+    with refused("option-value", "192.0.2.1:29500", "--master-addr"):
         listen("192.0.2.1", 29500)
-    with pytest.raises(UsageError, match="cannot be resolved here"):
+    with refused("option-value", "--master-addr no-such-host.invalid"):
         listen("no-such-host.invalid", 29500)
 
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.refusals import refused
 
 from analysis.component_records import Component, read_components, read_rounds, write_components
 from analysis.records import Trial, TrialDirectory
 from bench.bandwidth import memory_bandwidth
+from bench.cli.speed_of_light import SpeedOfLightOptions
 from bench.light.measure import _Steps, _time_rounds, typical_batch
 from bench.light.parts import Part, Subject, make_parts
 from bench.recorder import RowWriter
@@ -178,3 +180,9 @@ def test_fused_parts_hold_the_casts_and_sums_between_the_layers(precision: str) 
     assert found[True]["residual gradients"].calls_per_step == (1 if low else 2 * SHAPE.num_layers)
     assert found[False]["residual gradients"].calls_per_step == 2 * SHAPE.num_layers
     assert found[True].keys() == found[False].keys()
+
+
+@pytest.mark.parametrize("levers", ["fp8", "fp8+unpad"])
+def test_fp8_has_no_floor(levers: str) -> None:
+    with refused("option-not-applicable", f"--levers {levers}", "FP8", "bertbench throughput"):
+        SpeedOfLightOptions(levers=levers)

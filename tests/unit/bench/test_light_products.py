@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.refusals import refused
 
 from analysis.component_records import Component
 from bench.light.products import (
@@ -20,7 +21,6 @@ from bert.batch import BatchCounts
 from bert.config import PRESETS, ModelConfig
 from bert.flops import classification_flops, model_flops, span_flops
 from bert.tasks import TASKS
-from common.errors import UsageError
 
 LENGTHS = np.array([128, 128, 77, 5])
 COUNTS = BatchCounts(
@@ -80,5 +80,5 @@ def test_shapes_are_those_of_the_three_products() -> None:
 
 def test_tasks_with_unknown_heads_are_refused_by_name() -> None:
     assert set(TASKS) - set(HEADS) == {"gap"}
-    with pytest.raises(UsageError, match="pretrain, squad, glue, classify, not of 'gap'"):
+    with refused("option-choice", "pretrain, squad, glue, classify", "'gap'"):
         head_products("gap", PRESETS["tiny"], COUNTS, padded_layout(COUNTS))

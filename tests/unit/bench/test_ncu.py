@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from support import fake_ncu
+from support.refusals import refused
 
 from analysis.records import Trial
 from bench.profilers import ncu, ncu_sections, permission
 from bench.profilers.base import Scope, parse_options
 from bench.profilers.ncu import NsightCompute
-from common.errors import InputError, MissingToolError, UsageError
+from common.errors import Code
 
 CPU = Trial(kind="profile", profiler="ncu", device="cpu", start_iteration=3, stop_iteration=6)
 GPU = Trial(kind="profile", profiler="ncu", device="cuda", start_iteration=3, stop_iteration=6, micro_batch_size=16)
@@ -112,7 +113,7 @@ def test_an_ncu_that_cannot_choose_kernels_is_refused_for_several_ranks(
     monkeypatch.setitem(fake_ncu.REPLAY, "9999.1", ())
     fake_ncu.install(machine / "bin", "9999.1", OLD_HOPPER)
     assert not [name for name in told(machine) if name.startswith("--kernel")]
-    with pytest.raises(MissingToolError, match=r"cannot leave NCCL's kernels out.*--devices 1"):
+    with refused("tool-version", "NCCL", "--devices 1"):
         told(machine, trial=GPUS)
 
 
@@ -144,7 +145,7 @@ def test_where_the_chip_cannot_be_asked_the_section_is_given(machine: Path, monk
 
 def test_an_ncu_that_knows_none_of_the_metrics_is_told(machine: Path) -> None:
     fake_ncu.install(machine / "bin", metrics=("other__metric",))
-    with pytest.raises(MissingToolError, match="knows none of the metrics of BertbenchCores90"):
+    with refused("tool-version", "BertbenchCores90"):
         told(machine)
 
 
@@ -160,6 +161,15 @@ def test_range_replay_takes_the_capture_range_and_every_kernel_in_it(machine: Pa
     assert given["--replay-mode"] == "range" and given["--nvtx-include"] == "bertbench@bertbench:capture"
     assert "--nvtx" in given and not {"--kernel-name", "--profile-from-start"} & set(given)  # refused by real ones
     assert "--nvtx-include" not in told(machine)
+
+
+def test_what_ncu_takes_from_a_launch_is_in_no_list_of_a_chip_and_never_asked_of_a_range(machine: Path) -> None:
+    listed = tuple(name for name in ALL_HOPPER if not ncu_sections.of_launch(name))
+    fake_ncu.install(machine / "bin", "2025.3.1.0", listed)
+    assert told(machine)["--section"] == "BertbenchCores90"
+    asked = told(machine, "replay=range")["--metrics"].split(",")
+    assert "l1tex__throughput.avg.pct_of_peak_sustained_elapsed" in asked
+    assert not [name for name in asked if name.startswith("launch__")]
 
 
 def test_the_observer_makes_the_ranges_that_were_asked_for(machine: Path) -> None:
@@ -188,6 +198,11 @@ def test_every_architecture_has_a_section_with_its_own_names(capability: tuple[i
         "sm__inst_executed_pipe_xu",
     } <= bases
     assert {"gpc__cycles_elapsed.max", "gpu__time_duration.sum", "dram__bytes.sum"} <= set(names)
+    # Every level of the memory, the SM, the occupancy with its limits, and bank conflicts.
+    levels = {"l1tex__throughput", "lts__throughput", "dram__throughput", "gpu__compute_memory_throughput"}
+    limits = {f"launch__occupancy_limit_{what}" for what in ("blocks", "registers", "shared_mem", "warps")}
+    assert levels | limits | {"sm__throughput", "sm__warps_active", "launch__waves_per_multiprocessor"} <= bases
+    assert {f"l1tex__data_{what}_mem_shared" for what in ("bank_conflicts_pipe_lsu", "pipe_lsu_wavefronts")} <= bases
     assert ("sm__pipe_tensor_cycles_active_v2" in bases) == (number == 89)
     assert any(names.values()) == (number < 100)  # Blackwell's names were checked against no chip
 
@@ -201,13 +216,13 @@ def test_a_machine_that_can_passes(machine: Path) -> None:
 
 
 def test_a_cpu_is_refused_with_what_works_there() -> None:
-    with pytest.raises(UsageError, match=r"runs on the CPU: use --profiler torch, or --profiler nsys"):
+    with refused("option-not-applicable", "CPU", "--profiler torch", "--profiler nsys"):
         profiler().check(CPU)
 
 
 def test_a_missing_ncu_is_told_with_the_remedy(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(machine))
-    with pytest.raises(MissingToolError, match=r"ncu is not on PATH.*install Nsight Compute"):
+    with refused("tool-missing", "ncu", "Nsight Compute"):
         profiler().check(GPU)
 
 
@@ -220,7 +235,7 @@ def test_an_ncu_older_than_the_gpu_is_told(
 ) -> None:
     monkeypatch.setattr(ncu, "first_gpu_capability", lambda: capability)
     fake_ncu.install(machine / "bin", version, OLD_HOPPER)
-    with pytest.raises(MissingToolError, match=rf"ncu {re.escape(version)} .* too old .* needs {re.escape(needed)}"):
+    with refused("tool-version", f"ncu {version}", needed):
         profiler().check(GPU)
 
 
@@ -231,50 +246,50 @@ def test_a_version_that_fits_the_gpu_passes(machine: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("found", "match"),
+    ("found", "code", "facts"),
     [
-        ("NVML is not there", r"compute capability, which is not known \(NVML is not there\)"),
-        ((6, 1), r"7\.0 or newer, this one has 6\.1: use --profiler nvprof"),
-        ((99, 0), r"no section for compute capability 99\.0: .*--with metrics"),
+        ("NVML is not there", "device-missing", ("compute capability", "NVML is not there")),
+        ((6, 1), "device-unsupported", ("7.0", "6.1", "--profiler nvprof")),
+        ((99, 0), "device-unsupported", ("99.0", "--with metrics")),
     ],
 )
 def test_a_gpu_without_a_section_is_told(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, found: object, match: str
+    machine: Path, monkeypatch: pytest.MonkeyPatch, found: object, code: Code, facts: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(ncu, "first_gpu_capability", lambda: found)
-    with pytest.raises(UsageError, match=match):
+    with refused(code, *facts):
         profiler().check(GPU)
     profiler("metrics=dram__bytes.sum").check(GPU)
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
+    ("words", "code", "facts"),
     [
-        (("stacks",), r"--with stacks: no option of --profiler ncu; known: cache-control, .*skip"),
-        (("kernels=0",), "--with kernels=0: give a whole number above 0"),
-        (("skip=-1",), "--with skip=-1: give a whole number, 0 or more"),
-        (("metrics=a,,b",), "name at least one metric"),
-        (("replay=app",), "--with replay=app: choose one of kernel, range"),
-        (("clock-control=boost",), "choose one of base, none"),
-        (("ranks=1",), "choose one of first, all"),
-        (("nvtx=all",), "choose one of bertbench, emit"),
+        (("stacks",), "option-unknown", ("--with stacks", "ncu", "cache-control, ", "skip")),
+        (("kernels=0",), "option-value", ("--with kernels=0",)),
+        (("skip=-1",), "option-value", ("--with skip=-1",)),
+        (("metrics=a,,b",), "option-value", ("--with metrics", "ncu --query-metrics")),
+        (("replay=app",), "option-choice", ("--with replay=app", "kernel, range")),
+        (("clock-control=boost",), "option-choice", ("--with clock-control=boost", "base, none")),
+        (("ranks=1",), "option-choice", ("--with ranks=1", "first, all")),
+        (("nvtx=all",), "option-choice", ("--nvtx all", "bertbench, emit")),
     ],
 )
-def test_a_wrong_option_is_told(machine: Path, words: tuple[str, ...], match: str) -> None:
-    with pytest.raises(UsageError, match=match):
+def test_a_wrong_option_is_told(machine: Path, words: tuple[str, ...], code: Code, facts: tuple[str, ...]) -> None:
+    with refused(code, *facts):
         profiler(*words).check(GPU)
 
 
 def test_range_replay_is_refused_where_it_would_hang_or_is_not_known(machine: Path) -> None:
-    with pytest.raises(UsageError, match=r"replays the all-reduce of 2 ranks.*--devices 1"):
+    with refused("unsupported-combination", "replay=range", "2 ranks", "--devices 1"):
         profiler("replay=range").check(GPUS)
     fake_ncu.install(machine / "bin", "2020.1.0")
-    with pytest.raises(UsageError, match=r"replay=range: ncu 2020\.1\.0 cannot, 2022\.1 is the first"):
+    with refused("tool-version", "--with replay=range", "ncu 2020.1.0", "2022.1 "):
         profiler("replay=range", "metrics=dram__bytes.sum").check(GPU)
 
 
 @pytest.mark.parametrize(
-    ("admin_only", "capabilities", "driver", "refused"),
+    ("admin_only", "capabilities", "driver", "fails"),
     [
         (1, 0, 570, True),
         (0, 0, 570, False),
@@ -284,15 +299,15 @@ def test_range_replay_is_refused_where_it_would_hang_or_is_not_known(machine: Pa
     ],
 )
 def test_without_permission_to_count_it_is_refused_with_the_ways_out(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, admin_only: int, capabilities: int, driver: int, refused: bool
+    machine: Path, monkeypatch: pytest.MonkeyPatch, admin_only: int, capabilities: int, driver: int, fails: bool
 ) -> None:
     (machine / "driver" / "params").write_text(f"RmProfilingAdminOnly: {admin_only}\n", encoding="ascii")
     (machine / "driver" / "version").write_text(f"NVRM version: NVIDIA UNIX Kernel Module  {driver}.86.10\n", "ascii")
     (machine / "status").write_text(f"CapEff:\t{capabilities:016x}\n", encoding="ascii")
     monkeypatch.setattr(permission, "STATUS", machine / "status")
-    if not refused:
+    if not fails:
         return profiler().check(GPU)
-    with pytest.raises(UsageError) as caught:
+    with refused("permission-missing") as caught:
         profiler().check(GPU)
     problem, _, remedy = str(caught.value).partition(": ")
     assert "ERR_NVGPUCTRPERM" in problem and problem.count("(") == problem.count(")")
@@ -336,30 +351,33 @@ def test_where_the_raw_page_cannot_be_exported_the_details_page_is(
 
 
 @pytest.mark.parametrize(
-    ("log", "why"),
+    ("log", "code", "facts"),
     [
-        ("==ERROR== ERR_NVGPUCTRPERM - The user", r"ERR_NVGPUCTRPERM\): start the container .*--profiling"),
-        ("==WARNING== No kernels were profiled.", "no kernel was profiled: the window was never reached"),
-        ("==WARNING== No ranges were profiled.", "no kernel was profiled"),
-        ("==ERROR== Failed to open/create lock file /tmp/x.", "set TMPDIR"),
-        ("==ERROR== Profiling failed because a driver resource was unavailable.", "DCGM"),
-        ("No space left on device", "the disk is full"),
-        ("==PROF== Connected", "the run ended first, or ncu was ended before"),
+        ("==ERROR== ERR_NVGPUCTRPERM - The user", "permission-missing", ("ERR_NVGPUCTRPERM", "--profiling")),
+        ("==WARNING== No kernels were profiled.", "trace-without-work", ("--with skip",)),
+        ("==WARNING== No ranges were profiled.", "trace-without-work", ("--with skip",)),
+        ("==ERROR== Failed to open/create lock file /tmp/x.", "write-failed", ("TMPDIR",)),
+        ("==ERROR== Profiling failed because a driver resource was unavailable.", "tool-failed", ("DCGM",)),
+        ("No space left on device", "disk-full", ()),
+        ("==PROF== Connected", "run-incomplete", ()),
     ],
 )
-def test_a_missing_report_is_told_with_the_likely_reason(machine: Path, log: str, why: str) -> None:
-    with pytest.raises(InputError, match=rf"wrote no report.*{why}.*log\.txt"):
-        profiler().collect(scope(machine, log=log))
+def test_a_missing_report_is_told_with_the_likely_reason(
+    machine: Path, log: str, code: Code, facts: tuple[str, ...]
+) -> None:
+    here = scope(machine, log=log)
+    with refused(code, here.directory / "ncu", *facts, "log.txt"):
+        profiler().collect(here)
 
 
 def test_a_report_without_kernels_is_told_with_the_reason(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NCU", "no-kernels")
-    with pytest.raises(InputError, match=r"holds no kernel .*ERR_NVGPUCTRPERM"):
+    with refused("permission-missing", "batch_16.ncu-rep", "kernel", "ERR_NVGPUCTRPERM"):
         profiler().collect(reported(machine, log="==ERROR== ERR_NVGPUCTRPERM"))
 
 
 def test_an_empty_report_is_told(machine: Path) -> None:
-    with pytest.raises(InputError, match="is empty"):
+    with refused("file-empty", "batch_16.ncu-rep"):
         profiler().collect(reported(machine, content=b""))
 
 
@@ -367,9 +385,9 @@ def test_a_truncated_report_is_told_in_the_words_of_ncu_without_secrets(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_NCU", "bad-import")
-    with pytest.raises(InputError, match=r"batch_16\.ncu-rep is damaged or cut short.*record again") as caught:
+    with refused("file-damaged", "batch_16.ncu-rep") as caught:
         profiler().collect(reported(machine))
-    assert "Failed to load report" in str(caught.value) and "hf_abcdefghijkl" not in str(caught.value)
+    assert "Failed to load report" in str(caught.value) and "abcdefghijkl" not in str(caught.value)
 
 
 def test_an_export_that_hangs_is_ended_and_not_tried_on_another_page(
@@ -377,5 +395,5 @@ def test_an_export_that_hangs_is_ended_and_not_tried_on_another_page(
 ) -> None:
     monkeypatch.setenv("FAKE_NCU", "hangs")
     monkeypatch.setattr(ncu, "_IMPORT_SECONDS", 0.5)
-    with pytest.raises(InputError, match=r"did not end within 0\.5 s"):
+    with refused("tool-failed", "0.5 s"):
         profiler().collect(reported(machine))

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from support import fake_nsys
+from support.refusals import refused
 
 from analysis.records import Trial
 from bench.profilers import load_profiler, nsys
 from bench.profilers.base import Scope
-from common.errors import InputError, MissingToolError, UsageError
+from common.errors import Code
 
 CPU = Trial(kind="profile", profiler="nsys", device="cpu", start_iteration=3, stop_iteration=6)
 GPU = Trial(kind="profile", profiler="nsys", device="cuda", start_iteration=3, stop_iteration=6)
@@ -81,17 +82,19 @@ def test_options_change_what_is_recorded(tmp_path: Path, installed: Path) -> Non
 
 
 def test_an_unknown_option_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"--with stacks.*nvtx, sampling, trace"):
+    with refused("option-unknown", "--with stacks", "nvtx, sampling, trace"):
         load_profiler("nsys", ("stacks",))
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
-    [("nvtx,bogus", r"trace=nvtx,bogus: nsys cannot trace 'bogus', choose of cuda, nvtx"), ("none", "of nothing")],
+    ("given", "code", "facts"),
+    [("nvtx,bogus", "option-choice", ("'bogus'", "cuda, nvtx")), ("none", "option-value", ())],
 )
-def test_what_nsys_cannot_trace_is_refused_before_the_first_run(installed: Path, given: str, said: str) -> None:
+def test_what_nsys_cannot_trace_is_refused_before_the_first_run(
+    installed: Path, given: str, code: Code, facts: tuple[str, ...]
+) -> None:
     load_profiler("nsys", ("trace=cuda-hw,nvtx",)).check(CPU)
-    with pytest.raises(UsageError, match=said):
+    with refused(code, f"--with trace={given}", *facts):
         load_profiler("nsys", (f"trace={given}",)).check(CPU)
 
 
@@ -113,24 +116,24 @@ def test_a_help_text_without_a_list_leaves_the_judgement_to_nsys(
 
 def test_a_missing_nsys_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingToolError, match=r"nsys is not on PATH.*install Nsight Systems"):
+    with refused("tool-missing", "nsys", "Nsight Systems"):
         load_profiler("nsys").check(CPU)
 
 
 def test_an_old_nsys_is_told_with_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(fake_nsys.install(tmp_path / "bin", "2021.1").parent))
-    with pytest.raises(MissingToolError, match=r"nsys 2021\.1 .* too old"):
+    with refused("tool-version", "nsys 2021.1"):
         load_profiler("nsys").check(CPU)
 
 
-@pytest.mark.parametrize(("own", "refused"), [("0.2.11", False), ("0.2.12", True), ("0.3.0", True)])
+@pytest.mark.parametrize(("own", "fails"), [("0.2.11", False), ("0.2.12", True), ("0.3.0", True)])
 def test_nvtx_that_this_nsys_cannot_see_is_refused_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, fails: bool
 ) -> None:
     monkeypatch.setenv("PATH", str(fake_nsys.install(tmp_path / "bin", "2022.4.2").parent))
     monkeypatch.setattr(metadata, "version", lambda name: own)
-    if refused:
-        with pytest.raises(MissingToolError, match=r"does not see the ranges of nvtx .*nvtx==0\.2\.11"):
+    if fails:
+        with refused("tool-version", "2022.4.2", f"nvtx {own}", "nvtx==0.2.11"):
             load_profiler("nsys").check(CPU)
     else:
         load_profiler("nsys").check(CPU)
@@ -143,12 +146,12 @@ def test_newer_nsys_sees_every_nvtx(installed: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("kind", ["emit", "dlprof"])
 def test_cuda_annotations_are_refused_on_a_cpu(installed: Path, kind: str) -> None:
-    with pytest.raises(UsageError, match=r"runs on the CPU.*--nvtx bertbench"):
+    with refused("option-not-applicable", f"--nvtx {kind}", "CPU", "--nvtx bertbench"):
         load_profiler("nsys", (f"nvtx={kind}",)).check(CPU)
 
 
 def test_an_unknown_kind_of_ranges_is_refused(installed: Path) -> None:
-    with pytest.raises(UsageError, match=r"--nvtx all: choose one of bertbench, emit, dlprof, off"):
+    with refused("option-choice", "--nvtx all", "bertbench, emit, dlprof, off"):
         load_profiler("nsys", ("nvtx=all",)).check(CPU)
 
 
@@ -158,7 +161,7 @@ def test_sampling_is_refused_where_the_kernel_forbids_it(
     level = tmp_path / "paranoid"
     level.write_text("4\n", encoding="ascii")
     monkeypatch.setattr(nsys, "_PARANOID", level)
-    with pytest.raises(UsageError, match=r"is 4, sampling needs 2 or less"):
+    with refused("permission-missing", "--with sampling", level, 4, "perf_event_paranoid=2"):
         load_profiler("nsys", ("sampling",)).check(CPU)
     load_profiler("nsys").check(CPU)
 
@@ -193,24 +196,24 @@ def test_the_report_is_exported_and_empty_summaries_are_dropped(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("log", "why"),
+    ("log", "code"),
     [
-        ("Generating report", "the capture never began"),
-        ("Capture range started in the application.\nNo space left on device", "the disk is full"),
-        ("Capture range started in the application.", "nsys was ended before it had written"),
+        ("Generating report", "trace-without-work"),
+        ("Capture range started in the application.\nNo space left on device", "disk-full"),
+        ("Capture range started in the application.", "run-incomplete"),
     ],
 )
-def test_a_missing_report_is_told_with_the_likely_reason(tmp_path: Path, installed: Path, log: str, why: str) -> None:
+def test_a_missing_report_is_told_with_the_likely_reason(tmp_path: Path, installed: Path, log: str, code: Code) -> None:
     here = scope(tmp_path)
     (here.directory.parent / "log.txt").write_text(log, encoding="utf-8")
-    with pytest.raises(InputError, match=why):
+    with refused(code, here.directory, "log.txt"):
         load_profiler("nsys").collect(here)
 
 
 def test_an_empty_report_is_told(tmp_path: Path, installed: Path) -> None:
     here = scope(tmp_path)
     (here.directory / "node0.nsys-rep").touch()
-    with pytest.raises(InputError, match="is empty"):
+    with refused("file-empty", "node0.nsys-rep"):
         load_profiler("nsys").collect(here)
 
 
@@ -220,6 +223,6 @@ def test_a_report_that_cannot_be_exported_is_told_in_the_words_of_nsys_without_s
     monkeypatch.setenv("FAKE_NSYS", "bad-export")
     here = scope(tmp_path)
     (here.directory / "node0.nsys-rep").write_bytes(b"half a rep")
-    with pytest.raises(InputError, match=r"nsys export failed \(exit code 1\).*truncated") as caught:
+    with refused("tool-failed", "nsys export", "exit code 1", "truncated") as caught:
         load_profiler("nsys").collect(here)
-    assert "hf_abcdefghijkl" not in str(caught.value)
+    assert "abcdefghijkl" not in str(caught.value)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import refused
 
 from analysis.records import Trial
 from bench.devices import Devices, Gpu
@@ -16,7 +17,7 @@ from bench.profilers.base import Scope
 from bench.profilers.nvprof import Nvprof, first_gpu_capability
 from bench.profilers.nvtx_only import NvtxOnly
 from bench.profilers.ranges import RangeObserver
-from common.errors import InputError, MissingToolError, UsageError
+from common.errors import Code
 
 # Plays nvprof: follows two child processes, and writes what nvprof would for each under the names it was given.
 FAKE = """#!{python}
@@ -98,7 +99,7 @@ def test_newer_gpus_are_refused_with_what_to_use_instead(
     value: tuple[int, int], nvprof: Path, scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capability(monkeypatch, value)
-    with pytest.raises(UsageError, match=rf"{value[0]}\.{value[1]}.*--profiler nsys.*--profiler ncu"):
+    with refused("device-unsupported", f"{value[0]}.{value[1]}", "--profiler nsys", "--profiler ncu"):
         Nvprof().check(scope.trial)
 
 
@@ -114,7 +115,7 @@ def test_a_capability_that_is_not_known_is_not_guessed(
     nvprof: Path, scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capability(monkeypatch, "NVML is lost")
-    with pytest.raises(UsageError, match=r"not known \(NVML is lost\).*--profiler nsys"):
+    with refused("device-missing", "NVML is lost", "--profiler nsys"):
         Nvprof().check(scope.trial)
 
 
@@ -122,7 +123,7 @@ def test_on_a_cpu_it_is_refused_without_asking_for_a_gpu(
     nvprof: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("bench.profilers.nvprof.first_gpu_capability")
-    with pytest.raises(UsageError, match=r"runs on the CPU.*--profiler nsys.*--profiler torch"):
+    with refused("option-not-applicable", "CPU", "--profiler nsys", "--profiler torch"):
         Nvprof().check(scope_of(tmp_path / "p", 1, device="cpu").trial)
 
 
@@ -131,28 +132,28 @@ def test_where_it_is_not_installed_the_message_says_where_it_was(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     capability(monkeypatch, (7, 0))
-    with pytest.raises(MissingToolError, match="CUDA toolkits before 13"):
+    with refused("tool-missing", "nvprof", "CUDA toolkits before 13"):
         Nvprof().check(scope.trial)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "code", "facts"),
     [
-        ({"metrics": ""}, "name at least one metric"),
-        ({"metrics": "ipc,,"}, "name at least one metric"),
-        ({"metrics": "ipc"}, "all-reduce of 2 ranks replayed alone"),
-        ({"nvtx": "loud"}, "--nvtx loud"),
+        ({"metrics": ""}, "option-value", ("--with metrics=", "nvprof --query-metrics")),
+        ({"metrics": "ipc,,"}, "option-value", ("--with metrics=ipc,,", "nvprof --query-metrics")),
+        ({"metrics": "ipc"}, "unsupported-combination", ("--with metrics", "2 ranks", "--devices 1")),
+        ({"nvtx": "loud"}, "option-choice", ("--nvtx loud",)),
     ],
 )
 def test_options_that_cannot_work_are_refused(
-    options: dict[str, str], message: str, nvprof: Path, scope: Scope
+    options: dict[str, str], code: Code, facts: tuple[str, ...], nvprof: Path, scope: Scope
 ) -> None:
-    with pytest.raises(UsageError, match=message):
+    with refused(code, *facts):
         Nvprof(options).check(scope.trial)
 
 
 def test_an_unknown_option_lists_those_there_are() -> None:
-    with pytest.raises(UsageError, match="known: metrics, nvtx"):
+    with refused("option-unknown", "--with stacks", "metrics, nvtx"):
         Nvprof({"stacks": ""})
 
 
@@ -246,14 +247,14 @@ def test_files_of_processes_without_gpu_work_are_left_out(scope: Scope) -> None:
 
 def test_no_file_at_all_is_explained(scope: Scope) -> None:
     (scope.directory / "nvprof-3.log").write_text("==3== Error: unified memory profiling failed.\n")
-    with pytest.raises(InputError, match=r"0 usable \.nvvp for 2 ranks.*wrote no file.*unified memory.*log\.txt"):
+    with refused("run-incomplete", "0 usable .nvvp for 2 ranks", "unified memory", "log.txt"):
         Nvprof().collect(scope)
 
 
 def test_files_without_a_kernel_are_explained(scope: Scope) -> None:
     profile(scope.directory, 1, kernels=0)
     profile(scope.directory, 2)
-    with pytest.raises(InputError, match=r"holds 1 usable \.nvvp for 2 ranks.*window was never reached"):
+    with refused("trace-without-work", "1 usable .nvvp for 2 ranks"):
         Nvprof().collect(scope)
 
 
@@ -263,14 +264,14 @@ def test_an_empty_or_truncated_file_is_named(kept: float, scope: Scope) -> None:
     cut = profile(scope.directory, 2, kernels=200)
     content = cut.read_bytes()
     cut.write_bytes(content[: int(kept * len(content))])
-    with pytest.raises(InputError, match=r"holds 1 usable .*nvprof-2\.nvvp is (empty|damaged).*disk was full"):
+    with refused("file-damaged" if kept else "file-empty", "1 usable", "nvprof-2.nvvp"):
         Nvprof().collect(scope)
 
 
 def test_a_file_that_is_no_database_is_named(scope: Scope) -> None:
     profile(scope.directory, 1)
     (scope.directory / "nvprof-2.nvvp").write_text("<?xml version='1.0'?><session/>" * 100)
-    with pytest.raises(InputError, match=r"nvprof-2\.nvvp is damaged \(file is not a database\)"):
+    with refused("file-damaged", "nvprof-2.nvvp", "file is not a database"):
         Nvprof().collect(scope)
 
 
@@ -282,7 +283,7 @@ def test_missing_permission_is_told_with_the_ways_to_get_it(ending: str, scope: 
         "==2== Warning: The user does not have permission to profile on the target device. See the following link for "
         "instructions: https://developer.nvidia.com/ERR_NVGPUCTRPERM\n"
     )
-    with pytest.raises(InputError, match=r"start_container\.sh --profiling.*NVreg_RestrictProfilingToAdminUsers=0"):
+    with refused("permission-missing", "start_container.sh --profiling", "NVreg_RestrictProfilingToAdminUsers=0"):
         Nvprof().collect(scope)
 
 
@@ -299,8 +300,8 @@ def test_ranges_alone_start_no_tool_and_collect_nothing(scope: Scope) -> None:
 def test_ranges_alone_are_refused_where_they_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = scope_of(tmp_path / "p", 1, device="cpu").trial
     NvtxOnly().check(trial)
-    with pytest.raises(UsageError, match="--nvtx emit annotates CUDA work"):
+    with refused("option-not-applicable", "--nvtx emit", "CPU"):
         NvtxOnly({"nvtx": "emit"}).check(trial)
     monkeypatch.setitem(sys.modules, "nvtx", None)
-    with pytest.raises(MissingToolError, match=r"bertbench\[gpu\]"):
+    with refused("package-missing", "bertbench[gpu]"):
         NvtxOnly().check(trial)

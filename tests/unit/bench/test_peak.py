@@ -25,6 +25,21 @@ def test_no_product_of_the_same_size_is_much_faster_than_the_peak() -> None:
     assert 0.5 < found["flops_per_second"] / by_hand < 2.0
 
 
+def test_fp8_has_a_peak_of_its_own() -> None:
+    found = matmul_peak(torch.device("cpu"), torch.float8_e4m3fn, seconds=0.2)
+    size = found["shape"][0]
+    assert found["dtype"] == "float8_e4m3fn" and size >= 1024
+    left, right = (torch.ones(size, size).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones(())
+    times = []
+    for _ in range(10):
+        began = time.perf_counter()
+        product = torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        times.append(time.perf_counter() - began)
+    assert float(product[0, 0]) == size, "FP8's ones, multiplied"
+    assert 0.4 < found["flops_per_second"] / (2 * size**3 / min(times)) < 2.5
+
+
 def test_the_sweep_keeps_to_its_time() -> None:
     began = time.perf_counter()
     matmul_peak(torch.device("cpu"), torch.float32, seconds=0.2)
@@ -60,7 +75,7 @@ def test_a_gpu_reaches_the_largest_product_however_long_its_libraries_load(
     loading_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = _Gpu(loading_seconds)
-    made = {"randn": gpu.matrix, "empty": gpu.matrix, "ones": gpu.matrix, "mm": gpu.product, "float32": torch.float32}
+    made = {"randn": gpu.matrix, "empty": gpu.matrix, "mm": gpu.product, "float32": torch.float32}
     monkeypatch.setattr(peak, "torch", SimpleNamespace(**made))
     monkeypatch.setattr(peak, "stopwatch", gpu.watch)
     monkeypatch.setattr(peak, "time", SimpleNamespace(perf_counter=lambda: gpu.now))

@@ -1,13 +1,16 @@
 """Which profiles are kept, and which are made again."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from analysis import profiles
 from analysis.metrics.name_coverage import NameCoverage
 from analysis.profiles import ProfileSummary
-from analysis.records import RunDirectory, Trial, write_record
-from bench import profiling
+from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
+from bench import profiling, sweep
 from bench.cli import profile
 from bench.profiling import unprofiled
 
@@ -53,7 +56,51 @@ def test_a_profile_quicker_than_the_run_without_it_is_doubted(
     profile._show(item, ProfileSummary(coverage=NameCoverage(names=0, other_share=None)))
     said = capsys.readouterr().out
     assert f"10.00 ms without: x {ratio:.2f}" in said
-    assert ("run again on a quiet machine" in said) is doubted
+    assert ("--again" in said) is doubted
+
+
+def test_profiles_are_measured_anew_when_asked_and_the_earlier_ones_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+
+    def run_trial(item: Trial, directory: TrialDirectory, *rest: object) -> dict[str, object]:
+        ran.append(item.kind)
+        directory.profile.mkdir(parents=True)
+        write_record(directory.trial_json, item.to_json())
+        (directory.profile / "rank-0.txt").write_text(str(len(ran)))
+        # Runs 1 and 2 take 11 and 12 ms, those that are measured anew 13 and 14.
+        result = {"status": "ok", "reason": "", "trial_id": item.trial_id, "step_time_ms": 10.0 + len(ran)}
+        write_record(directory.result_json, result)
+        return result
+
+    monkeypatch.setattr(sweep, "run_trial", run_trial)
+    collected = SimpleNamespace(
+        LEAVES_FILES=True, check=lambda trial: None, collect=lambda scope: [scope.directory / "rank-0.txt"]
+    )
+    read = ProfileSummary(coverage=NameCoverage(names=0, other_share=None))
+    monkeypatch.setattr(profiles, "summarize", lambda directory: read)
+    for module in (profiling, profile):
+        monkeypatch.setattr(module, "load_profiler", lambda *rest: collected)
+    words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precisions", "fp32"]
+    words += ["--start", "3", "--stop", "6", "--profiler", "torch", "--out", str(tmp_path / "run"), "--json"]
+    said = []
+    for more in ([], [], ["--again"], []):
+        profile.main([*words, *more])
+        (found,) = json.loads(capsys.readouterr().out)["profiles"]
+        kept = Path(found["files"][0]).read_text()
+        said.append((len(ran), found["unprofiled_step_time_ms"], found["step_time_ms"], kept))
+    assert said == [(2, 11.0, 12.0, "2"), (2, 11.0, 12.0, "2"), (4, 13.0, 14.0, "4"), (4, 13.0, 14.0, "4")]
+    (earlier,) = [
+        path for path in (tmp_path / "run/earlier/1/trials").glob("*/profile/rank-0.txt") if path.read_text() == "2"
+    ]
+    assert json.loads((earlier.parents[1] / "result.json").read_text())["step_time_ms"] == 12.0
+
+
+def test_bench_sh_measures_the_profile_anew_too() -> None:
+    script = (Path(__file__).resolve().parents[3] / "bench/bench.sh").read_text().replace("\\\n", " ")
+    calls = [line for line in script.splitlines() if "bertbench throughput" in line or "bertbench profile" in line]
+    assert len(calls) == 2 and all('"${again[@]}"' in line for line in calls)
 
 
 def plain_fields(item: Trial) -> dict[str, object]:

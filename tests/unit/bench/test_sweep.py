@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.refusals import refused
 
 from analysis.records import RunDirectory, Trial, write_record
 from bench.sweep import finished_result, locked, record_request, result_rows, tidy, write_results
@@ -57,7 +58,7 @@ def test_results_csv_has_a_row_per_finished_trial_with_its_configuration(tmp_pat
 
 def test_a_lock_is_exclusive_and_given_back(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "new")
-    with locked(run), pytest.raises(LockedError, match="in use by another sweep"), locked(run):
+    with locked(run), refused("folder-locked", run.path, kind=LockedError), locked(run):
         pass
     with locked(run):
         pass

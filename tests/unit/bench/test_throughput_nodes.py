@@ -1,24 +1,24 @@
 """`throughput --nodes`: a check inside a world of ranks, and how to start one outside."""
 
 import pytest
+from support.refusals import refused
 
 from bench.cli import throughput
 from bench.world import World
-from common.errors import UsageError
 
 
 def test_outside_a_world_several_nodes_are_refused_with_the_command_that_starts_them() -> None:
     words = ["pretrain", "--devices", "1", "2", "--batch-sizes", "4", "8", "--nodes", "1", "2", "3", "--out", "a b"]
-    with pytest.raises(UsageError) as refused:
+    with refused("option-not-applicable") as caught:
         throughput.main(words)
-    said = str(refused.value)
+    said = str(caught.value)
     assert "bertbench throughput pretrain --batch-sizes 4 8 --out 'a b' --nodes 2" in said
     assert "--here-gpus G --other-gpus G G --node-rank R" in said and "--nodes 3" in said
     assert "--nodes 1 is measured without a launcher" in said
 
 
 def test_a_number_of_nodes_below_one_is_refused() -> None:
-    with pytest.raises(UsageError, match="at least 1"):
+    with refused("option-value", "--nodes 0", 1):
         throughput.main(["pretrain", "--nodes", "0"])
 
 
@@ -29,11 +29,11 @@ def test_a_world_on_as_many_nodes_is_measured(asked: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("asked", [(1,), (3,), (1, 2)])
 def test_a_world_on_another_number_of_nodes_is_refused(asked: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match="has 2 nodes"):
+    with refused("option-conflict", f"--nodes {' '.join(map(str, asked))}", "2 nodes"):
         World(0, 0, 4, 2, nodes=2).check_nodes(asked)
 
 
 def test_a_world_is_checked_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "joined_world", lambda: World(0, 0, 2, 2, nodes=1))
-    with pytest.raises(UsageError, match="has 1 node:"):
+    with refused("option-conflict", "--nodes 2", "1 node:"):
         throughput.main(["pretrain", "--nodes", "2", "--device", "cpu"])

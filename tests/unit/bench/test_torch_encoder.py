@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.refusals import refused
 from torch import nn
 
 from analysis.records import Trial
@@ -12,7 +13,6 @@ from bert.batch import Batch, BatchCounts
 from bert.config import PRESETS, ModelConfig, preset
 from bert.observer import Observer
 from bert.tasks import TASKS, make_task
-from common.errors import UsageError
 
 VOCAB = 101  # not a multiple of 8: our embedding has three padding rows
 SHAPE = ModelConfig(
@@ -164,7 +164,7 @@ def test_the_model_has_as_many_parameters_as_ours_without_its_padding() -> None:
 
 def test_tasks_without_a_model_are_refused_by_name() -> None:
     assert set(TASKS) - set(MODELS) == {"gap"}
-    with pytest.raises(UsageError, match="'torch-encoder' runs tasks pretrain, squad, glue, classify, not 'gap'"):
+    with refused("unsupported-combination", "'torch-encoder'", "pretrain, squad, glue, classify", "'gap'"):
         TorchEncoderImplementation().check(Trial(implementation="torch-encoder", task="gap"))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import refused
 from support.training_runs import settings, shards
 
 from analysis.records import RunDirectory, TrialDirectory
@@ -139,7 +140,7 @@ def test_events_survive_a_line_cut_short_but_no_damage(attempt: TrialDirectory, 
         file.write('{"event": "sav')
     assert [event["event"] for event in read_events(attempt)] == ["resumed", "progress", "saved", "warned"]
     path.write_text("{}\n")
-    with pytest.raises(SchemaError, match=r"events\.jsonl line 1"):
+    with refused("file-damaged", "events.jsonl line 1", kind=SchemaError):
         read_events(attempt)
 
 

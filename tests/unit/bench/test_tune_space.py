@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import refused
 
 from bench.cli.tune import search_kinds
 from bench.tune.space import Kind, make_space
-from common.errors import BertbenchError, InputError, UsageError
+from common.errors import Code
 
 KINDS: dict[str, Kind] = {
     "learning_rate": float, "dropout": float, "micro_batch_size": int, "preset": str, "activation_checkpointing": bool,
@@ -62,61 +63,66 @@ def test_the_size_is_the_number_of_combinations(words: list[str], size: int | No
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "code", "fact"),
     [
-        ("learning_rate", "give NAME=VALUE"),
-        ("learning_rate=", "give NAME=VALUE"),
-        ("=1,2", "give NAME=VALUE"),
-        ("learning_rat=1,2", "did you mean 'learning_rate'"),
-        ("learning_rate=3e-5", "at least two values"),
-        ("micro_batch_size=4,4", "at least two values, each once"),
-        ("micro_batch_size=4,x", "'x' is not a whole number"),
-        ("micro_batch_size=4.5,8", "'4.5' is not a whole number"),
-        ("dropout=nan,0.1", "'nan' is not a number"),
-        ("dropout=0:inf", "'inf' is not a number"),
-        ("dropout=0.3:0.1", "LOW that is below HIGH"),
-        ("learning_rate=log:0:1", "LOW above 0"),
-        ("learning_rate=log:1:2:0.1", "no steps"),
-        ("learning_rate=log:1", "a range is LOW:HIGH"),
-        ("dropout=0:1:2", "step must be above 0 and fit"),
-        ("dropout=0:1:2:3", "a range is LOW:HIGH"),
-        ("activation_checkpointing=yes,no", "'yes' is not true or false"),
-        ("preset=tiny,", "'' is not a name"),
+        ("learning_rate", "option-value", "--search 'learning_rate': give NAME=VALUE"),
+        ("learning_rate=", "option-value", "--search 'learning_rate=': give NAME=VALUE"),
+        ("=1,2", "option-value", "--search '=1,2': give NAME=VALUE"),
+        ("learning_rat=1,2", "option-choice", "'learning_rate'"),
+        ("learning_rate=3e-5", "option-value", "learning_rate=3e-05"),
+        ("micro_batch_size=4,4", "option-value", "micro_batch_size=4,4"),
+        ("micro_batch_size=4,x", "option-value", "'x'"),
+        ("micro_batch_size=4.5,8", "option-value", "'4.5'"),
+        ("dropout=nan,0.1", "option-value", "'nan'"),
+        ("dropout=0:inf", "option-value", "'inf'"),
+        ("dropout=0.3:0.1", "option-value", "HIGH"),
+        ("learning_rate=log:0:1", "option-value", "LOW above 0"),
+        ("learning_rate=log:1:2:0.1", "option-value", "step"),
+        ("learning_rate=log:1", "option-value", "LOW:HIGH"),
+        ("dropout=0:1:2", "option-value", "step"),
+        ("dropout=0:1:2:3", "option-value", "LOW:HIGH"),
+        ("activation_checkpointing=yes,no", "option-value", "'yes'"),
+        ("preset=tiny,", "option-value", "preset: ''"),
     ],
 )
-def test_words_that_are_no_search_are_refused(word: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_words_that_are_no_search_are_refused(word: str, code: Code, fact: str) -> None:
+    with refused(code, fact):
         texts(word)
 
 
 def test_nothing_to_search_and_the_same_twice_are_refused() -> None:
-    with pytest.raises(UsageError, match="nothing to search"):
+    with refused("option-missing", "--search", "--space"):
         texts()
-    with pytest.raises(UsageError, match="dropout is given twice"):
+    with refused("option-conflict", "dropout", "0.0:0.1", "0.1,0.2"):
         texts("dropout=0:0.1", "dropout=0.1,0.2")
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "code"),
     [
-        b"\xff\xfe", b"learning_rate = ", b"learning_rate = 3", b"learning_rate = [1, 1]", b"[learning_rate]\nlow = 1",
-        b"[learning_rate]\nlow = 1\nhigh = 2\nhihg = 3", b"[learning_rate]\nchoices = 3", b"",
-        b"[learning_rate]\nchoices = [1, 2]\nlog = true", b"[learning_rate]\nlow = 'a'\nhigh = 2", b"speed = [1, 2]",
-        b"[preset]\nlow = 1\nhigh = 2", b"micro_batch_size = [1.5, 2]", b"[learning_rate]\nlow = 1\nhigh = 2\nlog = 1",
-        b"learning_rate = [[1], [2]]", b"[learning_rate]\nlow = nan\nhigh = 2", b"[learning_rate]\nchoices = []",
-        b"preset = ['tiny,base', 'large']",
+        (b"\xff\xfe", "file-encoding"), (b"learning_rate = ", "file-damaged"), (b"", "option-missing"),
+        (b"speed = [1, 2]", "option-choice"), (b"learning_rate = 3", "option-value"),
+        (b"learning_rate = [1, 1]", "option-value"), (b"[learning_rate]\nlow = 1", "option-value"),
+        (b"[learning_rate]\nlow = 1\nhigh = 2\nhihg = 3", "option-value"),
+        (b"[learning_rate]\nchoices = 3", "option-value"),
+        (b"[learning_rate]\nchoices = [1, 2]\nlog = true", "option-value"),
+        (b"[learning_rate]\nlow = 'a'\nhigh = 2", "option-value"), (b"[preset]\nlow = 1\nhigh = 2", "option-value"),
+        (b"micro_batch_size = [1.5, 2]", "option-value"),
+        (b"[learning_rate]\nlow = 1\nhigh = 2\nlog = 1", "option-value"),
+        (b"learning_rate = [[1], [2]]", "option-value"), (b"[learning_rate]\nlow = nan\nhigh = 2", "option-value"),
+        (b"[learning_rate]\nchoices = []", "option-value"), (b"preset = ['tiny,base', 'large']", "option-value"),
     ],
     ids=range(18),
 )  # fmt: skip
-def test_a_file_that_is_no_space_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_space_is_refused(content: bytes, code: Code, tmp_path: Path) -> None:
     path = tmp_path / "space.toml"
     path.write_bytes(content)
-    with pytest.raises(BertbenchError, match=r"space\.toml|nothing to search"):
+    with refused(code, path if content else "--space"):
         make_space([], path, KINDS)
 
 
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.toml: No such file"):
+    with refused("path-missing", tmp_path / "none.toml", "--space"):
         make_space([], tmp_path / "none.toml", KINDS)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import refused
 
 pytest.importorskip("optuna")
 
@@ -19,7 +20,7 @@ from bench.tune.question import EVALUATORS, Question, Search
 from bench.tune.space import SearchSpace, make_space
 from bench.tune.storage import storage_path, trial_folder
 from bench.tune.study import Begun, Study
-from common.errors import InputError, MissingToolError, StorageError, UsageError
+from common.errors import MissingToolError, StorageError
 
 SPACE = make_space(
     ["learning_rate=log:1e-5:1e-3", "micro_batch_size=2,4,8"], None, {"learning_rate": float, "micro_batch_size": int}
@@ -180,15 +181,14 @@ def test_a_study_of_another_question_is_refused_with_the_difference(folder: Path
     make_study(folder)
     make_study(folder, Search(sampler="random", seed=9))  # how it searches may change
     other_space = {**QUESTION.space, "dropout": "0.0:0.3"}
-    for question, said in (
-        (replace(QUESTION, task="pretrain"), "task squad, not pretrain"),
-        (replace(QUESTION, objective="exact"), "objective f1, not exact"),
-        (replace(QUESTION, space=other_space), "a search of dropout nothing, not '0.0:0.3'"),
-        (replace(QUESTION, training={"data": "/other", "preset": "tiny"}), "data '/data', not '/other'"),
+    for question, facts in (
+        (replace(QUESTION, task="pretrain"), ("squad", "pretrain")),
+        (replace(QUESTION, objective="exact"), ("f1", "exact")),
+        (replace(QUESTION, space=other_space), ("dropout", "'0.0:0.3'")),
+        (replace(QUESTION, training={"data": "/other", "preset": "tiny"}), ("'/data'", "'/other'")),
     ):
-        with pytest.raises(UsageError, match="one study has one question") as refused:
+        with refused("settings-changed", folder, "--out", *facts):
             make_study(folder, question=question)
-        assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_study_of_another_question_is_refused_with_the_difference(folder: Path
 )
 def test_a_damaged_storage_is_named(content: bytes, folder: Path) -> None:
     storage_path(folder).write_bytes(content)
-    with pytest.raises(InputError, match=r"study\.db is no storage of a study, or damaged"):
+    with refused("file-damaged", storage_path(folder)):
         make_study(folder)
 
 
@@ -207,9 +207,9 @@ def test_a_locked_storage_is_no_damaged_one(folder: Path, monkeypatch: pytest.Mo
     with sqlite3.connect(storage_path(folder), isolation_level=None) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         for act in (lambda: make_study(folder), lambda: take(study), lambda: study.importance("ped-anova", 0)):
-            with pytest.raises(StorageError, match=r"database is locked.*another program has held it") as refused:
+            with refused("folder-locked", storage_path(folder), "database is locked", kind=StorageError) as caught:
                 act()
-            assert "remove" not in str(refused.value)
+            assert "remove" not in str(caught.value)
         connection.execute("ROLLBACK")
     assert [row.state for row in study.rows()] == ["complete"]
 
@@ -219,7 +219,7 @@ def test_damage_inside_the_storage_is_named(value: str, folder: Path) -> None:
     make_study(folder)
     with sqlite3.connect(storage_path(folder)) as connection:
         connection.execute(f"UPDATE study_user_attributes SET value_json = CAST({value} AS TEXT)")
-    with pytest.raises(InputError, match=r"study\.db is no storage of a study, or damaged"):
+    with refused("file-damaged", storage_path(folder)):
         make_study(folder)
 
 
@@ -234,7 +234,7 @@ def test_a_study_whose_maker_was_killed_before_it_said_what_it_asks_asks_anew(fo
     assert study._study.direction.name == "MINIMIZE"
     study.complete(take(study), 1.0)
     forget()
-    with pytest.raises(InputError, match="does not say what it asks"):
+    with refused("file-damaged", storage_path(folder), "does not say"):
         make_study(folder)
 
 
@@ -250,7 +250,7 @@ def test_a_storage_of_another_program_is_left_alone(folder: Path) -> None:
     import optuna
 
     optuna.create_study(storage=f"sqlite:///{storage_path(folder)}", study_name="theirs")
-    with pytest.raises(UsageError, match="studies of another program"):
+    with refused("record-foreign", storage_path(folder)):
         make_study(folder)
 
 
@@ -258,13 +258,13 @@ def test_a_storage_of_another_version_of_optuna_is_named(folder: Path) -> None:
     make_study(folder)
     with sqlite3.connect(storage_path(folder)) as connection:
         connection.execute("UPDATE alembic_version SET version_num = 'v99.0.0.a'")
-    with pytest.raises(InputError, match="cannot be read by this Optuna"):
+    with refused("tool-version", storage_path(folder), "Optuna"):
         make_study(folder)
 
 
 def test_without_optuna_the_remedy_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(MissingToolError, match=r"pip install 'bertbench\[tune\]'"):
+    with refused("package-missing", "pip install 'bertbench[tune]'", kind=MissingToolError):
         make_study(folder)
 
 

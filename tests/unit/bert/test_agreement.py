@@ -68,12 +68,12 @@ def test_the_failure_of_one_rank_is_that_of_all(error: type[BertbenchError], fai
     def action(strategy: Threaded) -> None:
         def work() -> None:
             if strategy.rank == failing:
-                raise error(f"Grüße: {'x' * 300}")
+                raise error("nodes-disagree", f"Grüße: {'x' * 300}")
 
         together(strategy, work)
 
     results = on_all(action)
-    assert [type(result) for result in results] == [error] * RANKS
+    assert [(type(result), result.code) for result in results] == [(error, "nodes-disagree")] * RANKS
     assert all("Grüße: " + "x" * 300 in str(result) for result in results)
     assert [str(result).startswith(f"rank {failing}: ") for result in results] == [rank != failing for rank in range(3)]
 
@@ -84,14 +84,14 @@ def test_of_several_failures_the_lowest_ranks_is_told_and_a_bug_is_not_hidden() 
             if strategy.rank == 1:
                 raise ZeroDivisionError("a bug")
             if strategy.rank == 2:
-                raise InputError("a file")
+                raise InputError("file-damaged", "a file")
 
         together(strategy, work)
 
     first, second, third = on_all(action)
     assert type(first) is BertbenchError and "rank 1: ZeroDivisionError: a bug" in str(first)
     assert type(second) is ZeroDivisionError
-    assert type(third) is BertbenchError
+    assert type(third) is BertbenchError and (first.code, third.code) == ("rank-failed", "rank-failed")
 
 
 def test_results_stay_each_ranks_own_and_numbers_are_shared() -> None:
@@ -149,7 +149,8 @@ def test_one_rank_reads_the_bytes_of_what_a_run_begins_from_and_all_take_the_sam
 
     (tmp_path / "checkpoints/step-0000001/config.json").write_bytes(b"")
     failures = on_all(lambda strategy: initial_on_all(wanted, DataIdentity(source="synthetic"), strategy, said.append))
-    assert all("all 2 checkpoints in " in str(failure) for failure in failures)
+    assert [failure.code for failure in failures] == ["checkpoint-missing"] * RANKS
+    assert all(f"2 checkpoints in {tmp_path}" in str(failure) for failure in failures)
 
 
 def test_a_checkpoint_that_one_rank_cannot_write_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,5 +168,5 @@ def test_a_checkpoint_that_one_rank_cannot_write_is_not_there(tmp_path: Path, mo
 
     monkeypatch.setattr("bert.training.checkpoint.save_rng", full)
     failures = on_all(save_after(2))
-    assert all(isinstance(failure, StorageError) and "the disk is full" in str(failure) for failure in failures)
+    assert [(type(failure), failure.code) for failure in failures] == [(StorageError, "disk-full")] * RANKS
     assert saved_steps(tmp_path) == [1] and [path.name for path in tmp_path.iterdir()] == ["step-0000001"]

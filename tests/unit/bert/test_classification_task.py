@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.refusals import refused
 from support.row_task import NAME, VOCAB, made_rows, write_rows
 
 from bert.config import preset
@@ -17,7 +18,7 @@ from bert.model import BertForQuestionAnswering, BertForSequenceClassification
 from bert.precision import Precision
 from bert.tasks import DATA, TASKS, given_options, make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
-from common.errors import InputError, UsageError
+from common.errors import Code
 
 SHAPE = preset("tiny").replace(vocab_size=VOCAB, hidden_size=16, num_heads=2, intermediate_size=32)
 
@@ -70,7 +71,7 @@ def test_the_loss_of_a_regression_is_the_mean_squared_error():
     expected = ((logits[:, 0] - labels) ** 2).mean()
     assert label_loss(logits, labels, regression=True).item() == pytest.approx(expected.item())
     model = BertForSequenceClassification(SHAPE, 1, regression=True)
-    with pytest.raises(UsageError, match="exactly 1"):
+    with refused("option-value", 2, 1):
         BertForSequenceClassification(SHAPE, 2, regression=True)
     assert model.classifier.weight.shape == (1, SHAPE.hidden_size)
 
@@ -128,29 +129,29 @@ def test_scores_are_those_of_the_rows_one_by_one(folder):
 def test_logits_that_are_no_numbers_and_models_without_the_head_are_refused(folder):
     found = task()
     evaluator = found.evaluator(spec(folder), EvaluationSpec())
-    with pytest.raises(InputError, match="not finite numbers for 1 of 11 rows"):
+    with refused("logits-not-finite", "1 of 11"):
         evaluator.score(torch.tensor([[float("nan")] * 3] + [[0.0] * 3] * 10).flatten())
     for model in (BertForQuestionAnswering(SHAPE), BertForSequenceClassification(SHAPE, 4)):
-        with pytest.raises(UsageError, match="3 logits of each row"):
+        with refused("weights-mismatch", 3, type(model).__name__):
             evaluator.measure(model, torch.device("cpu"), Precision("fp32", "cpu"))
 
 
 def test_labels_that_the_task_has_not_are_refused_before_anything_is_trained(tmp_path):
     folder = write_rows(tmp_path / "rows", made_rows(20, labels=3), made_rows(5, labels=5, seed=3))
-    with pytest.raises(InputError, match="from 0 to 1"):
+    with refused("labels-invalid", "0 to 1"):
         task(labels=2).identify(spec(folder))
-    with pytest.raises(InputError, match="from 0 to 2"):
+    with refused("labels-invalid", "0 to 2"):
         task(labels=3).evaluator(spec(folder), EvaluationSpec())
     folder = write_rows(tmp_path / "values", made_rows(20, regression=True), made_rows(5))
-    with pytest.raises(InputError, match=r"classes \(int64\)"):
+    with refused("labels-invalid", "int64"):
         task().batches(spec(folder))
 
 
 def test_rows_of_another_vocabulary_are_no_data_to_evaluate_on(tmp_path):
     folder = write_rows(tmp_path / "rows", made_rows(20), made_rows(5, vocabulary="others"))
-    with pytest.raises(InputError, match="another vocabulary"):
+    with refused("vocabulary-mismatch", folder):
         task().evaluator(spec(folder), EvaluationSpec())
-    with pytest.raises(InputError, match="another vocabulary"):
+    with refused("vocabulary-mismatch", folder):
         task_data(NAME).check_evaluation(str(folder), 24, None, {"labels": 3})
 
 
@@ -181,17 +182,18 @@ def test_options_are_checked_filled_and_kept_as_one_text():
     made = make_task(NAME, text)
     assert (made.labels, made.options["head"]) == (7, "mul")
     assert make_task("squad").name == "squad"
-    for options, words in (
-        ({"head": "sum"}, "choose one of concat, mul"),
-        ({"tail": 1}, "no option tail: it has labels, head"),
-        ({"sample_limit": 0}, "at least 1"),
-        ({"sample_limit": True}, "whole number"),
-        ({"train_on_all": 1}, "true or false"),
-    ):
-        with pytest.raises(UsageError, match=words):
+    cases: tuple[tuple[dict[str, object], Code, tuple[object, ...]], ...] = (
+        ({"head": "sum"}, "option-choice", ("concat, mul",)),
+        ({"tail": 1}, "option-not-applicable", ("labels, head",)),
+        ({"sample_limit": 0}, "option-value", (1,)),
+        ({"sample_limit": True}, "option-value", ("whole number",)),
+        ({"train_on_all": 1}, "option-value", ("true or false",)),
+    )
+    for options, code, facts in cases:
+        with refused(code, *options, *facts):
             given_options(NAME, options)
-    with pytest.raises(UsageError, match="it has none"):
+    with refused("option-not-applicable", "squad", "head"):
         given_options("squad", {"head": "mul"})
     for text in ("[1]", "{", "no"):
-        with pytest.raises(InputError, match="options of a task"):
+        with refused("option-value", text):
             make_task(NAME, text)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.csv_files import colours_and_animals, prepared, write_rows
+from support.refusals import refused
 
 from bert.config import preset
 from bert.data.csv.store import open_source
@@ -16,7 +17,6 @@ from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
 from bert.tasks.classify_data import ClassifyData
 from bert.tasks.classify_evaluation import class_scores, probabilities, text_probabilities
-from common.errors import InputError, UsageError
 
 
 @settings(deadline=None, max_examples=50)
@@ -56,7 +56,7 @@ def test_labels_follow_from_the_data_and_the_three_splits_are_told_apart(tmp_pat
         ClassifyData().rows(database, split, {}).fingerprint for split in ("training", "evaluation", "test")
     }
     assert len(fingerprints) == 3
-    with pytest.raises(InputError, match="no SQLite file of `bertbench data csv`"):
+    with refused("data-unprepared", path, "bertbench data csv"):
         data.inspect(str(path), None)
 
 
@@ -98,14 +98,14 @@ def test_labels_of_another_database_go_by_their_names(tmp_path: Path) -> None:
     assert as_trained == as_it_calls_them and len(set(as_trained)) == 3
     few = prepared(write_rows(tmp_path / "c.csv", [row for row in others if row[1] != "colour"])).source.path
     assert set(evaluated_on(trained, few)[0]) == {"animal", "number"}
-    with pytest.raises(InputError, match=r"texts with 1 label\(s\) that those in .* have not \('colour'\)"):
+    with refused("labels-invalid", "1 label(s)", "'colour'"):
         evaluated_on(few, other)
 
 
 def test_the_same_csv_divided_otherwise_cannot_judge_a_model(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.csv", colours_and_animals(90))
     trained = prepared(path).source.path
-    with pytest.raises(UsageError, match="divides it otherwise: some of its texts are trained on"):
+    with refused("option-conflict", "b.sqlite"):
         evaluated_on(trained, prepared(path, seed=7, output=tmp_path / "b.sqlite").source.path)
     found = evaluated_on(trained, prepared(path, max_seq_length=16, output=tmp_path / "c.sqlite").source.path)
     assert found[0] == found[1]

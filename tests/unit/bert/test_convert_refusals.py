@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from support import bundle_writer, training_runs
 from support.bert_folders import PIECES, SHAPE, loaded, saved, theirs
 from support.mutate import count_from_environment, mutations
+from support.refusals import check_refusal, refused
 
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.leveldb_table import MAGIC
@@ -25,7 +26,7 @@ from bert.checkpoints.ours import load_into, load_model, save_model
 from bert.checkpoints.tensor_files import read_tensors
 from bert.encoder import BertEncoder
 from bert.model import BertForPretraining
-from common.errors import BertbenchError, InputError, SchemaError, StorageError, UsageError
+from common.errors import BertbenchError, Code, InputError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,45 +43,44 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, monkeypa
     torch.save(state, "legacy.bin", _use_new_zipfile_serialization=False)
     Path("plain.bin").write_bytes(pickle.dumps(Evil()))
     for name in ("zip.bin", "legacy.bin", "plain.bin"):
-        with pytest.raises(
-            InputError, match=rf"{name} (holds Python objects beside tensors \(.*system\).*refused|is not)"
-        ):
+        with refused("file-damaged" if name == "plain.bin" else "file-unsafe", name):
             read_tensors(tmp_path / name)
-    with pytest.raises(InputError, match=r"posix\.system"):
+    with refused("file-unsafe", "zip.bin", "posix.system"):
         read_tensors(tmp_path / "zip.bin")
     assert not Path("ran").exists()
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "code", "facts"),
     [
-        (b"", "is empty"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n", "git lfs pull"),
-        (b"<!DOCTYPE html><html></html>", "neither a safetensors file nor one of PyTorch"),
-        (b'\x10\0\0\0\0\0\0\0{"a":', "safetensors file or damaged"),
-        (b"PK\x03\x04" + bytes(100), "not a PyTorch file or damaged"),
-        (b"\x80\x02}.", "holds no tensors by name|not a PyTorch file"),
-        (bytes(50) + MAGIC, "TensorFlow checkpoint in one file"),
+        (b"", "file-empty", []),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n", "file-format", ["git lfs pull"]),
+        (b"<!DOCTYPE html><html></html>", "file-format", ["model.safetensors", "pytorch_model.bin"]),
+        (b'\x10\0\0\0\0\0\0\0{"a":', "file-damaged", ["safetensors file"]),
+        (b"PK\x03\x04" + bytes(100), "file-damaged", ["PyTorch"]),
+        (b"\x80\x02}.", "file-damaged", ["PyTorch"]),
+        (bytes(50) + MAGIC, "file-format", ["TensorFlow", "PREFIX.index"]),
     ],
 )
-def test_foreign_and_empty_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_foreign_and_empty_files_are_named(tmp_path: Path, content: bytes, code: Code, facts: list[str]) -> None:
     source = saved(tmp_path / "src", theirs())
     (source / "model.safetensors").write_bytes(content)
-    with pytest.raises(InputError, match=message):
+    with refused(code, "model.safetensors", *facts):
         convert(source / "model.safetensors", tmp_path / "dst")
     assert not (tmp_path / "dst").exists()
 
 
 def test_other_contents_of_pytorch_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
-    for value, message in (
-        ([1, 2], "holds a list"),
-        ({"epoch": 3}, r"no tensors by name \(it holds epoch\)"),
-        ({"a": torch.ones(1).expand(1 << 40)}, "a of .* is no plain matrix"),
-        ({"a": torch.ones(2, 2).to_sparse()}, "a of .* is no plain matrix"),
-    ):
+    cases: list[tuple[object, Code, list[str]]] = [
+        ([1, 2], "file-format", ["list"]),
+        ({"epoch": 3}, "file-format", ["epoch"]),
+        ({"a": torch.ones(1).expand(1 << 40)}, "model-unsupported", ["a of "]),
+        ({"a": torch.ones(2, 2).to_sparse()}, "model-unsupported", ["a of "]),
+    ]
+    for value, code, facts in cases:
         torch.save(value, path)
-        with pytest.raises(InputError, match=message):
+        with refused(code, "x.bin", *facts):
             read_tensors(path)
 
 
@@ -101,7 +101,7 @@ def test_damaged_files_raise_nothing_but_errors_with_a_message(tmp_path: Path) -
             try:
                 read_tensors(damaged)
             except InputError as error:
-                assert "damaged" in str(error)
+                assert error.code.startswith(("file-", "model-")) and str(damaged) in str(error)
     config = (source / "config.json").read_bytes()
     for number, content in enumerate(mutations(config, count_from_environment(60), seed=5)):
         (source / "config.json").write_bytes(content)
@@ -112,32 +112,35 @@ def test_damaged_files_raise_nothing_but_errors_with_a_message(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "code", "facts"),
     [
         (
             {"hidden_size": 32},
-            r"model\.safetensors: the weights for encoder\.embeddings\.word\.weight have shape \[21, 16\]",
+            "weights-mismatch",
+            ["model.safetensors", "encoder.embeddings.word.weight", "[21, 16]", "[24, 32]"],
         ),
-        ({"num_hidden_layers": 3}, "holds 2 layers and the configuration asks for 3"),
-        ({"num_hidden_layers": 1}, "holds 2 layers and the configuration asks for 1"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: a whole number from 1 to 1000"),
-        ({"vocab_size": 40}, r"have shape \[21, 16\], the model needs \[40, 16\]"),
-        ({"intermediate_size": 64}, r"have shape \[32, 16\], the model needs \[64, 16\]"),
-        ({"num_attention_heads": 3}, "not a multiple of num_heads"),
-        ({"hidden_size": "16"}, "hidden_size='16': a whole number"),
-        ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob=1.5"),
-        ({"layer_norm_eps": True}, "layer_norm_eps=True"),
-        ({"model_type": "roberta"}, "type 'roberta': only BERT and DistilBERT"),
-        ({"hidden_act": "relu"}, "activation 'relu'"),
-        ({"position_embedding_type": "relative_key"}, "'relative_key' position embeddings"),
-        ({"is_decoder": True}, "is_decoder"),
+        ({"num_hidden_layers": 3}, "weights-mismatch", ["2 layers", "3", "--config"]),
+        ({"num_hidden_layers": 1}, "weights-mismatch", ["2 layers", "1", "--config"]),
+        ({"num_hidden_layers": 10**9}, "file-damaged", ["num_hidden_layers=1000000000", "1 to 1000"]),
+        ({"vocab_size": 40}, "weights-mismatch", ["[21, 16]", "[40, 16]"]),
+        ({"intermediate_size": 64}, "weights-mismatch", ["[32, 16]", "[64, 16]"]),
+        ({"num_attention_heads": 3}, "file-damaged", ["hidden_size=16", "num_heads=3"]),
+        ({"hidden_size": "16"}, "file-damaged", ["hidden_size='16'"]),
+        ({"hidden_dropout_prob": 1.5}, "file-damaged", ["hidden_dropout_prob=1.5"]),
+        ({"layer_norm_eps": True}, "file-damaged", ["layer_norm_eps=True"]),
+        ({"model_type": "roberta"}, "model-unsupported", ["'roberta'", "BERT", "DistilBERT"]),
+        ({"hidden_act": "relu"}, "model-unsupported", ["'relu'", "gelu"]),
+        ({"position_embedding_type": "relative_key"}, "model-unsupported", ["'relative_key'", "absolute"]),
+        ({"is_decoder": True}, "model-unsupported", ["is_decoder"]),
     ],
 )
-def test_a_configuration_of_another_model_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_configuration_of_another_model_is_named(
+    tmp_path: Path, changes: dict[str, Any], code: Code, facts: list[str]
+) -> None:
     source = saved(tmp_path / "src", theirs(), None)
     other = tmp_path / "other.json"
     other.write_text(json.dumps(json.loads((source / "config.json").read_text()) | changes))
-    with pytest.raises(InputError, match=message):
+    with refused(code, *facts):
         convert(source, tmp_path / "dst", config_file=other)
     assert not (tmp_path / "dst").exists()
 
@@ -145,42 +148,40 @@ def test_a_configuration_of_another_model_is_named(tmp_path: Path, changes: dict
 def test_what_is_no_file_of_weights_is_not_asked_for_a_configuration(tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
     picture.write_bytes(b"\x89PNG\r\n\x1a\n123")
-    with pytest.raises(InputError, match=r"a\.png is neither a safetensors file nor one of PyTorch"):
+    with refused("file-format", "a.png"):
         convert(picture, tmp_path / "dst")
 
 
 def test_weights_without_a_configuration_ask_for_one(tmp_path: Path) -> None:
     source = saved(tmp_path / "src", theirs(), None)
     config = (source / "config.json").rename(tmp_path / "shape.json")
-    with pytest.raises(InputError, match=r"no config\.json .* give --config FILE"):
+    with refused("data-missing", "config.json", "--config"):
         convert(source, tmp_path / "dst")
     done = convert(source, tmp_path / "dst", config_file=config)
     assert done.vocab is None and "no vocab.txt" in done.notes[0]
-    for content, message in (
-        (b"[]", "holds a list"),
-        (b"{", "is not JSON"),
-        (b"\xff", "is not JSON"),
-        (b"{}", "lacks"),
-    ):
+    contents: list[tuple[bytes, Code]] = [
+        (b"[]", "file-format"), (b"{", "file-damaged"), (b"\xff", "file-encoding"), (b"{}", "file-format"),
+    ]  # fmt: skip
+    for content, code in contents:
         config.write_bytes(content)
-        with pytest.raises(InputError, match=message):
+        with refused(code, "shape.json"):
             convert(source, tmp_path / "other", config_file=config)
 
 
 def test_a_wrong_vocabulary_is_refused(tmp_path: Path) -> None:
     source = saved(tmp_path / "src", theirs(), [*PIECES, "q"])
-    with pytest.raises(InputError, match=r"vocab\.txt has 22 pieces and the model only 21: .* --vocab FILE"):
+    with refused("vocabulary-mismatch", "vocab.txt", "22", "21", "--vocab"):
         convert(source, tmp_path / "dst")
     given = tmp_path / "given.txt"
     given.write_text("\n".join(PIECES))
     done = convert(source, tmp_path / "dst", vocab_file=given)
     assert done.vocab == given and (tmp_path / "dst/vocab.txt").read_text() == given.read_text()
-    with pytest.raises(InputError, match="cannot read the vocabulary"):
+    with refused("path-missing", tmp_path / "none"):
         convert(source, tmp_path / "other", vocab_file=tmp_path / "none")
     given.write_text("\n".join(PIECES[:10]))
     assert "has 10 pieces, the model 21" in convert(source, tmp_path / "short", vocab_file=given).notes[0]
     convert(tmp_path / "dst", tmp_path / "ours", target="bertbench")
-    with pytest.raises(InputError, match="22 pieces and the model only 21"):
+    with refused("vocabulary-mismatch", "vocab.txt", "22", "21"):
         convert(tmp_path / "ours", tmp_path / "other", vocab_file=source / "vocab.txt")
 
 
@@ -193,7 +194,7 @@ def test_a_checkpoint_of_a_run_brings_its_vocabulary_and_takes_no_other(tmp_path
     pieces = (shards / "vocab.txt").read_text().split()
     other = tmp_path / "other.txt"
     other.write_text("\n".join([*pieces[:-2], pieces[-1], pieces[-2]]))
-    with pytest.raises(InputError, match=r"other\.txt \(67 pieces\) is not the vocabulary that .*step-0000001 was tr"):
+    with refused("vocabulary-mismatch", "other.txt", "67", "step-0000001"):
         convert(tmp_path / "run", tmp_path / "wrong", vocab_file=other)
     convert(tmp_path / "run", tmp_path / "right", vocab_file=shards / "vocab.txt")
 
@@ -203,7 +204,7 @@ def test_missing_encoder_weights_are_an_error_unless_allowed_and_then_are_not_ma
     state = load_file(source / "model.safetensors")
     del state["bert.encoder.layer.1.attention.self.key.weight"], state["bert.embeddings.LayerNorm.bias"]
     save_file(state, source / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"lack 2 parameters of the encoder .* allow missing ones"):
+    with refused("weights-mismatch", "2 parameters", "--allow-missing"):
         convert(source, tmp_path / "dst")
     done = convert(source, tmp_path / "dst", allow_missing=True)
     assert set(done.missing) == {"encoder.layer.1.attention.self.key.weight", "embeddings.LayerNorm.bias"}
@@ -212,9 +213,9 @@ def test_missing_encoder_weights_are_an_error_unless_allowed_and_then_are_not_ma
     written = load_file(tmp_path / "dst/model.safetensors")
     assert not any("layer.1.attention.self" in name and name.endswith("weight") for name in written)
     convert(source, tmp_path / "ours", target="bertbench", allow_missing=True)
-    with pytest.raises(InputError, match="ours: the weights lack 4 parameters"):
+    with refused("weights-mismatch", "ours", "4 parameters"):
         convert(tmp_path / "ours", tmp_path / "back")
-    with pytest.raises(InputError, match="of another model: they lack 2 tensors"):
+    with refused("weights-mismatch", "ours", "2 tensors"):
         load_into(BertForPretraining(SHAPE), tmp_path / "ours")
 
 
@@ -222,9 +223,9 @@ def test_missing_encoder_weights_are_an_error_unless_allowed_and_then_are_not_ma
 def test_weights_that_match_nothing_are_always_an_error(tmp_path: Path, allow_missing: bool) -> None:
     source = saved(tmp_path / "src", theirs())
     save_file({"conv1.weight": torch.zeros(3)}, source / "model.safetensors")
-    with pytest.raises(InputError, match=r"they hold conv1\.weight"):
+    with refused("weights-mismatch", "conv1.weight"):
         convert(source, tmp_path / "dst", allow_missing=allow_missing)
-    with pytest.raises(InputError, match="are the same weight"):
+    with refused("weights-mismatch", "bert.pooler.dense.bias and", "pooler.dense.bias"):
         save_file(
             {"bert.pooler.dense.bias": torch.zeros(16), "pooler.dense.bias": torch.zeros(16)}, source / "x.safetensors"
         )
@@ -239,7 +240,7 @@ def test_quantised_weights_are_refused_and_half_precision_becomes_float32(tmp_pa
     written = load_file(tmp_path / "dst/model.safetensors")
     assert all(torch.equal(written[name], value.half().float()) for name, value in state.items())
     save_file({name: value.to(torch.int8) for name, value in state.items()}, source / "model.safetensors")
-    with pytest.raises(InputError, match=r"are torch\.int8: convert a checkpoint that is not quantised"):
+    with refused("model-unsupported", "torch.int8"):
         convert(source, tmp_path / "other")
     state["bert.pooler.dense.bias"][0] = float("nan")
     save_file(state, source / "model.safetensors")
@@ -248,17 +249,17 @@ def test_quantised_weights_are_refused_and_half_precision_becomes_float32(tmp_pa
 
 def test_a_folder_with_nothing_or_too_much_in_it_says_what_it_needs(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
-    with pytest.raises(InputError, match="holds no checkpoint: it needs"):
+    with refused("checkpoint-missing", tmp_path / "src", "model.safetensors", "pytorch_model.bin"):
         convert(tmp_path / "src", tmp_path / "dst")
     for name in ("ckpt_1.pt", "ckpt_2.pt"):
         torch.save(theirs().state_dict(), tmp_path / "src" / name)
-    with pytest.raises(InputError, match=r"holds 2 checkpoints \(ckpt_1\.pt, ckpt_2\.pt\): give one of them"):
+    with refused("data-ambiguous", "2", "ckpt_1.pt", "ckpt_2.pt"):
         convert(tmp_path / "src", tmp_path / "dst")
-    with pytest.raises(InputError, match="is not there: give a folder"):
+    with refused("path-missing", tmp_path / "none"):
         convert(tmp_path / "none", tmp_path / "dst")
     bundle_writer.write_checkpoint(tmp_path / "tf", {"a": torch.zeros(1)})
     (tmp_path / "tf.index").unlink()
-    with pytest.raises(InputError, match=r"cannot read .*tf\.index|no config\.json"):
+    with refused("path-missing", "tf.index"):
         convert(tmp_path / "tf", tmp_path / "dst")
 
 
@@ -270,18 +271,18 @@ def test_a_destination_with_something_in_it_is_left_alone(tmp_path: Path, monkey
     file = tmp_path / "file"
     file.write_text("mine")
     for place in (taken, file, source):
-        with pytest.raises(UsageError, match="is there already"):
+        with refused("folder-occupied", place):
             convert(source, place)
     assert [path.name for path in taken.iterdir()] == ["thesis.txt"] and file.read_text() == "mine"
     empty = tmp_path / "empty"
     empty.mkdir()
     with monkeypatch.context() as patch:
         patch.chdir(empty)
-        with pytest.raises(UsageError, match="current folder"):
+        with refused("option-value", "converted"):
             convert(source, Path())
     convert(source, empty)
     loaded(empty)
-    with pytest.raises(StorageError, match="a part of that path is a file"):
+    with refused("write-failed", file / "dst"):
         convert(source, file / "dst")
 
 
@@ -298,10 +299,10 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     for target in ("hugging-face", "bertbench"):
-        with pytest.raises(StorageError, match="the disk is full"):
+        with refused("disk-full", tmp_path):
             convert(source, tmp_path / "dst", target=target)
         assert names_below(tmp_path) == ["src"]
-    with pytest.raises(StorageError, match="the disk is full"):
+    with refused("disk-full", tmp_path):
         save_model(tmp_path, BertForPretraining(SHAPE))
     assert names_below(tmp_path) == ["src"]
 
@@ -329,7 +330,8 @@ def test_files_larger_than_allowed_leave_nothing_behind(tmp_path: Path) -> None:
 
     command = [sys.executable, "-m", "bench.cli.main", "convert", str(source), str(tmp_path / "dst")]
     done = subprocess.run(command, cwd=ROOT, preexec_fn=limit, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "larger than files may be here" in done.stderr, done.stderr
+    assert done.returncode == 2
+    check_refusal(done.stderr, "write-failed", tmp_path / ".dst.", "ulimit -f")
     assert names_below(tmp_path) == ["src"]
 
 
@@ -346,11 +348,11 @@ def test_our_folder_makes_the_exact_round_trip(tmp_path: Path) -> None:
     assert (done.architecture, done.missing, done.unexpected) == ("BertModel", (), ())
     assert bare.pooler is not None
     assert torch.equal(loaded(tmp_path / "dst").pooler.dense.weight, bare.pooler.weight)
-    with pytest.raises(InputError, match="of another model"):
+    with refused("weights-mismatch", tmp_path / "new" / "folder", "31 tensors", "embeddings.norm.bias"):
         load_into(bare, tmp_path / "new" / "folder")
-    with pytest.raises(InputError, match=r"has shape .*, the model needs"):
+    with refused("weights-mismatch", tmp_path / "new" / "folder", "[32]", "[16]"):
         load_into(BertForPretraining(SHAPE.replace(intermediate_size=16)), tmp_path / "new" / "folder")
-    with pytest.raises(UsageError, match="Linear has no ModelConfig"):
+    with refused("model-unsupported", "Linear"):
         save_model(tmp_path, torch.nn.Linear(1, 1))
 
 
@@ -359,20 +361,20 @@ def test_a_damaged_or_newer_folder_of_ours_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"schema_version": 2}))
-    with pytest.raises(SchemaError, match="newer version"):
+    with refused("record-newer", "config.json", "schema 2", "1"):
         load_model(tmp_path)
     for change in ({"schema_version": None}, {"num_layers": "two"}, {"hidden_size": -1}):
         path.write_text(json.dumps(content | change))
-        with pytest.raises(InputError, match=r"config\.json"):
+        with refused("file-damaged", "config.json"):
             load_model(tmp_path)
     del content["num_layers"]
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="lacks 'num_layers'"):
+    with refused("file-damaged", "config.json", "'num_layers'"):
         load_model(tmp_path)
     path.write_text("{}")
-    with pytest.raises(InputError, match=r"bertbench convert .* --to bertbench"):
+    with refused("record-foreign", f"bertbench convert {tmp_path}", "--to bertbench"):
         load_model(tmp_path)
-    with pytest.raises(UsageError, match="leave --config out"):
+    with refused("option-not-applicable", tmp_path, "--config"):
         save_model(tmp_path, BertForPretraining(SHAPE))
         convert(tmp_path, tmp_path / "dst", config_file=path)
 
@@ -386,7 +388,7 @@ def test_configurations_of_the_presets_are_read_back(tmp_path: Path) -> None:
 
 
 def test_names_that_the_file_system_refuses_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot look at .*File name too long"):
+    with refused("path-unreadable", "a" * 300):
         convert(tmp_path / ("a" * 300), tmp_path / "dst")
-    with pytest.raises(StorageError, match="File name too long"):
+    with refused("path-unreadable", "a" * 300):
         convert(saved(tmp_path / "src", theirs()), tmp_path / ("a" * 300))

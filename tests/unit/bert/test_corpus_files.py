@@ -2,9 +2,10 @@ import os
 from pathlib import Path
 
 import pytest
+from support.refusals import refused
 
 from bert.data.corpus.files import find_inputs, identify, is_dump
-from common.errors import InputError
+from common.errors import Code
 
 
 def test_dumps_and_texts_are_found_at_any_depth_and_own_folders_left_out(tmp_path: Path) -> None:
@@ -37,18 +38,19 @@ def test_links_are_followed_once_and_broken_ones_named(tmp_path: Path) -> None:
     (folder / "one.txt").symlink_to(tmp_path / "books/a.txt")
     assert [path.relative_to(folder).as_posix() for path in find_inputs(folder).texts] == ["dir/a.txt", "one.txt"]
     (folder / "broken.txt").symlink_to(tmp_path / "nowhere.txt")
-    with pytest.raises(InputError, match=r"broken\.txt is a link to a file that is not there"):
+    with refused("path-missing", folder / "broken.txt"):
         find_inputs(folder)
 
 
 def test_a_folder_without_text_says_what_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_text("x")
-    for folder, words in (
-        (tmp_path, "neither .txt files nor"),
-        (tmp_path / "no", "does not exist"),
-        (tmp_path / "a.pdf", "is a file"),
-    ):
-        with pytest.raises(InputError, match=words):
+    cases: tuple[tuple[Path, Code], ...] = (
+        (tmp_path, "data-missing"),
+        (tmp_path / "no", "path-missing"),
+        (tmp_path / "a.pdf", "path-kind"),
+    )
+    for folder, code in cases:
+        with refused(code, folder, ".txt", ".xml.bz2", ".xml.gz"):
             find_inputs(folder)
 
 

@@ -1,5 +1,6 @@
 """The database of a CSV: rows folded and divided rightly, made once, and never read where it is damaged."""
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.csv_files import colours_and_animals, prepared, write_rows, write_vocabulary
+from support.refusals import refused
 
-from bench.cli.data_csv import notes
+from bench.cli.data_csv import notes, summary_lines
 from bert.data.csv import prepare as preparing
 from bert.data.csv.folding import fold
 from bert.data.csv.schema import SPLITS, TABLES
@@ -28,7 +30,7 @@ from bert.data.csv.store import (
     source_fingerprint,
 )
 from bert.data.vocabulary import load_vocabulary
-from common.errors import InputError, LockedError, SchemaError
+from common.errors import Code, LockedError, SchemaError
 
 
 @settings(deadline=None)
@@ -124,10 +126,10 @@ def test_results_of_trainings_are_only_lost_where_that_is_asked_for(tmp_path: Pa
     add_run(database.path, database.fingerprint, {"accuracy": 0.5})
     assert prepared(path, text="1").replaced == "had text text, not 1"  # the same samples: the results are kept
     assert read_runs(database.path) == [{"accuracy": 0.5}]
-    with pytest.raises(InputError, match=r"results of 1 training on it .*seed 42, not 7.*--output.*--replace"):
+    with refused("folder-occupied", database.path, "1 training", "seed 42, not 7", "--output", "--replace"):
         prepared(path, text="1", seed=7)
     write_rows(path, colours_and_animals(63))
-    with pytest.raises(InputError, match=r"results of 1 training on it .*samples are others.*--replace"):
+    with refused("folder-occupied", database.path, "1 training", "--replace"):
         prepared(path, text="1")
     assert read_runs(database.path) == [{"accuracy": 0.5}]
     assert not read_runs(prepared(path, replace=True).source.path)
@@ -136,7 +138,7 @@ def test_results_of_trainings_are_only_lost_where_that_is_asked_for(tmp_path: Pa
 def test_the_database_of_another_csv_is_only_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
     prepared(write_rows(tmp_path / "d.csv", colours_and_animals(60)))
     other = write_rows(tmp_path / "d.tsv", colours_and_animals(63))
-    with pytest.raises(InputError, match=r"d\.sqlite was made of d\.csv, not of d\.tsv: give --output.*--replace"):
+    with refused("folder-occupied", "d.sqlite", "d.csv", "d.tsv", "--output", "--replace"):
         prepared(other)
     assert prepared(other, replace=True).replaced == "was of d.csv"
 
@@ -152,18 +154,29 @@ def test_texts_that_are_equal_to_the_model_are_in_one_split(tmp_path: Path) -> N
     assert all(len({splits[number + form] for form in range(4)}) == 1 for number in range(0, 160, 4))
 
 
-def test_a_database_of_the_first_version_is_read_and_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "facts"), [(1, ["capitals", "fields"]), (2, ["fields"])])
+def test_a_database_of_an_earlier_version_is_read_and_kept(tmp_path: Path, version: int, facts: list[str]) -> None:
     path = write_rows(tmp_path / "a.csv", colours_and_animals(60))
     source = prepared(path).source
-    old = source_fingerprint(1, source.settings, source.labels, source.checksums)
+    made, options = dict(source.settings), dict(source.origin["options"])
+    for name in ("quote_char", "skip_initial_space", "columns"):  # these versions had none of them
+        made.pop(name)
+        options.pop(name, None)
+    old = source_fingerprint(version, made, source.labels, source.checksums)
+    values = {"fingerprint": old, "settings": made, "origin": {**source.origin, "options": options}}
     connection = sqlite3.connect(source.path)
-    connection.execute("PRAGMA user_version = 1")
-    connection.execute("UPDATE meta SET value = ? WHERE name = 'fingerprint'", (f'"{old}"',))
+    connection.execute(f"PRAGMA user_version = {version}")
+    connection.executemany(
+        "UPDATE meta SET value = ? WHERE name = ?", [(json.dumps(value), name) for name, value in values.items()]
+    )
     connection.commit()
     connection.close()
     again = prepared(path)
-    assert (again.kept, again.source.version, again.source.fingerprint) == (True, 1, old)
-    assert any("earlier version of bertbench" in note for note in notes(again))
+    assert (again.kept, again.source.version, again.source.fingerprint) == (True, version, old)
+    told = [note for note in notes(again) if "earlier version of bertbench" in note]
+    assert len(told) == len(facts) and all(fact in note for fact, note in zip(facts, told, strict=True))
+    assert "delimiter   comma" in "\n".join(summary_lines(again))
+    assert not prepared(path, skip_initial_space=True).kept
 
 
 @pytest.mark.parametrize(
@@ -180,9 +193,9 @@ def test_damage_beside_the_samples_is_noticed_and_not_quoted(tmp_path: Path, dam
     connection.execute(damage)
     connection.commit()
     connection.close()
-    with pytest.raises(InputError, match=r"damaged.*remove it, then make it with .bertbench data csv") as told:
+    with refused("file-damaged", path, "bertbench data csv") as caught:
         open_source(path)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +211,7 @@ def test_what_would_stop_a_training_at_its_end_is_met_before_it(tmp_path: Path, 
     connection.execute(damage)
     connection.commit()
     connection.close()
-    with pytest.raises(InputError, match="damaged"):
+    with refused("file-damaged", path):
         check_whole(open_source(path))
 
 
@@ -214,10 +227,10 @@ def test_remedies_name_files_that_are_there(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.csv", colours_and_animals(60))
     made = prepared(path, output=tmp_path / "cut.sqlite").source.path
     made.write_bytes(made.read_bytes()[:5000])
-    with pytest.raises(InputError, match=r"data csv FILE\.csv --vocab VOCAB\.txt --output \S+cut\.sqlite"):
+    with refused("file-damaged", "data csv FILE.csv --vocab VOCAB.txt --output ", "cut.sqlite"):
         open_source(made)
     made.write_bytes(b"")
-    with pytest.raises(InputError, match=r"cut\.sqlite is empty, 0 bytes: remove it"):
+    with refused("file-empty", made):
         open_source(made)
 
 
@@ -251,16 +264,16 @@ def test_lines_that_were_left_out_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [("text,label\n", "no row that can be used"), ("text,label\n,a\n", r"1 empty text \(line 2\)"),
-     ("text,label\none,a\ntwo,a\n,b\n", "have the label 'a'.*1 empty text")],
+    ("content", "code", "facts"),
+    [("text,label\n", "rows-invalid", ()), ("text,label\n,a\n", "rows-invalid", ("1 empty text (line 2)",)),
+     ("text,label\none,a\ntwo,a\n,b\n", "labels-invalid", ("label 'a'", "1 empty text"))],
     ids=["header alone", "nothing usable", "one label"],
 )  # fmt: skip
 def test_what_nothing_can_be_learned_from_is_refused_and_leaves_nothing(
-    tmp_path: Path, content: str, said: str
+    tmp_path: Path, content: str, code: Code, facts: tuple[str, ...]
 ) -> None:
     (tmp_path / "a.csv").write_text(content)
-    with pytest.raises(InputError, match=said):
+    with refused(code, *facts):
         prepared(tmp_path / "a.csv")
     assert {file.name for file in tmp_path.iterdir()} == {"a.csv", "vocab.txt"}
 
@@ -283,16 +296,18 @@ def test_a_changed_sample_is_noticed(tmp_path: Path) -> None:
     connection.commit()
     connection.close()
     source = open_source(path)
-    with pytest.raises(InputError, match=r"damaged.*bertbench data csv"):
+    with refused("file-damaged", path, "bertbench data csv"):
         for split in SPLITS:
             read_split(source, split)
 
 
-@pytest.mark.parametrize("kept", [0, 10, 100, 5000])
-def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("kept", "code"), [(0, "file-empty"), (10, "file-damaged"), (100, "file-damaged"), (5000, "file-damaged")]
+)
+def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int, code: Code) -> None:
     path = damaged_copy(tmp_path)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(InputError, match=r"a\.sqlite"):
+    with refused(code, path):
         source = open_source(path)
         for split in SPLITS:
             read_split(source, split)
@@ -305,9 +320,9 @@ def test_another_version_another_programs_file_and_no_database_are_refused_and_n
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 7")
     connection.close()
-    with pytest.raises(SchemaError, match=r"schema version 7.*update bertbench"):
+    with refused("record-newer", path, "version 7", "update bertbench", kind=SchemaError):
         open_source(path)
-    with pytest.raises(SchemaError, match="nothing is written over it"):
+    with refused("record-newer", path, "version 7", "--output", kind=SchemaError):
         prepared(tmp_path / "a.csv")
     path.unlink()
     connection = sqlite3.connect(path)
@@ -315,11 +330,11 @@ def test_another_version_another_programs_file_and_no_database_are_refused_and_n
     connection.commit()
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(InputError, match=r"another program.*nothing is written over it"):
+    with refused("file-format", path, "--output"):
         prepared(tmp_path / "a.csv")
     assert path.read_bytes() == before
     path.write_text("no database at all, but some text that is long enough to be one" * 20)
-    with pytest.raises(InputError, match="damaged, or no SQLite file"):
+    with refused("file-damaged", path):
         open_source(path)
 
 
@@ -347,7 +362,7 @@ def test_a_locked_database_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     try:
-        with pytest.raises(LockedError, match=r"a\.sqlite is locked by another program"):
+        with refused("folder-locked", path, kind=LockedError):
             open_source(path)
     finally:
         holder.close()

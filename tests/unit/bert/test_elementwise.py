@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.refusals import refused
 from torch import Tensor, nn
 
 from bert import native
@@ -14,7 +15,6 @@ from bert.config import ModelConfig
 from bert.elementwise import gelu, residual_norm
 from bert.encoder import BertEncoder, Layer, recompute_activations
 from bert.levers import LEVERS, Lever, default_levers, recorded_levers, resolve_levers, use_levers
-from common.errors import MissingToolError
 
 WIDTH = 24
 SHAPE = ModelConfig(
@@ -174,13 +174,13 @@ def test_a_cache_that_cannot_be_written_costs_a_compilation(compiler: Path) -> N
 
 @pytest.mark.usefixtures("compiler")
 def test_a_damaged_library_is_named() -> None:
-    with pytest.raises(MissingToolError, match=r"elementwise-\w+.so cannot be loaded .* delete it"):
+    with refused("file-damaged", "elementwise-", ".so"):
         native.loops.__wrapped__()
 
 
 def test_what_cannot_be_compiled_says_so(compiler: Path, tmp_path: Path) -> None:
     (tmp_path / "compiler").write_text("#!/bin/sh\necho 'no such option -fopenmp' >&2\nexit 1\n")
-    with pytest.raises(MissingToolError, match=r"cannot compile elementwise.c \(no such option -fopenmp\): repair it"):
+    with refused("tool-failed", "elementwise.c", "no such option -fopenmp"):
         native.compiled()
 
 
@@ -189,7 +189,7 @@ def test_without_a_compiler_the_lever_is_refused_by_name_and_off_otherwise(monke
     monkeypatch.setitem(LEVERS, "fused-elementwise", Lever("", ("cpu",), compiled=True))
     assert resolve_levers("auto", "cpu") == default_levers("cpu") and recorded_levers("auto", "cpu") == ""
     monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(MissingToolError, match=r"'fused-elementwise' is compiled.*no C compiler 'no-such-compiler'"):
+    with refused("tool-missing", "'fused-elementwise'", "'no-such-compiler'", "--levers"):
         resolve_levers("unpad+fused-elementwise", "cpu")
     assert "fused-elementwise" in default_levers("cpu") - resolve_levers("auto", "cpu")
     assert "unpad" in recorded_levers("auto", "cpu").split("+")

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from support import training_runs
 from support.pretraining_shards import PIECES
+from support.refusals import refused
 
 from bert.data.loading.batches import to_batch
 from bert.data.pretraining.shards import read_shard
@@ -17,7 +18,6 @@ from bert.strategies.single import SingleStrategy
 from bert.tasks.base import DataSpec, Evaluation
 from bert.tasks.pretrain_evaluation import TestShards
 from bert.training.evaluate import evaluate
-from common.errors import InputError, UsageError
 
 TEST_SAMPLES = 20
 
@@ -104,10 +104,10 @@ def test_nothing_is_drawn_and_the_mode_stays(data: Path, model: BertForPretraini
 def test_a_folder_without_test_shards_is_refused_with_the_way_out(data: Path) -> None:
     (data / "small_test_0.hdf5").unlink()
     (data / "metadata.json").unlink()
-    with pytest.raises(InputError, match="--eval-every 0"):
+    with refused("data-missing", data, "--eval-every 0"):
         TestShards(spec(data))
 
 
 def test_a_model_without_heads_is_refused(data: Path) -> None:
-    with pytest.raises(UsageError, match="Linear has no masked-word"):
+    with refused("weights-mismatch", "Linear"):
         evaluate(torch.nn.Linear(1, 1), TestShards(spec(data)), SingleStrategy(), Precision("fp32", "cpu"))

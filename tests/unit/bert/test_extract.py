@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 from support import shared_files
+from support.refusals import refused
 
 from bert.data.corpus import dumps, extract, pages
 from bert.data.corpus.dumps import Header, Unit
 from bert.data.corpus.files import Source
 from bert.data.corpus.pages import Work, extract_unit
 from bert.data.pool import Workers
+from bert.data.preparation.notes import notes_of
+from bert.data.preparation.summary import StageSummary
 from bert.data.stages import Finished, Part, StageFolder
-from common.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[3]
 WIKI = shared_files.DATA / "pretrain/wiki"
@@ -101,6 +103,32 @@ def test_every_page_is_counted_once() -> None:
     assert result.text.endswith(b"\n\n")
 
 
+def test_namespaces_of_the_dumps_own_header_hide_their_links_and_open_tables_are_named(tmp_path: Path) -> None:
+    header = "".join(
+        f'<namespace key="{key}" case="first-letter">{name}</namespace>'
+        for key, name in ((-2, "Medeja"), (0, ""), (6, "Fails"), (14, "Kategoreja"))
+    )
+    texts = (
+        "Reiga ir piļsāta.[[Fails:A b|thumb|250px]][[fails:A_b]] [[Kategoreja:Reiga]][[Medeja:A]]",
+        "Tā ir tabula.\n{|\n| a\n\nTas ir stāsts aiz atvērtas tabulas.",
+    )
+    body = "".join(page(number, text) for number, text in enumerate(texts))
+    path = tmp_path / "x.xml"
+    path.write_text(f"<mediawiki><siteinfo><namespaces>{header}</namespaces></siteinfo>\n{body}</mediawiki>\n")
+    found = run([path], tmp_path / "a")
+    assert found is not None
+    (text,) = contents(tmp_path / "a").values()
+    assert text.decode() == "Reiga ir piļsāta.\n\nTā ir tabula.\nTas ir stāsts aiz atvērtas tabulas.\n\n"
+    assert found.counts.get(pages.UNCLOSED_TABLES) == 1
+    assert found.counts.names[pages.UNCLOSED_TABLES] == ["Page 1"]
+    stage = StageSummary(
+        stage="extract", folder=tmp_path, files=1, kept=False, complete=True, seconds=0.0,
+        counts=found.counts.numbers, examples=found.counts.names,
+    )  # fmt: skip
+    (note,) = notes_of([stage], 0, None)
+    assert note.startswith("1 table(s)") and note.endswith(": Page 1")
+
+
 @pytest.mark.usefixtures("small_parts")
 def test_parts_are_cut_by_the_dump_alone_and_shared_between_processes(tmp_path: Path) -> None:
     path = tmp_path / "x.xml"
@@ -136,7 +164,7 @@ def test_a_truncated_dump_keeps_finished_parts_and_can_be_used_as_it_is(tmp_path
     path = tmp_path / "x.xml"
     text = dump(60)
     path.write_text(text[: int(len(text) * 0.8)])
-    with pytest.raises(InputError, match="truncated"):
+    with refused("file-truncated", path):
         run([path], tmp_path / "a")
     before = contents(tmp_path / "a")
     assert len(before) >= 2 and not list((tmp_path / "a").glob(".*.tmp"))

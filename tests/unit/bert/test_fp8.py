@@ -6,7 +6,7 @@ from support.layouts import batch_of, model
 from torch import nn
 
 from bert.copies import copy_of, give_copies, linear
-from bert.fp8 import Fp8Copy, quantize
+from bert.fp8 import Fp8Copy, products_dtype, quantize
 from bert.levers import resolve_levers, use_levers, use_weight_copies
 from bert.optim import adamw
 from bert.precision import Precision
@@ -82,6 +82,16 @@ def test_a_cast_weight_is_that_of_the_last_update(accumulation: int) -> None:
         strategy.backward(loss, precision)
         strategy.step(optimizer, precision)
     assert not torch.equal(casts[0], casts[1]) and not torch.equal(casts[1], casts[2])
+
+
+@pytest.mark.parametrize(("levers", "strategy", "dtype"), [
+    ("fp8", "single", torch.float8_e4m3fn), ("fp8+unpad", "ddp", torch.float8_e4m3fn),
+    ("bf16-weights", "single", torch.bfloat16), ("none", "single", torch.bfloat16), ("fp8", "fsdp", torch.bfloat16),
+])  # fmt: skip
+def test_products_are_in_fp8_where_a_weight_has_such_a_copy(levers: str, strategy: str, dtype: torch.dtype) -> None:
+    made, names = model(None), resolve_levers(levers, "cpu")
+    use_weight_copies(made, names, precision="bf16", strategy=strategy, grad_accum_steps=1, optimizer="adamw")
+    assert products_dtype(made, Precision("bf16", "cpu").matmul_dtype) == dtype
 
 
 def test_a_model_learns_a_batch_as_in_bf16() -> None:

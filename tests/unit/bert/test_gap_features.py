@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.gap_files import COLUMNS, learnable, prepared, row, vocabulary, write
+from support.refusals import refused
 from support.shared_files import DATA
 
 from bert.data.gap.config import GapConfig
@@ -23,7 +24,6 @@ from bert.data.gap.selection import training_rows
 from bert.data.gap.store import open_features, read_features
 from bert.data.tensor_file import map_columns, write_columns
 from bert.data.vocabulary import load_vocabulary
-from common.errors import InputError, StorageError, UsageError
 
 VOCAB = DATA / "vocab" / "bert-uncased.txt"
 
@@ -186,7 +186,7 @@ def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
 
     path = made(tmp_path, learnable(5)).features
     save_file({"x": np.zeros(3, np.int64)}, path)
-    with pytest.raises(InputError, match="was not made here"):
+    with refused("folder-occupied", path):
         made(tmp_path, learnable(5))
 
 
@@ -196,7 +196,7 @@ def test_a_changed_byte_is_met(tmp_path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 0x21
     path.write_bytes(content)
-    with pytest.raises(InputError, match="bertbench data gap"):
+    with refused("file-damaged", path, "bertbench data gap"):
         read_features(path)
 
 
@@ -216,7 +216,7 @@ def test_training_without_the_columns_of_the_answers_is_refused(tmp_path: Path) 
     columns = [name for name in COLUMNS if not name.endswith("coref")]
     source = write(tmp_path / "gap-development.tsv", learnable(3), columns)
     config = GapConfig(input=(source,), vocab=vocabulary(tmp_path / "vocab.txt"), output=tmp_path / "out")
-    with pytest.raises(InputError, match="no columns A-coref and B-coref"):
+    with refused("columns-missing", source, "A-coref", "B-coref", "--split test"):
         prepare(config, lambda *_: None)
     assert not list((tmp_path / "out").glob("gap-*")) if (tmp_path / "out").exists() else True
 
@@ -224,7 +224,7 @@ def test_training_without_the_columns_of_the_answers_is_refused(tmp_path: Path) 
 def test_rows_to_predict_have_no_labels_and_a_mixture_is_refused(tmp_path: Path) -> None:
     rows = [cells | {"A-coref": "", "B-coref": ""} for cells in learnable(3)]
     assert not open_features(made(tmp_path, rows, "test").features).rows.has_labels
-    with pytest.raises(InputError, match=r"line 2 .*give all, or take both columns out"):
+    with refused("labels-invalid", "line 2"):
         made(tmp_path, [*rows[:1], *learnable(3)[1:]], "test")
 
 
@@ -234,20 +234,20 @@ def test_what_a_file_is_for_is_told_by_its_name_or_has_to_be_said(tmp_path: Path
     names = {"gap-development.tsv": "training", "train.tsv": "training", "gap-validation.tsv": "validation"}
     for name, split in {**names, "test_stage_1.tsv": "test"}.items():
         assert config.split_of(Path(name)) == split
-    with pytest.raises(UsageError, match=r"none of the words .*valid for validation; test or eval for test\): give "):
+    with refused("option-missing", "rows.tsv", "valid", "test or eval", "--split"):
         config.split_of(Path("rows.tsv"))
-    with pytest.raises(UsageError, match="it says training and test"):
+    with refused("option-missing", "dev-test.tsv", "training and test", "--split"):
         config.split_of(Path("dev-test.tsv"))
-    with pytest.raises(UsageError, match="give 5 or more"):
+    with refused("option-value", "--max-seq-length 4", 5):
         GapConfig(input=(Path("x.tsv"),), vocab=vocab, max_seq_length=4)
 
 
 def test_a_folder_without_features_or_with_two_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="bertbench data gap"):
+    with refused("data-unprepared", "bertbench data gap"):
         open_features(tmp_path, "training")
     folder = prepared(tmp_path)
     prepared(tmp_path, training=24)
-    with pytest.raises(InputError, match="2 files of GAP features for training"):
+    with refused("data-ambiguous", "2 files", "training"):
         open_features(folder, "training")
 
 
@@ -289,18 +289,18 @@ def test_mentions_that_stand_on_one_another_are_told_with_their_lines(tmp_path: 
 def test_finished_features_are_kept_in_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object, **__: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
     first = made(tmp_path, learnable(6))
-    monkeypatch.setattr("tempfile.mkstemp", refused)
+    monkeypatch.setattr("tempfile.mkstemp", failing)
     monkeypatch.setattr("os.access", lambda *_: False)
-    monkeypatch.setattr("common.locks.os.open", refused)
+    monkeypatch.setattr("common.locks.os.open", failing)
     config = GapConfig(
         input=(first.input,), vocab=tmp_path / "vocab.txt", output=tmp_path / "out", split="training", max_seq_length=32
     )
     assert prepare(config, lambda *_: None)[0].kept
-    with pytest.raises(StorageError, match="read-only"):
+    with refused("write-failed", tmp_path / "out"):
         prepare(replace(config, max_seq_length=31), lambda *_: None)
 
 
@@ -314,5 +314,5 @@ def test_settings_of_another_kind_are_refused_with_the_command_that_makes_featur
     metadata["settings"] = metadata["settings"].replace('"max_seq_length": 32', settings)
     with (tmp_path / "other.safetensors").open("wb") as file:
         write_columns(file, {name: [column] for name, column in columns.items()}, metadata)
-    with pytest.raises(InputError, match=r"other\.safetensors is not a whole file of GAP features.*bertbench data gap"):
+    with refused("file-damaged", tmp_path / "other.safetensors", "bertbench data gap"):
         read_features(tmp_path / "other.safetensors")

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from support.gap_files import COLUMNS, learnable, row, write
+from support.refusals import refused
 from support.shared_files import DATA
 
 from bert.data.gap.reading import GapFile, read_gap, told_flaws
-from common.errors import InputError
+from common.errors import Code
 
 TEXT = 'Ada said "no" to Bea - because she was tired.'
 
@@ -126,37 +127,42 @@ def test_without_the_columns_of_the_answers_a_file_can_be_predicted(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("content", "code", "facts"),
     [
-        (b"", "is empty"),
-        (b" \n\n", "is empty"),
-        (b"\xff\xfeI\x00D\x00", "line 1, is not UTF-8"),
-        (("\t".join(COLUMNS) + "\n1\tcaf\xe9").encode("latin-1"), "line 2, is not UTF-8"),
-        (b"ID\tText\n", "lacks the columns Pronoun, Pronoun-offset"),
-        (b"development-1\tAda ...\tshe\n", "is no header"),
-        (",".join(COLUMNS).encode() + b"\n", "is parted by commas"),
-        ("\t".join(COLUMNS).encode(), "none below its header"),
-        ("\t".join(name for name in COLUMNS if name != "B-coref").encode() + b"\n", "column A-coref without"),
-        ("\t".join([*COLUMNS, "A"]).encode() + b"\n", "the column A twice"),
-        (b'{"data": []}', "is no header"),
-        (b"\x00" * 100, "is no header"),
+        (b"", "file-empty", ()),
+        (b" \n\n", "file-empty", ()),
+        (b"\xff\xfeI\x00D\x00", "file-encoding", ("line 1,", "UTF-8")),
+        (("\t".join(COLUMNS) + "\n1\tcaf\xe9").encode("latin-1"), "file-encoding", ("line 2,", "UTF-8")),
+        (b"ID\tText\n", "columns-missing", ("Pronoun, Pronoun-offset",)),
+        (b"development-1\tAda ...\tshe\n", "file-format", ("line 1", "development-1")),
+        (",".join(COLUMNS).encode() + b"\n", "file-format", ("line 1", "commas")),
+        ("\t".join(COLUMNS).encode(), "file-empty", ()),
+        (
+            "\t".join(name for name in COLUMNS if name != "B-coref").encode() + b"\n",
+            "columns-missing",
+            ("A-coref", "B-coref"),
+        ),
+        ("\t".join([*COLUMNS, "A"]).encode() + b"\n", "data-ambiguous", ("column A ",)),
+        (b'{"data": []}', "file-format", ("line 1", '{"data": []}')),
+        (b"\x00" * 100, "file-format", ("line 1",)),
     ],
     ids=range(12),
 )
-def test_what_is_no_tsv_of_gap_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
-    with pytest.raises(InputError, match=reason):
+def test_what_is_no_tsv_of_gap_is_refused(tmp_path: Path, content: bytes, code: Code, facts: tuple[str, ...]) -> None:
+    with refused(code, tmp_path, *facts):
         read(tmp_path, content)
 
 
 def test_a_file_none_of_whose_rows_can_be_used_is_refused_with_the_lines(tmp_path: Path) -> None:
     rows = [{**cells, "A-offset": "77"} for cells in learnable(3)]
-    with pytest.raises(InputError, match=r"3 row\(s\) with misaligned offsets, lines 2, 3, 4"):
+    with refused("rows-invalid", "3 row(s) with misaligned offsets", "lines 2, 3, 4"):
         read_gap(write(tmp_path / "gap.tsv", rows))
 
 
 def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent.tsv"):
-        with pytest.raises(InputError, match="cannot read"):
+    places: tuple[tuple[Path, Code], ...] = ((tmp_path, "path-kind"), (tmp_path / "absent.tsv", "path-missing"))
+    for path, code in places:
+        with refused(code, path):
             read_gap(path)
 
 

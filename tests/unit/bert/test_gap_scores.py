@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from support.gap_files import learnable, row, write
 from support.plain_gap_scores import scorecard
+from support.refusals import refused
 from support.shared_files import DATA
 
 from bert.gap.golds import distance, length, read_golds, slices
 from bert.gap.prediction_files import read_predictions, write_kaggle, write_official
 from bert.gap.scores import ANSWERS, Scores, log_loss, score
-from common.errors import InputError
+from common.errors import Code
 
 
 def ours(gold: Path, system: Path) -> Scores:
@@ -78,6 +79,25 @@ def test_both_names_of_a_missing_row_are_false_negatives(tmp_path: Path) -> None
     assert scores.accuracy == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (",ID,A,B,NEITHER", "number 1"),  # pandas.DataFrame.to_csv
+        ("ID,A,B,NEITHER,foo", "too much: 'foo'"),
+        ("ID,A,A,NEITHER", "no column B; it has the column A more than once"),
+        ("id,a,neither", "no column B"),
+        ("A,B,NEITHER", "no column ID"),
+        ("ID;A;B;NEITHER", "semicolons, which are not read"),
+        ("ID\tA\tB\tNEITHER\tNEITHER", "NEITHER more than once"),
+    ],
+)
+def test_a_header_that_is_nearly_right_says_what_is_wrong(tmp_path: Path, header: str, said: str) -> None:
+    (tmp_path / "p.csv").write_text(f"{header}\r\n1,0.5,0.3,0.2,1\n")
+    with refused("columns-missing", said, "ID,A,B,NEITHER") as caught:
+        read_predictions(tmp_path / "p.csv")
+    assert "TRUE or FALSE" not in str(caught.value)
+
+
 def test_without_any_right_answer_there_is_no_bias(tmp_path: Path) -> None:
     gold = write(tmp_path / "gap-test.tsv", learnable(6))
     system = write_official(tmp_path / "system.tsv", {f"development-{n}": (False, False) for n in range(1, 7)})
@@ -137,32 +157,59 @@ def test_probabilities_become_decisions_and_come_back_from_the_file(tmp_path: Pa
     assert ours(gold, decided).tallies == scores.tallies
 
 
+@pytest.mark.parametrize("delimiter", [",", "\t"], ids=["commas", "tabs"])
+@pytest.mark.parametrize("quote", ["", '"'], ids=["plain", "quoted"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
+def test_probabilities_stand_between_commas_or_tabs_in_any_order(
+    tmp_path: Path, delimiter: str, quote: str, end: str
+) -> None:
+    gold = write(tmp_path / "gap-test.tsv", learnable(3))  # neither, A, B are right in this order
+    first, second, third = (cells["ID"] for cells in learnable(3))
+    rows = [
+        ("B", "ID", "neither", "A"), ("0.25", first, "0.5", "0.25"), ("0.1", second, "0.1", "0.8"),
+        ("0.2", third, "0.4", "0.4"),
+    ]  # fmt: skip
+    path = tmp_path / "submission"
+    path.write_bytes("".join(delimiter.join(f"{quote}{cell}{quote}" for cell in row) + end for row in rows).encode())
+    found = read_predictions(path)
+    assert found.probabilities == {first: (0.5, 0.25, 0.25), second: (0.1, 0.8, 0.1), third: (0.4, 0.4, 0.2)}
+    assert found.decisions[second] == (True, False)
+    # -(ln 0.5 + ln 0.8 + ln 0.2) / 3 = (0.693147 + 0.223144 + 1.609438) / 3
+    assert ours(gold, path).log_loss == pytest.approx(0.841910, abs=1e-6)
+    path.write_text(f"ID{delimiter}A{delimiter}B{delimiter}NEITHER\nx{delimiter}0.1{delimiter}0.2\n")
+    with refused("rows-invalid", path, "line 2", "3 of 4"):
+        read_predictions(path)
+
+
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("content", "code", "facts"),
     [
-        (b"", "are empty"),
-        (b"\n \n", "are empty"),
-        (b"development-1\tTRUE\n", "line 1, have 2 of 3 columns"),
-        (b"\ndevelopment-1 TRUE FALSE\n", "line 2, have 1 of 3"),
-        (b"ID\tA-coref\tB-coref\n", "no decision"),
-        (b"ID,A,B,NEITHER\n", "no row below"),
-        (b"ID,A,B,NEITHER\nx,0.1,0.2\n", "line 2, have 3 of 4"),
-        (b"ID,A,B,NEITHER\nx,0.1,much,0\n", "line 2, column B, is 'much'"),
-        (b"ID,A,B,NEITHER\nx,0.1,nan,0\n", "is 'nan'"),
-        (b"ID,A,B,NEITHER\nx,0.1,inf,0\n", "is 'inf'"),
-        (b"ID,A,B,NEITHER\nx,-0.1,1,0\n", "is '-0.1'"),
-        (b"ID,A,B,NEITHER\nx,0,0,0\n", "all 0"),
-        (b"ID,A,B,NEITHER\nx,1e308,1e308,0\n", "too large"),
-        (b"\xff\xfe\x00", "no UTF-8"),
-        (b'a\tTRUE\tFALSE\n"b\tTRUE\tFALSE\nc\tTRUE\tFALSE\n', "line 2: a quotation mark opens a field"),
-        (b'ID,A,B,NEITHER\nx,.1,.2,.7\n\ny,.1,.2,".7\nz,.1,.2,.7\n', "line 4: a quotation mark opens a field"),
+        (b"", "file-empty", ()),
+        (b"\n \n", "file-empty", ()),
+        (b"development-1\tTRUE\n", "rows-invalid", ("line 1,", "2 of 3")),
+        (b"\ndevelopment-1 TRUE FALSE\n", "rows-invalid", ("line 2,", "1 of 3")),
+        (b"ID\tA-coref\tB-coref\n", "answers-invalid", ()),
+        (b"ID,A,B,NEITHER\n", "file-empty", ()),
+        (b"x\t0.1\t0.2\t0.7\n", "answers-invalid", ("ID, A, B, NEITHER",)),
+        (b"ID,A,B,NEITHER\nx,0.1,0.2\n", "rows-invalid", ("line 2,", "3 of 4")),
+        (b"ID,A,B,NEITHER\nx,0.1,much,0\n", "answers-invalid", ("line 2, column B,", "'much'")),
+        (b"ID,A,B,NEITHER\nx,0.1,nan,0\n", "answers-invalid", ("line 2, column B,", "'nan'")),
+        (b"ID,A,B,NEITHER\nx,0.1,inf,0\n", "answers-invalid", ("line 2, column B,", "'inf'")),
+        (b"ID,A,B,NEITHER\nx,-0.1,1,0\n", "answers-invalid", ("line 2, column A,", "'-0.1'")),
+        (b"ID,A,B,NEITHER\nx,0,0,0\n", "answers-invalid", ("line 2:", " 0")),
+        (b"ID,A,B,NEITHER\nx,1e308,1e308,0\n", "answers-invalid", ("line 2:", "too large")),
+        (b"\xff\xfe\x00", "file-encoding", ("line 1", "UTF-8")),
+        (b'a\tTRUE\tFALSE\n"b\tTRUE\tFALSE\nc\tTRUE\tFALSE\n', "file-damaged", ("line 2:", "quotation mark")),
+        (b'ID,A,B,NEITHER\nx,.1,.2,.7\n\ny,.1,.2,".7\nz,.1,.2,.7\n', "file-damaged", ("line 4:", "quotation mark")),
     ],
-    ids=range(16),
+    ids=range(17),
 )
-def test_what_is_no_file_of_predictions_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_what_is_no_file_of_predictions_is_refused(
+    tmp_path: Path, content: bytes, code: Code, facts: tuple[str, ...]
+) -> None:
     path = tmp_path / "system"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=reason):
+    with refused(code, path, *facts):
         read_predictions(path)
 
 
@@ -199,20 +246,24 @@ def test_repeated_and_odd_lines_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "code", "facts"),
     [
-        ({"A-coref": ""}, "has no answer"),
-        ({"A-coref": "yes"}, "neither TRUE nor FALSE, line 3"),
-        ({"Pronoun": "it", "Pronoun-offset": "0", "Text": "it Bea Cleo", "A-offset": "3", "B-offset": "7"}, "'it'"),
+        ({"A-coref": ""}, "labels-invalid", ("line 3", "A-coref")),
+        ({"A-coref": "yes"}, "rows-invalid", ("TRUE", "FALSE", "line 3")),
+        (
+            {"Pronoun": "it", "Pronoun-offset": "0", "Text": "it Bea Cleo", "A-offset": "3", "B-offset": "7"},
+            "rows-invalid",
+            ("line 3", "'it'"),
+        ),
     ],
     ids=("empty", "word", "pronoun"),
 )
 def test_golds_that_are_not_all_there_are_refused_with_the_line(
-    tmp_path: Path, changes: dict[str, str], reason: str
+    tmp_path: Path, changes: dict[str, str], code: Code, facts: tuple[str, ...]
 ) -> None:
     rows = learnable(3)
     rows[1] |= changes
-    with pytest.raises(InputError, match=reason):
+    with refused(code, *facts):
         read_golds(write(tmp_path / "gap-test.tsv", rows))
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.glue_folders import FORMS, make_glue, splits_of, write_vocabulary
+from support.refusals import refused
 
 from bert.data.glue.config import GlueConfig
 from bert.data.glue.features import _fitted
@@ -17,7 +18,7 @@ from bert.data.glue.prepare import GlueSummary, prepare
 from bert.data.glue.store import open_features, read_features
 from bert.data.glue.tasks import TASKS
 from bert.data.vocabulary import load_vocabulary
-from common.errors import InputError, MissingToolError, UsageError
+from common.errors import Code, MissingToolError
 
 
 @pytest.fixture
@@ -118,9 +119,15 @@ def test_damaged_features_are_refused_and_made_again(tmp_path: Path, vocab: Path
     path = made(**call)[0].features
     assert path is not None
     whole = path.read_bytes()
-    for damage in (whole[:-3], whole[:-1] + bytes([whole[-1] ^ 1]), b"", whole.replace(b"cola", b"colb")):
+    damages: tuple[tuple[bytes, Code], ...] = (
+        (whole[:-3], "file-truncated"),
+        (whole[:-1] + bytes([whole[-1] ^ 1]), "file-damaged"),
+        (b"", "file-truncated"),
+        (whole.replace(b"cola", b"colb"), "file-damaged"),
+    )
+    for damage, code in damages:
         path.write_bytes(damage)
-        with pytest.raises(InputError, match="not a whole file of GLUE features"):
+        with refused(code, path):
             read_features(path)
         assert not made(**call)[0].kept and path.read_bytes() == whole
 
@@ -131,22 +138,24 @@ def test_features_are_found_in_a_folder_by_task_and_split(tmp_path: Path, vocab:
     evaluations = TASKS["mnli"].evaluations
     assert open_features(folder, evaluations, "mnli").settings.split == "dev_matched"
     assert open_features(folder, evaluations[1:], "mnli").settings.split == "dev_mismatched"
-    for path, splits, task, said in (
-        (folder, ("train",), None, "or --task"),
+    dev, table = next(folder.glob("glue-wnli-dev-*.safetensors")), tmp_path / "glue" / "WNLI" / "dev.tsv"
+    cases: tuple[tuple[Path, tuple[str, ...], str | None, Code, tuple[object, ...]], ...] = (
+        (folder, ("train",), None, "data-ambiguous", ("--task",)),
         (
             folder,
             ("train",),
             "rte",
-            "no GLUE features of rte for train: make them with `bertbench data glue --task rte",
+            "data-unprepared",
+            ("rte", "train", "`bertbench data glue --task rte"),
         ),
-        (next(folder.glob("glue-wnli-dev-*.safetensors")), ("train",), "wnli", "of the split dev"),
-        (next(folder.glob("glue-wnli-dev-*.safetensors")), ("dev",), "mnli", "holds features of wnli"),
-        (tmp_path / "none", ("train",), "wnli", "there are no GLUE features"),
-        (tmp_path / "glue" / "WNLI" / "dev.tsv", ("dev",), "wnli", "is a table, and features of it are needed"),
-    ):
-        with pytest.raises(InputError, match=r"make them|or others|give") as error:
+        (dev, ("train",), "wnli", "data-mismatch", (dev, "split dev", "train")),
+        (dev, ("dev",), "mnli", "data-mismatch", (dev, "wnli", "mnli")),
+        (tmp_path / "none", ("train",), "wnli", "data-unprepared", (tmp_path / "none", "bertbench data glue")),
+        (table, ("dev",), "wnli", "data-unprepared", (table, "bertbench data glue")),
+    )
+    for path, splits, task, code, facts in cases:
+        with refused(code, *facts):
             open_features(path, splits, task)
-        assert said in str(error.value)
 
 
 def test_the_text_of_the_training_tables_is_written_for_pretraining(tmp_path: Path) -> None:
@@ -157,29 +166,30 @@ def test_the_text_of_the_training_tables_is_written_for_pretraining(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "code", "facts"),
     [
-        ({}, "give --input FOLDER"),
-        ({"input": Path("a"), "dataset": "b", "vocab": Path("v")}, "one of them"),
-        ({"input": Path("a")}, "give --vocab"),
-        ({"input": Path("a"), "vocab": Path("v"), "tasks": ("cols",)}, "did you mean 'cola'"),
-        ({"input": Path("a"), "vocab": Path("v"), "tasks": ("cola", "cola")}, "each only once"),
-        ({"input": Path("a"), "vocab": Path("v"), "max_seq_length": 4}, "give 5 or more"),
+        ({}, "option-missing", ("--input", "--dataset")),
+        ({"input": Path("a"), "dataset": "b", "vocab": Path("v")}, "option-conflict", ("--input", "--dataset")),
+        ({"input": Path("a")}, "option-missing", ("--vocab", "--text")),
+        ({"input": Path("a"), "vocab": Path("v"), "tasks": ("cols",)}, "option-choice", ("'cols'", "'cola'")),
+        ({"input": Path("a"), "vocab": Path("v"), "tasks": ("cola", "cola")}, "option-value", ("--tasks cola cola",)),
+        ({"input": Path("a"), "vocab": Path("v"), "max_seq_length": 4}, "option-value", ("--max-seq-length 4", 5)),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError) as error:
+def test_options_that_mean_nothing_are_refused(
+    options: dict[str, object], code: Code, facts: tuple[object, ...]
+) -> None:
+    with refused(code, *facts):
         GlueConfig(**options)  # type: ignore[arg-type]
-    assert said in str(error.value)
 
 
 def test_a_folder_without_tables_leaves_nothing_behind(tmp_path: Path, vocab: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"CoLA/train\.tsv"):
+    with refused("data-missing", "CoLA/train.tsv"):
         made(tasks=("cola",), input=tmp_path / "empty", vocab=vocab, output=tmp_path / "out")
     make_glue(tmp_path / "bad", ["cola"])
     (tmp_path / "bad" / "CoLA" / "train.tsv").write_text("nothing\n")
-    with pytest.raises(InputError, match=r"train\.tsv"):
+    with refused("rows-invalid", "train.tsv"):
         made(input=tmp_path / "bad", vocab=vocab, output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -236,7 +246,7 @@ def test_the_datasets_library_gives_the_same_files_as_the_tables(
     made(tasks=("rte",), dataset=str(swapped), vocab=vocab, output=tmp_path / "three")
     for path in (tmp_path / "three").glob("*.safetensors"):
         assert path.read_bytes() == (tmp_path / "one" / path.name).read_bytes()
-    with pytest.raises(InputError, match=r"datasets\.load_dataset\(.*failed"):
+    with refused("download-failed", "datasets.load_dataset(", hub):
         made(tasks=("wnli",), dataset=str(hub), vocab=vocab, output=tmp_path / "four")
 
 
@@ -244,7 +254,7 @@ def test_without_the_datasets_package_the_message_says_what_to_do(
     tmp_path: Path, vocab: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingToolError, match="pip install datasets, or give --input"):
+    with refused("package-missing", "pip install datasets", "--input", kind=MissingToolError):
         made(tasks=("cola",), dataset="nyu-mll/glue", vocab=vocab, output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -263,7 +273,7 @@ def test_a_label_out_of_the_classes_is_damage(tmp_path: Path, vocab: Path) -> No
     table = dataclasses.replace(table, rows=(dataclasses.replace(table.rows[0], label=2.0),))
     columns = make_columns(table, settings, load_vocabulary(vocab, True), Counts())
     write_features(path, columns, settings, "x", 0, Counts())
-    with pytest.raises(InputError, match="a label is no class"):
+    with refused("file-damaged", path):
         read_features(path)
 
 

@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
+from support.refusals import refused
 from torch import nn
 
 from bert.optim import OPTIMIZERS
 from bert.precision import Precision
-from common.errors import InputError, UsageError
 
 
 def fp16(**options: float) -> Precision:
@@ -85,11 +85,11 @@ def test_a_run_that_was_not_fp16_starts_with_a_fresh_scale() -> None:
 def test_a_damaged_scale_is_refused(damage: dict[str, object]) -> None:
     precision = fp16()
     state = {**precision.state_dict(), **damage}
-    with pytest.raises(InputError, match="loss scaling"):
+    with refused("file-damaged", *damage):
         precision.load_state_dict({name: value for name, value in state.items() if value is not None})
 
 
 @pytest.mark.parametrize("options", [{"initial_scale": 0.0}, {"initial_scale": math.inf}, {"growth_interval": 0}])
 def test_scales_without_a_meaning_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="initial_scale"):
+    with refused("option-value", *(f"{name}={value}" for name, value in options.items())):
         fp16(**options)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.refusals import refused
 from test_loader import SEQ_LEN, make_folder, spec
 from test_loader_bins import BINS, SAMPLES, TOTALS, make_binned
 
@@ -16,7 +17,6 @@ from bert.data.loading.sample_lengths import folder_lengths
 from bert.data.pretraining.shards import read_shard
 from bert.data.synthetic import SyntheticBatches
 from bert.tasks.pretrain import PretrainTask
-from common.errors import InputError, UsageError
 
 
 def made_up(folder: Path, count: int, **changes: object) -> list[Batch]:
@@ -36,9 +36,9 @@ def test_names_of_distributions_and_folders_are_told_apart(tmp_path: Path, monke
     (tmp_path / "shards").mkdir()
     (tmp_path / "full").mkdir()
     assert lengths_folder("synthetic:shards") == Path("shards") and lengths_folder("synthetic:full") is None
-    with pytest.raises(UsageError, match="banana"):
+    with refused("option-choice", "banana"):
         SyntheticBatches(spec(tmp_path, source="synthetic:banana"))
-    with pytest.raises(InputError, match="does not exist"):
+    with refused("path-missing", tmp_path / "none"):
         SyntheticBatches(spec(tmp_path, source=f"synthetic:{tmp_path}/none"))
 
 
@@ -94,5 +94,5 @@ def test_of_a_large_folder_shards_spread_over_it_are_read(tmp_path: Path, monkey
 
 def test_another_sequence_length_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path, [4])
-    with pytest.raises(InputError, match="have 12 tokens, not 128"):
+    with refused("data-mismatch", "12 tokens", "not 128"):
         SyntheticBatches(spec(tmp_path, source=f"synthetic:{tmp_path}", seq_len=128))

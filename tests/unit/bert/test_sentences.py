@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import shared_files
+from support.refusals import refused
 
 from bert.data.corpus import sentences as module
 from bert.data.corpus.clean import clean
@@ -15,7 +16,7 @@ from bert.data.corpus.sentences import COUNTS, MOST_SENTENCE_CHARACTERS, segment
 from bert.data.corpus.splitter import SPLITTERS, _blingfire, load_splitter, split_sentences, splitter_version
 from bert.data.pool import Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
-from common.errors import MissingToolError, UsageError
+from common.errors import MissingToolError
 
 BOOKS = shared_files.DATA / "pretrain/books"
 _LATIN = "He said no. Mr Dr. U.S. e.g. 3.5 1 No. I i http://x.y/z a@b.c \u00e9 \u00df \u0130 e\u0301"
@@ -137,10 +138,25 @@ def test_splitting_takes_linear_time_on_hostile_text(name: str) -> None:
         load_splitter(name)([text.encode()])
 
 
+@pytest.mark.parametrize(
+    "paragraph",
+    [
+        "Yahoo! übernahm die Firma.",
+        "«Да!» он ушёл.",
+        "Wham! была группой.",
+        "Où? à Paris.",
+        "Wham! \u03ad\u03c0\u03b1\u03b9\u03be\u03b5.",  # Greek
+    ],
+)
+def test_no_sentence_begins_with_a_small_letter_of_any_script(paragraph: str) -> None:
+    assert split_sentences(paragraph) == [paragraph]
+    assert len(split_sentences(f"{paragraph} Übel! Ölig. Ясно.")) == 4
+
+
 def test_unknown_splitters_are_refused_with_the_names(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--splitter nltk must be one of blingfire, rules"):
+    with refused("option-choice", "--splitter nltk", "blingfire, rules"):
         segmented("A.\n\n", tmp_path, "nltk")
-    assert splitter_version("rules") == "1"
+    assert splitter_version("rules") == "3"
 
 
 @pytest.mark.parametrize("error", [ImportError("No module named 'blingfire'"), OSError("wrong ELF class")])
@@ -154,9 +170,9 @@ def test_where_blingfire_does_not_run_the_rules_are_named(error: Exception, monk
 
     _blingfire.cache_clear()
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingToolError, match=r"blingfire does not run here .*use --splitter rules"):
+    with refused("package-missing", "blingfire", error, "--splitter rules"):
         load_splitter("blingfire")
-    with pytest.raises(MissingToolError):
+    with refused("package-missing", "--splitter rules"):
         splitter_version("blingfire")
     assert load_splitter("rules")([b"A b. C d."]) == [b"A b.", b"C d."]
     _blingfire.cache_clear()
@@ -198,7 +214,7 @@ def test_parts_of_two_stages_go_together_and_equal_names_are_refused(tmp_path: P
     found = segment(parts, stage_folder(tmp_path / "s"), Workers(1), Part(), ignore, "rules")
     assert found is not None
     assert [path.name for path in found.files] == ["extracted-part-000000.txt", "cleaned-part-000000.txt"]
-    with pytest.raises(UsageError, match=r"both become cleaned-part-000000\.txt"):
+    with refused("data-ambiguous", "cleaned-part-000000.txt"):
         segment([parts[1], parts[1]], stage_folder(tmp_path / "t"), Workers(1), Part(), ignore, "rules")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import plain_squad_decoding as plain
+from support.refusals import refused
 from support.shared_files import DATA
 from support.squad_cases import Context, Question, features_of, random_logits, small_vocabulary
 
@@ -19,7 +20,7 @@ from bert.squad.logits import WindowLogits
 from bert.squad.predictions import NO_WINDOW_SCORE, Answers, NBestEntry, NBestOptions, decode
 from bert.squad.scores import score
 from bert.squad.spans import find_spans, null_scores
-from common.errors import InputError, StorageError, UsageError
+from common.errors import StorageError
 
 VOCABULARY = small_vocabulary()
 TEXTS = (
@@ -191,23 +192,23 @@ def test_a_logit_that_is_no_number_names_the_question(value: float, side: str) -
     window = int(features.question_windows[4])
     getattr(logits, side)[logits.offsets[window + 1] - 1] = value
     question = features.question_ids.text(int(features.window_question[window]))
-    with pytest.raises(InputError, match=f"{side} logit of question '{question}' \\(window {window}\\)"):
+    with refused("logits-not-finite", side, question, f"window {window}", value):
         decode(features, logits, VOCABULARY)
 
 
 def test_logits_of_other_windows_are_refused() -> None:
     features = small_case()
     logits = random_logits(features, 0)
-    with pytest.raises(InputError, match="not those"):
+    with refused("answers-invalid", len(features)):
         decode(features, random_logits(small_case(questions=2), 0), VOCABULARY)
-    with pytest.raises(InputError, match="start logits were given"):
+    with refused("answers-invalid", "start", len(logits.start)):
         decode(features, replace(logits, start=logits.start[:-1]), VOCABULARY)
 
 
 def test_another_vocabulary_or_casing_is_refused() -> None:
     features = small_case()
     for other in (Vocabulary(VOCABULARY.pieces, False), Vocabulary((*VOCABULARY.pieces, "new"), True)):
-        with pytest.raises(InputError, match="not that of the features"):
+        with refused("vocabulary-mismatch", other.fingerprint, VOCABULARY.fingerprint):
             decode(features, random_logits(features, 0), other)
 
 
@@ -226,7 +227,7 @@ def test_the_last_question_of_an_id_that_comes_twice_is_kept_and_they_are_counte
     "wrong", [{"n_best_size": 0}, {"max_answer_length": 0}, {"null_threshold": float("nan")}], ids=str
 )
 def test_limits_without_meaning_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="must be"):
+    with refused("option-value", *(f"--{name.replace('_', '-')} {value}" for name, value in wrong.items())):
         NBestOptions(**wrong)  # type: ignore[arg-type]
 
 

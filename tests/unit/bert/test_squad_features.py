@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+from support.refusals import refused
 from support.shared_files import DATA
 from support.squad_columns import compare, dataset, made, make, paragraph, plain, question, small_vocabulary
 
 from bert.data.squad.features import SquadFeatures
 from bert.data.squad.store import FORM
 from bert.data.tensor_file import read_header
-from common.errors import UsageError
 
 VOCABULARY = DATA / "vocab/bert-uncased.txt"
 SHORT = {"max_seq_length": 14, "doc_stride": 3, "max_query_length": 4}
@@ -158,6 +158,6 @@ def test_a_question_is_cut_and_counted_and_windows_leave_room_for_it(tmp_path: P
     source = dataset(tmp_path / "a.json", paragraph("a b c", question("a", "w " * 65)))
     summary = make(source, small_vocabulary(tmp_path), tmp_path, split="evaluation")
     assert summary.counts.get("questions cut") == 1
-    with pytest.raises(UsageError, match=r"--max-seq-length 67 has no place .* give 68 or more"):
+    with refused("option-value", "--max-seq-length 67", 68):
         make(source, tmp_path / "vocab.txt", tmp_path, split="evaluation", max_seq_length=67)
     assert FORM.read(summary.features, read_header(summary.features)[0])[2].get("questions cut") == 1

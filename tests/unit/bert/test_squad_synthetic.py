@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.refusals import refused
 from support.shared_files import DATA
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
@@ -18,7 +19,6 @@ from bert.data.synthetic import QUESTIONS, SyntheticBatches
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.base import DataSpec
 from bert.tasks.squad import SquadTask
-from common.errors import InputError, UsageError
 
 
 def spec(**changes: object) -> DataSpec:
@@ -128,7 +128,7 @@ def test_batch_by_batch_the_lengths_are_those_of_a_features_file_or_of_the_folde
         made_up = take(20, source=f"synthetic:{source}", **same)
         assert [batch.counts for batch in made_up] == [batch.counts for batch in real]
         assert not torch.equal(made_up[0].tensors["input_ids"], real[0].tensors["input_ids"])
-    with pytest.raises(InputError, match="have up to 64 tokens, not 384: use 64"):
+    with refused("data-mismatch", "64 tokens", "not 384", "use 64"):
         take(1, source=f"synthetic:{path}")
 
 
@@ -138,15 +138,15 @@ def test_real_features_become_batches_of_the_task(tmp_path: Path) -> None:
     found = SquadTask().batches(spec(source=str(path), seq_len=64, vocab_size=VOCAB))
     batch = next(iter(found))
     assert batch.counts.samples == 8 and batch.tensors["input_ids"].shape[1] <= 64
-    with pytest.raises(InputError, match="not 384: use 64, or make others with `bertbench data squad"):
+    with refused("data-mismatch", "not 384", "use 64", "bertbench data squad"):
         SquadTask().batches(spec(source=str(path)))
-    with pytest.raises(InputError, match="evaluation are needed"):
+    with refused("data-mismatch", "evaluation"):
         SquadTask().batches(spec(source=str(path), seq_len=64), "evaluation")
 
 
 def test_what_synthetic_stands_for_is_the_tasks_own() -> None:
     assert check_distribution("synthetic", task="squad") == "squad" and check_distribution("synthetic") == "phase1"
-    with pytest.raises(UsageError, match="too short for squad"):
+    with refused("option-value", "--seq-len 4", "squad"):
         SyntheticBatches(spec(seq_len=4), QUESTIONS)
-    with pytest.raises(UsageError, match="did you mean 'squad'"):
+    with refused("option-choice", "'squat'", "'squad'"):
         SyntheticBatches(spec(source="synthetic:squat"), QUESTIONS)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support import squad_runs
+from support.refusals import refused
 from support.squad_runs import squad_settings
 from support.training_runs import Recorder, run
 
@@ -22,7 +23,6 @@ from bert.train import DivergenceError
 from bert.training.checkpoint import saved_steps
 from bert.training.evaluate import evaluate
 from bert.training.losses import LossLog
-from common.errors import InputError, UsageError
 
 CPU = torch.device("cpu")
 
@@ -137,10 +137,10 @@ def test_a_model_without_the_head_and_logits_that_are_no_numbers_are_refused(
     files: dict[str, dict[str, Path]],
 ) -> None:
     asked = questions(files["1.1"])
-    with pytest.raises(UsageError, match="Linear has no head that finds answers"):
+    with refused("weights-mismatch", "Linear", "squad"):
         asked.measure(torch.nn.Linear(1, 1), CPU, Precision("fp32", "cpu"))
     tokens = int(asked.features.lengths.sum())
-    with pytest.raises(InputError, match="gives nan as a start logit of question '0-0-0'"):
+    with refused("logits-not-finite", "nan", "start", "'0-0-0'"):
         asked.score(torch.full((2 * tokens,), math.nan, dtype=torch.float64))
 
 
@@ -153,30 +153,30 @@ def test_a_loss_that_is_no_number_stops_the_fine_tuning(
         return original(self, model, batch) * (math.nan if self.samples_seen == 4 * 4 else 1.0)
 
     monkeypatch.setattr(LossLog, "compute_loss", poisoned)
-    with pytest.raises(DivergenceError, match=r"loss of step 5 .*last good .*step-0000003"):
+    with refused("training-diverged", 5, "step-0000003", kind=DivergenceError):
         run(squad_settings(files["1.1"], eval_every=100), tmp_path)
 
 
 def test_evaluation_data_that_do_not_fit_are_refused(files: dict[str, dict[str, Path]], tmp_path: Path) -> None:
     task, known = SquadTask(), spec(files["1.1"])
-    with pytest.raises(UsageError, match="give --eval-data"):
+    with refused("option-missing", "--eval-data"):
         task.evaluator(known, EvaluationSpec())
-    with pytest.raises(InputError, match=r"bertbench data squad --input DEV\.json"):
+    with refused("data-unprepared", "bertbench data squad --input DEV.json"):
         task.evaluator(known, EvaluationSpec(source=str(tmp_path / "none")))
-    with pytest.raises(InputError, match="holds features for training"):
+    with refused("data-mismatch", "training"):
         task.evaluator(known, EvaluationSpec(source=str(files["1.1"]["training"])))
     longer = squad_runs.features(tmp_path / "longer", max_seq_length=64)
-    with pytest.raises(InputError, match="have up to 64 tokens, those that are trained on 48"):
+    with refused("data-mismatch", "64 tokens", "on 48"):
         task.evaluator(known, EvaluationSpec(source=str(longer["evaluation"])))
     cased = squad_runs.features(tmp_path / "cased", lower_case=False)
-    with pytest.raises(InputError, match="another vocabulary"):
+    with refused("vocabulary-mismatch", cased["evaluation"]):
         task.evaluator(known, EvaluationSpec(source=str(cased["evaluation"])))
 
 
 def test_resuming_on_other_features_is_refused(files: dict[str, dict[str, Path]], tmp_path: Path) -> None:
     run(squad_settings(files["1.1"], steps=1, eval_every=0), tmp_path)
     other = squad_settings(files["2.0"], steps=2, eval_every=0)
-    with pytest.raises(InputError, match="holds other data: give the same"):
+    with refused("data-mismatch", files["1.1"]["training"], files["2.0"]["training"]):
         run(other, tmp_path)
 
 
@@ -187,11 +187,11 @@ def test_the_vocabulary_is_found_where_it_lay_beside_the_features_or_where_it_is
     vocab.rename(tmp_path / "moved.txt")
     assert vocabulary_of(made, settings).fingerprint == settings.vocabulary, "its copy beside the features"
     made.with_name("vocab.txt").unlink()
-    with pytest.raises(InputError, match=r"is not .*vocab\.txt or .*features/vocab\.txt"):
+    with refused("vocabulary-mismatch", "vocab.txt or ", "features/vocab.txt"):
         vocabulary_of(made.parent, settings)
     assert vocabulary_of(made, settings, tmp_path / "moved.txt").fingerprint == settings.vocabulary
     (tmp_path / "moved.txt").rename(made.parent / "vocab.txt")
     assert vocabulary_of(made.parent, settings).fingerprint == settings.vocabulary
     (made.parent / "vocab.txt").write_text("\n".join([*squad_runs.SPECIAL, "a"]) + "\n")
-    with pytest.raises(InputError, match="that vocab"):
+    with refused("vocabulary-mismatch", "vocab.txt"):
         vocabulary_of(made, settings)

@@ -1,9 +1,10 @@
+import json
 from pathlib import Path
 
 import pytest
+from support.refusals import refused
 
 from bert.data.stages import MANIFEST_FILE, Counts, Part, StageFolder, clear_stage, read_finished
-from common.errors import InputError, UsageError
 
 
 def stage(path: Path, **settings: object) -> StageFolder:
@@ -48,7 +49,7 @@ def test_files_of_others_are_never_removed(tmp_path: Path, begun: bool) -> None:
     mine = tmp_path / "mine.txt"
     mine.write_text("a book of the user")
     for settings in ({}, {"splitter": "rules"}):
-        with pytest.raises(InputError, match=r"holds 1 file.* not made here \(mine\.txt\).*another --output"):
+        with refused("folder-occupied", tmp_path, "1 file", "mine.txt", "--output"):
             stage(tmp_path, **settings).begin()
     assert clear_stage(tmp_path) == 0
     assert mine.read_text() == "a book of the user"
@@ -56,7 +57,7 @@ def test_files_of_others_are_never_removed(tmp_path: Path, begun: bool) -> None:
 
 def test_a_companions_name_without_a_manifest_is_somebody_elses(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("of the user")
-    with pytest.raises(InputError, match=r"vocab\.txt"):
+    with refused("folder-occupied", "vocab.txt"):
         stage(tmp_path).begin()
 
 
@@ -70,20 +71,51 @@ def test_a_begin_that_was_killed_half_way_is_done_again(tmp_path: Path) -> None:
     assert other.begin() == 1 and not (tmp_path / "b.txt").exists() and other.finished() is None
 
 
+def test_a_file_that_was_cut_since_is_named_and_made_again(tmp_path: Path) -> None:
+    folder = stage(tmp_path)
+    folder.begin()
+    make(folder, "a.txt", "b.txt")
+    folder.finish(["a.txt", "b.txt"])
+    (tmp_path / "b.txt").write_text("b.")  # of "b.txt", 5 bytes
+    with refused("file-changed", "b.txt", "2 bytes", 5, "--stages clean"):
+        read_finished(tmp_path, "clean")
+    again = stage(tmp_path)
+    assert again.finished() is None and again.begin() == 0
+    assert again.changed == (tmp_path / "b.txt",)
+    assert again.is_done("a.txt") and not again.is_done("b.txt")
+    make(again, "b.txt")
+    assert again.finish(["a.txt", "b.txt"]) == stage(tmp_path).finished() is not None
+    second = stage(tmp_path)
+    second.begin()
+    assert second.changed == ()
+
+
+def test_manifests_without_sizes_are_read(tmp_path: Path) -> None:
+    folder = stage(tmp_path)
+    folder.begin()
+    make(folder, "a.txt")
+    folder.finish(["a.txt"])
+    manifest = json.loads((tmp_path / MANIFEST_FILE).read_text())
+    assert manifest.pop("sizes") == {"a.txt": 5}
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps(manifest))
+    (tmp_path / "a.txt").write_text("another length")
+    assert read_finished(tmp_path, "clean").files == (tmp_path / "a.txt",)
+
+
 def test_what_is_not_there_is_said_with_the_stage_to_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"not there.*--stages clean"):
+    with refused("data-unprepared", tmp_path, "--stages clean"):
         read_finished(tmp_path, "clean")
     folder = stage(tmp_path)
     folder.begin()
-    with pytest.raises(InputError, match=r"unfinished.*--stages clean"):
+    with refused("data-unprepared", "unfinished", "--stages clean"):
         read_finished(tmp_path, "clean")
     make(folder, "a.txt")
     folder.finish(["a.txt"])
     (tmp_path / "a.txt").unlink()
-    with pytest.raises(InputError, match=r"1 file.*gone.*a\.txt"):
+    with refused("data-missing", "1 file", tmp_path / "a.txt", "--stages clean"):
         read_finished(tmp_path, "clean")
     (tmp_path / MANIFEST_FILE).write_text('{"stage": "clean", "complete": true}')
-    with pytest.raises(InputError, match="damaged"):
+    with refused("file-damaged", tmp_path / MANIFEST_FILE):
         read_finished(tmp_path, "clean")
 
 
@@ -91,5 +123,5 @@ def test_parts_share_all_files_and_none_twice() -> None:
     taken = [[number for number in range(10) if Part(index, 3).takes(number)] for index in range(3)]
     assert sorted(number for numbers in taken for number in numbers) == list(range(10))
     for index, count in ((3, 3), (-1, 2), (0, 0)):
-        with pytest.raises(UsageError, match="--part"):
+        with refused("option-value", f"--part {index}/{count}"):
             Part(index, count)

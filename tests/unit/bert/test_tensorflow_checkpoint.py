@@ -11,6 +11,7 @@ import torch
 from support import bundle_writer as writer
 from support import shared_files
 from support.mutate import count_from_environment, mutations
+from support.refusals import refused
 
 from bert.checkpoints.crc32c import crc32c, masked_crc32c
 from bert.checkpoints.leveldb_table import MAGIC
@@ -163,10 +164,10 @@ def test_missing_and_short_data_files_are_named_with_a_remedy(tmp_path: Path) ->
     second = tmp_path / "x.data-00001-of-00002"
     content = second.read_bytes()
     second.write_bytes(content[:-5])
-    with pytest.raises(InputError, match=r"x\.data-00001-of-00002 is cut short: .* copy all files x\.\* again"):
+    with refused("file-truncated", "x.data-00001-of-00002", "copy all files x.*"):
         read_all(open_checkpoint(tmp_path / "x"))
     second.unlink()
-    with pytest.raises(InputError, match=r"cannot read .*x\.data-00001-of-00002, which holds .* 2 \.data files: copy"):
+    with refused("path-missing", "x.data-00001-of-00002", "2 .data files"):
         read_all(open_checkpoint(tmp_path / "x"))
 
 
@@ -178,7 +179,7 @@ def test_every_wrong_bit_in_the_data_is_found(tmp_path: Path) -> None:
         changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
         data.write_bytes(changed)
-        with pytest.raises(InputError, match=r"the checksum of [ab] in .*x\.data-00000-of-00001 is wrong"):
+        with refused("file-damaged", "x.data-00000-of-00001", "checksum"):
             read_all(open_checkpoint(tmp_path / "x"))
 
 
@@ -188,12 +189,10 @@ def test_truncated_empty_and_foreign_indexes_are_refused(tmp_path: Path) -> None
     whole = index.read_bytes()
     for content in [*(whole[:length] for length in range(0, len(whole), 7)), b"PK\x03\x04" * 40, bytes(100), whole[1:]]:
         index.write_bytes(content)
-        with pytest.raises(
-            InputError, match=r"x\.index is not the index of a TensorFlow checkpoint, or damaged .*copy"
-        ):
+        with refused("file-damaged", index):
             open_checkpoint(tmp_path / "x")
     index.unlink()
-    with pytest.raises(InputError, match=r"cannot read .*x\.index: No such file"):
+    with refused("path-missing", index):
         open_checkpoint(tmp_path / "x")
 
 
@@ -235,7 +234,7 @@ BAD_ENTRIES = {
 def test_an_index_that_contradicts_itself_is_refused(tmp_path: Path, message: str) -> None:
     rows = [(b"", writer.header(1)), *((b"t%d" % i, row) for i, row in enumerate(BAD_ENTRIES[message]))]
     writer.write_rows(tmp_path / "x", rows, [bytes(64)])
-    with pytest.raises(InputError, match=message):
+    with refused("file-damaged", "x.index", message):
         read_all(open_checkpoint(tmp_path / "x"))
 
 
@@ -254,7 +253,7 @@ def test_a_table_that_is_no_checkpoint_is_refused(
     tmp_path: Path, rows: list[tuple[bytes, bytes]], message: str
 ) -> None:
     (tmp_path / "x.index").write_bytes(writer.table([(b"z", writer.block(rows))] if rows else []))
-    with pytest.raises(InputError, match=message):
+    with refused("file-damaged", "x.index", message):
         open_checkpoint(tmp_path / "x")
 
 
@@ -266,11 +265,11 @@ def test_partitioned_variables_and_texts_are_refused_when_they_are_read_and_not_
     checkpoint = open_checkpoint(tmp_path / "x")
     assert list(checkpoint.entries) == ["parts", "text", "whole"]
     assert torch.equal(checkpoint.read("whole"), torch.ones(2))
-    with pytest.raises(InputError, match=r"partitioned variable, stored in slices.* save it again"):
+    with refused("model-unsupported", "parts", "TensorFlow"):
         checkpoint.read("parts")
-    with pytest.raises(InputError, match="data type 7, which is no weight's"):
+    with refused("model-unsupported", "text", "7"):
         checkpoint.read("text")
-    with pytest.raises(InputError, match="has no tensor 'other'"):
+    with refused("weights-mismatch", "x.index", "'other'"):
         checkpoint.read("other")
 
 

@@ -2,13 +2,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.refusals import refused
 
 from bert.data.pool import Workers
 from bert.data.pretraining import tokens
 from bert.data.pretraining.tokens import COUNTED, STAGE, VERSION, read_tokens, tokenize
 from bert.data.stages import Finished, Part, StageFolder
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
-from common.errors import InputError, StorageError
+from common.errors import Code, InputError
 
 VOCABULARY = Vocabulary((*SPECIAL_PIECES, "the", "un", "##able", ",", "a"), lower_case=True)
 WHOLE = Part()
@@ -94,11 +95,11 @@ def test_progress_counts_the_shards_of_this_part(tmp_path: Path) -> None:
 def test_text_that_is_gone_or_not_utf_8_is_named_and_finished_shards_are_kept(tmp_path: Path) -> None:
     shards = shards_of(tmp_path / "text", TEXT, TEXT)
     shards[1].write_bytes(b"a \xff\n")
-    with pytest.raises(InputError, match=f"{shards[1]} is not UTF-8"):
+    with refused("file-encoding", shards[1], "UTF-8"):
         run(shards, tmp_path / "out")
     assert (tmp_path / "out/books_training_0.npz").exists()
     shards[1].unlink()
-    with pytest.raises(InputError, match=f"cannot read {shards[1]}"):
+    with refused("path-missing", shards[1]):
         run(shards, tmp_path / "out")
     assert sorted(file.name for file in (tmp_path / "out").glob("*.npz")) == ["books_training_0.npz"]
 
@@ -110,7 +111,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tokens, "_write", full)
-    with pytest.raises(StorageError, match="disk is full"):
+    with refused("disk-full", tmp_path / "out"):
         run(shards, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*npz*"))
 
@@ -126,17 +127,17 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     damaged = [whole[: len(whole) // 2], b"", b"PK\x03\x04", b"text\n" * 100, whole[:-10], whole[100:]]
     damaged += [whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :] for at in range(0, len(whole), 37)]
-    refused = 0
+    found = 0
     for content in damaged:
         path.write_bytes(content)
         try:
             shard = read_tokens(path)
         except InputError as error:
-            assert str(path) in str(error)
-            refused += 1
+            assert str(path) in str(error) and error.code == "file-damaged"
+            found += 1
         else:  # a bit that says nothing, such as a time
             assert (len(shard.ids), len(shard.sentence_ends)) == (400, 200)
-    assert refused > 0.8 * len(damaged)
+    assert found > 0.8 * len(damaged)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_arrays_that_do_not_fit_together_are_refused(
 ) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, ids=ids, sentence_ends=sentence_ends, document_ends=document_ends)
-    with pytest.raises(InputError, match=f"{path} is not a whole file of token ids"):
+    with refused("file-damaged", path):
         read_tokens(path)
 
 
@@ -168,8 +169,13 @@ def test_another_archive_one_array_and_a_missing_file_are_refused(tmp_path: Path
     np.savez(tmp_path / "a.npz", other=np.zeros(3))
     with (tmp_path / "b.npz").open("wb") as file:
         np.save(file, np.zeros(3))
-    for name in ("a.npz", "b.npz", "none.npz"):
-        with pytest.raises(InputError, match=name):
+    cases: tuple[tuple[str, Code], ...] = (
+        ("a.npz", "file-damaged"),
+        ("b.npz", "file-damaged"),
+        ("none.npz", "path-missing"),
+    )
+    for name, code in cases:
+        with refused(code, name):
             read_tokens(tmp_path / name)
 
 

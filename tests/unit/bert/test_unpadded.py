@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.layouts import LENGTHS, assert_same, batch_of, loss_and_gradients, model
+from support.refusals import refused
 
 from bert.attention import attend
 from bert.batch import Batch, BatchCounts
 from bert.encoder import recompute_activations
 from bert.levers import levers_text, resolve_levers, use_levers
 from bert.sequences import Unpadded, chunks, unpad
-from common.errors import UsageError
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
@@ -50,15 +50,15 @@ def test_levers_go_by_name() -> None:
     assert resolve_levers("auto", "cuda") == set()
     assert resolve_levers("none", "cpu") == set() and levers_text(()) == "none"
     assert levers_text(resolve_levers("unpad+chunks", "cuda")) == "chunks+unpad"
-    with pytest.raises(UsageError, match="there is no 'fast'; give auto, none, or some of unpad"):
+    with refused("option-choice", "'fast'", "auto", "none", "unpad", "chunks", "fp8"):
         resolve_levers("unpad+fast", "cpu")
-    with pytest.raises(UsageError, match=r"'pack\+unpad': unpad and pack .* leave out unpad for .* or pack for"):
+    with refused("option-conflict", "'pack+unpad'", "leave out unpad", "or pack"):
         resolve_levers("pack+unpad", "cuda")
-    with pytest.raises(UsageError, match="give pack in place of unpad"):
+    with refused("option-conflict", "unpad", "cuda-graphs", "pack"):
         resolve_levers("unpad+cuda-graphs", "cuda")
-    with pytest.raises(UsageError, match="fp8 and compile do not fit"):
+    with refused("option-conflict", "fp8", "compile"):
         resolve_levers("fp8+compile", "cuda")
-    with pytest.raises(UsageError, match=r"with 2 micro-steps per update.* give compile in place of cuda-graphs"):
+    with refused("unsupported-combination", "cuda-graphs", "2 micro-steps", "compile"):
         use_levers(torch.nn.Linear(1, 1), frozenset({"cuda-graphs"}), grad_accum_steps=2)
 
 

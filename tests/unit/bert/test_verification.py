@@ -9,9 +9,10 @@ import h5py
 import numpy as np
 import pytest
 from support import pretraining_shards as shards
+from support.refusals import refused
 
 from bert.data.inspecting.verification import Comparison, verify
-from common.errors import InputError, UsageError
+from common.errors import Code
 
 FIRST = "small_training_0.hdf5"
 
@@ -179,8 +180,13 @@ def test_vocabulary_and_metadata_are_compared(pair: tuple[Path, Path]) -> None:
 
 def test_bad_folders_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for other, said in (("none", "does not exist"), ("empty", "no HDF5 file"), ("a/vocab.txt", "is a file")):
-        with pytest.raises(InputError, match=said):
+    cases: tuple[tuple[str, Code], ...] = (
+        ("none", "path-missing"),
+        ("empty", "data-missing"),
+        ("a/vocab.txt", "path-kind"),
+    )
+    for other, code in cases:
+        with refused(code, tmp_path / other):
             verify(pair[0], tmp_path / other)
-    with pytest.raises(UsageError, match="the same folder"):
+    with refused("option-conflict", pair[0]):
         verify(pair[0], tmp_path / "empty" / ".." / "a")

@@ -10,7 +10,7 @@ import pytest
 from support import shared_files
 
 from bert.data.corpus import wikitext
-from bert.data.corpus.wikitext import is_disambiguation, is_redirect, paragraphs
+from bert.data.corpus.wikitext import is_disambiguation, is_redirect, paragraphs, read_page
 
 WIKI = shared_files.DATA / "pretrain/wiki"
 SAMPLE = WIKI / "enwiki-sample.xml.bz2"
@@ -49,12 +49,27 @@ RULES = {
     "entities": ("A&nbsp;B &amp;lt; C &#8211; D &lt;b&gt; &eacute;.", ["A B &lt; C \N{EN DASH} D <b> \xe9."]),
     "table": ("He came.\n{| c=x\n|-\n! A\n| B is.\n{|\n| C is.\n|}\n|}\nShe came.", ["He came.", "She came."]),
     "open-table": ("{|\n| B is a cell.\nStill a cell.\n== Next ==\nShe came.", ["She came."]),
+    # A reader sees what follows a table that is never closed; so do we, from its first paragraph on.
+    "open-table-prose": ("He came.\n{| c=x\n|-\n| B is a cell.\n\n| C is another one of them.\n\n"
+                         "She came to see [[him|Bob]].\nThey talked.\n\nThey left.",
+                         ["He came.", "She came to see Bob. They talked.", "They left."]),
+    "open-table-in-table": ("{|\n| a\n{|\n| b\n|}\n| c\n\nThis is the text behind it.\n* Item",
+                            ["This is the text behind it."]),
+    "open-before-closed": ("{|\n| a\n\nThis is the text behind it.\n{|\n| b\n\n"
+                           "A closed cell has a sentence, too.\n|}\nEnd it.",
+                           ["This is the text behind it.", "End it."]),
+    "closed-table-with-prose": ("{|\n| a\n\nThis paragraph lies in a cell of it.\n\n|}\nShe came.", ["She came."]),
+    "open-table-no-prose": ("{|\n| a\n\nonly words\n\n* This is an item of a list.\n\n! b", []),
     "table-in-template": ("{{x|\n{|\n| a\n|}\n}}\nShe came.", ["She came."]),
     "heading": ("== A title. ==\nHe came.\n=== Another. ===", ["He came."]),
     "sections": ("He came.\n== Notes ==\nNo.\n=== Sub ===\nNor this.\n== B ==\nShe came.", ["He came.", "She came."]),
     "german-section": ("Er kam.\n== Einzelnachweise ==\nNicht dies hier.", ["Er kam."]),
     "items": ("* [[Ada]], a name\n* This one is a whole sentence.\n# Short one.\n; Term\n: So is this one here.",
               ["This one is a whole sentence.", "So is this one here."]),
+    "nested-items": ("*# It has [[two]] marks before it.<ref>x</ref>\n** ''No one'' knew it all!\n*: Only few words.",
+                     ["It has two marks before it.", "No one knew it all!"]),
+    "definitions": ("; Term: It is what stands behind the colon.\n; [[a|B]] alone is no sentence here.\n;T: Two words.",
+                    ["It is what stands behind the colon."]),
     "magic": ("__NOTOC__\nHe came.__FORCETOC__", ["He came."]),
     "joined": ("The first line\nand the second.\n\nA new one.", ["The first line and the second.", "A new one."]),
     "fragment": ("thumb\n\nA words\n\n1 2 3 4 5 6 7 8", ["1 2 3 4 5 6 7 8"]),
@@ -79,6 +94,47 @@ def test_markup_becomes_the_text_that_a_reader_sees(name: str) -> None:
 def test_names_of_namespaces_come_from_the_dump() -> None:
     text = "Er kam.[[Datei:A.jpg|mini|Ein Bild.]][[Kategorie:B]]"
     assert paragraphs(text, ("Datei", "Kategorie")) == ["Er kam."]
+
+
+# Links that show a file or put a page into a category, as dumps of sister languages write them: none leaves a word.
+HIDDEN = (
+    "[[Attēls:Rīga.jpg|thumb|250px]]", "[[attēls:Rīga no augšas.JPG|sīktēls|Skats uz [[Rīga|Rīgu]]]]",
+    "[[Bilde:x.svg]]", "[[Attēls:Karte: Rīga.png|250px]]", "[[ Image : x.jpg | left ]]", "[[FILE:x.ogg|noicon]]",
+    "[[Category:Rīga]]",
+    "[[Kategorija:Rīga]]", "[[kategorija:Rīga|*]]", "[[Vietas_kategorija:Rīga]]", "[[vietas kategorija:Rīga]]",
+    "[[_Vietas Kategorija :Rīga]]", "[[Attēls:{{{1}}}.jpg|thumb]]",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("link", HIDDEN)
+def test_files_and_categories_of_any_language_leave_nothing(link: str) -> None:
+    # The dump names one category namespace, of two words; files are called Fails in it.
+    assert paragraphs(f"Rīga ir pilsēta.{link} Tā ir liela.", ("Fails", "Vietas kategorija")) == [
+        "Rīga ir pilsēta. Tā ir liela."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("link", "shown"),
+    [("[[:Attēls:Rīga.jpg|bilde]]", "bilde"), ("[[:Kategorija:Rīga|vietas]]", "vietas"),
+     ("[[Imagine: Lennon]]", "Imagine: Lennon"),
+     ("[[Node.js|Node]]", "Node"), ("[[Attēls: stāsts|stāsts]]", "stāsts"),
+     ("[[.svg]]", ".svg")],
+)  # fmt: skip
+def test_links_that_name_a_file_or_only_look_like_one_stay(link: str, shown: str) -> None:
+    assert paragraphs(f"Tas ir {link} te.") == [f"Tas ir {shown} te."]
+
+
+def test_tables_that_are_never_closed_are_counted() -> None:
+    closed, unclosed = "{|\n| a\n{|\n| b\n|}\n|}\n", "{|\n| a\n"
+    counts = {
+        closed: 0,
+        unclosed: 1,
+        unclosed + "== B ==\n" + unclosed: 2,
+        unclosed + closed: 1,
+        closed + "|}\n" + unclosed: 1,
+    }
+    assert {text: read_page(text).unclosed_tables for text in counts} == counts
 
 
 def test_redirects_and_disambiguations_are_told() -> None:

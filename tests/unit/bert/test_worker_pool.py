@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator
 from typing import cast
 
 import pytest
+from support.refusals import refused
 
 from bert.data.pool import Workers
-from common.errors import UsageError
 
 
 def die_half_way(unit: int) -> int:
@@ -36,7 +36,7 @@ def raise_timeout(unit: int) -> int:
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_that_dies_in_the_middle_of_its_result_is_told_and_not_waited_for() -> None:
     began = time.monotonic()
-    with pytest.raises(UsageError, match="a worker process ended unexpectedly"), Workers(2) as workers:
+    with refused("worker-lost", "--workers 2"), Workers(2) as workers:
         list(workers.map(die_half_way, range(8)))
     assert time.monotonic() - began < 30
     with Workers(2) as workers:
@@ -70,7 +70,7 @@ def test_a_pool_that_gets_no_thread_is_told_and_not_waited_for(monkeypatch: pyte
     def refuse(thread: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    with pytest.raises(UsageError, match="lack of memory"), Workers(2) as workers:
+    with refused("worker-lost", "--workers 2"), Workers(2) as workers:
         monkeypatch.setattr("threading.Thread.start", refuse)
         list(workers.map(abs, range(-3, 3)))
     monkeypatch.undo()

@@ -150,6 +150,7 @@ def test_torch_is_the_locked_one_with_its_hashes(host: Host, extra: dict[str, st
         ({"TORCH_INDEX": "https://index"}, ["--index-url", "https://index", "torch==9.1.0"]),
         ({"TORCH_INDEX": "https://index", "TORCH_VERSION": "8.0"}, ["--index-url", "https://index", "torch==8.0"]),
         ({"TORCH_VERSION": "8.0"}, ["torch==8.0"]),
+        ({"TORCH_INDEX": "pip"}, ["torch==9.1.0"]),
     ],
 )
 def test_torch_of_another_index_or_version(host: Host, extra: dict[str, str], words: list[str]) -> None:

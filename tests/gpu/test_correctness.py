@@ -1,0 +1,132 @@
+"""Numbers on a CUDA device against those of a CPU in float32, in one process and 20 s. Skipped elsewhere."""
+
+import pytest
+import torch
+from support.layouts import assert_same, batch_of, loss_and_gradients, model
+
+from bert.levers import resolve_levers, use_levers, use_weight_copies
+from bert.precision import Precision
+from bert.sequences import unpad
+
+DEVICE = torch.device("cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+]
+LENGTHS = [64, 1, 17, 33]
+
+
+@pytest.mark.parametrize("levers", ["auto", "none", "unpad", "pack"])
+def test_losses_and_gradients_are_those_of_a_cpu(levers: str) -> None:
+    plain, made = model(False), model(None)
+    expected = loss_and_gradients(plain, plain(batch_of(LENGTHS, 64)).loss)
+    use_levers(made, resolve_levers(levers, DEVICE.type))
+    made.to(DEVICE)
+    found = loss_and_gradients(made, made(batch_of(LENGTHS, 64).to(DEVICE)).loss)
+    assert_same({name: value.cpu() for name, value in found.items()}, expected, 1e-3)
+
+
+@pytest.mark.parametrize("levers", ["none", "unpad", "pack", "bf16-weights+unpad", "fp8", "fp8+unpad"])
+def test_losses_in_bf16_and_fp8_are_near_those_of_a_cpu(levers: str) -> None:
+    if "fp8" in levers and DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no FP8")
+    plain, made = model(False), model(None)
+    expected = loss_and_gradients(plain, plain(batch_of(LENGTHS, 64)).loss)
+    names = resolve_levers(levers, DEVICE.type)
+    use_levers(made, names)
+    made.to(DEVICE)
+    use_weight_copies(made, names, precision="bf16", strategy="single", grad_accum_steps=1, optimizer="lamb")
+    with Precision("bf16", DEVICE.type).autocast():
+        loss = made(batch_of(LENGTHS, 64).to(DEVICE)).loss
+    found = {name: value.cpu() for name, value in loss_and_gradients(made, loss).items()}
+    most = 0.5 if "fp8" in levers else 0.15
+    assert abs(found["loss"] - expected["loss"]) < 0.05 * expected["loss"]
+    norms = {name: value.norm() for name, value in expected.items()}
+    largest = max(norms.values())
+    for name, value in expected.items():
+        assert (found[name] - value).norm() < most * norms[name] or norms[name] < 1e-2 * largest, name
+
+
+def test_lamb_equals_its_plain_formulas_on_the_device() -> None:
+    from support.plain_lamb import PlainLamb
+
+    from bert.lamb import Lamb
+
+    generator = torch.Generator().manual_seed(1)
+    values = [torch.randn(shape, generator=generator) for shape in ((300, 64), (64,), (64, 64))]
+    decays = [0.01, 0.0, 0.01]
+    parameters = [torch.nn.Parameter(value.clone().to(DEVICE)) for value in values]
+    groups = [{"params": [p], "weight_decay": decay} for p, decay in zip(parameters, decays, strict=True)]
+    optimizer, plain = Lamb(groups, lr=0.01), PlainLamb([value.clone() for value in values], decays)
+    for _ in range(5):
+        gradients = [torch.randn(value.shape, generator=generator) for value in values]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone().to(DEVICE)
+        optimizer.step()
+        plain.step(list(gradients), 0.01)
+    for parameter, value in zip(parameters, plain.values, strict=True):
+        torch.testing.assert_close(parameter.detach().cpu(), value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_attention_without_padding_is_each_sequence_alone(dtype: torch.dtype) -> None:
+    from bert.attention import attend
+
+    lengths = torch.tensor([64, 1, 17, 33])
+    where = unpad((torch.arange(64) < lengths[:, None]).long().to(DEVICE))
+    assert where is not None
+    torch.manual_seed(0)
+    qkv = torch.randn(int(lengths.sum()), 3, 4, 64).to(DEVICE).to(dtype).requires_grad_()
+    found = attend(qkv, where, 0.0)
+    found.float().sum().backward()
+    exact = qkv.detach().double()
+    expected = [
+        (torch.softmax(torch.einsum("qnd,knd->nqk", part[:, 0], part[:, 1]) / 8, -1) @ part[:, 2].transpose(0, 1))
+        for part in exact.split(lengths.tolist())
+    ]
+    together = torch.cat([one.transpose(0, 1) for one in expected])
+    torch.testing.assert_close(found.double(), together, rtol=2e-2, atol=2e-2)
+    dropped = attend(qkv, where, 0.5)
+    assert qkv.grad is not None and qkv.grad.isfinite().all() and not torch.equal(dropped, found)
+
+
+def test_packed_rows_train_as_padded_ones_on_the_device() -> None:
+    found = []
+    for packs in (False, True):
+        made = model(False).to(DEVICE)
+        made.encoder.packs = packs
+        found.append(loss_and_gradients(made, made(batch_of([64, 1, 17, 33], 64).to(DEVICE)).loss))
+    assert_same(*found, 1e-4)
+
+
+def test_layers_on_packed_rows_replay_as_one_cuda_graph() -> None:
+    from bert.packing import pack
+
+    encoder = model(False).to(DEVICE).eval().encoder
+    rows, columns, width = 2, 20, encoder.config.hidden_size
+    hidden = torch.zeros(rows, columns, width, device=DEVICE)
+    mask = torch.ones(rows, 1, columns, columns, dtype=torch.bool, device=DEVICE)
+
+    def layers() -> torch.Tensor:
+        made = hidden
+        for layer in encoder.layers:
+            made = layer(made, mask)
+        return made
+
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.no_grad():
+        with torch.cuda.stream(stream):
+            layers()
+        stream.synchronize()
+        with torch.cuda.graph(graph):
+            replayed = layers()
+        for lengths in ([16, 3, 9, 1], [5, 20, 7, 2]):
+            batch = batch_of(lengths, columns).to(DEVICE).tensors
+            packed = pack(batch["attention_mask"])
+            ids, types = packed.take(batch["input_ids"]), packed.take(batch["token_type_ids"])
+            hidden.copy_(encoder.embeddings(ids, types, None, packed.position_ids()))
+            mask.copy_(packed.mask)
+            graph.replay()
+            expected = encoder(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"]).hidden
+            real = batch["attention_mask"].bool()
+            torch.testing.assert_close(packed.put_back(replayed)[real], expected[real], rtol=1e-4, atol=1e-4)

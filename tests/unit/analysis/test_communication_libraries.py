@@ -1,0 +1,273 @@
+"""Kernels of communication libraries besides NCCL, and RCCL's, whose names say nothing: counted, named and sized.
+
+The traces are made here in Kineto's form; every expected number is worked out in the comments.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.profiles import NSYS, sqlite_with
+from support.timelines import timeline
+from test_kineto_reader import event, write
+
+from analysis.explain import explain
+from analysis.findings import Finding
+from analysis.metrics.communication import communication_by_kind
+from analysis.names import COLLECTIVES, family, kernel_collective
+from analysis.readers.kineto import read
+from analysis.report import communication_findings
+from analysis.sources import open_sources
+from bench.cli.main import run
+
+MS = 1000.0  # Kineto counts in microseconds
+GEMM = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
+RCCL = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
+RCCL_TEMPLATE = "void rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)"
+ABOUT = {"deviceProperties": [{"id": 0, "name": "GPU", "numSms": 100}], "distributedInfo": {"rank": 0, "world_size": 8}}
+SYMMETRIC = "void (anonymous namespace)::"
+FLASHINFER = (
+    "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<"
+    "(flashinfer::trtllm_allreduce_fusion::AllReduceFusionPattern)1, __nv_bfloat16, 8, false, false>"
+    "(flashinfer::trtllm_allreduce_fusion::AllReduceFusionParams<__nv_bfloat16>)"
+)
+
+
+def kernel(name: str, start: float, duration: float, stream: int = 7, **arguments: Any) -> dict[str, Any]:
+    """A kernel at so many ms."""
+    return event(
+        name, start * MS, duration * MS, "kernel", pid=0, tid=stream,
+        args={"device": 0, "stream": stream, **arguments},
+    )  # fmt: skip
+
+
+def found_in(path: Path) -> dict[str, Finding]:
+    return {one.name: one for one in explain(open_sources(path))}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*, int*, long*)", "dispatch"),
+        ("void deep_ep::internode::dispatch<false, 4, true, 9216, 8>(int4*, float*)", "dispatch"),
+        ("void deep_ep::internode_ll::dispatch<(bool)1, (bool)1, (int)6144>(void *, void *)", "dispatch"),
+        ("void primus_turbo::deep_ep::intranode::dispatch<8, 1024, true>(HIP_vector_type<int, 4>*)", "dispatch"),
+        ("void deep_ep::intranode::combine<__nv_bfloat16, 8, 768, 4096>(__nv_bfloat16*)", "combine"),
+        ("void deep_ep::internode_ll::combine<(bool)0, (int)6144, (int)11>(void *, void *)", "combine"),
+        ("void deep_ep::intranode::notify_dispatch<8>(int const*, int*, int const*)", "notify"),
+        ("void deep_ep::intranode::cached_notify_combine<8>(void**, int*, int)", "notify"),
+        ("void deep_ep::internode::cached_notify<false, 4>(int, int*)", "notify"),
+        ("void deep_ep::intranode::barrier<8>(int**, int)", "barrier"),
+        ("EpDispatchIntraNodeKernel_bf16", "dispatch"),
+        ("void mori::moe::EpCombineInterNodeV1Kernel<float>(mori::moe::EpDispatchCombineArgs<float>)", "combine"),
+        ("void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel<8>(MoeA2ADispatchParams)", "dispatch"),
+        ("void barrier_on_stream_kernel_threadgroup<(threadgroup_t)1>(int, int)", "barrier"),
+        ("void rdxn_on_stream_kernel<float, (rdxn_ops)4>(int, float*, float const*, unsigned long)", "all_reduce"),
+        ("void alltoall_on_stream_kernel<char>(int, char*, char const*, unsigned long)", "all_to_all"),
+        ("nvshmemi_proxy_quiet_entrypoint()", "other"),
+        (SYMMETRIC + "multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*, unsigned long)", "all_reduce"),
+        ("void <unnamed>::multimem_all_reduce_kernel<c10::BFloat16, (int)16>(T1 *, unsigned long)", "all_reduce"),
+        (SYMMETRIC + "two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(c10::BFloat16**)", "all_reduce"),
+        (SYMMETRIC + "one_shot_all_reduce_kernel<float, 16, 8>(float**, float*)", "all_reduce"),
+        (SYMMETRIC + "multimem_all_gather_kernel<16>(char*, unsigned long)", "all_gather"),
+        ("void c10d::intra_node_comm::oneShotAllReduceKernel<8u, true>(c10::BFloat16*)", "all_reduce"),
+        (FLASHINFER, "all_reduce"),
+        ("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(vllm::RankData*)", "all_reduce"),
+        ("void aiter::reduce_scatter_cross_device_store<float, 8>(aiter::RankData*)", "reduce_scatter"),
+        ("mscclKernel_Sum_hip_bfloat16_Simple_false(ncclDevComm*, mscclAlgo*, mscclWork*)", "other"),
+        (RCCL, "other"),
+        (RCCL_TEMPLATE, "other"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_gather"),
+    ],
+)
+def test_kernels_of_known_libraries_are_communication_of_a_kind(name: str, kind: str) -> None:
+    assert kernel_collective(name) == kind and kind in COLLECTIVES
+    assert family(name) == "communication"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("combine_heads", "other"),
+        ("void my_model::combine<8>(float*)", "other"),
+        ("void router::dispatch<8>(float*)", "other"),
+        ("void moe::notify_dispatch_done(float*)", "other"),
+        ("_dispatch_tokens_kernel", "other"),
+        ("flash_fwd_mla_combine_kernel", "attention"),
+        ("void flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<64>>(Params)", "attention"),
+        # One rank's own work, by the same library.
+        ("void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*)", "other"),
+        ("void deep_ep::internode::get_dispatch_layout<256, 32, 8>(long const*, int*)", "other"),
+        ("void deep_ep::elastic::dispatch_copy_epilogue_impl<true, false>(void*, void*)", "copy"),
+        ("void my_kernel<8>(deep_ep::internode::dispatch*)", "other"),
+        # Compiled for one GPU, and named after the operators around it.
+        ("triton_poi_fused_add_all_reduce_4", "elementwise"),
+        ("triton_red_fused_all_reduce_sum_2", "reduction and sort"),
+        ("__amd_rocclr_fillBufferAligned", "copy"),
+        ("void at::native::reduce_kernel<512, 1, ReduceOp<float>>(ReduceOp<float>)", "reduction and sort"),
+    ],
+)
+def test_names_that_only_resemble_them_are_no_communication(name: str, expected: str) -> None:
+    assert family(name) == expected
+    assert kernel_collective(name) is None
+
+
+def deep_ep(path: Path) -> Path:
+    """Six layers of 30 ms each, of a mixture of experts.
+
+    In each, from its start: the layout 0 to 0.3 (computation), notify_dispatch 0.3 to 1.2, GEMM 1.0 to 25, dispatch 1.2
+    to 9.7, cached_notify_combine 10 to 10.5, combine 10.5 to 19.5, nothing 25 to 30.
+    """
+    events = [event("ProfilerStep#3", 0, 180 * MS, "user_annotation")]
+    for layer in range(6):
+        at = 30 * layer
+        events += [
+            kernel("void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*)", at, 0.3),
+            kernel("void deep_ep::intranode::notify_dispatch<8>(int const*, int*)", at + 0.3, 0.9, 20),
+            kernel(GEMM, at + 1.0, 24.0),
+            kernel("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)", at + 1.2, 8.5, 20),
+            kernel("void deep_ep::intranode::cached_notify_combine<8>(void**, int*, int)", at + 10, 0.5, 20),
+            kernel("void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(__nv_bfloat16*)", at + 10.5, 9.0, 20),
+        ]
+    about = {**ABOUT, "distributedInfo": {"rank": 0, "world_size": 8, "pg_config": [{"pg_name": "0", "pg_size": 8}]}}
+    return write(path, events, **about)
+
+
+def test_deep_ep_is_communication_of_which_little_is_exposed(tmp_path: Path) -> None:
+    found = found_in(deep_ep(tmp_path / "rank0.json"))
+    (row,) = found["temporal_breakdown"].table.to_dict("records")
+    # 6 x (0.9 + 8.5 + 0.5 + 9.0) = 6 x 18.9; exposed is 0.3 to 1.0 of each layer, 6 x 0.7; computation 6 x (0.3 + 24).
+    assert row["communication_ms"] == pytest.approx(113.4) and row["exposed_communication_ms"] == pytest.approx(4.2)
+    assert row["compute_ms"] == pytest.approx(145.8)
+    # The step less computation less what is exposed: 180 - 145.8 - 4.2.
+    assert row["idle_ms"] == pytest.approx(30.0)
+    by_rank = found["all_reduce_by_rank"].table.iloc[0]
+    assert by_rank["communication_ms"] == pytest.approx(113.4) and by_rank["exposed_ms"] == pytest.approx(4.2)
+    # 109.2 of 113.4 are hidden; 4.2 of 180 ms are exposed.
+    assert "96%" in found["all_reduce_by_rank"].sentence and "2.3%" in found["all_reduce_by_rank"].sentence
+    families = found["kernel_families"].table.set_index("family")
+    assert families.loc["communication", "calls"] == 24 and families.loc["communication", "mean_ms"] == pytest.approx(
+        113.4
+    )
+
+
+def test_what_a_trace_does_not_say_of_deep_ep_is_unknown(tmp_path: Path) -> None:
+    found = read(deep_ep(tmp_path / "rank0.json"))
+    table = communication_by_kind([found]).set_index("collective")
+    times = {"dispatch": 6 * 8.5, "combine": 6 * 9.0, "notify": 6 * (0.9 + 0.5)}
+    assert dict(table["total_ms"]) == pytest.approx(times)
+    assert dict(table["count"]) == {"dispatch": 6, "combine": 6, "notify": 12}
+    # Neither bytes nor the group are in the trace, although PyTorch's only group is.
+    assert table[["bytes", "group_size", "algbw_gb_s", "busbw_gb_s"]].isna().all(axis=None) and set(table["group"]) == {
+        ""
+    }
+
+
+def test_the_command_no_longer_says_that_there_is_no_communication(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["allreduce", str(deep_ep(tmp_path / "rank0.json")), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "buckets" in told["findings"] and not any("no communication" in text for text in told["problems"])
+
+
+def rccl(path: Path) -> Path:
+    """17 kernels of RCCL one after another, 12 of which say what they are: 6 + 4 + 2."""
+    group = {"Process Group Name": "1", "Group size": 8}
+    said: list[tuple[float, dict[str, Any]]] = [
+        *[(2.0, {"Collective name": "allreduce", "In msg nelems": 6_553_600, "Out msg nelems": 6_553_600,
+                 "dtype": "Float", **group})] * 6,
+        *[(1.0, {"Collective name": "all_to_allv", "In msg nelems": 1_000_000, "Out msg nelems": 900_000,
+                 "dtype": "BFloat16", **group})] * 4,
+        *[(1.5, {"Collective name": "_allgather_base", "In msg nelems": 500_000, "Out msg nelems": 4_000_000,
+                 "dtype": "Half", **group})] * 2,
+        *[(0.5, {})] * 5,
+    ]  # fmt: skip
+    events = [kernel(GEMM, 0, 20, 0)]
+    for number, (duration, arguments) in enumerate(said):
+        name = RCCL_TEMPLATE if number % 2 else RCCL
+        events.append(kernel(name, 5 * number, duration, 3, correlation=100 + number, **arguments))
+    return write(path, events, **ABOUT)
+
+
+def test_rccl_kernels_are_what_their_arguments_say(tmp_path: Path) -> None:
+    found = read(rccl(tmp_path / "rank0.json"))
+    assert len(found.collectives) == 17
+    table = communication_by_kind([found]).set_index("collective")
+    assert dict(table["count"]) == {"all_reduce": 6, "all_to_all": 4, "all_gather": 2, "other": 5}
+    # 6 x 6,553,600 x 4 bytes; 4 x 1,000,000 x 2; of an all-gather what one rank receives, 2 x 4,000,000 x 2.
+    sizes = {"all_reduce": 157_286_400, "all_to_all": 8_000_000, "all_gather": 16_000_000}
+    assert {kind: table.loc[kind, "bytes"] for kind in sizes} == sizes
+    # 26,214,400 bytes in 2 ms are 13.1072 GB/s, times 2 x 7/8; 2 MB in 1 ms x 7/8; 8 MB in 1.5 ms x 7/8.
+    rates = {"all_reduce": 13.1072 * 1.75, "all_to_all": 2.0 * 0.875, "all_gather": 8 / 1.5 * 0.875}
+    assert {kind: table.loc[kind, "busbw_gb_s"] for kind in rates} == pytest.approx(rates)
+    assert {kind: table.loc[kind, "group_size"] for kind in sizes} == dict.fromkeys(sizes, 8)
+    assert table.loc[["other"], ["bytes", "busbw_gb_s"]].isna().all(axis=None)
+
+
+def test_rccl_kernels_without_arguments_are_what_pytorch_called(tmp_path: Path) -> None:
+    said = {"Collective name": "reduce_scatter_tensor_coalesced", "dtype": "Half", "In msg nelems": 800,
+            "Out msg nelems": 100, "Group size": 8}  # fmt: skip
+    events = [
+        event("record_param_comms", 100, 50, args=said),
+        event("hipExtLaunchKernel", 110, 5, "cuda_runtime", args={"correlation": 3}),
+        event(RCCL, 200, 80, "kernel", args={"device": 0, "stream": 3, "correlation": 3}),
+    ]
+    (row,) = read(write(tmp_path / "rank0.json", events, **ABOUT)).collectives.to_dict("records")
+    # Of a reduce-scatter what one rank gives: 800 x 2 bytes.
+    assert (row["collective"], row["bytes"], row["group_size"]) == ("reduce_scatter", 1600, 8)
+
+
+def many_collectives(path: Path) -> Path:
+    """Two steps of 74 collectives of four libraries each, 0.1 ms long and alone, and a last step cut off after one."""
+    names = [
+        *[SYMMETRIC + "multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)"] * 36,
+        *[SYMMETRIC + "two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(c10::BFloat16**)"] * 30,
+        *[FLASHINFER] * 7,
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    ]
+    events = []
+    for step in range(3):
+        events.append(event(f"ProfilerStep#{step}", 100 * step * MS, 100 * MS, "user_annotation"))
+        for number, name in enumerate(names if step < 2 else names[-1:]):
+            at = 100 * step + number
+            events += [kernel(GEMM, at, 0.5), kernel(name, at + 0.5, 0.1, 20)]
+    return write(path, events, **ABOUT)
+
+
+def test_a_step_of_74_collectives_is_told_as_that(tmp_path: Path) -> None:
+    path = many_collectives(tmp_path / "rank0.json")
+    assert len(read(path).collectives) == 2 * 74 + 1
+    found = found_in(path)
+    shown = found["buckets"]
+    # The last whole step is step 1; 74 x 0.1 ms are exposed.
+    assert len(shown.table) == 74 and set(shown.table["step"]) == {1}
+    assert "74 of 74" in shown.sentence and "7.4 ms" in shown.sentence and "one collective" not in shown.sentence
+    assert "step 1" in shown.title.lower()
+    kinds = found["collectives"].table.set_index("collective")
+    assert dict(kinds["count"]) == {"all_reduce": 2 * 73, "all_gather": 3}
+
+
+def test_one_collective_of_a_step_is_still_told_as_one() -> None:
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+    one = timeline(
+        0,
+        steps=[(4, 0, 100_000_000)],
+        kernels=[(GEMM, 7, 0, 60_000_000), (nccl, 20, 60_000_000, 90_000_000)],
+        collectives=[("all_reduce", 60_000_000, 90_000_000)],
+    )
+    (said,) = (found.sentence for found in communication_findings.findings([one]) if found.name == "buckets")
+    assert "Step 4 has one collective, 30 ms" in said
+
+
+def test_an_nsys_export_knows_the_same_kernels(tmp_path: Path) -> None:
+    names = [(1, "combine_heads"), (2, "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)"), (3, "launch")]
+    path = tmp_path / "rank0.sqlite"
+    # Of its 20 kernels every second one has the second name; each takes 50 ns.
+    sqlite_with({**NSYS, "StringIds": ("id INTEGER PRIMARY KEY, value TEXT", names)})(path)
+    (found,) = open_sources(path).timelines
+    assert list(found.collectives["collective"]) == ["dispatch"] * 10
+    assert set(found.collectives["bytes"]) == {-1} and set(found.collectives["end"] - found.collectives["start"]) == {
+        50
+    }

@@ -1,0 +1,142 @@
+"""A step that was opened as a recording ended is none: every figure per step counts the real ones alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.profiles import sqlite_with
+from support.refusals import refused
+from support.timelines import timeline
+from test_kineto_reader import event, write
+
+from analysis.explain import explain
+from analysis.metrics.launches import launch_queue
+from analysis.metrics.range_tree import range_tree
+from analysis.metrics.temporal import iterations, temporal_breakdown
+from analysis.metrics.trace_comparison import compare_traces
+from analysis.readers import kineto, nsys
+from analysis.readers.empty_steps import without_empty
+from analysis.sources import open_sources
+
+MS = 1000  # us, as Kineto writes
+STEPS = 5
+
+
+def five_steps(last_us: float | None = 18, launched: bool = False) -> list[dict[str, Any]]:
+    """Steps 10 to 14 of 100 ms, two kernels of 30 ms launched in each, the GPU 50 ms behind; then step 15.
+
+    Step n begins at 100 (n - 10) ms, launches at 5 and 10 ms, its kernels run at 55..85 and 85..115 ms: 15 ms of every
+    second kernel lie in the next step, and the last step's own outlive the recording's last real step by 15 ms.
+    """
+    events = []
+    for number in range(STEPS):
+        begin = 100 * MS * number
+        events.append(event(f"ProfilerStep#{10 + number}", begin, 100 * MS, "user_annotation"))
+        for place in (0, 1):
+            key = 2 * number + place + 1
+            call = begin + (5 + 5 * place) * MS
+            events.append(event("aten::mm", call - 50, 100))
+            events.append(event("cudaLaunchKernel", call, 20, "cuda_runtime", args={"correlation": key}))
+            start = begin + (55 + 30 * place) * MS
+            about = {"correlation": key, "device": 0, "stream": 7}
+            events.append(event("ampere_sgemm_128x64_tn", start, 30 * MS, "kernel", args=about))
+    if last_us is not None:
+        end = 100 * MS * STEPS
+        events.append(event(f"ProfilerStep#{10 + STEPS}", end, last_us, "user_annotation"))
+        events.append(event("aten::detach", end + 5, 3))  # not a launch
+        events.append(event("cudaDeviceSynchronize", end + 10, 8, "cuda_runtime", args={"correlation": 99}))
+        if launched:
+            events.append(event("cudaLaunchKernel", end + 11, 5, "cuda_runtime", args={"correlation": 50}))
+            args = {"correlation": 50, "device": 0, "stream": 7}
+            events.append(event("gelu", end + 30 * MS, 5, "kernel", args=args))
+    return events
+
+
+def test_an_empty_last_step_is_left_out_of_every_figure_and_said(tmp_path: Path) -> None:
+    trace = kineto.read(write(tmp_path / "trace-rank0.json", five_steps()))
+    assert trace.steps["step"].tolist() == [10, 11, 12, 13, 14]
+    assert "ProfilerStep#15" not in trace.ranges["name"].tolist()
+    (said,) = [text for text in trace.problems if "step" in text]
+    assert "step 15 (0.018 ms)" in said
+    # 10 launches in 5 steps; with a sixth it would be 1.67. Window 500 ms, of which 10 x 30 - 15 ms compute.
+    queue = launch_queue(trace)
+    assert queue is not None and queue.launches_per_step == 2
+    time = temporal_breakdown(trace)
+    assert time is not None and (time.steps, time.span_ns, time.compute_ns) == (5, 500_000_000, 285_000_000)
+    assert len(iterations(trace)) == STEPS
+    with refused("option-value", "step 15"):
+        range_tree(trace, 15)
+
+
+def test_a_trace_with_it_and_one_without_are_as_fast(tmp_path: Path) -> None:
+    """Computation per step is 285 / 5 = 57 ms on both sides, not 285 / 6 = 47.5."""
+    with_it = kineto.read(write(tmp_path / "a-rank0.json", five_steps()))
+    without = kineto.read(write(tmp_path / "b-rank0.json", five_steps(None)))
+    assert without.steps["step"].tolist() == with_it.steps["step"].tolist() and not without.problems[1:]
+    compared = compare_traces([without], [with_it])
+    assert compared.ratio == 1 and compared.verdict == "same"
+    compute = compared.time.set_index("time").loc["compute"]
+    assert (compute["before_ms"], compute["after_ms"]) == (57, 57)
+
+
+def test_the_command_s_findings_speak_of_the_real_steps(tmp_path: Path) -> None:
+    found = {one.name: one for one in explain(open_sources(write(tmp_path / "trace-rank0.json", five_steps())))}
+    assert "the 5 steps 10 to 14, 500 ms," in found["window"].sentence
+    assert "from 100 to 100 ms" in found["iterations"].sentence
+
+
+@pytest.mark.parametrize(
+    ("last_us", "launched", "kept"),
+    [(18, True, True), (18, False, False), (999, False, False), (1001, False, True), (90 * MS, False, True)],
+)
+def test_a_step_that_launched_something_or_took_time_stays(
+    tmp_path: Path, last_us: float, launched: bool, kept: bool
+) -> None:
+    """Below 1 % of a step of 100 ms: 1 ms. A step that is idle for 90 ms is one."""
+    trace = kineto.read(write(tmp_path / "trace-rank0.json", five_steps(last_us, launched)))
+    assert (15 in trace.steps["step"].tolist()) == kept
+    assert any("step 15" in text for text in trace.problems) != kept
+
+
+def test_on_a_cpu_operators_are_what_a_step_launches(tmp_path: Path) -> None:
+    steps = [event(f"ProfilerStep#{n}", 100 * MS * n, 100 * MS, "user_annotation") for n in range(3)]
+    last = event("ProfilerStep#3", 300 * MS, 18, "user_annotation")
+    work = [event("aten::mm", 100 * MS * n + 5, 50 * MS) for n in range(3)]
+    empty = kineto.read(write(tmp_path / "a-rank0.json", [*steps, last, *work]))
+    filled = kineto.read(write(tmp_path / "b-rank0.json", [*steps, last, *work, event("aten::mm", 300 * MS + 5, 9)]))
+    assert empty.steps["step"].tolist() == [0, 1, 2] and filled.steps["step"].tolist() == [0, 1, 2, 3]
+    # Nothing was launched in any: there is nothing to tell them apart by.
+    bare = kineto.read(write(tmp_path / "c-rank0.json", [*steps, last]))
+    assert len(bare.steps) == 4
+
+
+def test_an_export_of_nsys_leaves_it_out_too(tmp_path: Path) -> None:
+    owner = 40 << 24
+    step = "start INTEGER, end INTEGER, eventType INTEGER, globalTid INTEGER, text TEXT, domainId INTEGER"
+    spans = [(n * 10**8, (n + 1) * 10**8, 59, owner | 40, f"step {n}", 0) for n in range(3)]
+    spans.append((3 * 10**8, 3 * 10**8 + 18_000, 59, owner | 40, "step 3", 0))
+    place = "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER"
+    kernels = [(n * 10**8 + 10**6, n * 10**8 + 2 * 10**6, 0, 7, n + 1, owner, 1, 1) for n in range(3)]
+    path = tmp_path / "export.sqlite"
+    sqlite_with(
+        {
+            "StringIds": ("id INTEGER, value TEXT", [(1, "sgemm")]),
+            "CUPTI_ACTIVITY_KIND_KERNEL": (f"{place}, demangledName INTEGER, shortName INTEGER", kernels),
+            "NVTX_EVENTS": (step, spans),
+        }
+    )(path)
+    (trace,) = nsys.read(path)
+    assert trace.steps["step"].tolist() == [0, 1, 2] and any("step 3 (0.018 ms)" in said for said in trace.problems)
+
+
+def test_launches_are_tied_to_work_and_any_tiny_empty_step_goes() -> None:
+    """Steps of 1000, 1 and 1000 ns; the call in the second one launched nothing that is in the trace."""
+    made = timeline(
+        steps=[(0, 0, 1000), (1, 1000, 1001), (2, 1001, 2001)],
+        kernels=[("sgemm", 7, 100, 200, 1), ("sgemm", 7, 1000, 1100, 2)],
+        api=[("cudaLaunchKernel", 50, 60, 1), ("cudaEventRecord", 1000, 1001, 7), ("cudaLaunchKernel", 1050, 1060, 2)],
+    )
+    steps, said = without_empty(made.steps, made.kernels, made.api)
+    assert steps["step"].tolist() == [0, 2] and "step 1 " in said[0]
+    steps, said = without_empty(made.steps, made.kernels, made.api.iloc[:0])
+    assert len(steps) == 3 and said == []  # without calls, the kernel that begins in it is its work

@@ -1,0 +1,314 @@
+"""Which level of the memory or which pipe holds a kernel back: pages of ncu with known answers, and ncu's own verdicts.
+
+What is busy is compared in % of all cycles of the kernel; the details page has L1/TEX in % of active cycles.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import shared_files
+
+from analysis.counters import KernelCounters
+from analysis.metrics.roofline import LATENCY, UNKNOWN, Roofline, roofline
+from analysis.readers.ncu import read
+from analysis.report.core_figures import draw_roofline
+from analysis.report.core_findings import findings
+from analysis.report.roofline_findings import advice, roofline_findings
+
+TRACES = shared_files.TRACES / "ncu"
+SOL = "GPU Speed Of Light Throughput"
+ELAPSED, ACTIVE = ".avg.pct_of_peak_sustained_elapsed", ".avg.pct_of_peak_sustained_active"
+MEMORY, SM, L1, L2, DRAM = (
+    f"{name}{ELAPSED}"
+    for name in ("gpu__compute_memory_throughput", "sm__throughput", "l1tex__throughput", "lts__throughput",
+                 "dram__throughput")
+)  # fmt: skip
+CONFLICTS = (
+    "The memory access pattern for shared {what} might not be optimal and causes on average a 14.3 - way bank conflict "
+    "across all 7000 shared load requests.This results in {conflicts} bank conflicts,  which represent {percent}% of "
+    "the overall {wavefronts} wavefronts for shared {what}. Check the Source Counters section."
+)
+WRONG = ("larger batch", "CUDA graphs")
+Row = tuple[str, str, str, str]
+
+
+def page(tmp_path: Path, rows: Sequence[Row], rules: Sequence[str] = ()) -> KernelCounters:
+    """Write and read a details page of one kernel: (section, metric, unit, value) per row, and texts of rules."""
+    path = tmp_path / "details.csv"
+    head = ["ID", "Process ID", "Kernel Name", "Section Name", "Metric Name", "Metric Unit", "Metric Value"]
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+        writer.writerow([*head, "Rule Name", "Rule Type", "Rule Description"])
+        writer.writerows([["0", "7", "flash_kernel", *row] for row in rows])
+        writer.writerows([["0", "7", "flash_kernel", "M", "", "", "", "Any", "OPT", text] for text in rules])
+    return read(path)
+
+
+def raw(tmp_path: Path, *kernels: Mapping[str, float], names: Sequence[str] = ("k",)) -> KernelCounters:
+    """Write and read a raw page, times in ms."""
+    path = tmp_path / "raw.csv"
+    columns = list(dict.fromkeys(name for kernel in kernels for name in kernel))
+    units = ["msecond" if name == "gpu__time_duration.sum" else "" for name in columns]
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+        writer.writerows([["ID", "Process ID", "Kernel Name", *columns], ["", "", "", *units]])
+        for place, kernel in enumerate(kernels):
+            values = [kernel.get(name, "") for name in columns]
+            writer.writerow([str(place), "7", names[place % len(names)], *values])
+    return read(path)
+
+
+def only(counters: KernelCounters) -> dict[str, Any]:
+    (row,) = roofline(counters).kernels.to_dict("records")
+    return {str(key): value for key, value in row.items()}
+
+
+def told(counters: KernelCounters) -> str:
+    """Return all sentences of the findings."""
+    return " ".join(found.sentence for found in findings(counters))
+
+
+def speed_of_light(
+    memory: str, l1: str, l2: str, dram: str, sm: str, cycles: tuple[str, str], ms: str = "250"
+) -> list[Row]:
+    """Return a section of version 2023 on; cycles: active, elapsed."""
+    values = [("Memory Throughput", memory), ("L1/TEX Cache Throughput", l1), ("L2 Cache Throughput", l2),
+              ("DRAM Throughput", dram), ("Compute (SM) Throughput", sm)]  # fmt: skip
+    rows = [(SOL, name, "%", value) for name, value in values]
+    named = [("SM Active Cycles", cycles[0]), ("Elapsed Cycles", cycles[1])]
+    return [*rows, *((SOL, name, "cycle", value) for name, value in named), (SOL, "Duration", "msecond", ms)]
+
+
+def occupancy(achieved: str, theoretical: str, blocks: tuple[str, str, str, str]) -> list[Row]:
+    """Return a section; blocks: by SM, registers, shared memory, warps."""
+    names = ("Block Limit SM", "Block Limit Registers", "Block Limit Shared Mem", "Block Limit Warps")
+    rows = [("Occupancy", name, "block", value) for name, value in zip(names, blocks, strict=True)]
+    shares = [("Theoretical Occupancy", theoretical), ("Achieved Occupancy", achieved)]
+    return [*rows, *(("Occupancy", name, "%", value) for name, value in shares)]
+
+
+# 336,000,000 of 350,000,000 cycles are active, 0.96: L1/TEX at 92.5 % of these is at 88.8 % of all.
+BUSY_L1 = [*speed_of_light("88.80", "92.50", "12.00", "3.00", "41.00", ("336,000,000.00", "350,000,000")),
+           *occupancy("8.30", "8.33", ("32", "8", "1", "16"))]  # fmt: skip
+
+
+def test_a_long_kernel_that_l1_holds_back_is_told_so_with_its_bank_conflicts_and_its_occupancy(tmp_path: Path) -> None:
+    """93,000 of 100,000 wavefronts of loads and 930 of 1,000 of stores are conflicts: 93 %."""
+    rules = [
+        CONFLICTS.format(what="loads", conflicts="93000", percent="93.00", wavefronts="100000"),
+        CONFLICTS.format(what="stores", conflicts="930", percent="93.00", wavefronts="1000"),
+    ]
+    counters = page(tmp_path, BUSY_L1, rules)
+    row = only(counters)
+    assert row["bound"] == "L1/TEX" and row["time_ms"] == 250
+    assert row["l1_fraction"] == pytest.approx(0.888) == row["memory_fraction"]
+    assert (row["l2_fraction"], row["dram_fraction"]) == (pytest.approx(0.12), pytest.approx(0.03))
+    assert row["bank_conflicts"] == pytest.approx(0.93) and row["occupancy_limit"] == "shared memory"
+    assert (row["achieved_occupancy"], row["theoretical_occupancy"]) == (pytest.approx(0.083), pytest.approx(0.0833))
+    text = told(counters)
+    assert all(term in text for term in ("100 % is bound by L1/TEX", "89 %", "93 %", "8.3 %", "shared memory"))
+    assert not any(term in text for term in WRONG)
+
+
+def test_conflicts_are_counted_by_metrics_where_these_are_in_the_file(tmp_path: Path) -> None:
+    whole = {"l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": 30,
+             "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": 120}  # fmt: skip
+    assert only(raw(tmp_path, {"gpu__time_duration.sum": 1, **whole}))["bank_conflicts"] == 0.25
+    parts = {f"{name}_mem_shared_op_{op}.sum": value for name, op, value in (
+        ("l1tex__data_bank_conflicts_pipe_lsu", "ld", 20), ("l1tex__data_bank_conflicts_pipe_lsu", "st", 40),
+        ("l1tex__data_pipe_lsu_wavefronts", "ld", 30), ("l1tex__data_pipe_lsu_wavefronts", "st", 50))}  # fmt: skip
+    assert only(raw(tmp_path, {"gpu__time_duration.sum": 1, **parts}))["bank_conflicts"] == 0.75  # 60 of 80
+    assert math.isnan(only(raw(tmp_path, {"gpu__time_duration.sum": 1, L1: 5}))["bank_conflicts"])
+
+
+@pytest.mark.parametrize(
+    ("levels", "bound"),
+    [
+        ({MEMORY: 61.8, L1: 30, L2: 61.8, DRAM: 25, SM: 40}, "L2"),
+        ({MEMORY: 70, L1: 30, L2: 40, DRAM: 70, SM: 65}, "DRAM"),
+        ({MEMORY: 70, L1: 30, L2: 40, DRAM: 20, SM: 65}, "memory"),  # none of the levels accounts for 70 %
+        ({MEMORY: 50, L1: 30, L2: 40, DRAM: 50, SM: 75}, "compute (SM)"),
+        ({MEMORY: 50, SM: 75, f"sm__inst_executed_pipe_lsu{ELAPSED}": 74}, "compute (LSU)"),
+        ({MEMORY: 50, SM: 75, f"sm__inst_issued{ELAPSED}": 72, f"sm__pipe_alu_cycles_active{ELAPSED}": 75},
+         "compute (ALU)"),
+        ({MEMORY: 50, SM: 75, f"sm__inst_executed_pipe_fma{ELAPSED}": 20}, "compute (SM)"),
+        # A product of large instructions: the cycles in which the pipe worked say how near its limit is.
+        ({MEMORY: 50, f"sm__inst_executed_pipe_tensor{ELAPSED}": 9, f"sm__pipe_tensor_cycles_active{ELAPSED}": 88},
+         "compute (tensor)"),
+        ({L1: 59.9, L2: 30, DRAM: 40, SM: 59.9}, LATENCY),
+        ({MEMORY: 40, L1: 20, L2: 30, DRAM: 40, SM: 50}, LATENCY),
+        ({MEMORY: 72, L1: 94, L2: 56, DRAM: 72, SM: 37}, "L1/TEX"),  # ncu's sum leaves parts of L1/TEX out
+        ({MEMORY: 40, SM: 50}, UNKNOWN),  # so that it alone does not tell, but of DRAM
+        ({MEMORY: 40, L1: 20, L2: 30, SM: 50}, LATENCY),
+        ({L2: 30, DRAM: 40, SM: 50}, UNKNOWN),
+        ({DRAM: 40, SM: 50}, UNKNOWN),
+        ({MEMORY: 40}, UNKNOWN),
+        ({MEMORY: 40, f"sm__inst_executed_pipe_fma{ELAPSED}": 20}, UNKNOWN),  # another pipe may be busy
+        ({L2: 66, SM: 50}, "L2"),
+    ],
+)  # fmt: skip
+def test_the_highest_level_or_pipe_is_the_bound_and_latency_needs_all_of_them(
+    tmp_path: Path, levels: dict[str, float], bound: str
+) -> None:
+    assert only(raw(tmp_path, {"gpu__time_duration.sum": 250, **levels}))["bound"] == bound
+
+
+def test_what_was_not_counted_is_named_with_what_to_collect(tmp_path: Path) -> None:
+    counters = raw(tmp_path, {"gpu__time_duration.sum": 250, DRAM: 20, SM: 9})
+    (problem,) = [text for text in roofline(counters).problems if "--section SpeedOfLight`" in text]
+    assert "L1/TEX and L2" in problem and "DRAM" not in problem
+    assert "L1/TEX and L2" in only(counters)["reason"] and "100 % is not known" in told(counters)
+    assert not any(term in told(counters) for term in WRONG)
+
+
+def test_a_pipe_of_active_cycles_is_brought_to_all_cycles(tmp_path: Path) -> None:
+    """80 % of the half of the cycles in which the SMs had work are 40 % of all."""
+    cycles = {"sm__cycles_active.avg": 500, "sm__cycles_elapsed.avg": 1000}
+    pipe = {f"sm__pipe_fma_cycles_active{ACTIVE}": 80, "gpu__time_duration.sum": 1}
+    assert only(raw(tmp_path, {**cycles, **pipe}))["compute_fraction"] == pytest.approx(0.4)
+    assert math.isnan(only(raw(tmp_path, pipe))["compute_fraction"])  # without the cycles it may be anything
+
+
+# ---- what helps a kernel that keeps nothing busy ----
+
+QUIET = {L1: 20, L2: 10, DRAM: 5, SM: 30}
+NOTHING = {**QUIET, "sm__maximum_warps_per_active_cycle_pct": 100, f"sm__warps_active{ACTIVE}": 90}
+LIMITED = {**QUIET, "sm__maximum_warps_per_active_cycle_pct": 8.33, f"sm__warps_active{ACTIVE}": 8.3,
+           "launch__occupancy_limit_blocks": 32, "launch__occupancy_limit_warps": 16}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ms", "metrics", "terms", "without"),
+    [
+        (0.004, NOTHING, ("4.0 µs", *WRONG), ()),
+        (0.004, {**NOTHING, "launch__waves_per_multiprocessor": 0.25}, ("0.25 of a wave", *WRONG), ()),
+        (0.2, {**NOTHING, "launch__waves_per_multiprocessor": 0.25}, ("0.25 of a wave", "larger batch"), ()),
+        (250, {**NOTHING, "launch__waves_per_multiprocessor": 0.25}, ("0.25 of a wave", "split-K"), WRONG),
+        (250, {**NOTHING, "launch__waves_per_multiprocessor": 4}, ("WarpStateStats",), WRONG),
+        (250, {**LIMITED, "launch__occupancy_limit_shared_mem": 1, "launch__occupancy_limit_registers": 8},
+         ("8.3 %", "limited by shared memory"), (*WRONG, "registers")),
+        (250, {**LIMITED, "launch__occupancy_limit_shared_mem": 2, "launch__occupancy_limit_registers": 2},
+         ("registers and shared memory",), WRONG),
+        (250, {**NOTHING, f"sm__warps_active{ACTIVE}": 20}, ("20 %", "100 %"), WRONG),
+    ],
+)  # fmt: skip
+def test_a_larger_batch_is_advised_only_for_what_is_too_short_or_too_small(
+    tmp_path: Path, ms: float, metrics: dict[str, float], terms: tuple[str, ...], without: tuple[str, ...]
+) -> None:
+    counters = raw(tmp_path, {"gpu__time_duration.sum": ms, **metrics})
+    assert only(counters)["bound"] == LATENCY
+    for text in (advice(only(counters)), told(counters)):
+        assert all(term in text for term in terms) and not any(term in text for term in without)
+
+
+def test_the_limit_is_that_of_the_longest_launch_and_none_where_all_warps_fit(tmp_path: Path) -> None:
+    one = {"gpu__time_duration.sum": 1, "launch__occupancy_limit_registers": 2, "launch__occupancy_limit_warps": 4}
+    two = {"gpu__time_duration.sum": 3, "launch__occupancy_limit_registers": 9, "launch__occupancy_limit_warps": 4}
+    assert only(raw(tmp_path, one, two))["occupancy_limit"] == "warps per block"
+    full = {**one, "sm__maximum_warps_per_active_cycle_pct": 100}
+    assert only(raw(tmp_path, full))["occupancy_limit"] == ""
+
+
+def test_shares_of_several_launches_are_weighted_by_their_time(tmp_path: Path) -> None:
+    """1 ms at 90 % and 3 ms at 10 %: (0.9 + 0.3) / 4 = 30 %; with two names, two bounds and a sentence each."""
+    rest = {L2: 5, DRAM: 5, SM: 5}
+    kernels = [{"gpu__time_duration.sum": 1, L1: 90, **rest}, {"gpu__time_duration.sum": 3, L1: 10, **rest}]
+    assert only(raw(tmp_path, *kernels))["l1_fraction"] == pytest.approx(0.3)
+    text = told(raw(tmp_path, *kernels, names=("first", "second")))
+    assert "75 % is bound by latency" in text and "25 % is bound by L1/TEX" in text
+    assert text.index("second (75 % of the time)") < text.index("first (25 % of the time)")
+
+
+def test_the_picture_says_that_it_is_of_dram_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.text import Text
+
+    from analysis.report import core_figures
+
+    words: list[str] = []
+    save = core_figures.save
+
+    def recording(figure: Any, path: Path) -> None:
+        words.extend(item.get_text() for item in figure.findobj(Text))
+        save(figure, path)
+
+    monkeypatch.setattr(core_figures, "save", recording)
+    found: Roofline = roofline(raw(tmp_path, {"gpu__time_duration.sum": 1, L2: 80, MEMORY: 80, SM: 5}))
+    draw_roofline(tmp_path / "r.png", found)
+    note = " ".join(words).replace("\n", " ")
+    assert "those of DRAM; L2 holds back 1 of 1 kernels" in note and "FLOP per byte of DRAM" in note
+
+
+# ---- what real kernels showed ----
+
+
+@pytest.mark.parametrize(
+    ("values", "bound", "l1"),
+    [
+        # 92.13 % of active cycles are 92.13 x 2,175,737.91 / 2,184,141 = 91.78 % of all, which is what ncu has as
+        # Memory [%]. Its rule says that the kernel uses more than 80 %.
+        (("91.78", "92.13", "26.39", "9.08", "41.95", "2,175,737.91", "2,184,141"), "L1/TEX", 0.9178),
+        # 61.33 % of active cycles are 59.92 % of all, Memory [%] is 60.03: "Memory is more heavily utilized".
+        (("60.03", "61.33", "36.73", "43.34", "44.05", "148,450.91", "151,948"), "L1/TEX", 0.5992),
+        # A grid of 32 blocks on 80 SMs: 68.34 % where there are blocks, 27.34 % of 40 % of the cycles.
+        # Its rule: "typically indicate latency issues".
+        (("26.05", "68.34", "6.70", "6.97", "9.93", "40", "100"), LATENCY, 0.2734),
+        (("26.05", "68.34", "6.70", "6.97", "9.93"), UNKNOWN, math.nan),  # the listing itself has no cycles
+    ],
+)
+def test_published_listings_of_ncu_give_the_verdict_that_ncu_gave(
+    tmp_path: Path, values: tuple[str, ...], bound: str, l1: float
+) -> None:
+    """Listings of versions 2020 and 2021, whose labels differ from today's."""
+    names = ("Memory [%]", "SOL L1/TEX Cache", "SOL L2 Cache", "SOL DRAM", "SM [%]")
+    section = "GPU Speed Of Light"
+    rows: list[Row] = [(section, name, "%", value) for name, value in zip(names, values, strict=False)]
+    cycles = zip(("SM Active Cycles", "Elapsed Cycles"), values[5:], strict=False)
+    rows += [(section, name, "cycle", value) for name, value in cycles]
+    row = only(page(tmp_path, [*rows, (section, "Duration", "msecond", "2.86")]))
+    assert row["bound"] == bound and row["l1_fraction"] == pytest.approx(l1, abs=1e-4, nan_ok=True)
+    assert row["time_ms"] == pytest.approx(2.86)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "bound"),
+    [
+        ("kernel_0001__ncu.details.csv", "grid is too small to fill the available resources", LATENCY),
+        ("tests__copy_blocked.csv", "identify the DRAM bottleneck", "DRAM"),
+    ],
+)
+def test_real_files_give_the_verdict_of_the_rule_in_them(name: str, said: str, bound: str) -> None:
+    path = TRACES / name
+    if not path.exists():
+        pytest.skip(f"{path} is not here: real traces are not part of the project")
+    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    (rule,) = [row["Rule Description"] for row in rows if row["Rule Name"] == "SOLBottleneck"]
+    assert said in rule
+    assert only(read(path))["bound"] == bound
+
+
+def test_real_kernels_have_the_limit_of_their_own_blocks() -> None:
+    path = TRACES / "kernel_0001__ncu.details.csv"
+    if not path.exists():
+        pytest.skip(f"{path} is not here: real traces are not part of the project")
+    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    assert any("limited by the number of required registers" in (row["Rule Description"] or "") for row in rows)
+    assert only(read(path))["occupancy_limit"] == "registers"
+
+
+def test_what_dram_alone_would_allow_is_no_gain_where_a_cache_holds_the_kernel_back(tmp_path: Path) -> None:
+    """10,000 operations and 2,000 bytes in 1 us, of 20 GFLOP/s that 4 GB/s of DRAM allow: half, with L2 at 80 %."""
+    operations = {f"sm__sass_thread_inst_executed_op_f{op}_pred_on.sum": value
+                  for op, value in (("add", 1000), ("mul", 500), ("fma", 4250))}  # fmt: skip
+    kernel = {"gpu__time_duration.sum": 0.001, **operations, "sm__inst_executed_pipe_tensor.sum": 0, SM: 5,
+              "dram__bytes.sum": 2000}  # fmt: skip
+    measured = {"dram": 4e9, "fp32": 100e9}
+    for l2, terms, without in (
+        (80, ("50 %", "L2"), "is to be gained"),
+        (20, ("50 %", "the rest is to be gained"), "L2"),
+    ):
+        found = roofline_findings(roofline(raw(tmp_path, {**kernel, L1: 20, L2: l2}), measured))[1].sentence
+        assert all(term in found for term in terms) and without not in found.partition(". ")[0]

@@ -1,0 +1,218 @@
+"""Which configuration is the fastest: by hand, and said alike by the terminal, best.json and the page."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_run import step_rows, write_trial
+from support.refusals import refused
+
+from analysis.load import load_run
+from analysis.metrics.winner import Candidate, choose
+from analysis.records import RunDirectory, Trial, write_record
+from analysis.report.answer import points, winners
+from bench import autotune_trials
+from bench.cli import autotune, profile, report
+from bench.devices import Devices
+from bench.plan import Sweep, expand
+
+
+def of(*rates: float, half: float = 0.0) -> Candidate:
+    return Candidate(rates, rates[0] - half, rates[0] + half)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "best", "close"),
+    [
+        # One round each: the fastest, and whose interval reaches into its own (110 - 3 = 107).
+        ([of(100.0, half=3), of(110.0, half=3), of(105.0, half=3)], 1, (2,)),
+        # Logarithms of 99, 100, 101 have s = 0.01: from one round of 103 to them t(0.975, 2) x s x sqrt(1 + 1/3) = 5 %.
+        ([of(99.0, 100.0, 101.0), of(103.0, half=0.1)], 0, (1,)),
+        ([of(99.0, 100.0, 101.0), of(110.0, half=0.1)], 1, ()),
+        ([of(99.0, 100.0, 101.0), of(97.0, half=0.1), of(90.0, half=0.1)], 0, (1,)),
+        # Three rounds each, t(0.975, 4) x s x sqrt(2/3) = 2.3 %.
+        ([of(99.0, 100.0, 101.0), of(100.0, 101.0, 102.0), of(93.0, 94.0, 95.0)], 1, (0,)),
+        ([of(5.0)], 0, ()),
+    ],
+)
+def test_the_fastest_and_what_may_be_as_fast_by_hand(
+    candidates: list[Candidate], best: int, close: tuple[int, ...]
+) -> None:
+    choice = choose(candidates)
+    assert (choice.best, choice.close) == (best, close)
+
+
+def test_the_rate_is_that_of_the_median_time() -> None:
+    # 10 ms and 20 ms for 1 sample: 15 ms in the middle, 66.7 samples/s, where the mean of 100 and 50 is 75.
+    assert of(100.0, 50.0).rate == pytest.approx(1000 / 15)
+
+
+RATES = {1: (100.0,) * 9, 2: (104.0, *(90.0,) * 8), 3: (50.0,) * 9, 4: (106.0, *(80.0,) * 8)}
+"""Samples/s by micro batch and round: the sizes that win the first round are the slower ones."""
+
+
+def measured_as(rates: dict[int, Sequence[float]]) -> Callable[..., list[dict[str, Any]]]:
+    """In place of running a trial: write its records, steps that all take as long, and return its result."""
+
+    def run_trials(run: RunDirectory, trials: Sequence[Trial], *rest: object) -> list[dict[str, Any]]:
+        (trial,) = trials
+        time_ms = 1000 * trial.micro_batch_size / rates[trial.micro_batch_size][trial.round]
+        if not run.trial(trial.trial_id).path.exists():
+            write_trial(run, trial, {0: step_rows([time_ms] * 30, trial.micro_batch_size)})
+        (loaded,) = [found for found in load_run(run) if found.trial.trial_id == trial.trial_id]
+        measured = {name: loaded.row[name] for name in ("samples_per_second", "step_time_ms", "peak_memory_bytes")}
+        result = run.trial(trial.trial_id).read_result() or {}
+        write_record(run.trial(trial.trial_id).result_json, {**result, **measured})
+        return [dict(loaded.row)]
+
+    return run_trials
+
+
+@pytest.mark.parametrize(("allowed", "winner", "rate"), [(0, 2, 90.0), (12, 1, 100.0)])
+def test_terminal_file_and_page_name_one_winner_and_what_is_close_to_it(
+    allowed: int,
+    winner: int,
+    rate: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(autotune_trials, "run_trials", measured_as(RATES))
+    out = tmp_path / "tuned"
+    words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precision", "fp32"]
+    words += ["--last-batch", "4", "--memory-limit-gib", "64", "--decide-trials", str(allowed), "--out", str(out)]
+    assert autotune.main(words) == 0
+    shown = capsys.readouterr().out
+    best = json.loads((out / "best.json").read_text())
+    state = json.loads((out / "autotune.json").read_text())
+    assert best["micro_batch_size"] == state["best"]["micro_batch_size"] == winner
+    assert best["samples_per_second"] == state["samples_per_second"] == pytest.approx(rate)
+    (starred,) = [line for line in shown.splitlines() if line.startswith("*")]
+    assert f"micro batch {winner} " in starred and f"{rate:.1f}" in starred
+    assert f"--batch-sizes {winner} " in shown, "the command that is printed runs it"
+
+    (page,) = winners(points(load_run(RunDirectory(out))))
+    assert page.best.row["micro_batch_size"] == winner and page.best.samples_per_second == pytest.approx(rate)
+    assert report.main([str(out)]) == 0
+    html = (out / "report" / "report.html").read_text()
+    (heading,) = re.findall(r"bertbench trains BERT-tiny: (\S+) samples/s with micro batch (\d+)", html)[:1]
+    assert (float(heading[0]), int(heading[1])) == (rate, winner)
+
+    close = [row["micro_batch_size"] for row in best["close"]]
+    assert close == [point.row["micro_batch_size"] for point in page.close] and best["decided"] is (not close)
+    marked = {line.split("micro batch ")[1].split()[0] for line in shown.splitlines() if line.startswith("~")}
+    assert marked == set(map(str, close))
+    if not allowed:
+        assert close[0] == 1 and best["close"][0]["rounds"] == [pytest.approx(100.0)]
+        assert "Too close to call" in html
+
+
+def tuned(out: Path, rates: dict[int, Sequence[float]], monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, Any]:
+    """best.json of a search on the machine of these rates."""
+    monkeypatch.setattr(autotune_trials, "run_trials", measured_as(rates))
+    words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precision", "fp32"]
+    words += ["--last-batch", "4", "--memory-limit-gib", "64", "--out", str(out), *more]
+    assert autotune.main(words) == 0
+    found: dict[str, Any] = json.loads((out / "best.json").read_text())
+    return found
+
+
+def test_rate_and_interval_of_the_best_are_of_the_same_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {1: (50.0,) * 9, 2: (110.0, 99.0, 101.0), 3: (40.0,) * 9, 4: (60.0, 60.0, 60.0)}
+    best = tuned(tmp_path / "out", rates, monkeypatch, "--decide-trials", "0")
+    assert best["samples_per_second"] == pytest.approx(101.0) and best["rounds"] == pytest.approx([110.0, 99.0, 101.0])
+    low, high = best["interval"]
+    # The first round alone was 110 without any spread: 101 is not inside of that.
+    assert low < 99.5 and high > 103 and low < best["samples_per_second"] < high
+    (page,) = winners(points(load_run(RunDirectory(tmp_path / "out"))))
+    assert (low, high) == pytest.approx(page.best.rate_interval)
+    assert len(best["trial_ids"]) == 3 and best["peak_memory_bytes"] == 2**30
+
+
+def test_a_later_call_that_asks_for_less_ranks_all_that_lies_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    # By RATES: 12 more trials decide for size 1; the first three rounds of sizes 2 and 4 alone do not know that.
+    first = tuned(out, RATES, monkeypatch)
+    before = sorted((out / "trials").iterdir())
+    second = tuned(out, RATES, monkeypatch, "--decide-trials", "0")
+    assert sorted((out / "trials").iterdir()) == before
+    assert first["micro_batch_size"] == second["micro_batch_size"] == 1
+    assert second["rounds"] == first["rounds"] and len(first["rounds"]) >= 3
+    (page,) = winners(points(load_run(RunDirectory(out))))
+    assert page.best.row["micro_batch_size"] == 1
+    said = capsys.readouterr().out
+    assert f"{len(before)} of 4 configurations" in said
+
+
+def test_one_round_each_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Steps without any spread: the intervals within the processes do not overlap. 100 and 97 are within 5 %.
+    rates = {1: (50.0,), 2: (97.0,), 3: (100.0,), 4: (80.0,)}
+    out = tmp_path / "out"
+    best = tuned(out, rates, monkeypatch, "--rounds", "0", "--decide-trials", "0")
+    assert best["micro_batch_size"] == 3 and best["decided"] is False and "one round" in best["undecided"]
+    assert [row["micro_batch_size"] for row in best["close"]] == [2]
+    assert "decided:  no: one round" in capsys.readouterr().out
+    assert report.main([str(out)]) == 0
+    assert "Too close to call" in (out / "report" / "report.html").read_text()
+
+
+def test_what_one_round_each_leaves_open_is_said_without_any_that_is_close() -> None:
+    # 100 against 50: far apart, but how far processes differ was never seen. Three rounds of one show it: 2 %.
+    one = choose([of(100.0), of(50.0)])
+    assert (one.best, one.close) == (0, ()) and "one round per side" in one.undecided
+    assert choose([of(99.0, 100.0, 101.0), of(50.0)]).undecided == ""
+    assert choose([of(100.0)]).undecided == ""
+
+
+PROFILE = ["pretrain", "--device", "cpu", "--start", "3", "--stop", "6"]
+
+
+def profiled(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Trial:
+    """The one trial that `bertbench profile` would run."""
+    asked: list[Trial] = []
+    monkeypatch.setattr(profile, "profile_trials", lambda run, trials, *rest: asked.extend(trials) or [])
+    assert profile.main([*PROFILE, *words]) == 0
+    (trial,) = asked
+    return trial
+
+
+def test_the_winner_of_a_run_is_profiled_as_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory(tmp_path / "run")
+    # Samples/s: 80 of batch 8 on one rank, 2 x 8 / 0.16 = 100 on two, 160 of batch 16 by hf, 32 / 0.4 = 80 of the
+    # largest batch; a trial of another task is faster than all.
+    for fields, time_ms in (
+        ({"micro_batch_size": 8}, 100.0),
+        ({"micro_batch_size": 8, "world_size": 2, "strategy": "ddp"}, 160.0),
+        ({"micro_batch_size": 16, "implementation": "hf"}, 100.0),
+        ({"micro_batch_size": 32}, 400.0),
+        ({"micro_batch_size": 8, "task": "squad", "seq_len": 384}, 1.0),
+    ):
+        values = {"preset": "tiny", "precision": "fp32", "strategy": "single", "max_seconds": 6.0, "min_steps": 8}
+        trial = Trial(**{**values, **fields})
+        steps = {rank: step_rows([time_ms] * 20, trial.micro_batch_size) for rank in range(trial.world_size)}
+        write_trial(run, trial, steps)
+    words = ["--winner-of", str(run.path), "--out", str(tmp_path / "out")]
+    trial = profiled(words, monkeypatch)
+    assert (trial.implementation, trial.micro_batch_size, trial.world_size) == ("hf", 16, 1)
+    assert (trial.kind, trial.profiler, trial.start_iteration, trial.stop_iteration) == ("profile", "torch", 3, 6)
+    by_name = Sweep(
+        presets=("tiny",), precisions=("fp32",), implementations=("hf",), batch_sizes=(16,), devices=(1,),
+        seq_lens=(128,), start=3, stop=6, rounds=1,
+    )  # fmt: skip
+    (same,) = expand(by_name, Devices("cpu", (), 2), "profile", "torch")
+    assert trial.trial_id == same.trial_id, "the trial that its options would name"
+    with refused("option-conflict", "--batch-sizes"):
+        profile.main([*PROFILE, *words, "--batch-sizes", "4"])
+
+
+def test_a_run_without_throughput_has_no_winner(tmp_path: Path) -> None:
+    write_trial(RunDirectory(tmp_path), Trial(), status="oom", reason="no memory")
+    with refused("run-incomplete", tmp_path, "pretrain", "bertbench throughput"):
+        profile.main([*PROFILE, "--winner-of", str(tmp_path), "--out", str(tmp_path)])
