@@ -10,11 +10,13 @@ import numpy as np
 
 from analysis.metrics.ranks import combine
 from analysis.metrics.throughput import summarize
-from analysis.record_files import NewerSchemaError
-from analysis.records import SHAPE_COLUMNS, RunDirectory, Trial, TrialDirectory
 from analysis.strategy_labels import implementation_label, strategy_label, task_label
 from analysis.trial_summary import TAKEN_APART, summarize_trial
 from common.errors import Code, InputError, UsageError
+from records.files import NewerSchemaError
+from records.run import RunDirectory, TrialDirectory
+from records.schema import SHAPE_COLUMNS
+from records.trial import Trial
 
 # What names a measurement; with CIRCUMSTANCES it is what rounds repeat.
 CONFIGURATION = (*SHAPE_COLUMNS, "nodes", "device")

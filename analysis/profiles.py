@@ -20,12 +20,14 @@ from analysis.metrics.name_coverage import NameCoverage, name_coverage
 from analysis.metrics.range_tree import RangeNode, range_tree
 from analysis.metrics.telemetry import telemetry_in_window
 from analysis.metrics.utilization import TRIAL_FIELDS, UTILIZATION_COLUMNS, compute_utilization_rows
-from analysis.records import RunDirectory, Trial, TrialDirectory, read_record, write_record
 from analysis.sources import Source, open_sources
 from analysis.strategy_labels import implementation_label, strategy_label
 from analysis.timeline import Timeline
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
+from records.files import read_record, write_record
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
 
 COST_FIELDS = ("step_time_ms", "unprofiled_step_time_ms", "step_time_ratio")
 """What the profiler cost, in every row: median step times with and without it, and their ratio."""

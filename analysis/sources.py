@@ -18,11 +18,12 @@ from typing import Self
 
 from analysis.counters import KernelCounters
 from analysis.readers.registry import READERS, Reader, find_reader, read_head
-from analysis.records import RunDirectory, Trial, TrialDirectory
 from analysis.summary import Summary
 from analysis.timeline import Timeline
 from common.errors import InputError, SchemaError, content_code
 from common.redact import redact_text
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
 
 MOST_FILES = 4096
 """Files of one folder or tar that are looked at."""

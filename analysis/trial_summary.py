@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from analysis.comm_records import summarize_collective
+from analysis.metrics.collectives import summarize_collective
 from analysis.metrics.speed_of_light import summarize_components
 from analysis.metrics.throughput import summarize
-from analysis.records import Trial, TrialDirectory
+from records.run import TrialDirectory
+from records.trial import Trial
 
 # Kinds of trials that are no series of steps alone.
 TAKEN_APART = ("comm", "components")

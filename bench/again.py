@@ -9,10 +9,10 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.record_files import read_notes
-from analysis.records import RunDirectory, TrialDirectory, write_record
 from common.atomic import storage_errors
 from common.errors import SchemaError
+from records.files import read_notes, write_record
+from records.run import RunDirectory, TrialDirectory
 
 _STAGING, _EARLIER, _STATE = "again", "earlier", "again.json"
 # How a trial ends that says nothing of what it measures: what was measured before stays.

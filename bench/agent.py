@@ -6,9 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-from analysis.records import write_record
 from bench.out_of_memory import memory_is_short
 from bench.processes import STOP_VARIABLE, die_with_parent, hold_stop_signals
+from records.files import write_record
 
 
 def main(argv: list[str]) -> int:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.records import Trial, TrialDirectory, write_record
-from analysis.train_records import TrainRun, read_events
 from bench.devices import Devices
 from bench.environment import capture
 from bench.implementations import OURS
@@ -19,6 +17,10 @@ from bench.world import Leader
 from bert.levers import recorded_levers
 from bert.tasks import check_task_options, task_data
 from common.errors import SchemaError
+from records.files import write_record
+from records.run import TrialDirectory
+from records.training import TrainRun, read_events
+from records.trial import Trial
 
 
 def train_once(

@@ -52,7 +52,7 @@ class Measured:
     point: Point
     """What was measured."""
     status: str
-    """As analysis.records has it."""
+    """As records.trial has it."""
     samples_per_second: float | None
     """Over all devices; None where nothing was measured."""
     peak_memory_bytes: int | None

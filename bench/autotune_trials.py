@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from analysis.record_files import read_notes
-from analysis.records import RunDirectory, Trial, write_record
 from bench.automatic import AUTO, resolve_strategy, strategy_fields
 from bench.autotune import Measured, Outcome, Point
 from bench.devices import Devices, free_memory_share
@@ -20,6 +18,9 @@ from bert.memory import Memory, predict_memory
 from bert.strategies import STRATEGIES
 from bert.strategies.options import OPTIONS, options_text, read_options
 from common.errors import UsageError
+from records.files import read_notes, write_record
+from records.run import RunDirectory
+from records.trial import Trial
 
 STATE_FILE = "autotune.json"
 # The allocator of a GPU leaves some of it unused.

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from analysis.records import Trial
 from bench.timing import Stopwatch, stopwatch
 from bert.train import Training
+from records.trial import Trial
 
 # Passes until so much time has gone by, so that the smallest models are not measured by one and the largest not often.
 _ENOUGH_SECONDS = 1.0

@@ -11,16 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.classification_results import (
-    FORMAT,
-    MODEL_ENDING,
-    PREDICTION_COLUMNS,
-    PREDICTIONS_ENDING,
-    RESULTS_FILE,
-    SCHEMA_VERSION,
-    STATISTICS_ENDING,
-)
-from analysis.train_records import TrainRun, read_events
 from analysis.train_scores import scores_in
 from bench.automatic import resolve_precision
 from bench.devices import Devices
@@ -33,6 +23,16 @@ from bert.tasks.classify_data import TEST, ClassifyData, rows_fingerprint, token
 from common.atomic import atomic_path, write_json
 from common.errors import InputError
 from common.locks import locked
+from records.classification import (
+    FORMAT,
+    MODEL_ENDING,
+    PREDICTION_COLUMNS,
+    PREDICTIONS_ENDING,
+    RESULTS_FILE,
+    SCHEMA_VERSION,
+    STATISTICS_ENDING,
+)
+from records.training import TrainRun, read_events
 
 if TYPE_CHECKING:
     from bert.data.rows import TokenRows

@@ -12,11 +12,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from analysis.metrics.throughput import summarize
-from analysis.records import RunDirectory, TrialDirectory, read_record, write_record
 from bench.sweep import write_results
 from common import locks
 from common.atomic import atomic_path
 from common.errors import InputError, UsageError
+from records.files import read_record, write_record
+from records.run import RunDirectory, TrialDirectory
 
 RECORD = "collected.json"
 NODES = "nodes"

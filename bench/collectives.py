@@ -11,11 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from analysis.comm_records import COLLECTIVE_COLUMNS, COLLECTIVES, CollectiveTest, collectives_csv
-from analysis.records import Trial, TrialDirectory, write_record
 from bench.recorder import RowWriter
 from bench.timing import stopwatch
 from bert.strategies.base import Strategy
+from records.collectives import COLLECTIVE_COLUMNS, COLLECTIVES, CollectiveTest, collectives_csv
+from records.files import write_record
+from records.run import TrialDirectory
+from records.trial import Trial
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Long enough for clocks and wake-ups of processes not to count, short enough for many sizes.

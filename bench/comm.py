@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.comm_records import COLLECTIVES, DTYPES, CollectiveTest, parse_size
-from analysis.records import RunDirectory, Trial, write_record
 from bench.devices import Devices
 from bench.environment import capture
 from bench.launch import LaunchOptions, finish
@@ -14,6 +12,10 @@ from bench.world import World
 from common.atomic import storage_errors
 from common.errors import UsageError
 from common.registry import lookup
+from records.collectives import COLLECTIVES, DTYPES, CollectiveTest, parse_size
+from records.files import write_record
+from records.run import RunDirectory
+from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

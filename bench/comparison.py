@@ -8,8 +8,6 @@ from typing import Any
 
 from analysis.metrics.profiled_communication import all_reduce
 from analysis.profiles import open_profile
-from analysis.records import RunDirectory, Trial
-from analysis.train_records import TrainRun, is_train_run
 from bench.attempt import train_once
 from bench.automatic import AUTO, resolve_strategy
 from bench.devices import Devices
@@ -24,6 +22,9 @@ from bert.levers import NONE, levers_text, resolve_levers
 from bert.tasks import task_data
 from common import locks
 from common.errors import UsageError
+from records.run import RunDirectory
+from records.training import TrainRun, is_train_run
+from records.trial import Trial
 
 PROFILE_FOLDER = "profile"
 _PROFILER = "torch"

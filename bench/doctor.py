@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.records import Trial
 from bench.devices import Devices
 from bench.environment import cpu_description, installed_version, native_bf16
 from bench.profilers import PROFILERS, load_profiler, permission
@@ -18,6 +17,7 @@ from bench.profilers.tool import run_tool
 from bench.schedulers import SCHEDULERS, load_scheduler
 from common.errors import BertbenchError, InputError, MissingToolError
 from common.registry import lookup
+from records.trial import Trial
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 ENGINE_TIMEOUT_SECONDS = 10.0

@@ -6,7 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-from analysis.records import TrialDirectory
 from bench import worker
 from bench.devices import Devices
 from bench.launch import rank_variables
@@ -14,6 +13,7 @@ from bench.processes import STOP_VARIABLE
 from bench.world import Notice, World
 from common.atomic import storage_errors
 from common.errors import StorageError
+from records.run import TrialDirectory
 
 # How long a folder that rank 0 has made may take to show on other nodes.
 _SHARED_FOLDER_SECONDS = 30.0

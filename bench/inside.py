@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, NoReturn
 
-from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
 from bench.devices import Devices
 from bench.environment import capture
 from bench.launch import LaunchOptions, finish
 from bench.sweep import locked, record_request, write_results
 from bench.world import World
 from common.atomic import storage_errors
+from records.files import write_record
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
 
 
 def run_trial_inside(

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis.comm_records import read_measurements
-from analysis.records import Trial, TrialDirectory, read_record, write_record
 from analysis.trial_summary import summarize_trial
 from bench.allocators import allocator_environment
 from bench.devices import Devices
@@ -42,6 +40,10 @@ from bert.strategies import JOIN_TIMEOUT_VARIABLE
 from common.atomic import storage_errors
 from common.errors import SchemaError, StorageError, UsageError
 from common.redact import redact_text, without_secrets
+from records.collectives import read_measurements
+from records.files import read_record, write_record
+from records.run import TrialDirectory
+from records.trial import Trial
 
 _AGENT_JSON = "agent.json"
 _POLL_SECONDS = 0.05

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from analysis.records import PRECISIONS, Trial
 from bench.allocators import DEFAULT, allocator_environment
 from bench.automatic import AUTO, resolve_padding, resolve_precision, resolve_strategy, strategy_fields
 from bench.devices import Devices
@@ -28,6 +27,7 @@ from bert.tasks import TASKS, resolve_options, task_data
 from bert.tasks.data import DataSource, TaskData
 from common.errors import UsageError
 from common.registry import lookup
+from records.trial import PRECISIONS, Trial
 
 # Fewer processes do not show how much they differ by themselves.
 ROUNDS_THAT_DECIDE = 3

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
 from bench.again import Again
 from bench.devices import Devices
 from bench.launch import LaunchOptions
@@ -14,6 +13,9 @@ from bench.profilers import load_profiler
 from bench.profilers.base import Scope
 from bench.sweep import Progress, finished_result, run_trials
 from common.errors import BertbenchError
+from records.files import write_record
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

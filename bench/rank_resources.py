@@ -5,8 +5,8 @@ import resource
 import sys
 from typing import Any
 
-from analysis.records import Trial
 from bench.launching.rank import BOUND_VARIABLE
+from records.trial import Trial
 
 
 def take_share_of_cores(trial: Trial) -> None:

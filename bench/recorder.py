@@ -5,8 +5,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from analysis.records import STEP_COLUMNS
 from common.atomic import storage_errors
+from records.schema import STEP_COLUMNS
 
 
 class RowWriter:

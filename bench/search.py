@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.records import Trial
+from records.trial import Trial
 
 # Steps that show a batch size fits: the first allocates the optimizer state, the second runs with it.
 PROBE_STEPS = 3

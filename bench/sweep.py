@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from analysis.records import RunDirectory, Trial, TrialDirectory, read_record, write_record
 from bench.again import Again, recover
 from bench.devices import Devices
 from bench.environment import capture
@@ -16,6 +15,9 @@ from bench.own_folder import AGENT_FOLDER, clear_stale
 from common import locks
 from common.atomic import remove_left_overs, storage_errors
 from common.errors import SchemaError
+from records.files import read_record, write_record
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
 
 # Called with (number from 1, count, trial, its result or None when it starts, whether it had been done before).
 Progress = Callable[[int, int, Trial, Mapping[str, Any] | None, bool], None]

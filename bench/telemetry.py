@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from analysis.records import TELEMETRY_COLUMNS
 from bench.recorder import RowWriter
+from records.schema import TELEMETRY_COLUMNS
 
 _RAPL = Path("/sys/class/powercap")
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.classification_results import FORMAT, RESULTS_FILE
-from analysis.train_records import TrainRun, is_train_run
 from bench.classify import logits_of
 from bench.devices import Devices
 from bert.data.csv.folding import fold
@@ -19,6 +17,8 @@ from bert.data.ragged import Ragged
 from bert.data.rows import TokenRows
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from common.errors import InputError, content_code
+from records.classification import FORMAT, RESULTS_FILE
+from records.training import TrainRun, is_train_run
 
 if TYPE_CHECKING:
     from bert.predict import Opened

@@ -10,8 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from analysis.records import TrialDirectory
-from analysis.train_records import TrainRun, curve_fields, events_jsonl, write_curve
 from analysis.train_scores import evaluation_text, score
 from bench.loggers.base import Loggers, Target, loaded_loggers, open_loggers
 from bert.tasks.base import Evaluation
@@ -19,6 +17,8 @@ from bert.training.checkpoint import checkpoint_path
 from bert.training.events import Best, Evaluated, Event, Progress, Resumed, Saved, Warned
 from bert.training.settings import TrainSettings
 from common.atomic import storage_errors
+from records.run import TrialDirectory
+from records.training import TrainRun, curve_fields, events_jsonl, write_curve
 
 
 class TrainRecorder:

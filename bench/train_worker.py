@@ -4,8 +4,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from analysis.records import Trial, TrialDirectory
-from analysis.train_records import TrainRun
 from bench.implementations import OURS, TRAININGS
 from bench.recorder import step_writer
 from bench.timing import StepClock
@@ -16,6 +14,9 @@ from bert.tasks import make_task
 from bert.training.events import Event, RunOutcome
 from bert.training.settings import TrainSettings
 from common.registry import load
+from records.run import TrialDirectory
+from records.training import TrainRun
+from records.trial import Trial
 
 RunTraining = Callable[..., RunOutcome]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.train_records import TrainRun, is_train_run
 from bench.automatic import resolve_precision, resolve_strategy, strategy_fields
 from bench.devices import Devices
 from bench.implementations import OURS, TRAININGS
@@ -25,6 +24,7 @@ from bert.tasks.data import DataSource, TaskData
 from bert.training.settings import TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, StorageError, UsageError
 from common.registry import lookup
+from records.training import TrainRun, is_train_run
 
 # Of each parameter in a checkpoint: itself and two moments of the optimizer, in float32.
 _WEIGHT_BYTES, _MOMENTS_BYTES = 4, 8

@@ -1,7 +1,7 @@
 """The shape of the model that a trial trains. Imports no torch."""
 
-from analysis.records import Trial
 from bert.config import ModelConfig, preset, shape_from_words
+from records.trial import Trial
 
 
 def model_config(trial: Trial) -> ModelConfig:

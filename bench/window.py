@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from analysis.metrics.statistics import relative_half_width, warmup_steps
-from analysis.records import Trial
+from records.trial import Trial
 
 Maximum = Callable[[torch.Tensor], torch.Tensor]
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from analysis.records import Trial, TrialDirectory, write_record
 from bench.out_of_memory import memory_is_short, ran_out_of_memory
 from bench.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
 from bench.rank_resources import (
@@ -23,6 +22,9 @@ from bench.rank_resources import (
 from bench.trial_model import model_config
 from common.errors import BertbenchError, Code, StorageError
 from common.redact import redact_text
+from records.files import write_record
+from records.run import TrialDirectory
+from records.trial import Trial
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.metrics import statistics
 from analysis.metrics.energy import inside, throttle_reasons
-from analysis.records import Trial
+from records.trial import Trial
 
 Row = Mapping[str, Any]
 

@@ -1,16 +1,16 @@
 """What predictions of labels are worth: confusion matrix, and precision, recall and F1 of each label."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from records.classification import Pairs
+
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
-Pairs = Mapping[tuple[str, str], int]
-"""(true label, predicted label) -> how often."""
 MOST_IN_MATRIX = 1000
 """Labels up to which there is a matrix of all pairs of them: of 100,000 it would take 80 GB."""
 

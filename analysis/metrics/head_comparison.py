@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.metrics.training_comparison import FINISHED, VariantRun, compare_trainings
-from analysis.train_records import TrainRun, read_events
 from analysis.train_scores import scores_in
+from records.training import TrainRun, read_events
 
 COLUMNS = ("head", "epoch", "applied_steps", "training_loss", "log_loss", "accuracy", "best")
 """Of a row: one evaluation of one head. training_loss is the mean since the evaluation before."""

@@ -10,8 +10,8 @@ from typing import Any
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial, load_run, measurement
 from analysis.metrics.ratio import ratio_interval, run_spread, typical_time
 from analysis.metrics.regression import THRESHOLD, describe_key, judged, status_verdict, typical_samples
-from analysis.records import RunDirectory
 from common.errors import InputError, UsageError
+from records.run import RunDirectory
 
 _NS = 1_000_000_000
 _MEASURED = (

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.comm_records import CollectiveTest, read_measurements
 from analysis.load import LoadedTrial
 from analysis.metrics.statistics import block_medians, student_quantile
+from records.collectives import CollectiveTest, read_measurements
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -19,8 +19,8 @@ from analysis.load import (
     measurement,
 )
 from analysis.metrics.ratio import Ratio, by_key, decision, ratio_interval, run_spread, undecidable
-from analysis.records import RunDirectory
 from common.errors import UsageError
+from records.run import RunDirectory
 
 # Relative change of the step time above which a change counts, unless another one is asked for.
 THRESHOLD = 0.02

@@ -22,13 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from analysis.component_records import GROUPS, SERIES, Component, read_components, read_rounds
 from analysis.metrics import statistics
 from analysis.metrics.cautions import Caution
 from analysis.metrics.ranks import combine, median_of
 from analysis.metrics.throughput import summarize
-from analysis.records import Trial, TrialDirectory
 from common.errors import SchemaError
+from records.components import GROUPS, SERIES, Component, read_components, read_rounds
+from records.run import TrialDirectory
+from records.trial import Trial
 
 # Bars of a waterfall.
 FLOOR, LOSS, TOTAL = "floor", "loss", "total"

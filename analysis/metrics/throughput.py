@@ -15,8 +15,8 @@ import numpy as np
 from analysis.metrics import cautions, statistics
 from analysis.metrics.energy import energy
 from analysis.metrics.ranks import PHASES, combine, median_of, per_rank
-from analysis.records import Trial
 from common.errors import UsageError
+from records.trial import Trial
 
 Row = Mapping[str, Any]
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from analysis.metrics.temporal import temporal_breakdown
 from analysis.metrics.trace_diff import trace_diff
-from analysis.records import Trial
 from analysis.timeline import Timeline
 from common.errors import InputError, UsageError
+from records.trial import Trial
 
 if TYPE_CHECKING:
     import pandas as pd

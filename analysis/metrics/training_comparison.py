@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.metrics.ranks import combine
-from analysis.records import Trial, TrialDirectory
 from analysis.strategy_labels import strategy_label
-from analysis.train_records import TrainRun, read_events
 from analysis.train_scores import scores_in
+from records.run import TrialDirectory
+from records.training import TrainRun, read_events
+from records.trial import Trial
 
 Array = npt.NDArray[np.float64]
 Row = Mapping[str, Any]

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from analysis.metrics.intervals import clipped, merged, total_ns
 from analysis.metrics.kernel_tables import is_communication
 from analysis.metrics.temporal import analysis_window, cpu_computation
-from analysis.records import SHAPE_COLUMNS
 from analysis.timeline import Timeline, lost_kernels
+from records.schema import SHAPE_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -105,8 +105,10 @@ class _Seen:
                 match = _TOOL_LINE.match(line)
                 if match and len(self.said) < 10 and not line.startswith("==PROF=="):
                     self.said.append(match[1])
-            self.nvprof = self.nvprof or "NVPROF is profiling" in line or bool(_NVPROF_HEADER.search(line))
-            self.summary = self.summary or "Invocations" in line
+            if "Invocations" in line:
+                self.summary = True
+                self.nvprof = self.nvprof or bool(_NVPROF_HEADER.search(line))
+            self.nvprof = self.nvprof or "NVPROF is profiling" in line
             self.text = self.text or bool(line.strip())
             yield line
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.classification_results import ClassificationResult
 from analysis.metrics.classification import Classification
 from analysis.report import tables
 from analysis.report.classification_figures import draw_confusion, draw_curves, draw_distribution
 from analysis.report.drawing import Picture, picture_names, short_label
 from analysis.report.page import render_page
 from common.atomic import write_text
+from records.classification import ClassificationResult
 
 MOST_CONFUSED = 15
 _RUN_NAMES = {"instead_of": "files were before of run"}

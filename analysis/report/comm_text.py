@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.comm_records import COLLECTIVES, DTYPES, CollectiveTest
 from analysis.load import LoadedTrial
 from analysis.metrics.links import Link, link_rows
 from analysis.report import tables
 from analysis.report.terminal import printable
+from records.collectives import COLLECTIVES, DTYPES, CollectiveTest
 
 _HEADER = (
     "#\n"

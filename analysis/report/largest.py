@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.records import RunDirectory, read_record
 from analysis.report import tables
 from common.errors import SchemaError
+from records.files import read_record
+from records.run import RunDirectory
 
 Row = Mapping[str, Any]
 

@@ -10,7 +10,6 @@ from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
 from analysis.metrics.regression import ratios_of
 from analysis.metrics.scaling import measured_efficiency
 from analysis.profiles import open_profile
-from analysis.records import RESULT_COLUMNS, RunDirectory
 from analysis.report import figures, sections, tables
 from analysis.report.answer import answers, nothing_measured, points
 from analysis.report.glossary import GLOSSARY
@@ -22,9 +21,11 @@ from analysis.report.page import render_page
 from analysis.report.panels import Panel, panels
 from analysis.report.report_folder import report_folder
 from analysis.report.training import training_part
-from analysis.train_records import TrainRun
 from analysis.trial_summary import TAKEN_APART
 from common.atomic import write_text
+from records.run import RunDirectory
+from records.schema import RESULT_COLUMNS
+from records.training import TrainRun
 
 Row = Mapping[str, Any]
 

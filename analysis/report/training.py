@@ -25,9 +25,9 @@ from analysis.report.drawing import (
     clock_unit,
     save,
 )
-from analysis.train_records import TrainRun, read_events
 from analysis.train_scores import Score, in_words, loss_unit, score, scores_in
 from common.errors import InputError
+from records.training import TrainRun, read_events
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import tyro
 
-from analysis.records import RunDirectory
 from bench.cli.findings_output import check_rows, document, show, write_csvs
 from bench.cli.options import parse
 from common.errors import InputError
+from records.run import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
         return _run(options.paths[0], options)
     from analysis.explain import explain, over_all_work
     from analysis.profiles import open_profile
-    from analysis.records import TrialDirectory
     from analysis.sources import open_sources
+    from records.run import TrialDirectory
 
     source = open_sources(*options.paths)
     about: dict[str, Any] = {}

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from analysis.records import RunDirectory, Trial, write_record
 from bench.automatic import AUTO
 from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
 from bench.autotune_trials import (
@@ -36,6 +35,9 @@ from bert.strategies import STRATEGIES
 from common.atomic import write_json
 from common.errors import Code, UsageError
 from common.registry import lookup
+from records.files import write_record
+from records.run import RunDirectory
+from records.trial import Trial
 
 BEST_FILE = "best.json"
 DEEPSPEED_FILE = "deepspeed.json"

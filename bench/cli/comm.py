@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from analysis.records import RunDirectory, Trial
 from bench.cli.options import OUT_HELP, parse, request_of, run_folder
 from bench.cli.progress import note, show_progress, tell_of_cpu
 from bench.comm import CommSweep, expand_collectives, run_inside
@@ -16,6 +15,8 @@ from bench.inside import end_process
 from bench.launch import LaunchOptions
 from bench.sweep import locked, run_trials
 from bench.world import World, joined_world
+from records.run import RunDirectory
+from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

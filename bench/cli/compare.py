@@ -8,11 +8,11 @@ from pathlib import Path
 
 import tyro
 
-from analysis.records import RunDirectory
 from bench.cli.findings_output import show
 from bench.cli.options import parse
 from bench.cli.progress import note
 from common.errors import InputError, UsageError
+from records.run import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -110,7 +110,7 @@ def _train_options(head: str, rest: Sequence[str], out: Path) -> TrainOptions:
 
 
 def _plan(folder: Path, training: TrainOptions, devices: Devices) -> PlannedVariant:
-    from analysis.train_records import TrainRun
+    from records.training import TrainRun
 
     given = training.given()
     plan = plan_training(training.phase, given, devices)
@@ -186,8 +186,8 @@ def _without_head(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"], majority: float) -> None:
     from analysis.metrics.head_comparison import COLUMNS, table_rows
-    from analysis.records import write_record
     from analysis.report.gap_figures import HeadCurve, draw_heads
+    from records.files import write_record
 
     write_record(out / DOCUMENT_FILE, dict(document))
     text = io.StringIO()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from analysis.records import PRECISIONS
 from analysis.strategy_labels import implementation_label
 from bench.automatic import AUTO
 from bench.cli.options import check_task, in_plural, parse, parse_known, request_of, run_folder
@@ -38,6 +37,7 @@ from common.atomic import write_text
 from common.errors import UsageError
 from common.redact import terminal_text
 from common.registry import lookup
+from records.trial import PRECISIONS
 
 if TYPE_CHECKING:
     from analysis.metrics.training_comparison import TrainingComparison
@@ -249,9 +249,9 @@ def _machines(item: PlannedVariant) -> list[str]:
 
 
 def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> None:
-    from analysis.records import write_record
     from analysis.report.training_comparison_figures import draw_comparison
     from analysis.report.training_comparison_text import comparison_csv
+    from records.files import write_record
 
     settings = document["settings"]
     write_record(out / "comparison.json", document)

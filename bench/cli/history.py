@@ -46,10 +46,10 @@ def main(argv: list[str]) -> int:
             "bertbench history needs run directories, or a folder that holds some: bertbench history runs",
         )
     from analysis.metrics.history import history_of
-    from analysis.records import RunDirectory
     from analysis.report.history_text import history_text
     from analysis.report.terminal import wrapped
     from analysis.sources import runs_below
+    from records.run import RunDirectory
 
     folders = dict.fromkeys(run.resolve() for path in options.runs for run in runs_below(path))
     found = history_of([RunDirectory(folder) for folder in folders], options.threshold)

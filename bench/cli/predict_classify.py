@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.report.terminal import printable
-from analysis.train_records import TrainRun, is_train_run
 from bench.cli.data_csv import DEFAULT_WORDS
 from bench.cli.options import parse
 from bench.cli.predicting import Computing
@@ -22,6 +21,7 @@ from bench.devices import find_devices
 from bert.data.csv.config import CsvForm
 from common.atomic import atomic_path
 from common.errors import InputError, UsageError
+from records.training import TrainRun, is_train_run
 
 if TYPE_CHECKING:
     from bert.data.csv.reading import LeftOut, TextRow

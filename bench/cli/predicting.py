@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from analysis.train_records import TrainRun, is_train_run
 from bench.automatic import AUTO, resolve_precision
 from bench.devices import find_devices
 from common.errors import UsageError
+from records.training import TrainRun, is_train_run
 
 if TYPE_CHECKING:
     import torch

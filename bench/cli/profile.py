@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from analysis.records import RunDirectory, Trial
 from bench.cli.findings_output import terminal_width
 from bench.cli.options import OUT_HELP, given_names, parse_task, request_of, run_folder
 from bench.cli.progress import describe, measured_anew, note, show_progress
@@ -24,6 +23,8 @@ from bert.flags import flag
 from common.errors import InputError, UsageError
 from common.redact import terminal_text
 from common.registry import lookup
+from records.run import RunDirectory
+from records.trial import Trial
 
 # What is printed of a profile at once; `bertbench analyze` says the rest.
 _SHOWN = (

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from analysis.records import RunDirectory, Trial
 from analysis.strategy_labels import strategy_label
 from bench.again import Again
 from bench.automatic import AUTO, resolve_strategy
@@ -14,6 +13,8 @@ from bench.cli.download_progress import show_download
 from bench.devices import Devices
 from bench.sweep import write_results
 from common.redact import terminal_text
+from records.run import RunDirectory
+from records.trial import Trial
 
 if TYPE_CHECKING:
     from bert.data.pool import Progress as StageProgress

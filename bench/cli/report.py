@@ -6,9 +6,9 @@ from pathlib import Path
 
 import tyro
 
-from analysis.records import RunDirectory
 from bench.cli.options import parse
 from common.errors import UsageError
+from records.run import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,8 @@ from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse, run_folder
 
 if TYPE_CHECKING:
-    from analysis.classification_results import ClassificationResult
     from analysis.metrics.classification import Classification
+    from records.classification import ClassificationResult
 
 _MOST_LABELS = 20
 _MOST_CONFUSED = 8
@@ -41,8 +41,8 @@ OPTIONS = {"results": ResultsOptions}
 def main(argv: list[str]) -> int:
     """Run the command; 0 when the page is written."""
     options = parse(ResultsOptions, argv, "bertbench results")
-    from analysis.classification_results import read_result
     from analysis.metrics.classification import classify
+    from records.classification import read_result
 
     result = read_result(options.file)
     found = classify(result.pairs, result.labels)

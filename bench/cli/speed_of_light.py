@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from analysis.records import RunDirectory, Trial
 from bench.allocators import DEFAULT
 from bench.automatic import AUTO
 from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
@@ -20,6 +19,8 @@ from bench.sweep import locked, run_trials
 from bench.task_flags import TaskFlags
 from bert.flags import flag
 from common.errors import UsageError
+from records.run import RunDirectory
+from records.trial import Trial
 
 _FEWEST_ROUNDS = 3
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from analysis.records import RunDirectory, write_record
 from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
 from bench.cli.progress import measured_anew, note, show_progress, tell_of_cpu
 from bench.devices import Devices, find_devices, free_memory_share
@@ -21,6 +20,8 @@ from bench.plan import Sweep, expand
 from bench.sweep import locked, result_rows, run_trials
 from bench.world import World, joined_world
 from common.errors import UsageError
+from records.files import write_record
+from records.run import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from analysis.records import TrialDirectory
-from analysis.train_records import TrainRun
 from analysis.train_scores import evaluation_text, in_words, parts_text
 from bench.attempt import train_once
 from bench.cli.options import check_task, parse, request_of, run_folder
@@ -27,6 +25,8 @@ from bench.world import World, joined_world, leading
 from common import locks
 from common.errors import BertbenchError, StorageError
 from common.redact import terminal_text
+from records.run import TrialDirectory
+from records.training import TrainRun
 
 if TYPE_CHECKING:
     from bench.cli.train_classify import TrainClassifyOptions

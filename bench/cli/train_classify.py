@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.report.terminal import printable
-from analysis.train_records import TrainRun
 from analysis.train_scores import in_words
 from bench.cli.data_csv import notes, summary_lines
 from bench.cli.options import given_names
@@ -25,6 +24,7 @@ from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.vocabulary import Vocabulary
 from bert.flags import flag
 from common.errors import BertbenchError, UsageError
+from records.training import TrainRun
 
 if TYPE_CHECKING:
     from bert.data.csv.prepare import CsvSummary

@@ -3,7 +3,6 @@
 import shlex
 from typing import TYPE_CHECKING
 
-from analysis.train_records import TrainRun
 from bench.automatic import AUTO
 from bench.implementations import OURS
 from bench.trainer import Plan
@@ -11,6 +10,7 @@ from bert.flags import flag
 from bert.tasks import check_task_options, task_data
 from bert.tasks.data import Trained
 from common.errors import InputError
+from records.training import TrainRun
 
 if TYPE_CHECKING:
     from bench.cli.train_options import TrainOptions

@@ -7,12 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from analysis.records import TrialDirectory
-from analysis.train_records import events_jsonl
 from analysis.train_scores import evaluation_text
 from bench.cli.progress import note
 from bench.stop import StopRequest
 from common.atomic import storage_errors
+from records.run import TrialDirectory
+from records.training import events_jsonl
 
 _LOOK_SECONDS = 0.2
 _MOST_NAMES = 4

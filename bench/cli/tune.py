@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from analysis.train_records import TrainRun, is_train_run
 from bench.cli.options import check_task, parse, parse_known, request_of, run_folder
 from bench.cli.progress import note
 from bench.cli.train_options import TrainOptions
@@ -32,6 +31,7 @@ from bench.world import joined_world
 from bert.flags import flag
 from common.errors import UsageError
 from common.registry import lookup
+from records.training import TrainRun, is_train_run
 
 _DEFAULT_TRIALS = 20
 # Evaluations of a trial where nothing says how many: pruning needs some.
@@ -293,7 +293,7 @@ def _tell(text: str) -> None:
 
 def _write(study: Study, search: Search, trials: int | None, evaluator: str) -> dict[str, Any]:
     """Bring tune.json up to date."""
-    from analysis.records import write_record
+    from records.files import write_record
 
     with study.locked():
         found = document(study, search, trials, evaluator)

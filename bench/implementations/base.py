@@ -6,12 +6,12 @@ from typing import Protocol
 
 import torch
 
-from analysis.records import Trial
 from bert.batch import Batch
 from bert.config import ModelConfig
 from bert.observer import Observer
 from bert.tasks.base import Task
 from bert.train import ComputeLoss, Training
+from records.trial import Trial
 
 # (training, observer, keep_going) -> number of the step that was not made, as bert.train.train.
 Loop = Callable[[Training, Observer, Callable[[int], bool]], int]

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from analysis.records import Trial
 from bench.implementations import TRAINER_STRATEGIES
 from bench.implementations.base import Built
 from bench.implementations.hugging_face import HuggingFaceImplementation
@@ -12,6 +11,7 @@ from bert.observer import Observer
 from bert.strategies.options import read_options
 from bert.tasks.base import Task
 from common.errors import UsageError
+from records.trial import Trial
 
 
 class TrainerImplementation(HuggingFaceImplementation):

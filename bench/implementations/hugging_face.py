@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from analysis.records import Trial
 from bench.implementations.base import Built
 from bench.implementations.ours import LEARNING_RATE
 from bert.batch import Batch
@@ -18,6 +17,7 @@ from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
 from bert.train import ComputeLoss
 from common.errors import MissingToolError, UsageError
+from records.trial import Trial
 
 IGNORED_LABEL = -100
 # What is taken from every batch.

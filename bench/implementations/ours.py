@@ -2,7 +2,6 @@
 
 import torch
 
-from analysis.records import Trial
 from bench.implementations.base import Built
 from bert.batch import Batch
 from bert.config import ModelConfig
@@ -11,6 +10,7 @@ from bert.levers import AUTO, check_precision, resolve_levers, use_levers, use_w
 from bert.observer import Observer
 from bert.optim import adamw
 from bert.tasks.base import Task
+from records.trial import Trial
 
 LEARNING_RATE = 1e-4
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from analysis.records import Trial
 from bench.implementations.base import Built
 from bench.implementations.ours import LEARNING_RATE
 from bert.batch import Batch
@@ -26,6 +25,7 @@ from bert.optim import adamw
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
 from common.errors import UsageError
+from records.trial import Trial
 
 
 class TorchEncoderImplementation:

@@ -5,10 +5,10 @@ import os
 import sys
 from pathlib import Path
 
-from analysis.records import read_record, write_record
 from bench import agent
 from bench.launching import GRACE_SECONDS, STOPPING_VARIABLE
 from bench.launching.first_failure import FirstFailure
+from records.files import read_record, write_record
 
 
 def main(argv: list[str]) -> int:

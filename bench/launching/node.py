@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from analysis.records import read_record
 from bench.devices import Devices, core_groups, shares_of_cores
 from bench.gpu_load import near_cpus
 from bench.launching import BACKEND, GRACE_SECONDS, LISTENER_VARIABLE, RESTARTS_FILE, STOPPING_VARIABLE
@@ -31,6 +30,7 @@ from bench.stop import StopRequest
 from common.atomic import write_text
 from common.errors import SchemaError
 from common.redact import redact_text
+from records.files import read_record
 
 _POLL_SECONDS = 0.1
 _COMMAND_CHARACTERS = 300

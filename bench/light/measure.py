@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from analysis.component_records import COMPONENT_COLUMNS, SERIES, components_csv, write_components
-from analysis.records import Trial, TrialDirectory
 from bench.bandwidth import memory_bandwidth
 from bench.light.parts import Part, Subject, make_parts
 from bench.peak import matmul_peak
@@ -21,6 +19,9 @@ from bert.config import ModelConfig
 from bert.observer import Observer
 from bert.tasks.base import Task
 from bert.train import Training, run_step
+from records.components import COMPONENT_COLUMNS, SERIES, components_csv, write_components
+from records.run import TrialDirectory
+from records.trial import Trial
 
 # Steps that no number comes from, and those on either side of the rounds.
 WARMUP_STEPS = 3

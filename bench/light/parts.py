@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.component_records import Component
 from bench.light.products import (
     Layout,
     Product,
@@ -34,6 +33,7 @@ from bert.precision import Precision
 from bert.sequences import Unpadded
 from bert.tasks.base import Task
 from bert.train import Training
+from records.components import Component
 
 _CLIPPING_NORM = 1.0
 # A forward pass, of one result or several, and their gradients.

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analysis.component_records import Component
 from bert.config import ModelConfig
 from common.errors import UsageError
+from records.components import Component
 
 if TYPE_CHECKING:
     from bert.batch import BatchCounts
@@ -37,7 +37,7 @@ class Product:
     name: str
     """Which."""
     group: str
-    """Of analysis.component_records.GROUPS."""
+    """Of records.components.GROUPS."""
     rows: int
     """Rows that are computed."""
     inner: int

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from analysis.train_records import TrainRun
 from bench.loggers import LOGGERS
 from common.errors import MissingToolError, UsageError
 from common.registry import load, lookup
+from records.training import TrainRun
 
 AUTO, NONE = "auto", "none"
 """Words of --log-to: those that want to log here, and none."""

@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from analysis.record_files import read_record, write_record
-from analysis.train_records import TrainRun
 from bench.loggers.base import LostError, Target
 from common.errors import SchemaError
 from common.redact import redact_text
+from records.files import read_record, write_record
+from records.training import TrainRun
 
 _URI, _RUN, _EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME"
 # Values wait for each other: a request per step would hold up the training.

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from analysis.records import Trial
 from bert.observer import Observer
 from common.errors import InputError, UsageError
+from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

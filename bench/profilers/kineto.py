@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from analysis.records import Trial
 from bench.profilers.base import Profiler, Scope, written
 from bench.profilers.cycle import Cycle
 from bert.observer import Observer
 from common.errors import InputError, UsageError
+from records.trial import Trial
 
 # Options of a schedule and their defaults; all cycles that fit where `repeat` is not given.
 _SCHEDULE = {"wait": 1, "warmup": 1, "active": 3, "repeat": 0}

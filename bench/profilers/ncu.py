@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from analysis.counters import KernelCounters
-from analysis.records import Trial
 from bench.profilers.base import Scope, whole_number, written
 from bench.profilers.ncu_sections import (
     FOLDER,
@@ -30,6 +29,7 @@ from bench.profilers.ranges import CAPTURE, DOMAIN, RangeProfiler, check_ranges
 from bench.profilers.tool import Version, dotted, find_tool, run_tool, tool_version
 from common.atomic import write_json, write_text
 from common.errors import Code, InputError, MissingToolError, UsageError
+from records.trial import Trial
 
 OLDEST: Version = (2020, 1)
 MOST_KERNELS = 2000

@@ -13,11 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from analysis.records import Trial
 from bench.profilers.base import Scope, written
 from bench.profilers.ranges import CAPTURE, DOMAIN, RangeProfiler, check_ranges
 from bench.profilers.tool import Version, dotted, find_tool, run_tool, tool_version
 from common.errors import Code, InputError, MissingToolError, UsageError
+from records.trial import Trial
 
 OLDEST: Version = (2022, 4)
 # The reports of `nsys stats` that are kept, by their name up to 2022 and since 2023.

@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import ClassVar
 
-from analysis.records import Trial
 from bench.devices import find_devices
 from bench.environment import compute_capability
 from bench.profilers.base import Scope
@@ -18,6 +17,7 @@ from bench.profilers.permission import ALLOW, DENIED
 from bench.profilers.ranges import RangeProfiler, check_ranges
 from bench.profilers.tool import dotted, find_tool
 from common.errors import BertbenchError, Code, InputError, UsageError
+from records.trial import Trial
 
 NEWER: tuple[int, int] = (8, 0)
 """The first compute capability that nvprof does not know."""

@@ -2,9 +2,9 @@
 
 from typing import ClassVar
 
-from analysis.records import Trial
 from bench.profilers.base import Scope
 from bench.profilers.ranges import RangeProfiler, check_ranges
+from records.trial import Trial
 
 
 class NvtxOnly(RangeProfiler):

@@ -4,15 +4,15 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from analysis.classification_results import MODEL_ENDING, PREDICTIONS_ENDING, STATISTICS_ENDING, root_of
-from analysis.records import read_record
-from analysis.train_records import TrainRun
 from analysis.train_scores import score
 from bench.tune.question import Search, TrialRow
 from bench.tune.storage import trial_folder
 from bench.tune.study import Study
 from bert.data.lengths import is_synthetic
 from common.errors import SchemaError
+from records.classification import MODEL_ENDING, PREDICTIONS_ENDING, STATISTICS_ENDING, root_of
+from records.files import read_record
+from records.training import TrainRun
 
 FILE = "tune.json"
 

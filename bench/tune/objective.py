@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from analysis.train_records import TrainRun, read_events
 from bert.data.lengths import is_synthetic
 from bert.tasks import make_task
 from bert.training.settings import TrainSettings
 from common.errors import UsageError
+from records.training import TrainRun, read_events
 
 TRAINING_LOSS = "loss"
 """The objective that needs no evaluation: the mean training loss of the last tenth of the steps."""

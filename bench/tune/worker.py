@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.records import TrialDirectory
-from analysis.train_records import TrainRun
 from analysis.train_scores import in_words
 from bench.attempt import train_once
 from bench.devices import Devices
@@ -21,6 +19,8 @@ from bench.tune.space import SearchSpace, Value, word
 from bench.tune.storage import trial_folder
 from bench.tune.study import Begun, Study
 from common.errors import BertbenchError, StorageError
+from records.run import TrialDirectory
+from records.training import TrainRun
 
 _LOOK_SECONDS = 0.5
 # So many failures one after the other have one cause.

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = ("analysis", "bench", "bert", "common")
+PACKAGES = ("analysis", "bench", "bert", "common", "records")
 ALLOWED = {
-    "bench": {"bench", "bert", "analysis", "common"},
+    "bench": {"bench", "bert", "analysis", "records", "common"},
     "bert": {"bert", "common"},
-    "analysis": {"analysis", "common"},
+    "analysis": {"analysis", "records", "common"},
+    "records": {"records", "common"},
     "common": {"common"},
 }
 HEAVY = ("torch", "pandas", "matplotlib", "transformers", "h5py", "scipy")
@@ -25,7 +26,7 @@ PROFILERS = (
     "torch.cuda.nvtx",
     "torch.cuda.profiler",
 )
-REGISTRY_ENTRY = re.compile(r"((?:analysis|bench|bert|common)(?:\.\w+)+)(?::\w+)?")
+REGISTRY_ENTRY = re.compile(r"((?:analysis|bench|bert|common|records)(?:\.\w+)+)(?::\w+)?")
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,12 @@ def wrong_arrows(tree: Tree) -> list[str]:
 
 
 def forbidden_libraries(tree: Tree) -> list[str]:
-    """Torch in analysis, profilers in bert, third-party packages in common and analysis/records.py."""
+    """Torch in analysis, profilers in bert, third-party packages in common and records."""
     found = [tree.where(n, u) for n, u in tree.select("analysis") if within(u.target, ("torch",))]
     found += [tree.where(n, u) for n, u in tree.select("bert") if within(u.target, PROFILERS)]
     standard = sys.stdlib_module_names | set(PACKAGES)
     for name, uses in tree.uses.items():
-        if within(name, ("common", "analysis.records")):
+        if within(name, ("common", "records")):
             found += [tree.where(name, use) for use in uses if use.target.split(".")[0] not in standard]
     return found
 

@@ -9,8 +9,8 @@ from urllib.parse import unquote
 import pytest
 
 from analysis.metrics.throughput import summarize
-from analysis.records import Trial
 from common.errors import CODES
+from records.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)>\s]+)>?(?:\s+\"[^\"]*\")?\s*\)")

@@ -12,21 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import refused
 
-from analysis.component_records import components_json
 from analysis.load import load_run
-from analysis.records import (
-    PRECISIONS,
-    RESULT_COLUMNS,
-    SCHEMA_VERSION,
-    STEP_COLUMNS,
-    TELEMETRY_COLUMNS,
-    RunDirectory,
-    Trial,
-    TrialDirectory,
-    read_record,
-    write_record,
-)
 from common.errors import Code, InputError, SchemaError, StorageError, UsageError
+from records.components import components_json
+from records.files import SCHEMA_VERSION, read_record, write_record
+from records.run import RunDirectory, TrialDirectory
+from records.schema import RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
+from records.trial import PRECISIONS, Trial
 
 ROW: dict[str, Any] = {
     "step": 3,

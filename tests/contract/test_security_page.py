@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("analysis", "bench", "bert", "common")
+PACKAGES = ("analysis", "bench", "bert", "common", "records")
 
 
 def calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:

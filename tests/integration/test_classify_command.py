@@ -75,9 +75,9 @@ def test_a_finished_training_that_is_called_again_adds_no_time_and_no_result(tra
 
 
 def test_a_model_is_not_tested_with_texts_that_were_divided_anew(trained: Path, tmp_path: Path) -> None:
-    from analysis.train_records import TrainRun
     from bench.classify import _check_trained_on
     from bert.data.csv.store import open_source
+    from records.training import TrainRun
 
     run = TrainRun(trained / "run")
     _check_trained_on(run, open_source(trained / "things.sqlite"), print)

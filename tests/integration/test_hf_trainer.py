@@ -106,8 +106,8 @@ def test_without_accelerate_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 @needs_accelerate
 def test_other_strategies_are_refused(tmp_path: Path) -> None:
     wanted = settings("synthetic")
-    from analysis.records import Trial
     from bench.implementations.hf_trainer import TrainerImplementation
+    from records.trial import Trial
 
     object.__setattr__(wanted, "strategy", "fsdp")
     with refused("unsupported-combination", "single", "ddp", "'fsdp'"):

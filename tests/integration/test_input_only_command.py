@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.records import RunDirectory
 from bert.data.pretraining.instances import Instances
 from bert.data.pretraining.shard_writer import write_shard
+from records.run import RunDirectory
 
 SEQ_LEN, SAMPLES = 16, 50
 REPOSITORY = Path(__file__).parents[2]

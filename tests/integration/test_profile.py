@@ -48,7 +48,7 @@ def test_the_traces_of_two_ranks_hold_exactly_the_steps_asked_for(cli: Cli) -> N
 
 
 def clock_rows(cli: Cli) -> list[dict[str, float]]:
-    from analysis.records import RunDirectory
+    from records.run import RunDirectory
 
     (trial,) = (found for found in RunDirectory(cli.out).trials() if found.read_trial().kind == "profile")
     return trial.read_steps(0)

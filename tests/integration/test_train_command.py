@@ -12,7 +12,7 @@ from support.cli import ROOT
 from support.train_cli import STEPS, TrainCli, kill_all, wait_for_steps
 from support.training_runs import shards
 
-from analysis.train_records import CURVE_COLUMNS, TrainRun, read_events
+from records.training import CURVE_COLUMNS, TrainRun, read_events
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from support.compare_cli import STEPS, Compare
 from support.refusals import check_refusal
 
-from analysis.train_records import TrainRun
+from records.training import TrainRun
 
 
 @pytest.fixture(scope="module")

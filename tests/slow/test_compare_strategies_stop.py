@@ -8,7 +8,7 @@ from support.cli import ROOT, wait_for
 from support.compare_cli import Compare
 from support.training_runs import shards
 
-from analysis.train_records import TrainRun
+from records.training import TrainRun
 
 
 def test_a_stopped_comparison_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:

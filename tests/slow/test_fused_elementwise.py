@@ -13,7 +13,6 @@ from support.softmax_formula import HEADS, LENGTH, MASKS
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
-from analysis.records import TrialDirectory
 from bert import native
 from bert.batch import Batch, BatchCounts
 from bert.config import ModelConfig
@@ -24,6 +23,7 @@ from bert.encoder import recompute_activations
 from bert.levers import use_levers
 from bert.model import BertForPretraining
 from bert.softmax import softmax_dropout, softmax_dropout_backward
+from records.run import TrialDirectory
 
 VOCAB = 101
 LENGTHS = ([16, 3, 9, 1], [1], [1, 1, 1], [13], [5, 64, 17, 31, 2, 64], [4, 0, 7], [7, 7])

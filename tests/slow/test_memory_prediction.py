@@ -6,9 +6,9 @@ import pytest
 from support.cli import Cli
 
 from analysis.load import load_run
-from analysis.records import RunDirectory
 from bench.autotune_trials import model_config
 from bert.memory import predict_memory
+from records.run import RunDirectory
 
 # 34 trials lay between 0.89 and 1.12 (docs/results/2026-11-22-memory.md).
 LEAST, MOST = 0.85, 1.15

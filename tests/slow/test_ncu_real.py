@@ -11,11 +11,11 @@ from support.refusals import refused
 from analysis.metrics.core_utilization import core_use
 from analysis.metrics.roofline import roofline
 from analysis.readers.ncu import read
-from analysis.records import Trial
 from bench.profilers import ncu_sections
 from bench.profilers.base import Scope
 from bench.profilers.ncu import NsightCompute
 from bench.profilers.tool import find_tool, tool_version
+from records.trial import Trial
 
 pytestmark = pytest.mark.skipif(shutil.which("ncu") is None, reason="Nsight Compute is not installed (ncu on PATH)")
 

@@ -13,7 +13,7 @@ import pytest
 from support.cli import ROOT
 from support.real_text import argv, needs_corpus, prepare
 
-from analysis.train_records import TrainRun, read_events
+from records.training import TrainRun, read_events
 
 pytestmark = needs_corpus
 STEPS, EVAL_EVERY, EVALUATED = 1000, 250, 1024

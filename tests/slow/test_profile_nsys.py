@@ -13,7 +13,7 @@ import pytest
 from support.cli import ROOT, TINY, Cli
 
 from analysis.readers.nsys import read
-from analysis.records import RunDirectory
+from records.run import RunDirectory
 
 needs_nsys = pytest.mark.skipif(
     shutil.which("nsys") is None or metadata.version("nvtx") != "0.2.11", reason="needs nsys, and nvtx 0.2.11 for it"

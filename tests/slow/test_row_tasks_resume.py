@@ -8,8 +8,8 @@ from support import gap_files
 from support.csv_files import colours_and_animals, prepared, write_rows
 from support.train_cli import TrainCli, kill_all, wait_for_steps
 
-from analysis.train_records import TrainRun, read_events
 from analysis.train_scores import scores_in
+from records.training import TrainRun, read_events
 
 STEPS = 40
 GLOBAL_BATCH = 8

@@ -12,7 +12,7 @@ from support.cli import ROOT, TINY, Cli, wait_for
 
 from analysis.load import load_run
 from analysis.metrics.scaling import measured_efficiency
-from analysis.records import RunDirectory
+from records.run import RunDirectory
 
 WINDOW = ("--start", "2", "--stop", "8", "--threads", "1")
 COMM = (

@@ -9,7 +9,6 @@ import pytest
 import torch
 from support.cli import ROOT, SHORT, Cli
 
-from analysis.records import RunDirectory
 from bench.recorder import step_writer
 from bench.timing import StepClock
 from bert import native
@@ -18,6 +17,7 @@ from bert.observer import Observer, Observers
 from bert.precision import Precision
 from bert.strategies.single import SingleStrategy
 from bert.train import Training, train
+from records.run import RunDirectory
 
 pytestmark = pytest.mark.alone
 

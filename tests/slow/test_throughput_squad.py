@@ -11,7 +11,7 @@ import pytest
 from support.cli import ROOT, TINY
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
-from analysis.records import RunDirectory
+from records.run import RunDirectory
 
 SHORT = ["--start", "1", "--stop", "3", "--batch-sizes", "2"]
 

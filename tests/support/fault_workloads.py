@@ -160,8 +160,8 @@ def _finished_trials(out: Path) -> dict[str, str]:
 
 def _read_run(out: Path) -> None:
     from analysis.load import load_run
-    from analysis.records import RunDirectory
     from common.errors import InputError
+    from records.run import RunDirectory
 
     try:
         loaded = load_run(RunDirectory(out))
@@ -186,8 +186,8 @@ def _saved_checkpoints(out: Path) -> dict[str, str]:
 
 
 def _read_training(out: Path) -> None:
-    from analysis.train_records import TrainRun, read_events
     from bert.training.checkpoint import read, saved_steps
+    from records.training import TrainRun, read_events
 
     run = TrainRun(out)
     run.read_state()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.signal import lfilter
 
 from analysis.metrics.statistics import median_interval, warmup_steps
-from analysis.records import Trial
+from records.trial import Trial
 
 Times = npt.NDArray[np.float64]
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from support.known_work import COLUMNS, LOG_VARIABLE, MOST_STEPS, NAME, PARTS, PLAN_VARIABLE, Plan, spin
 
-from analysis.records import Trial
 from bench.implementations.base import Built
 from bert.batch import Batch, BatchCounts
 from bert.config import ModelConfig
 from bert.observer import Observer
 from bert.tasks.base import Task
 from bert.tasks.pretrain import PretrainTask
+from records.trial import Trial
 
 
 def _plan() -> Plan:

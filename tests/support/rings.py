@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from analysis.comm_records import COLLECTIVE_COLUMNS, CollectiveTest, collectives_csv
-from analysis.records import RunDirectory, Trial, write_record
+from records.collectives import COLLECTIVE_COLUMNS, CollectiveTest, collectives_csv
+from records.files import write_record
+from records.run import RunDirectory
+from records.trial import Trial
 
 
 def ring_all_reduce_us(ranks: int, size_bytes: float, alpha_us: float, bandwidth_gb_s: float) -> float:
@@ -138,7 +140,7 @@ class Machine:
         timeline: bool = True, device: str = "cuda", nodes: int = 1, recomputing: bool = False,
     ) -> Trial:  # fmt: skip
         """Write a throughput trial of this machine."""
-        from analysis.records import STEP_COLUMNS
+        from records.schema import STEP_COLUMNS
 
         trial = Trial(
             strategy="ddp" if ranks > 1 else "single", world_size=ranks, nodes=nodes, device=device, precision="fp32",

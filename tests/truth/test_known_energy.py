@@ -11,9 +11,12 @@ import pytest
 from support.cli import ROOT
 from support.truth_book import Book
 
-from analysis.records import STEP_COLUMNS, RunDirectory, Trial, write_record
 from bench.recorder import step_writer
 from bench.telemetry import telemetry_writer
+from records.files import write_record
+from records.run import RunDirectory
+from records.schema import STEP_COLUMNS
+from records.trial import Trial
 
 BEGIN_NS, STEP_NS, STEPS, FIRST, SAMPLES = 1_700_000_000_000_000_000, 50_000_000, 120, 20, 32
 GPUS = {"gpu0": (300.0, 120.0), "gpu1": (280.0, 60.0)}

@@ -14,7 +14,7 @@ from support.truth_book import Book
 from analysis.load import load_run
 from analysis.metrics.ratio import FEWEST_PROCESSES, ratio_interval
 from analysis.metrics.regression import THRESHOLD, judged
-from analysis.records import RunDirectory
+from records.run import RunDirectory
 
 PROCESSES = 10
 TRIAL = ["--presets", "tiny", "--seq-lens", "128", "--batch-sizes", "8", "--precisions", "fp32"]

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from analysis.records import STEP_COLUMNS, TELEMETRY_COLUMNS, RunDirectory, Trial, write_record
+from records.files import write_record
+from records.run import RunDirectory
+from records.schema import STEP_COLUMNS, TELEMETRY_COLUMNS
+from records.trial import Trial
 
 SECOND = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND

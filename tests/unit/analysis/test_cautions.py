@@ -7,7 +7,7 @@ from fake_run import ENVIRONMENT, START_NS, rank_record, step_rows
 
 from analysis.metrics.cautions import of_records, of_run, of_scaling, one_round
 from analysis.metrics.throughput import summarize
-from analysis.records import Trial
+from records.trial import Trial
 
 QUIET = [300.0, *(100 + np.random.default_rng(0).normal(0, 0.5, 60))]
 TRIAL = Trial(preset="mini", micro_batch_size=8, precision="fp32")

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.refusals import refused
 
-from analysis.classification_results import DATABASE_ID, DATABASE_VERSION, FORMAT, read_result, root_of
 from analysis.metrics import classification
 from analysis.metrics.classification import classify
 from analysis.report.classification_page import write_page
 from analysis.report.drawing import picture_names
 from bert.data.csv.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES
 from common.errors import Code, LockedError
+from records.classification import DATABASE_ID, DATABASE_VERSION, FORMAT, read_result, root_of
 
 LABELS = ["ham", "spam", "=1+1", "Größe"]
 PAIRS = st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from(LABELS)), min_size=1, max_size=60)
@@ -191,7 +191,7 @@ def test_what_is_wrong_with_a_database_is_named(
 
 def test_a_locked_database_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = leave(tmp_path)["a.sqlite"]
-    monkeypatch.setattr("analysis.classification_results._WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("records.classification._WAIT_SECONDS", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     with refused("folder-locked", path, kind=LockedError):

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from analysis.metrics.head_comparison import compare_heads
-from analysis.records import Trial, write_record
 from analysis.report.head_comparison_text import comparison_text, summary
-from analysis.train_records import TrainRun, events_jsonl, write_curve
+from records.files import write_record
+from records.training import TrainRun, events_jsonl, write_curve
+from records.trial import Trial
 
 
 def training(folder: Path) -> TrainRun:

@@ -12,10 +12,11 @@ from fake_run import ENVIRONMENT, SECOND, START_NS, noisy_times, step_rows, writ
 from support.refusals import check_refusal, refused
 
 from analysis.metrics.history import History, history_of
-from analysis.records import RunDirectory, Trial
 from analysis.report.history_text import history_text
 from analysis.sources import runs_below
 from bench.cli.main import run as command
+from records.run import RunDirectory
+from records.trial import Trial
 
 DAY_NS = 86_400 * SECOND
 ONE = {"implementations": ("bertbench",), "batches": (16,), "worlds": (1,), "rounds": 3}

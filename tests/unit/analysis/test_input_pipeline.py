@@ -12,11 +12,12 @@ from analysis.load import load_run
 from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
 from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.metrics.scaling import efficiency
-from analysis.records import RunDirectory, Trial
 from analysis.report.answer import nothing_measured, points
 from analysis.report.run_page import write_report
 from analysis.report.text import comparison_table, input_text, results_table
 from bench.cli import throughput
+from records.run import RunDirectory
+from records.trial import Trial
 
 SMALL: dict[str, Any] = {"batches": (8,), "worlds": (1,), "count": 20, "implementations": ("bertbench",)}
 REAL = {"data": "/data/books", "data_fingerprint": "abc"}

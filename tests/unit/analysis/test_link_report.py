@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from support.rings import Machine, write_collectives
 
-from analysis.comm_records import collectives_csv
 from analysis.load import load_run
 from analysis.metrics.buckets import Backward, exposed_ms
 from analysis.metrics.links import Link
 from analysis.metrics.scaling import measured_efficiency
-from analysis.records import RunDirectory
 from analysis.report.comm_text import projection_text
 from analysis.report.run_page import write_report
+from records.collectives import collectives_csv
+from records.run import RunDirectory
 
 
 def page_of(run: Path, *sizes: int) -> str:

@@ -8,8 +8,8 @@ from support.rings import ring_all_reduce_us, write_collectives
 
 from analysis.load import load_run
 from analysis.metrics.links import Link, Point, fit, fitted_links, link_rows, residual_rows, ring
-from analysis.records import RunDirectory
 from analysis.report.comm_text import link_text
+from records.run import RunDirectory
 
 
 def measured(*trials: Path) -> list[Link]:

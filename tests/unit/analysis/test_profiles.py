@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from analysis.profiles import summarize, write_tables
-from analysis.records import STEP_COLUMNS, RunDirectory, Trial, TrialDirectory, write_record
 from bench.cli.main import run
+from records.files import write_record
+from records.run import RunDirectory, TrialDirectory
+from records.schema import STEP_COLUMNS
+from records.trial import Trial
 
 COLUMNS = (
     *("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Device", "CC"),

@@ -15,9 +15,9 @@ from analysis.load import load_run
 from analysis.metrics import projection
 from analysis.metrics.buckets import backward_pass, bucket_ends, exposed_ms
 from analysis.metrics.projection import project
-from analysis.records import RunDirectory
 from analysis.report.comm_text import projection_text
 from analysis.report.run_page import write_report
+from records.run import RunDirectory
 
 MIB = 1 << 20
 

@@ -10,7 +10,8 @@ from analysis.load import load_run
 from analysis.metrics.ratio import Ratio, ratio_interval, typical_time
 from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.metrics.statistics import median_interval
-from analysis.records import RunDirectory, Trial
+from records.run import RunDirectory
+from records.trial import Trial
 
 SMALL = {"batches": (8,), "worlds": (1,), "count": 30}
 

@@ -13,11 +13,14 @@ from test_kineto_reader import event, write
 
 from analysis.load import load_run
 from analysis.metrics.regression import compare_runs, ratios_of
-from analysis.records import RESULT_COLUMNS, RunDirectory, Trial, write_record
 from analysis.report.answer import answers, points
 from analysis.report.report_folder import report_folder
 from analysis.report.run_page import write_report
 from common.errors import UsageError
+from records.files import write_record
+from records.run import RunDirectory
+from records.schema import RESULT_COLUMNS
+from records.trial import Trial
 
 HOSTILE = "<script>alert(1)<b> & \"quoted' $x^2$ {{ 7 * 7 }}"
 SMALL = {"batches": (8, 16), "worlds": (1,), "count": 15}

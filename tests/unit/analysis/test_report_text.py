@@ -8,10 +8,11 @@ from support.refusals import refused
 
 from analysis.load import LoadedTrial, load_run
 from analysis.metrics.regression import compare_runs, ratios_of
-from analysis.records import RunDirectory, Trial, TrialDirectory
 from analysis.report.tables import count, flops, interval, number, percent, size
 from analysis.report.text import cautions_text, comparison_table, results_table
 from bench.cli import compare, report
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
 
 SMALL = {"batches": (8,), "worlds": (1,), "count": 20}
 

@@ -10,12 +10,13 @@ from analysis.load import load_run
 from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.metrics.scaling import efficiency
 from analysis.profiles import _field
-from analysis.records import RunDirectory, Trial
 from analysis.report.answer import answers, points
 from analysis.report.sections import facts
 from analysis.report.tables import ratio_lookup
 from analysis.report.text import comparison_table, results_table
 from bench.cli.progress import describe
+from records.run import RunDirectory
+from records.trial import Trial
 
 SMALL: dict[str, Any] = {"batches": (8,), "worlds": (1,), "count": 20}
 OTHERS: list[dict[str, Any]] = [

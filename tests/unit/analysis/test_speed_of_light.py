@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from analysis.component_records import COMPONENT_COLUMNS, Component, components_csv, read_rounds, write_components
 from analysis.load import load_run
 from analysis.metrics.speed_of_light import (
     Ceilings,
@@ -17,12 +16,15 @@ from analysis.metrics.speed_of_light import (
     summarize_components,
     waterfall,
 )
-from analysis.record_columns import STEP_COLUMNS
-from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
 from analysis.report.light_figures import spans
 from analysis.report.light_text import light_text, with_floor
 from analysis.report.run_page import write_report
 from common.errors import Code
+from records.components import COMPONENT_COLUMNS, Component, components_csv, read_rounds, write_components
+from records.files import write_record
+from records.run import RunDirectory, TrialDirectory
+from records.schema import STEP_COLUMNS
+from records.trial import Trial
 
 # 1 GFLOP takes 1 ms, 1 MB takes 1 ms.
 CEILINGS = Ceilings(flops_per_second=1e12, bytes_per_second=1e9)

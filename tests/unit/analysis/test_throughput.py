@@ -7,7 +7,8 @@ from fake_run import ENVIRONMENT, SECOND, START_NS, rank_record, step_rows
 from support.refusals import refused
 
 from analysis.metrics.throughput import MEASURED_COLUMNS, find_window, summarize
-from analysis.records import RESULT_COLUMNS, Trial
+from records.schema import RESULT_COLUMNS
+from records.trial import Trial
 
 TRIAL = Trial(preset="mini", micro_batch_size=8, start_iteration=2, stop_iteration=7)
 TIMES = [400.0, 200.0, 100.0, 110.0, 90.0, 120.0, 80.0]  # the median of the last five is 100 ms

@@ -9,11 +9,11 @@ from support.refusals import check_refusal, refused
 from support.timelines import timeline
 
 from analysis.metrics.trace_comparison import compare_traces
-from analysis.record_files import write_record
-from analysis.records import Trial
 from analysis.report.trace_comparison_findings import findings
 from analysis.timeline import Timeline
 from bench.cli.main import run
+from records.files import write_record
+from records.trial import Trial
 
 MS = 1_000_000
 

@@ -14,11 +14,14 @@ import pytest
 from analysis.metrics import profiled_communication
 from analysis.metrics.profiled_communication import all_reduce
 from analysis.metrics.training_comparison import COLUMNS, VariantRun, compare_trainings
-from analysis.records import STEP_COLUMNS, Trial, TrialDirectory, write_record
 from analysis.report.training_comparison_figures import draw_comparison, line_style, scores_text, variant_label
 from analysis.report.training_comparison_text import comparison_csv, comparison_text
-from analysis.train_records import TrainRun, events_jsonl, write_curve
 from bench.cli.compare_strategies import _caption
+from records.files import write_record
+from records.run import TrialDirectory
+from records.schema import STEP_COLUMNS
+from records.training import TrainRun, events_jsonl, write_curve
+from records.trial import Trial
 
 BATCH = 8
 TOTAL = 4

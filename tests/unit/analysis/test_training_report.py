@@ -14,10 +14,12 @@ from matplotlib.axes import Axes
 from support.refusals import refused
 
 from analysis.load import load_run
-from analysis.records import Trial, TrialDirectory, write_record
 from analysis.report.run_page import write_report
 from analysis.report.training import TrainingPart, training_part
-from analysis.train_records import TrainRun, events_jsonl, read_events, write_curve
+from records.files import write_record
+from records.run import TrialDirectory
+from records.training import TrainRun, events_jsonl, read_events, write_curve
+from records.trial import Trial
 
 EVALUATED = {
     "event": "evaluated", "applied_steps": 20, "mlm_loss": 3.0, "mlm_accuracy": 0.25, "nsp_loss": 0.5,

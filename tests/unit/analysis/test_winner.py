@@ -12,12 +12,14 @@ from support.refusals import refused
 
 from analysis.load import load_run
 from analysis.metrics.winner import Candidate, choose
-from analysis.records import RunDirectory, Trial, write_record
 from analysis.report.answer import points, winners
 from bench import autotune_trials
 from bench.cli import autotune, profile, report
 from bench.devices import Devices
 from bench.plan import Sweep, expand
+from records.files import write_record
+from records.run import RunDirectory
+from records.trial import Trial
 
 
 def of(*rates: float, half: float = 0.0) -> Candidate:

@@ -18,7 +18,7 @@ from support.acceptance_script import ABOUT, SCRIPT, acceptance
 from support.acceptance_steps import left_out, steps
 from support.cli import ROOT
 
-OWN = {"analysis", "bench", "bert", "common"}
+OWN = {"analysis", "bench", "bert", "common", "records"}
 
 
 def imported() -> set[str]:

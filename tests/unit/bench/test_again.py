@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
 from bench import again as again_module
 from bench import sweep
 from bench.again import Again
@@ -19,6 +18,9 @@ from bench.cli import throughput
 from bench.devices import Devices
 from bench.launch import LaunchOptions
 from bench.plan import Sweep, expand
+from records.files import write_record
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
 
 TRIALS = [Trial(preset="tiny", round=number) for number in range(3)]
 IDS = [trial.trial_id for trial in TRIALS]

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from analysis.records import RunDirectory, Trial, read_record
 from bench import autotune_trials
 from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
 from bench.devices import Devices
 from bench.launch import LaunchOptions
+from records.files import read_record
+from records.run import RunDirectory
+from records.trial import Trial
 
 GIB = 2**30
 DDP = (("ddp", ""),)

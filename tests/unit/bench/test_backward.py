@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from analysis.metrics.buckets import backward_pass, bucket_ends
-from analysis.records import Trial
 from bench.backward import backward_of, backward_timeline
 from bert.observer import Observer
 from bert.precision import Precision
 from bert.strategies import ddp
 from bert.strategies.single import SingleStrategy
 from bert.train import Training
+from records.trial import Trial
 
 MIB = 1 << 20
 

@@ -14,9 +14,7 @@ from support.refusals import check_refusal, refused
 from support.training_runs import settings, shards
 
 from analysis import train_scores
-from analysis.records import Trial, TrialDirectory, write_record
 from analysis.report.run_page import write_report
-from analysis.train_records import TrainRun, write_curve
 from bench.attempt import train_once
 from bench.cli import train as command
 from bench.cli.main import run
@@ -31,6 +29,10 @@ from bert.memory import parameter_count
 from bert.tasks import TASKS, given_options, make_task, resolve_options, task_data
 from bert.training.settings import TrainSettings, phase_defaults, task_defaults
 from common.errors import Code, StorageError
+from records.files import write_record
+from records.run import TrialDirectory
+from records.training import TrainRun, write_curve
+from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)
 GIVEN: dict[str, Any] = {"world_size": 1, "strategy": "auto", "precision": "fp32", "seq_len": None, "init": None}

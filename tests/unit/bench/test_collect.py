@@ -11,10 +11,13 @@ import pytest
 from support.refusals import refused
 
 import bench.collect
-from analysis.records import STEP_COLUMNS, TELEMETRY_COLUMNS, RunDirectory, Trial, write_record
 from bench.cli import collect as command
 from bench.collect import collect
 from common.errors import Code
+from records.files import write_record
+from records.run import RunDirectory
+from records.schema import STEP_COLUMNS, TELEMETRY_COLUMNS
+from records.trial import Trial
 
 WORLD = Trial(world_size=2, micro_batch_size=4, start_iteration=0, stop_iteration=4, device="cpu")
 

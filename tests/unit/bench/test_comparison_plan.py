@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from support.refusals import check_refusal, refused
 
-from analysis.records import Trial, write_record
 from bench.cli.main import run as command
 from bench.comparison import (
     PlannedVariant,
@@ -22,6 +21,8 @@ from bench.comparison import (
 from bench.devices import Devices
 from bert.config import preset, shape_from_words, shape_in_words
 from common.errors import Code
+from records.files import write_record
+from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)
 GIVEN = {"preset": "tiny", "data": "synthetic", "seq_len": 32, "steps": 6, "precision": "fp32", "global_batch_size": 8}

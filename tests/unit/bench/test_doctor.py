@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records import Trial
 from bench.devices import Devices, Gpu
 from bench.doctor import MISSING, OK, WARNING, Check, examine, profiler_checks
 from bench.profilers import PROFILERS, permission
 from bench.profilers.base import Profiler
 from bench.profilers.nsys import NsightSystems
 from common.errors import MissingToolError, UsageError
+from records.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCKER = shutil.which("docker")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from support.refusals import refused
 
-from analysis.records import Trial
 from bench.cli.throughput import ThroughputOptions
 from bench.devices import Devices
 from bench.input_only import draw, rank_record, without_training
@@ -20,6 +19,7 @@ from bert.data.pretraining.shard_writer import write_shard
 from bert.observer import Observer
 from bert.tasks import task_data
 from bert.tasks.base import DataSpec
+from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)
 SEQ_LEN = 16

@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from analysis.records import RunDirectory, Trial, read_record
 from bench.devices import Devices
 from bench.inside import run_trial_inside
 from bench.launch import LaunchOptions
 from bench.sweep import locked
 from bench.world import World
 from common.errors import LockedError
+from records.files import read_record
+from records.run import RunDirectory
+from records.trial import Trial
 
 CPU = Devices("cpu", (), 2)
 

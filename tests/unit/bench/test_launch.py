@@ -10,11 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from analysis.records import Trial, TrialDirectory, read_record, write_record
 from bench.launch import LaunchOptions, _outcome, _timeout_reason, finish
 from bench.processes import descendants, end_tree, stopped_ranks
 from bench.worker import _explain
 from common.errors import StorageError, UsageError
+from records.files import read_record, write_record
+from records.run import TrialDirectory
+from records.trial import Trial
 
 ROOT = Path(__file__).parents[3]
 

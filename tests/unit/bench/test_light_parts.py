@@ -8,8 +8,6 @@ import pytest
 import torch
 from support.refusals import refused
 
-from analysis.component_records import Component, read_components, read_rounds, write_components
-from analysis.records import Trial, TrialDirectory
 from bench.bandwidth import memory_bandwidth
 from bench.cli.speed_of_light import SpeedOfLightOptions
 from bench.light.measure import _Steps, _time_rounds, typical_batch
@@ -25,6 +23,9 @@ from bert.strategies.single import SingleStrategy
 from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec
 from bert.train import Training, run_step
+from records.components import Component, read_components, read_rounds, write_components
+from records.run import TrialDirectory
+from records.trial import Trial
 
 SHAPE = ModelConfig(
     num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64, max_positions=64, vocab_size=101

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from support.refusals import refused
 
-from analysis.component_records import Component
 from bench.light.products import (
     HEADS,
     Layout,
@@ -21,6 +20,7 @@ from bert.batch import BatchCounts
 from bert.config import PRESETS, ModelConfig
 from bert.flops import classification_flops, model_flops, span_flops
 from bert.tasks import TASKS
+from records.components import Component
 
 LENGTHS = np.array([128, 128, 77, 5])
 COUNTS = BatchCounts(

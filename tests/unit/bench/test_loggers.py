@@ -9,9 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 from support.refusals import refused
 
-from analysis.train_records import TrainRun
 from bench.loggers import LOGGERS
 from bench.loggers.base import VARIABLE, Target, check_loggers, loaded_loggers, open_loggers
+from records.training import TrainRun
 
 VALUES: dict[str, float | None] = {"eval/f1": 81.5, "train/loss": None, "train/loss_scale": float("inf")}
 

@@ -8,11 +8,11 @@ import pytest
 from support import fake_ncu
 from support.refusals import refused
 
-from analysis.records import Trial
 from bench.profilers import ncu, ncu_sections, permission
 from bench.profilers.base import Scope, parse_options
 from bench.profilers.ncu import NsightCompute
 from common.errors import Code
+from records.trial import Trial
 
 CPU = Trial(kind="profile", profiler="ncu", device="cpu", start_iteration=3, stop_iteration=6)
 GPU = Trial(kind="profile", profiler="ncu", device="cuda", start_iteration=3, stop_iteration=6, micro_batch_size=16)

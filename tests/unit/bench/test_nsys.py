@@ -9,10 +9,10 @@ import pytest
 from support import fake_nsys
 from support.refusals import refused
 
-from analysis.records import Trial
 from bench.profilers import load_profiler, nsys
 from bench.profilers.base import Scope
 from common.errors import Code
+from records.trial import Trial
 
 CPU = Trial(kind="profile", profiler="nsys", device="cpu", start_iteration=3, stop_iteration=6)
 GPU = Trial(kind="profile", profiler="nsys", device="cuda", start_iteration=3, stop_iteration=6)

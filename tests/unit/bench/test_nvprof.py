@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from analysis.records import Trial
 from bench.devices import Devices, Gpu
 from bench.profilers.base import Scope
 from bench.profilers.nvprof import Nvprof, first_gpu_capability
 from bench.profilers.nvtx_only import NvtxOnly
 from bench.profilers.ranges import RangeObserver
 from common.errors import Code
+from records.trial import Trial
 
 # Plays nvprof: follows two child processes, and writes what nvprof would for each under the names it was given.
 FAKE = """#!{python}

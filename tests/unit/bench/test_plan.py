@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from analysis.records import Trial
 from analysis.strategy_labels import implementation_label, strategy_label
 from bench.allocators import allocator_environment
 from bench.devices import Devices
@@ -13,6 +12,7 @@ from bench.plan import Sweep, expand
 from bench.trainer import plan_training
 from bert.training.settings import TrainSettings
 from common.errors import Code
+from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)
 

@@ -9,11 +9,11 @@ import pytest
 from support.refusals import refused
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
-from analysis.records import Trial
 from bench.devices import Devices
 from bench.plan import Sweep, expand
 from bert.tasks import task_data
 from common.errors import Code
+from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)
 

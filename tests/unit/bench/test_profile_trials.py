@@ -9,10 +9,12 @@ import pytest
 from analysis import profiles
 from analysis.metrics.name_coverage import NameCoverage
 from analysis.profiles import ProfileSummary
-from analysis.records import RunDirectory, Trial, TrialDirectory, write_record
 from bench import profiling, sweep
 from bench.cli import profile
 from bench.profiling import unprofiled
+from records.files import write_record
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
 
 
 def trial(profiler: str) -> Trial:

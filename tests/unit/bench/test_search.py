@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.records import Trial
 from bench.search import PROOF_STEPS, find_max_batch
+from records.trial import Trial
 
 
 class Machine:

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from analysis.records import RunDirectory, Trial, write_record
 from bench.sweep import finished_result, locked, record_request, result_rows, tidy, write_results
 from common.errors import LockedError
+from records.files import write_record
+from records.run import RunDirectory
+from records.trial import Trial
 
 
 def put(run: RunDirectory, trial: Trial, status: str | None) -> None:

@@ -7,9 +7,7 @@ import pytest
 from support.refusals import refused
 from support.row_task import NAME, VOCAB, made_rows, write_rows
 
-from analysis.records import Trial
 from analysis.strategy_labels import task_label
-from analysis.train_records import TrainRun
 from bench.autotune import Point
 from bench.autotune_trials import commands, memory_of
 from bench.cli.autotune import AutotuneOptions
@@ -24,6 +22,8 @@ from bert.config import preset
 from bert.memory import parameter_count
 from bert.tasks import DATA, TASKS, make_task, task_data
 from bert.training.settings import TrainSettings, task_defaults
+from records.training import TrainRun
+from records.trial import Trial
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from analysis.records import TrialDirectory
 from bench.telemetry import Telemetry, telemetry_writer
+from records.run import TrialDirectory
 
 KIB = 1024
 

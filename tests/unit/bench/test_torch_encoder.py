@@ -5,7 +5,6 @@ import torch
 from support.refusals import refused
 from torch import nn
 
-from analysis.records import Trial
 from bench.implementations import IMPLEMENTATIONS
 from bench.implementations.torch_encoder import MODELS, PlainEncoder, PlainModel, TorchEncoderImplementation
 from bench.plan import Sweep
@@ -13,6 +12,7 @@ from bert.batch import Batch, BatchCounts
 from bert.config import PRESETS, ModelConfig, preset
 from bert.observer import Observer
 from bert.tasks import TASKS, make_task
+from records.trial import Trial
 
 VOCAB = 101  # not a multiple of 8: our embedding has three padding rows
 SHAPE = ModelConfig(

@@ -8,13 +8,13 @@ import pytest
 from support import csv_files, gap_files, glue_folders
 from support.squad_windows import squad_windows, write_windows
 
-from analysis.train_records import TrainRun
 from bench.cli.train_next import next_command
 from bench.cli.train_options import TrainOptions
 from bench.devices import find_devices
 from bench.trainer import plan_training
 from bert.data.glue.config import GlueConfig
 from bert.data.glue.prepare import prepare
+from records.training import TrainRun
 
 
 def following(task: str, tmp_path: Path, **changes: Any) -> list[str]:

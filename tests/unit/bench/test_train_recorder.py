@@ -12,8 +12,6 @@ import pytest
 from support.refusals import refused
 from support.training_runs import settings, shards
 
-from analysis.records import RunDirectory, TrialDirectory
-from analysis.train_records import TrainRun, read_events
 from bench.cli.train_progress import TrainProgress, duration, progress_text
 from bench.processes import hold_stop_signals, listen_for_stop
 from bench.stop import StopRequest
@@ -21,6 +19,8 @@ from bench.train_recorder import TrainRecorder
 from bert.tasks.base import Evaluation
 from bert.training.events import Evaluated, Progress, Resumed, Saved, Warned
 from common.errors import SchemaError
+from records.run import RunDirectory, TrialDirectory
+from records.training import TrainRun, read_events
 
 
 @pytest.fixture

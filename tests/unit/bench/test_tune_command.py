@@ -16,8 +16,6 @@ pytest.importorskip("optuna")
 from support.studies import memory_folder
 from support.training_runs import SEQ_LEN
 
-from analysis.records import TrialDirectory, write_record
-from analysis.train_records import TrainRun, events_jsonl, write_curve
 from bench import attempt
 from bench.cli import tune
 from bench.cli.main import run
@@ -26,6 +24,9 @@ from bench.cli.train_options import TrainOptions
 from bench.tune import worker
 from bench.tune.objective import Objective
 from common.errors import Code, StorageError
+from records.files import write_record
+from records.run import TrialDirectory
+from records.training import TrainRun, events_jsonl, write_curve
 
 Told = Callable[[Mapping[str, Any], int], float | None]
 

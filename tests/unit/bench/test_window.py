@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.records import Trial
 from bench.window import Window
+from records.trial import Trial
 
 
 def steps_made(trial: Trial, times: "itertools.chain[float] | itertools.repeat[float]") -> tuple[int, Window]:

@@ -17,7 +17,6 @@ from support.refusals import refused
 from torch._dynamo.testing import CompileCounter
 from torch._inductor.cudagraph_trees import CUDAGraphTreeManager, MarkStepBox
 
-from analysis.records import Trial
 from bench.implementations.ours import BertbenchImplementation
 from bench.profilers.cycle import Cycle
 from bench.profilers.kineto_trace import TraceObserver
@@ -32,6 +31,7 @@ from bert.strategies.single import SingleStrategy
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain_evaluation import TestShards
 from bert.training.evaluate import evaluate
+from records.trial import Trial
 
 DEPTH = 12
 

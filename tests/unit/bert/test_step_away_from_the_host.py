@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from analysis.records import Trial
 from bench.trial_model import model_config
 from bert.lamb import Lamb
 from bert.levers import AUTO, resolve_levers, use_levers
 from bert.observer import Observer
 from bert.tasks import make_task
 from bert.tasks.base import DataSpec
+from records.trial import Trial
 
 AWAY = torch.device("meta")
 GLUE = '{"task": "rte"}'

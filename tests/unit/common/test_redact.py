@@ -8,10 +8,10 @@ import time
 import pytest
 from support.cli import ROOT
 
-from analysis.records import Trial
 from bench.implementations import IMPLEMENTATIONS
 from bert.strategies import STRATEGIES
 from common.redact import REDACTED, redact_environment, redact_text, terminal_text
+from records.trial import Trial
 
 _LETTERS = string.ascii_letters + string.digits
 _URL_SAFE = _LETTERS + "-_"
@@ -80,7 +80,7 @@ def _drawn(alphabet: str, length: int, seed: str) -> str:
 def _registry_names() -> dict[str, list[str]]:
     """The keys of every table in capitals that a module of the suite has, by file."""
     found: dict[str, list[str]] = {}
-    for package in ("analysis", "bench", "bert", "common"):
+    for package in ("analysis", "bench", "bert", "common", "records"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)

@@ -1,4 +1,4 @@
-"""The columns of the tables in a run directory: analysis.records reads and writes them. Standard library only."""
+"""The columns of the tables in a run directory: records.trial reads and writes them. Standard library only."""
 
 # steps-<rank>.csv, one row per optimizer step of one rank. Times are this rank's; an empty field is "not measured".
 STEP_COLUMNS: dict[str, type] = {

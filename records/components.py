@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.record_files import read_record, typed_rows, write_record
-from analysis.records import TrialDirectory
 from common.errors import SchemaError
+from records.files import read_record, typed_rows, write_record
+from records.run import TrialDirectory
 
 # What parts are of, in the order in which the waterfall shows what they lose.
 GROUPS = ("layers", "attention", "head", "elementwise", "copies", "optimizer")

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from analysis.record_files import read_record, typed_rows
-from analysis.records import RunDirectory, TrialDirectory
 from common.atomic import atomic_path
 from common.errors import SchemaError, content_code
+from records.files import read_record, typed_rows
+from records.run import RunDirectory, TrialDirectory
 
 # curve.csv, one row per step; steps made again after a resume replace the earlier ones.
 CURVE_COLUMNS: dict[str, type] = {

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.metrics.classification import Pairs
 from common.errors import InputError, LockedError, SchemaError, StorageError, content_code
 
+Pairs = Mapping[tuple[str, str], int]
+"""(true label, predicted label) -> how often."""
 FORMAT = "bertbench classification result"
 SCHEMA_VERSION = 1
 STATISTICS_ENDING = "_train_test_stats.json"

@@ -1,19 +1,16 @@
-"""What `bertbench comm` records of a collective, by size, and what follows from it as nccl-tests counts."""
+"""What `bertbench comm` records of a collective, by size."""
 
 import dataclasses
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.metrics.statistics import median_interval, percentile
-from analysis.names import bus_factor
-from analysis.record_files import typed_rows
-from analysis.records import Trial, TrialDirectory
 from common.errors import SchemaError, UsageError
 from common.registry import lookup
+from records.files import typed_rows
+from records.run import TrialDirectory
+from records.trial import Trial
 
 # Placements that torch.distributed has: its all-reduce and its broadcast write where they read.
 COLLECTIVES: dict[str, tuple[str, ...]] = {
@@ -140,89 +137,3 @@ def read_measurements(directory: TrialDirectory) -> list[dict[str, Any]]:
                 "file-damaged", f"{path} holds a row that is no measurement: {row}; measure that trial again"
             )
     return rows
-
-
-def by_size(trial: Trial, measurements: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per size and placement, in the order measured.
-
-    time_us is the median over repetitions, with its 95 % interval (None below two); algbw = size / time and
-    busbw = algbw x factor in 1e9 bytes/s, as nccl-tests' doc/PERFORMANCE.md defines them.
-
-    Columns: collective, dtype, ranks, nodes, round, size_bytes, count, placement, repetitions, iterations, time_us,
-    time_us_low, time_us_high, algbw_gb_s, busbw_gb_s, wrong.
-    """
-    name = CollectiveTest.of(trial).name
-    factor = bus_factor(name, trial.world_size) or 0.0
-    groups: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in measurements:
-        groups[int(row["size_bytes"]), str(row["placement"])].append(row)
-    found = []
-    for (size, placement), rows in groups.items():
-        times = [float(row["time_us"]) for row in rows]
-        time = percentile(times, 50)
-        low, high = (value if math.isfinite(value) else None for value in median_interval(times))
-        bandwidth = size / time / 1e3 if time > 0 else None
-        found.append(
-            {
-                "collective": name,
-                "dtype": trial.precision,
-                "ranks": trial.world_size,
-                "nodes": trial.nodes,
-                "round": trial.round,
-                "size_bytes": size,
-                "count": rows[0]["count"],
-                "placement": placement,
-                "repetitions": len(rows),
-                "iterations": rows[0]["iterations"],
-                "time_us": time,
-                "time_us_low": low,
-                "time_us_high": high,
-                "algbw_gb_s": bandwidth,
-                "busbw_gb_s": None if bandwidth is None else bandwidth * factor,
-                "wrong": max(int(row["wrong"]) for row in rows),
-            }
-        )
-    return found
-
-
-def summarize_collective(trial: Trial, directory: TrialDirectory) -> dict[str, Any]:
-    """Return what a result says of a trial of kind comm: sizes, peak and mean bus bandwidth, wrong elements.
-
-    Raises:
-        SchemaError: collectives.csv is damaged.
-    """
-    rows = by_size(trial, read_measurements(directory))
-    bandwidths = [row["busbw_gb_s"] for row in rows if row["busbw_gb_s"] is not None]
-    return {
-        "sizes": len({row["size_bytes"] for row in rows}),
-        "peak_busbw_gb_s": max(bandwidths, default=None),
-        "avg_busbw_gb_s": sum(bandwidths) / len(bandwidths) if bandwidths else None,
-        "wrong": sum(row["wrong"] for row in rows),
-        "by_size": rows,
-        "cautions": list(_cautions(rows)),
-        "unknown": {},
-        "per_rank": [],
-    }
-
-
-def _cautions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
-    wrong = [row for row in rows if row["wrong"]]
-    if wrong:
-        yield {
-            "code": "wrong results",
-            "message": f"{len(wrong)} of {len(rows)} sizes came out with wrong elements",
-            "remedy": "no time counts before that is repaired: the driver, NCCL, a bad link or bad memory",
-        }
-    wide = [row for row in rows if _half_width(row) > 0.1]
-    if len(wide) * 4 > len(rows):
-        yield {
-            "code": "interval wide",
-            "message": f"the median time of {len(wide)} of {len(rows)} sizes is known to 10 % or worse only",
-            "remedy": "use a quieter machine, or more --repetitions",
-        }
-
-
-def _half_width(row: Mapping[str, Any]) -> float:
-    if row["time_us_low"] is None or row["time_us_high"] is None or not row["time_us"]:
-        return 0.0
-    return float(row["time_us_high"] - row["time_us_low"]) / 2 / float(row["time_us"])

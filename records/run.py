@@ -1,0 +1,167 @@
+"""The run directory: the one definition of what `bench` writes and `analysis` reads. Standard library only.
+
+    runs/<name>/sweep.json
+    runs/<name>/trials/<trial id>/trial.json  env.json  result.json  log.txt  profile/
+                                  steps-<rank>.csv  rank-<rank>.json  telemetry-<node>.csv
+    runs/<name>/results.csv
+    runs/<name>/report/
+
+A run of kind train holds more: records.training; trials of kind comm and components do: records.collectives,
+records.components.
+
+Every file is written whole by a rename, except steps-*.csv, telemetry-*.csv and log.txt, which grow while a trial
+runs; a last line cut short by a crash is dropped by the reader. A trial is finished when its result.json exists.
+"""
+
+import csv
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.atomic import atomic_path
+from common.errors import InputError, SchemaError, UsageError
+from records.files import read_record, typed_rows
+from records.schema import RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
+from records.trial import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDirectory:
+    """The files of one trial."""
+
+    path: Path
+
+    @property
+    def trial_json(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "trial.json"
+
+    @property
+    def env_json(self) -> Path:
+        """Hardware, topology, versions, measured peak."""
+        return self.path / "env.json"
+
+    @property
+    def result_json(self) -> Path:
+        """Status and metrics; its existence says the trial is finished."""
+        return self.path / "result.json"
+
+    @property
+    def log(self) -> Path:
+        """Output of all ranks."""
+        return self.path / "log.txt"
+
+    @property
+    def profile(self) -> Path:
+        """What the profiler wrote."""
+        return self.path / "profile"
+
+    def steps_csv(self, rank: int) -> Path:
+        """Step records of one rank."""
+        return self.path / f"steps-{rank}.csv"
+
+    def telemetry_csv(self, node: int) -> Path:
+        """Sensor readings of one node."""
+        return self.path / f"telemetry-{node}.csv"
+
+    def rank_json(self, rank: int) -> Path:
+        """What one rank measured once: peak_memory_bytes, measured_peak, seconds (by part), parameters.
+
+        Of an input trial it is shards_read ({samples, seconds}, null where none was compressed), seconds, and unknown
+        ({column: why}).
+        """
+        return self.path / f"rank-{rank}.json"
+
+    def failure_json(self, rank: int) -> Path:
+        """Why a rank stopped early, written by that rank."""
+        return self.path / f"failure-{rank}.json"
+
+    def read_trial(self) -> Trial:
+        """Return the trial. Raises SchemaError, also when a field has a value no trial can have."""
+        try:
+            return Trial.from_json(read_record(self.trial_json))
+        except (UsageError, TypeError, ValueError) as error:
+            raise SchemaError("file-damaged", f"{self.trial_json} describes no trial: {error}") from error
+
+    def read_result(self) -> dict[str, Any] | None:
+        """Return result.json, or None while the trial is not finished."""
+        return read_record(self.result_json) if self.result_json.exists() else None
+
+    def read_environment(self) -> dict[str, Any]:
+        """Return env.json, empty where the trial died before writing it."""
+        return read_record(self.env_json) if self.env_json.exists() else {}
+
+    def ranks(self) -> list[int]:
+        """Ranks that wrote step records, ascending."""
+        found = (re.fullmatch(r"steps-(\d+)\.csv", path.name) for path in self.path.glob("steps-*.csv"))
+        return sorted(int(match[1]) for match in found if match)
+
+    def read_steps(self, rank: int) -> list[dict[str, Any]]:
+        """Return one rank's step rows with typed values (None where empty); a last line cut short is dropped."""
+        return list(typed_rows(self.steps_csv(rank), STEP_COLUMNS))
+
+    def read_ranks(self) -> dict[int, dict[str, Any]]:
+        """Return the rank records that exist, by rank."""
+        found = (re.fullmatch(r"rank-(\d+)\.json", path.name) for path in self.path.glob("rank-*.json"))
+        return {rank: read_record(self.rank_json(rank)) for rank in sorted(int(match[1]) for match in found if match)}
+
+    def read_telemetry(self) -> list[dict[str, Any]]:
+        """Return the readings of all nodes as rows of TELEMETRY_COLUMNS plus `node`."""
+        rows: list[dict[str, Any]] = []
+        for path in sorted(self.path.glob("telemetry-*.csv")):
+            node = int(path.stem.rsplit("-", 1)[1])
+            rows.extend({**row, "node": node} for row in typed_rows(path, TELEMETRY_COLUMNS))
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """A run: one folder that is complete without the machine it came from."""
+
+    path: Path
+
+    @property
+    def sweep_json(self) -> Path:
+        """What was asked for."""
+        return self.path / "sweep.json"
+
+    @property
+    def results_csv(self) -> Path:
+        """One row per trial."""
+        return self.path / "results.csv"
+
+    @property
+    def report(self) -> Path:
+        """Folder of the HTML page, figures and tables."""
+        return self.path / "report"
+
+    def trial(self, trial_id: str) -> TrialDirectory:
+        """The folder of one trial."""
+        return TrialDirectory(self.path / "trials" / trial_id)
+
+    def trials(self) -> list[TrialDirectory]:
+        """Folders of all trials that have a trial.json, by name."""
+        return [TrialDirectory(path.parent) for path in sorted(self.path.glob("trials/*/trial.json"))]
+
+    def require(self) -> "RunDirectory":
+        """Return self. Raises InputError when this is no run directory or holds no trial."""
+        if not self.path.is_dir():
+            raise InputError(
+                "path-kind" if self.path.exists() else "path-missing",
+                f"{self.path} is not a folder: give a run directory such as runs/bench",
+            )
+        if not self.trials():
+            raise InputError(
+                "run-incomplete",
+                f"{self.path} holds no trials: give a folder that `bertbench throughput` or `bertbench profile` wrote",
+            )
+        return self
+
+    def write_results(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write results.csv, whole or not at all. Raises StorageError."""
+        with atomic_path(self.results_csv) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, RESULT_COLUMNS, extrasaction="ignore", restval="")
+            writer.writeheader()
+            writer.writerows({key: "" if row.get(key) is None else row[key] for key in RESULT_COLUMNS} for row in rows)
