@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
 
-.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow fault-test fuzz gpu-acceptance gpu-tests gpu-results check audit docs lock image-test clean
+.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow test-soak fault-test fuzz gpu-acceptance gpu-tests gpu-results check audit docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -55,9 +55,12 @@ bench-data: setup ## the data's speed (pretraining, SQuAD), side by side with th
 test: setup ## the fast tests, under 15 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
 	$(BIN)/python -m pytest -n $${TEST_WORKERS:-2} --dist worksteal
 
-test-slow: setup ## the tests with real tools, under 45 minutes on 2 cores
-	status=0; $(BIN)/python -m pytest tests/slow -m "not alone" --timeout 900 -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder || status=1; \
-	$(BIN)/python -m pytest tests/slow -m alone || status=1; exit $$status
+test-slow: setup ## the tests with real tools, under 25 minutes on 2 cores
+	$(BIN)/python -m pytest tests/slow -m "not alone" --timeout 900 -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder
+
+test-soak: setup ## what is learned, many kills, bombs, speed and scaling, under 45 minutes on 2 cores; before a release
+	status=0; $(BIN)/python -m pytest tests/soak -m "not alone" --timeout 900 -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder || status=1; \
+	$(BIN)/python -m pytest tests/slow tests/soak -m alone || status=1; exit $$status
 
 # One process per workload: they share the call that nothing disturbed. Small file systems need root.
 fault-test: setup ## kills, full disks, lack of memory and other faults, under 35 minutes on 2 cores, a table into OUT=<folder> (KILLS=<n>, 50)

@@ -44,7 +44,7 @@ MAP = {
     "docs/decisions": ("0001-profiling-has-no-python.md",),
 }
 TOP_LEVEL_FOLDERS = {".ci", ".github", "docker", "docs", "profiling", "tests", *PACKAGES}
-TEST_FOLDERS = {"unit", "integration", "contract", "slow", "fault", "gpu", "golden", "support", "truth"}
+TEST_FOLDERS = {"unit", "integration", "contract", "slow", "soak", "fault", "gpu", "golden", "support", "truth"}
 
 MOST_LINES_OF_A_MODULE = 600
 MOST_LINES_OF_A_FUNCTION = 80

@@ -54,7 +54,7 @@ def test_held_out_loss_comes_within_reach_of_the_unigram_entropy(tmp_path: Path)
     assert 6 < entropy < 8 < math.log(30_522)
     words: list[object] = ["train", "pretrain", "--preset", "mini", "--data", data, "--seq-len", 128]
     words += ["--global-batch-size", 16, "--micro-batch-size", 16, "--steps", STEPS, "--dropout", 0]
-    words += ["--optimizer", "adamw", "--learning-rate", 1e-3, "--schedule", "linear", "--warmup", 0.05]
+    words += ["--optimizer", "adamw", "--learning-rate", 5e-4, "--schedule", "linear", "--warmup", 0.05]
     words += ["--precision", "fp32", "--device", "cpu", "--devices", 1, "--save-every", STEPS]
     words += ["--eval-every", EVAL_EVERY, "--eval-samples", EVALUATED, "--out", tmp_path / "run"]
     log = tmp_path / "log.txt"
