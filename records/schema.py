@@ -1,83 +1,159 @@
-"""The columns of the tables in a run directory: records.trial reads and writes them. Standard library only."""
+"""The columns of the tables in a run directory, each declared once. Standard library only.
 
-# steps-<rank>.csv, one row per optimizer step of one rank. Times are this rank's; an empty field is "not measured".
-STEP_COLUMNS: dict[str, type] = {
-    "step": int,
-    "start_ns": int,  # Unix time, ns
-    "step_time_ms": float,
-    "data_wait_ms": float,
-    "forward_ms": float,
-    "backward_ms": float,
-    "communication_ms": float,  # exposed: from the last gradient bucket being ready to the end of backward
-    "optimizer_ms": float,
-    "samples": int,
-    "real_tokens": int,
-    "padded_tokens": int,
-    "predicted_positions": int,
-    "model_flops": float,
-    "loss": float,
-    "learning_rate": float,
-}
+`bench` writes by them, `analysis` reads by them, and tables take headings and forms of numbers from them.
+docs/reference/columns.md is made of this file.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: what it is called in files and in tables, and what its values are. An empty field is unknown."""
+
+    name: str
+    type: type
+    unit: str
+    """Empty for counts, ratios and texts."""
+    says: str
+    """What it is, for the page of columns."""
+    label: str = ""
+    """Heading in tables for people, with the unit; empty where no table shows it."""
+    form: str = "number"
+    """How tables write a value: a name in analysis.report.tables.FORMS."""
+
+
+# steps-<rank>.csv, one row per optimizer step of one rank. Times are this rank's.
+STEPS = (
+    Column("step", int, "", "number of the step, from 0", "step", "count"),
+    Column("start_ns", int, "ns", "Unix time at which it began"),
+    Column("step_time_ms", float, "ms", "duration", "step ms"),
+    Column("data_wait_ms", float, "ms", "waiting for the batch", "data wait ms"),
+    Column("forward_ms", float, "ms", "forward pass", "forward ms"),
+    Column("backward_ms", float, "ms", "backward pass, up to the last gradient", "backward ms"),
+    Column(
+        "communication_ms",
+        float,
+        "ms",
+        "exposed communication: from the last gradient bucket being ready to the end of backward",
+        "exposed comm. ms",
+    ),
+    Column("optimizer_ms", float, "ms", "optimizer step", "optimizer ms"),
+    Column("samples", int, "", "sequences (of packed rows: those inside them)", "samples", "count"),
+    Column("real_tokens", int, "", "tokens that are no padding", "tokens", "count"),
+    Column("padded_tokens", int, "", "tokens with padding", "tokens with padding", "count"),
+    Column("predicted_positions", int, "", "positions that a loss was computed at", "predicted", "count"),
+    Column("model_flops", float, "FLOP", "operations that the mathematics of the model needs", "FLOP", "flops"),
+    Column("loss", float, "nats", "training loss", "loss"),
+    Column("learning_rate", float, "", "learning rate", "learning rate"),
+)
 
 # telemetry-<node>.csv: long form, one row per reading, so that any machine's sensors fit.
-# Quantities: cpu_percent, foreign_cpu_percent (used by other processes), memory_used_bytes, load_average,
-# gpu_utilization_percent, gpu_memory_utilization_percent (of the time, not of the bytes), gpu_memory_used_bytes,
-# power_watts, energy_joules (a counter), sm_clock_mhz, memory_clock_mhz, temperature_celsius, throttle_reasons (NVML's
-# bit mask), nvlink_rx_bytes and nvlink_tx_bytes (counters, all links of a GPU), pcie_rx_bytes_per_second and
-# pcie_tx_bytes_per_second (means over 20 ms, read once a second).
-TELEMETRY_COLUMNS: dict[str, type] = {"time_ns": int, "device": str, "quantity": str, "value": float}
+TELEMETRY = (
+    Column("time_ns", int, "ns", "Unix time of the reading"),
+    Column("device", str, "", "what was read: cpu, cpuN (a package) or gpuN"),
+    Column(
+        "quantity",
+        str,
+        "",
+        "cpu_percent, foreign_cpu_percent (used by other processes), memory_used_bytes, load_average, "
+        "gpu_utilization_percent, gpu_memory_utilization_percent (of the time, not of the bytes), "
+        "gpu_memory_used_bytes, power_watts, energy_joules (a counter), sm_clock_mhz, memory_clock_mhz, "
+        "temperature_celsius, throttle_reasons (NVML's bit mask), nvlink_rx_bytes and nvlink_tx_bytes (counters, "
+        "all links of a GPU), pcie_rx_bytes_per_second and pcie_tx_bytes_per_second (means over 20 ms, read once a "
+        "second)",
+    ),
+    Column("value", float, "", "the reading, in the unit that the quantity names"),
+)
 
 # The fields of a trial that name a measurement, in the order in which every table shows them; the device stands apart.
-SHAPE_COLUMNS = (
-    "task",
-    "implementation",
-    "strategy",
-    "preset",
-    "precision",
-    "seq_len",
-    "micro_batch_size",
-    "grad_accum_steps",
-    "world_size",
+_SHAPE = (
+    Column("task", str, "", "what is trained"),
+    Column("implementation", str, "", "whose code trains", "implementation"),
+    Column("strategy", str, "", "parallelism", "strategy"),
+    Column("preset", str, "", "model shape", "model"),
+    Column("precision", str, "", "fp32, tf32, bf16 or fp16"),
+    Column("seq_len", int, "", "tokens per sequence at most", "length", "count"),
+    Column("micro_batch_size", int, "", "sequences per rank and micro-step", "batch per device", "count"),
+    Column("grad_accum_steps", int, "", "micro-steps per optimizer step", "accumulation", "count"),
+    Column("world_size", int, "", "devices over all nodes", "devices", "count"),
+)
+
+# What is measured of a trial, in the order of results.csv: the head stands before its round, device and kind.
+_MEASURED_HEAD = (
+    Column("samples_per_second", float, "1/s", "mean samples of a step / median step time, all ranks", "samples/s"),
+    Column("tokens_per_second", float, "1/s", "real tokens likewise", "tokens/s"),
+    Column("step_time_ms", float, "ms", "median over the window of the slowest rank's step time", "step ms"),
+    Column("step_time_ms_low", float, "ms", "lower end of the median's 95 % interval", "step ms, low", "fine"),
+    Column("step_time_ms_high", float, "ms", "upper end of the median's 95 % interval", "step ms, high", "fine"),
+    Column("mfu", float, "", "model FLOP/s / measured peak FLOP/s of all devices", "MFU", "percent"),
+    Column("peak_memory_bytes", int, "B", "most memory of any rank", "peak memory", "size"),
+)
+_MEASURED_REST = (
+    Column("padded_tokens_per_second", float, "1/s", "tokens with padding, likewise", "padded tokens/s"),
+    Column("padding_efficiency", float, "", "real tokens / tokens with padding", "real tokens", "percent"),
+    Column("step_time_ms_p5", float, "ms", "5th percentile of step times", "step ms, 5 %"),
+    Column("step_time_ms_p95", float, "ms", "95th percentile of step times", "step ms, 95 %"),
+    Column("step_time_ms_mean", float, "ms", "mean of step times", "mean step ms"),
+    Column("step_time_ms_std", float, "ms", "standard deviation of step times", "deviation ms"),
+    Column("steps_measured", int, "", "steps inside the window", "steps", "count"),
+    Column("steps_warmup", int, "", "steps before the window", "warm-up", "count"),
+    Column("data_wait_ms", float, "ms", "median over the window", "data wait ms"),
+    Column("forward_ms", float, "ms", "median over the window", "forward ms"),
+    Column("backward_ms", float, "ms", "median over the window", "backward ms"),
+    Column("communication_ms", float, "ms", "exposed communication, median over the window", "exposed comm. ms"),
+    Column("optimizer_ms", float, "ms", "median over the window", "optimizer ms"),
+    Column("model_flops_per_second", float, "FLOP/s", "of all devices together", "FLOP/s", "flops"),
+    Column("measured_peak_flops", float, "FLOP/s", "a large matrix product's, of all devices", "peak", "flops"),
+    Column("rank_skew", float, "", "largest skew of a rank's own work against the others' median", "skew", "percent"),
+    Column("energy_joules", float, "J", "of the devices that train, over the window", "energy J"),
+    Column("joules_per_sample", float, "J", "energy / samples of the window", "J/sample"),
+    Column(
+        "cost_per_million_samples", float, "", "price of --price-per-hour for a million samples", "cost / 10⁶ samples"
+    ),
+    Column(
+        "shards_read_samples_per_second",
+        float,
+        "1/s",
+        "samples/s of reading compressed shards alone (--input-only)",
+        "shards read, samples/s",
+    ),
 )
 
 # results.csv, one row per trial; the first columns are a contract, measurement columns follow in this order.
-RESULT_COLUMNS = (
-    "trial_id",
-    "status",
-    *SHAPE_COLUMNS,
-    "samples_per_second",
-    "tokens_per_second",
-    "step_time_ms",
-    "step_time_ms_low",
-    "step_time_ms_high",
-    "mfu",
-    "peak_memory_bytes",
-    "round",
-    "device",
-    "kind",
-    "padded_tokens_per_second",
-    "padding_efficiency",
-    "step_time_ms_p5",
-    "step_time_ms_p95",
-    "step_time_ms_mean",
-    "step_time_ms_std",
-    "steps_measured",
-    "steps_warmup",
-    "data_wait_ms",
-    "forward_ms",
-    "backward_ms",
-    "communication_ms",
-    "optimizer_ms",
-    "model_flops_per_second",
-    "measured_peak_flops",
-    "rank_skew",
-    "energy_joules",
-    "joules_per_sample",
-    "cost_per_million_samples",
-    "shards_read_samples_per_second",
-    "strategy_options",
-    "task_options",
-    "nodes",
-    "data",
-    "reason",
+RESULTS = (
+    Column("trial_id", str, "", "name of the trial's folder"),
+    Column("status", str, "", "ok, oom, refused, crashed, timeout or interrupted", "status"),
+    *_SHAPE,
+    *_MEASURED_HEAD,
+    Column("round", int, "", "repetition, from 0", "round", "count"),
+    Column("device", str, "", "cpu or cuda"),
+    Column("kind", str, "", "throughput, input, probe, profile, comm or components"),
+    *_MEASURED_REST,
+    Column("strategy_options", str, "", "options of the strategy as JSON; empty where it has none"),
+    Column("task_options", str, "", "options of the task as JSON; empty where it has none"),
+    Column("nodes", int, "", "nodes that the ranks are spread over", "nodes", "count"),
+    Column("data", str, "", "synthetic, or the folder or file of the data", "data"),
+    Column("reason", str, "", "why the status is not ok; empty where it is"),
 )
+
+
+def names(columns: Iterable[Column]) -> tuple[str, ...]:
+    """Return what the columns are called in files, in order."""
+    return tuple(column.name for column in columns)
+
+
+def types(columns: Iterable[Column]) -> dict[str, type]:
+    """Return the columns' types by name, as records.files.typed_rows takes them."""
+    return {column.name: column.type for column in columns}
+
+
+STEP_COLUMNS = types(STEPS)
+TELEMETRY_COLUMNS = types(TELEMETRY)
+SHAPE_COLUMNS = names(_SHAPE)
+MEASURED_COLUMNS = names((*_MEASURED_HEAD, *_MEASURED_REST))
+RESULT_COLUMNS = names(RESULTS)
+RESULT = {column.name: column for column in RESULTS}
+PHASE_COLUMNS = tuple(name for name in MEASURED_COLUMNS if name in STEP_COLUMNS and name != "step_time_ms")
+"""The parts of a step, in its order: what a step's row and a result both have, but for the whole."""

@@ -55,7 +55,7 @@ def of_trial(
         result: what throughput.summarize found so far.
         rows: the measured steps, as ranks.combine makes them.
         environment: env.json.
-        telemetry: rows of records.TELEMETRY_COLUMNS.
+        telemetry: rows of records.schema.TELEMETRY.
     """
     found = [
         *([] if trial.kind == "train" else _of_window(trial, result)),  # training is not there to measure a step

@@ -69,7 +69,7 @@ def energy(
     the whole. Of less than half a second a GPU's energy is not known.
 
     Args:
-        telemetry: rows of records.TELEMETRY_COLUMNS.
+        telemetry: rows of records.schema.TELEMETRY.
         begin_ns: start of the window, Unix time in ns.
         end_ns: end of the window, Unix time in ns.
         device: cpu or cuda: what trains; empty adds up everything that was read.

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from records.schema import PHASE_COLUMNS
+
 Row = Mapping[str, Any]
 
-PHASES = ("data_wait_ms", "forward_ms", "backward_ms", "communication_ms", "optimizer_ms")
 COUNTS = ("samples", "real_tokens", "padded_tokens", "model_flops")
 
 # A rank this much slower in its own work than the median of the others is a straggler.
@@ -22,7 +23,7 @@ def combine(steps: Mapping[int, Sequence[Row]]) -> list[dict[str, Any]]:
     over the ranks (None where a rank has none), start_ns is the earliest and end_ns the latest over the ranks.
 
     Args:
-        steps: rows of records.STEP_COLUMNS by rank.
+        steps: rows of records.schema.STEPS by rank.
     """
     by_rank = [{int(row["step"]): row for row in rows if _usable(row)} for rows in steps.values()]
     if not by_rank:
@@ -43,7 +44,7 @@ def _combine_step(number: int, rows: Sequence[Row]) -> dict[str, Any]:
     combined: dict[str, Any] = {"step": number, "step_time_ms": float(slowest["step_time_ms"])}
     combined["start_ns"] = min(begins) if begins else None
     combined["end_ns"] = max(ends) if ends else None
-    combined.update({name: slowest.get(name) for name in PHASES})
+    combined.update({name: slowest.get(name) for name in PHASE_COLUMNS})
     for name in COUNTS:
         values = [row.get(name) for row in rows]
         combined[name] = None if any(value is None for value in values) else sum(v for v in values if v is not None)

@@ -29,8 +29,8 @@ def telemetry_in_window(
     for throttle_reasons, the share of the samples in which each stood.
 
     Args:
-        rows: rows of records.TELEMETRY_COLUMNS.
-        steps_by_rank: rows of records.STEP_COLUMNS by rank.
+        rows: rows of records.schema.TELEMETRY.
+        steps_by_rank: rows of records.schema.STEPS by rank.
         start: first step of the window.
         stop: one past its last step.
 

@@ -14,38 +14,12 @@ import numpy as np
 
 from analysis.metrics import cautions, statistics
 from analysis.metrics.energy import energy
-from analysis.metrics.ranks import PHASES, combine, median_of, per_rank
+from analysis.metrics.ranks import combine, median_of, per_rank
 from common.errors import UsageError
+from records.schema import MEASURED_COLUMNS, PHASE_COLUMNS
 from records.trial import Trial
 
 Row = Mapping[str, Any]
-
-# Columns of records.RESULT_COLUMNS that `summarize` fills.
-MEASURED_COLUMNS = (
-    "samples_per_second",
-    "tokens_per_second",
-    "step_time_ms",
-    "step_time_ms_low",
-    "step_time_ms_high",
-    "mfu",
-    "peak_memory_bytes",
-    "padded_tokens_per_second",
-    "padding_efficiency",
-    "step_time_ms_p5",
-    "step_time_ms_p95",
-    "step_time_ms_mean",
-    "step_time_ms_std",
-    "steps_measured",
-    "steps_warmup",
-    *PHASES,
-    "model_flops_per_second",
-    "measured_peak_flops",
-    "rank_skew",
-    "energy_joules",
-    "joules_per_sample",
-    "cost_per_million_samples",
-    "shards_read_samples_per_second",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +50,10 @@ def summarize(
 
     Args:
         trial: what ran.
-        steps: rows of records.STEP_COLUMNS by rank.
+        steps: rows of records.schema.STEPS by rank.
         ranks: rank records: peak_memory_bytes, peak_memory_kind, measured_peak, parameters, seconds.
         environment: env.json.
-        telemetry: rows of records.TELEMETRY_COLUMNS.
+        telemetry: rows of records.schema.TELEMETRY.
         price_per_hour: price of all devices of the trial together.
 
     Returns:
@@ -187,7 +161,7 @@ def _times(window: Window, unknown: dict[str, str]) -> dict[str, Any]:
         if value is None or not math.isfinite(value):
             values[name] = None
             unknown[name] = "one measured step has no spread; measure more steps"
-    for name in PHASES:
+    for name in PHASE_COLUMNS:
         values[name] = median_of(window.rows, name)
         if values[name] is None:
             unknown[name] = "this part of the step was not measured"

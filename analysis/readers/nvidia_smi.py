@@ -47,7 +47,7 @@ def read(path: Path) -> Summary:
     Returns:
         what "sensors", in long form and in the file's order: time_ns (int64, Unix; -1 where the file gives no time),
         device (its index, or its uuid or bus id where there is none; "" unknown), quantity (named as in
-        records.TELEMETRY_COLUMNS where it is one of those, else after the column, with its unit), value (float64, in
+        records.schema.TELEMETRY where it is one of those, else after the column, with its unit), value (float64, in
         the quantity's unit). Facts: devices, names (by device), columns_left_out.
 
     Raises:

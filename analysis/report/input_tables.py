@@ -20,9 +20,9 @@ def input_tables(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[tables.Tabl
     if inputs:
         columns = [
             *_who(),
-            tables.measured("samples/s", "samples_per_second"),
-            tables.measured("tokens/s", "tokens_per_second"),
-            tables.measured("shards read, samples/s", "shards_read_samples_per_second"),
+            tables.recorded("samples_per_second"),
+            tables.recorded("tokens_per_second"),
+            tables.recorded("shards_read_samples_per_second"),
             tables.measured("training samples/s", "training_samples_per_second"),
             tables.measured("input / training", "throughput_ratio", tables.ratio),
             tables.spread("throughput_ratio", lambda value: f"{value:.2f}"),

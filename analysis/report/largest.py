@@ -50,7 +50,7 @@ def largest_tables(found: list[dict[str, Any]]) -> list[tables.Table]:
     columns = [
         tables.plain("implementation", "implementation"),
         tables.Column("model", tables.model, tables.model, False),
-        tables.measured("devices", "world_size", tables.count),
+        tables.recorded("world_size"),
         tables.Column("largest batch that fits", lambda row: row["micro_batch_size"], _fits),
         tables.Column("fails at", lambda row: row.get("fails_at"), _fails_at),
         tables.Column("why the search ended", _why, _why, False),

@@ -95,7 +95,7 @@ def _collectives(rows: Sequence[Row]) -> tables.Table:
         tables.measured("wrong", "wrong", tables.count),
     ]
     if any(row["nodes"] > 1 for row in rows):
-        columns.insert(3, tables.measured("nodes", "nodes", tables.count))
+        columns.insert(3, tables.recorded("nodes"))
     return tables.build("collectives", columns, rows)
 
 
@@ -109,7 +109,7 @@ def _links(rows: Sequence[Row]) -> tables.Table:
         tables.plain("dtype", "dtype"),
         tables.Column("placement", _placement, _placement, False),
         tables.plain("ranks", "ranks"),
-        tables.measured("nodes", "nodes", tables.count),
+        tables.recorded("nodes"),
         tables.measured("sizes", "sizes", tables.count),
         tables.measured("alpha µs", "alpha_us"),
         tables.spread("alpha_us", tables.number),

@@ -195,11 +195,11 @@ def results(rows: Sequence[Row], ratios: Sequence[Row]) -> tables.Table:
     if len({row.get("round") for row in rows}) > 1:
         columns.insert(1, tables.Column("round", tables.round_number, lambda row: str(tables.round_number(row))))
     if any(row.get("joules_per_sample") is not None for row in rows):
-        columns.insert(-1, tables.measured("J/sample", "joules_per_sample"))
+        columns.insert(-1, tables.recorded("joules_per_sample"))
     if any(row.get("cost_per_million_samples") is not None for row in rows):
-        columns.insert(-1, tables.measured("cost / 10⁶ samples", "cost_per_million_samples"))
-    columns.insert(-1, tables.measured("steps", "steps_measured", tables.count))
-    columns.insert(-1, tables.measured("warm-up", "steps_warmup", tables.count))
+        columns.insert(-1, tables.recorded("cost_per_million_samples"))
+    columns.insert(-1, tables.recorded("steps_measured"))
+    columns.insert(-1, tables.recorded("steps_warmup"))
     return tables.build("results", columns, rows)
 
 
@@ -217,13 +217,13 @@ def rank_tables(trials: Sequence[LoadedTrial]) -> list[tables.Table]:
     columns = [
         tables.plain("trial", "trial"),
         tables.measured("rank", "rank", tables.count),
-        tables.measured("step ms", "step_time_ms"),
+        tables.recorded("step_time_ms"),
         tables.measured("own work ms", "work_ms"),
-        tables.measured("data wait ms", "data_wait_ms"),
-        tables.measured("exposed comm. ms", "communication_ms"),
+        tables.recorded("data_wait_ms"),
+        tables.recorded("communication_ms"),
         tables.measured("skew", "skew", tables.percent),
         tables.measured("slowest in", "slowest_share", tables.percent),
-        tables.measured("peak memory", "peak_memory_bytes", tables.size),
+        tables.recorded("peak_memory_bytes"),
     ]
     if any(row["straggler"] for row in rows):
         columns.append(tables.Column("straggler", _straggler, _straggler, False))
@@ -247,9 +247,9 @@ def scaling_tables(scaling: Sequence[Row]) -> list[tables.Table]:
         tables.Column(
             "devices", lambda row: row["world_size"], lambda r: f"{r['base_world_size']} → {r['world_size']}"
         ),
-        tables.measured("batch per device", "micro_batch_size", tables.count),
+        tables.recorded("micro_batch_size"),
         tables.measured("global batch", "global_batch_size", tables.count),
-        tables.measured("samples/s", "samples_per_second"),
+        tables.recorded("samples_per_second"),
         tables.measured("speed-up", "speedup", tables.ratio),
         tables.measured("efficiency", "efficiency", tables.percent),
         tables.spread(
@@ -261,7 +261,7 @@ def scaling_tables(scaling: Sequence[Row]) -> list[tables.Table]:
         tables.plain("measured against", "basis"),
     ]
     if any(row["nodes"] > 1 for row in scaling):
-        columns.insert(5, tables.measured("nodes", "nodes", tables.count))
+        columns.insert(5, tables.recorded("nodes"))
     return [tables.build("scaling", tables.without_constant_model(columns, rows), rows)]
 
 

@@ -11,6 +11,7 @@ from analysis.cells import inert
 from analysis.load import measurement
 from analysis.strategy_labels import is_single
 from common.atomic import atomic_path
+from records.schema import RESULT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,6 +78,17 @@ def ratio(value: Any) -> str:
 def count(value: Any) -> str:
     """A whole number with separators."""
     return f"{int(value):,}" if _known(value) else UNKNOWN
+
+
+# How a column of records.schema is written, by its form.
+FORMS: dict[str, Callable[[Any], str]] = {
+    "number": number,
+    "fine": fine,
+    "percent": percent,
+    "size": size,
+    "flops": flops,
+    "count": count,
+}
 
 
 def _known(value: Any) -> bool:
@@ -200,6 +212,12 @@ def measured(heading: str, name: str, form: Callable[[Any], str] = number) -> Co
     )
 
 
+def recorded(name: str) -> Column:
+    """A measured column of a result, with the heading and the form that records.schema declares for it."""
+    column = RESULT[name]
+    return measured(column.label, name, FORMS[column.form])
+
+
 def spread(name: str, form: Callable[[Any], str] = fine, title: Callable[[Row], str] | None = None) -> Column:
     """A column of the 95 % intervals of a number: its fields are <name>_low and <name>_high."""
     low, high = f"{name}_low", f"{name}_high"
@@ -258,12 +276,12 @@ def result_columns(ratios: Sequence[Row]) -> list[Column]:
         plain("strategy", "strategy"),
         Column("devices", lambda row: row["world_size"], devices),
         Column("batch", lambda row: row["micro_batch_size"], batch),
-        measured("samples/s", "samples_per_second"),
-        measured("tokens/s", "tokens_per_second"),
-        measured("step ms", "step_time_ms"),
+        recorded("samples_per_second"),
+        recorded("tokens_per_second"),
+        recorded("step_time_ms"),
         spread("step_time_ms"),
-        measured("MFU", "mfu", percent),
-        measured("peak memory", "peak_memory_bytes", size),
+        recorded("mfu"),
+        recorded("peak_memory_bytes"),
         *([Column(f"× {ratios[0]['reference']}", of, lambda row: ratio(of(row)), title=decided)] if ratios else []),  # noqa: RUF001
         Column("status", lambda row: str(row["status"]), lambda row: str(row["status"]), False, title=status),
     ]

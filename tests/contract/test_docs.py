@@ -180,7 +180,7 @@ def test_the_reference_is_what_the_code_says() -> None:
     from bench.cli.reference import pages
 
     found = pages()
-    assert {path.name for path in found} == {"commands.md", "errors.md"}
+    assert {path.name for path in found} == {"commands.md", "errors.md", "columns.md"}
     for path, text in found.items():
         assert path.read_text(encoding="utf-8") == text, "run `make docs`"
 

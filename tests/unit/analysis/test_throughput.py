@@ -6,8 +6,8 @@ import pytest
 from fake_run import ENVIRONMENT, SECOND, START_NS, rank_record, step_rows
 from support.refusals import refused
 
-from analysis.metrics.throughput import MEASURED_COLUMNS, find_window, summarize
-from records.schema import RESULT_COLUMNS
+from analysis.metrics.throughput import find_window, summarize
+from records.schema import MEASURED_COLUMNS, RESULT_COLUMNS
 from records.trial import Trial
 
 TRIAL = Trial(preset="mini", micro_batch_size=8, start_iteration=2, stop_iteration=7)
