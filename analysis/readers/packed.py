@@ -1,6 +1,7 @@
 """Files that may be gzip-compressed, cut short, or a Git LFS pointer in place of the file."""
 
 import errno
+import io
 import stat
 import zlib
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from common.errors import Code, InputError, content_code
 MOST_BYTES = 16 << 30
 """Unpacked size of a file that is read: more is taken for a bomb."""
 _BLOCK_BYTES = 8 << 20
+_STREAM_BYTES = 1 << 20
 CUT_SHORT = "it is cut short"
 ENDS_INSIDE = "it ends inside the compressed data"
 _GZIP = b"\x1f\x8b"
@@ -25,6 +27,7 @@ def unpacked_blocks(
     *,
     block_bytes: int = _BLOCK_BYTES,
     most_bytes: int = MOST_BYTES,
+    remedy: str = "record fewer steps",
 ) -> Iterator[bytes]:
     """Yield the content in blocks of about `block_bytes`, unpacked where it is gzip-compressed (several members too).
 
@@ -35,6 +38,7 @@ def unpacked_blocks(
             has been yielded.
         block_bytes: size of a block.
         most_bytes: unpacked size that is accepted.
+        remedy: what helps against more.
 
     Raises:
         InputError: it cannot be read, is larger than `most_bytes`, or is a Git LFS pointer.
@@ -49,9 +53,43 @@ def unpacked_blocks(
         if total > most_bytes:
             raise InputError(
                 "file-limit",
-                f"{path} is larger than {most_bytes:,} bytes unpacked, the limit of one {what}: record fewer steps",
+                f"{path} is larger than {most_bytes:,} bytes unpacked, the limit of one {what}: {remedy}",
             )
         yield block
+
+
+def unpacked_stream(path: Path, what: str, *, most_bytes: int, remedy: str) -> io.BufferedReader:
+    """Return the content as one stream of bytes, with the arguments of `unpacked_blocks`.
+
+    Reading raises what that raises, and InputError where the packed form is damaged, behind what could be unpacked.
+    """
+
+    def damaged(reason: str) -> None:
+        raise InputError(
+            damage_code(reason), f"cannot read {path}: {reason}; the file is damaged or cut short, copy it again"
+        )
+
+    blocks = unpacked_blocks(path, what, damaged, block_bytes=_STREAM_BYTES, most_bytes=most_bytes, remedy=remedy)
+    return io.BufferedReader(_Stream(blocks), _STREAM_BYTES)
+
+
+class _Stream(io.RawIOBase):
+    """Blocks one behind the other."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if not self._rest:
+            self._rest = memoryview(next(self._blocks, b""))
+        given = self._rest[: len(buffer)]
+        buffer[: len(given)] = given
+        self._rest = self._rest[len(given) :]
+        return len(given)
 
 
 def damage_code(reason: str) -> Code:
