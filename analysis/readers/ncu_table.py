@@ -5,12 +5,90 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from analysis.counters import IDENTITY, LABELS, RULE_CONFLICTS, RULE_WAVEFRONTS, KernelCounters
-from analysis.readers.ncu_ranges import PUSH_POP, START_STOP, ranges_of
-from analysis.readers.ncu_units import base_unit, number
 from common.errors import InputError
+
+# ncu scales times and bytes by 1000 (Nsight Compute CLI, "Metrics and Units"); names of 2019 to 2025.
+_TIMES = {
+    "s": 1.0, "second": 1.0, "sec": 1.0, "ms": 1e-3, "msecond": 1e-3, "us": 1e-6, "usecond": 1e-6, "ns": 1e-9,
+    "nsecond": 1e-9,
+}  # fmt: skip
+_PREFIXES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_SURELY_FINITE = 300
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+def number(text: str) -> float | None:
+    """Return the number that a field begins with; None for n/a, empty, text, and what is not finite.
+
+    Commas separate thousands ("16,764,800,860,160.00"); "12,5", of a spreadsheet with decimal commas, is None rather
+    than 125. Of "12 (3; 9)", a total with its instances, it is the total.
+    """
+    if text.isdecimal() and len(text) < _SURELY_FINITE:  # most values, and several times faster
+        return float(text)
+    words = text.strip()
+    match = _NUMBER.match(words)
+    if match is None or ((rest := words[match.end() :].lstrip()) and not rest.startswith(("(", "%"))):
+        return None
+    value = float(match[0].replace(",", ""))
+    return value if math.isfinite(value) else None
+
+
+@lru_cache(maxsize=4096)
+def base_unit(unit: str) -> tuple[float, str]:
+    """Return the factor that brings a value in `unit` to its base unit, and its name: ns, byte, byte/s, hz, inst."""
+    unit = unit.strip()
+    if unit in _TIMES:
+        return _TIMES[unit] * 1e9, "ns"
+    amount, slash, per = unit.partition("/")
+    match = re.fullmatch(r"([KkMGTP]?)(byte|hz|Hz|inst|sector|request|cycle)s?", amount)
+    factor, name = (_PREFIXES[match[1]], match[2].lower()) if match else (1.0, amount)
+    if not slash:
+        return factor, name
+    if per in _TIMES:
+        return (factor / _TIMES[per], "hz") if name == "cycle" else (factor / _TIMES[per], f"{name}/s")
+    return factor, f"{name}/{per}"
+
+
+PUSH_POP, START_STOP = "Push/Pop_Range", "Start/Stop_Range"
+"""What the names of the two columns hold, "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+and "Id:Domain:Start/Stop_Range:..."."""
+_AFTER_NAME = 6  # PL_Type, PL_Value, CLR_Type, Color, Msg_Type, Msg
+
+
+@lru_cache(maxsize=65536)
+def ranges_of(cell: str) -> tuple[str, ...]:
+    """Return the ranges of a cell as "domain@name" (ncu's own way to write them), outermost first.
+
+    A cell holds a thread or range number and, in quotes, each range as the column's name says. A name may hold colons.
+    """
+    quoted = re.findall(r'"([^"]*)"', cell)
+    if not quoted:
+        plain = re.sub(r"^\s*\d+\s+", "", cell).strip()
+        quoted = [plain] if ":" in plain else []
+    return tuple(found for found in map(_range, quoted) if found)
+
+
+def _range(text: str) -> str | None:
+    fields = text.split(":")
+    if fields[0].isdigit() and len(fields) > 2 + _AFTER_NAME:
+        fields = fields[1:]  # the number of a start/stop range
+    domain, rest = fields[0], fields[1:]
+    # The message may repeat the name, colons and all.
+    length, odd = divmod(len(rest) - (_AFTER_NAME - 1), 2)
+    if length > 0 and not odd and rest[:length] == rest[-length:]:
+        name = ":".join(rest[:length])
+    elif len(rest) > _AFTER_NAME:
+        name = ":".join(rest[:-_AFTER_NAME])
+        if name in ("", "none"):
+            name = rest[-1]
+    else:
+        name = ":".join(rest)
+    return f"{domain}@{name}" if name else None
+
 
 # Columns that say which kernel a row is about. What else the raw page has is a metric.
 _ABOUT = {

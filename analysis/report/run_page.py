@@ -1,6 +1,7 @@
 """The HTML page of a run: one file that opens anywhere, without network."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from analysis.metrics.scaling import measured_efficiency
 from analysis.profiles import open_profile
 from analysis.report import figures, sections, tables
 from analysis.report.answer import answers, nothing_measured, points
+from analysis.report.drawing import Picture
 from analysis.report.glossary import GLOSSARY
 from analysis.report.input_tables import input_tables
-from analysis.report.largest import largest_tables, read_largest
-from analysis.report.light_sections import light_parts
+from analysis.report.light_figures import draw_waterfalls, taken_apart
+from analysis.report.light_text import ceilings_text, components_table, floor_sentence, waterfall_table
 from analysis.report.link_sections import link_part
 from analysis.report.page import render_page
 from analysis.report.panels import Panel, panels
@@ -23,11 +25,129 @@ from analysis.report.report_folder import report_folder
 from analysis.report.training import training_part
 from analysis.trial_summary import TAKEN_APART
 from common.atomic import write_text
+from common.errors import SchemaError
+from records.files import read_record
 from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS
 from records.training import TrainRun
 
 Row = Mapping[str, Any]
+
+MAX_BATCH_FILE = "max_batch.json"
+_NUMBERS = ("seq_len", "world_size", "micro_batch_size")
+
+
+def read_largest(run: RunDirectory) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what the search found, and what is wrong with its file; both empty where no search was made."""
+    path = run.path / MAX_BATCH_FILE
+    if not path.exists():
+        return [], []
+    try:
+        found = read_record(path).get("found")
+    except SchemaError as error:
+        return [], [str(error)]
+    if not isinstance(found, list):
+        return [], [f"{path} holds no list of what was found: search again, or remove it"]
+    rows, notes = [], []
+    for number, item in enumerate(found, start=1):
+        if isinstance(item, dict) and _is_whole(item):
+            rows.append(item)
+        else:
+            notes.append(f"{path}: entry {number} is damaged and left out: search again, or remove it")
+    return rows, notes
+
+
+def _is_whole(item: Row) -> bool:
+    words = all(isinstance(item.get(name), str) for name in ("implementation", "preset", "precision"))
+    return words and all(_is_count(item.get(name)) for name in _NUMBERS) and _is_count(item.get("fails_at", 0) or 0)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def largest_tables(found: list[dict[str, Any]]) -> list[tables.Table]:
+    """Return the table of what fits and what fails, one line per search; none where nothing was searched."""
+    if not found:
+        return []
+    columns = [
+        tables.plain("implementation", "implementation"),
+        tables.Column("model", tables.model, tables.model, False),
+        tables.recorded("world_size"),
+        tables.Column("largest batch that fits", lambda row: row["micro_batch_size"], _fits),
+        tables.Column("fails at", lambda row: row.get("fails_at"), _fails_at),
+        tables.Column("why the search ended", _why, _why, False),
+        tables.Column("proved", _proved, _proved, False),
+        tables.Column("sizes tried", _tried, _tried, False),
+    ]
+    return [tables.build("largest", columns, found)]
+
+
+def _fits(row: Row) -> str:
+    return tables.count(row["micro_batch_size"]) if row["micro_batch_size"] else "none"
+
+
+def _fails_at(row: Row) -> str:
+    return tables.count(row["fails_at"]) if row.get("fails_at") else "no size tried"
+
+
+def _why(row: Row) -> str:
+    return str(row.get("failure") or "not recorded").strip().rstrip(":")
+
+
+def _proved(row: Row) -> str:
+    proved = row.get("proved")
+    return ("yes" if proved else "no") if isinstance(proved, bool) else "not recorded"
+
+
+def _tried(row: Row) -> str:
+    tried = row.get("tried")
+    pairs = [item for item in tried if isinstance(item, list) and len(item) == 2] if isinstance(tried, list) else []
+    return ", ".join(f"{size} {status}" for size, status in pairs) or "not recorded"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LightPart:
+    """The section about one step."""
+
+    sentence: str
+    """What it came to."""
+    ceilings: str
+    """What the device reaches."""
+    picture: Picture
+    """The waterfall."""
+    waterfall: tables.Table
+    """Its bars."""
+    components: tables.Table
+    """Every part."""
+
+
+def light_parts(trials: Sequence[LoadedTrial], folder: Path) -> list[LightPart]:
+    """Draw and tabulate every step of a run that was taken apart, and write both tables of each as CSV files.
+
+    Args:
+        trials: all of the run.
+        folder: where the PNGs and CSVs go.
+
+    Raises:
+        StorageError: a picture or a table cannot be written.
+    """
+    found = []
+    measured = taken_apart(trials)
+    for number, (trial, picture) in enumerate(zip(measured, draw_waterfalls(folder, measured), strict=True)):
+        row = trial.row
+        tables.write_csv(folder / f"waterfall-{number}.csv", row["waterfall"])
+        tables.write_csv(folder / f"components-{number}.csv", row["components"])
+        found.append(
+            LightPart(
+                sentence=floor_sentence(row),
+                ceilings=ceilings_text(row),
+                picture=picture,
+                waterfall=waterfall_table(row["waterfall"]),
+                components=components_table(row["components"]),
+            )
+        )
+    return found
 
 
 def write_report(

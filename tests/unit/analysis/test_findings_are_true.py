@@ -21,8 +21,7 @@ from analysis.metrics.idle import idle_causes
 from analysis.metrics.launches import launch_queue
 from analysis.metrics.phases import phase_rows
 from analysis.metrics.roofline import roofline
-from analysis.metrics.trace_comparison import compare_traces
-from analysis.metrics.trace_diff import trace_diff
+from analysis.metrics.trace_comparison import compare_traces, trace_diff
 from analysis.metrics.what_if import Scenario, what_if
 from analysis.report import communication_findings, operator_findings, timeline_findings, window_finding
 from analysis.report.roofline_findings import roofline_findings

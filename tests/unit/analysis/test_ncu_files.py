@@ -13,7 +13,7 @@ from test_ncu_reader import LONG, PIPE, RAW, long_row, table
 
 from analysis.counters import IDENTITY
 from analysis.readers.ncu import FORM, read, recognises
-from analysis.readers.ncu_units import base_unit
+from analysis.readers.ncu_table import base_unit
 from analysis.readers.registry import FORMS, read_head
 from analysis.report import core_findings
 from common.errors import Code, InputError

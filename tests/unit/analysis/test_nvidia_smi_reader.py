@@ -9,8 +9,7 @@ from support.profiles import assert_damage_is_survived
 from support.refusals import refused
 
 from analysis.readers import nvidia_smi
-from analysis.readers.nvidia_smi import read, recognises
-from analysis.readers.nvidia_smi_units import quantity_of, reading
+from analysis.readers.nvidia_smi import quantity_of, read, reading, recognises
 from analysis.readers.registry import Head, find_reader, read_head
 from analysis.summary import Summary
 

@@ -5,7 +5,7 @@ from support import shared_files
 from support.refusals import refused
 from support.timelines import timeline
 
-from analysis.metrics.trace_diff import trace_diff
+from analysis.metrics.trace_comparison import trace_diff
 from analysis.readers.kineto import read
 from analysis.timeline import Timeline
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from analysis.report.drawing import canvas
-from analysis.report.tune_figures import _robust_limits, choice_labels
-from analysis.report.tune_page import write_tune_report
+from analysis.report.tune_page import _robust_limits, choice_labels, write_tune_report
 from analysis.report.tune_text import ordered, tune_text
 
 
