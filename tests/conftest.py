@@ -30,10 +30,10 @@ from support.cli import Cli  # noqa: E402
 # Files of tests/slow and tests/soak by the seconds they take, longest first; the others take less. Of several processes
 # none begins the longest file when the others have no more to do.
 LONGEST_FIRST = (
-    "test_pretraining_learns", "test_launch_nodes", "test_train_kill", "test_squad_learns", "test_classify_real",
-    "test_pretraining_real", "test_compare_strategies_command", "test_scaling_whole", "test_slurm",
-    "test_profile_squad", "test_strategies_two_ranks", "test_bench", "test_resume_anywhere", "test_squad_whole",
-    "test_autotune_command", "test_bombs",
+    "test_pretraining_learns", "test_acceptance_on_cpu", "test_launch_nodes", "test_train_kill", "test_squad_learns",
+    "test_classify_real", "test_pretraining_real", "test_compare_strategies_command", "test_scaling_whole",
+    "test_slurm", "test_profile_squad", "test_strategies_two_ranks", "test_bench", "test_resume_anywhere",
+    "test_squad_whole", "test_autotune_command", "test_bombs", "test_tune_workers",
 )  # fmt: skip
 
 
