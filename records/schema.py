@@ -5,7 +5,7 @@ docs/reference/columns.md is made of this file.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +24,33 @@ class Column:
     """How tables write a value: a name in analysis.report.tables.FORMS."""
 
 
+# The parts of a step, in its order: a step's row has them, and a result has their medians.
+_PHASES = (
+    Column("data_wait_ms", float, "ms", "waiting for the batch", "data wait ms"),
+    Column("forward_ms", float, "ms", "forward pass", "forward ms"),
+    Column("backward_ms", float, "ms", "backward pass, less communication_ms", "backward ms"),
+    Column(
+        "communication_ms",
+        float,
+        "ms",
+        "exposed communication: from the last bucket of gradients being ready to the end of the backward pass",
+        "exposed comm. ms",
+    ),
+    Column("optimizer_ms", float, "ms", "optimizer step", "optimizer ms"),
+)
+
 # steps-<rank>.csv, one row per optimizer step of one rank. Times are this rank's.
 STEPS = (
     Column("step", int, "", "number of the step, from 0", "step", "count"),
     Column("start_ns", int, "ns", "Unix time at which it began"),
     Column("step_time_ms", float, "ms", "duration", "step ms"),
-    Column("data_wait_ms", float, "ms", "waiting for the batch", "data wait ms"),
-    Column("forward_ms", float, "ms", "forward pass", "forward ms"),
-    Column("backward_ms", float, "ms", "backward pass, up to the last gradient", "backward ms"),
-    Column(
-        "communication_ms",
-        float,
-        "ms",
-        "exposed communication: from the last gradient bucket being ready to the end of backward",
-        "exposed comm. ms",
-    ),
-    Column("optimizer_ms", float, "ms", "optimizer step", "optimizer ms"),
-    Column("samples", int, "", "sequences (of packed rows: those inside them)", "samples", "count"),
+    *_PHASES,
+    Column("samples", int, "", "sequences", "samples", "count"),
     Column("real_tokens", int, "", "tokens that are no padding", "tokens", "count"),
-    Column("padded_tokens", int, "", "tokens with padding", "tokens with padding", "count"),
-    Column("predicted_positions", int, "", "positions that a loss was computed at", "predicted", "count"),
+    Column("padded_tokens", int, "", "all tokens, padding included", "tokens with padding", "count"),
+    Column("predicted_positions", int, "", "masked positions that logits are computed at", "predicted", "count"),
     Column("model_flops", float, "FLOP", "operations that the mathematics of the model needs", "FLOP", "flops"),
-    Column("loss", float, "nats", "training loss", "loss"),
+    Column("loss", float, "", "training loss (in nats where it is a cross entropy)", "loss"),
     Column("learning_rate", float, "", "learning rate", "learning rate"),
 )
 
@@ -99,14 +104,10 @@ _MEASURED_REST = (
     Column("step_time_ms_std", float, "ms", "standard deviation of step times", "deviation ms"),
     Column("steps_measured", int, "", "steps inside the window", "steps", "count"),
     Column("steps_warmup", int, "", "steps before the window", "warm-up", "count"),
-    Column("data_wait_ms", float, "ms", "median over the window", "data wait ms"),
-    Column("forward_ms", float, "ms", "median over the window", "forward ms"),
-    Column("backward_ms", float, "ms", "median over the window", "backward ms"),
-    Column("communication_ms", float, "ms", "exposed communication, median over the window", "exposed comm. ms"),
-    Column("optimizer_ms", float, "ms", "median over the window", "optimizer ms"),
+    *(replace(phase, says=f"{phase.says}; median over the window") for phase in _PHASES),
     Column("model_flops_per_second", float, "FLOP/s", "of all devices together", "FLOP/s", "flops"),
     Column("measured_peak_flops", float, "FLOP/s", "a large matrix product's, of all devices", "peak", "flops"),
-    Column("rank_skew", float, "", "largest skew of a rank's own work against the others' median", "skew", "percent"),
+    Column("rank_skew", float, "", "own work of the slowest rank / that of the quickest - 1", "skew", "percent"),
     Column("energy_joules", float, "J", "of the devices that train, over the window", "energy J"),
     Column("joules_per_sample", float, "J", "energy / samples of the window", "J/sample"),
     Column(
@@ -155,5 +156,4 @@ SHAPE_COLUMNS = names(_SHAPE)
 MEASURED_COLUMNS = names((*_MEASURED_HEAD, *_MEASURED_REST))
 RESULT_COLUMNS = names(RESULTS)
 RESULT = {column.name: column for column in RESULTS}
-PHASE_COLUMNS = tuple(name for name in MEASURED_COLUMNS if name in STEP_COLUMNS and name != "step_time_ms")
-"""The parts of a step, in its order: what a step's row and a result both have, but for the whole."""
+PHASE_COLUMNS = names(_PHASES)

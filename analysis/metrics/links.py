@@ -61,7 +61,7 @@ class Link:
     """A fitted line, with how well it is known; `reason` says why there is none."""
 
     collective: str
-    """Name in comm_records.COLLECTIVES."""
+    """Name in records.collectives.COLLECTIVES."""
     dtype: str
     """fp32, fp16 or bf16."""
     placement: str
