@@ -25,6 +25,18 @@ def test_no_product_of_the_same_size_is_much_faster_than_the_peak() -> None:
     assert 0.5 < found["flops_per_second"] / by_hand < 2.0
 
 
+def test_no_layout_of_the_factors_is_much_faster_than_the_peak() -> None:
+    found = matmul_peak(torch.device("cpu"), torch.bfloat16, seconds=0.2)
+    left, right = (torch.randn(512, 512).bfloat16() for _ in range(2))
+    for first, second in ((left, right), (left, right.t()), (left.t(), right)):
+        times = []
+        for _ in range(8):
+            began = time.perf_counter()
+            first @ second
+            times.append(time.perf_counter() - began)
+        assert 2 * 512**3 / min(times) < 2.5 * found["flops_per_second"]
+
+
 def test_fp8_has_a_peak_of_its_own() -> None:
     found = matmul_peak(torch.device("cpu"), torch.float8_e4m3fn, seconds=0.2)
     size = found["shape"][0]
