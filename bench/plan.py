@@ -19,7 +19,7 @@ from bench.world import World
 from bert.config import PRESETS
 from bert.data.lengths import SYNTHETIC, is_synthetic
 from bert.flags import check_seed, flag
-from bert.levers import recorded_levers, resolve_levers
+from bert.levers import check_levers, recorded_levers
 from bert.strategies import STRATEGIES
 from bert.strategies.deepspeed_config import read_deepspeed_config
 from bert.strategies.options import OPTIONS, options_text
@@ -120,7 +120,7 @@ class Sweep:
         for name in self.allocators:
             allocator_environment(name)
         for name in self.levers:
-            resolve_levers(name, "cpu")
+            check_levers(name)
         if self.levers != (AUTO,) and OURS not in self.implementations:
             raise UsageError(
                 "option-not-applicable",

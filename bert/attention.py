@@ -17,12 +17,12 @@ from torch.autograd.function import Function, once_differentiable
 from bert.config import ModelConfig
 from bert.copies import Linear
 from bert.dropout import own_kernels
-from bert.sequences import Chunk, Unpadded, chunks
+from bert.sequences import Bounds, Chunk, Unpadded, chunks
 from bert.softmax import Weights, softmax_dropout, softmax_dropout_backward
 
-Where = Tensor | Unpadded | None
+Where = Tensor | Unpadded | Bounds | None
 """bool mask of rows, True for tokens that may be attended to, or None where all may: [B, 1, 1, S] of padded rows,
-[B, 1, S, S] of packed ones (bert.packing). Or where tokens without padding lie."""
+[B, 1, S, S] of packed ones (bert.packing). Or where tokens without padding lie; by bounds, for 16-bit types on a GPU."""
 
 
 def attend(
@@ -53,6 +53,8 @@ def attend(
     if own_kernels(qkv) and (dropout_probability > 0.0 or qkv.requires_grad):
         return _attend_here(qkv, where, dropout_probability, in_chunks, in_bf16, fused)
     if isinstance(where, Unpadded) and qkv.is_cuda and qkv.dtype.itemsize == 2:
+        where = where.bounds
+    if isinstance(where, Bounds):
         return _attend_by_flash(qkv, where, dropout_probability)
     if isinstance(where, Unpadded):
         return _attend_apart(qkv, where, dropout_probability, in_chunks)
@@ -86,13 +88,13 @@ class SelfAttention(nn.Module):
         return attend(qkv.unflatten(-1, (3, self.num_heads, -1)), where, probability, **how).flatten(-2)
 
 
-def _attend_by_flash(qkv: Tensor, where: Unpadded, probability: float) -> Tensor:
-    """FlashAttention over all sequences at once (Dao 2023, arXiv 2307.08691); not measured on a GPU yet.
+def _attend_by_flash(qkv: Tensor, where: Bounds, probability: float) -> Tensor:
+    """FlashAttention over all sequences at once (Dao 2023, arXiv 2307.08691).
 
     torch.nn.attention.varlen calls the same operator, without the dropout that training needs.
     """
     query, key, value = qkv.unbind(1)
-    ends, longest = where.ends, max(where.lengths)
+    ends, longest = where
     context: Tensor = torch.ops.aten._flash_attention_forward(
         query, key, value, ends, ends, longest, longest, probability, False, False
     )[0]

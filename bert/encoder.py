@@ -120,6 +120,8 @@ class BertEncoder(nn.Module):
     evaluation, is then marked as a step. Without the mark PyTorch takes each layer for a step of its own where no
     backward pass is pending, and writes over what the layer before has returned (pytorch#160281).
 
+    Where `compiles` is true, the layers are compiled: once for every number of tokens or rows, unless they are replayed.
+
     Args:
         config: shape and dropout.
         observer: its `phase` is called only while its `model_phases` is true.
@@ -136,6 +138,7 @@ class BertEncoder(nn.Module):
         self.unpads: bool | None = None
         self.packs = False
         self.replays = False
+        self.compiles = False
         self.pooler = Linear(config.hidden_size, config.hidden_size) if pooler else None
         initialize(self, config)
         self.embeddings.reset_padding()
@@ -175,6 +178,8 @@ class BertEncoder(nn.Module):
             else:
                 types = None if token_type_ids is None else placed.take(token_type_ids)
                 hidden = self.embeddings(placed.take(input_ids), types, further_types, placed.position_ids())
+        if placed is not None and self.compiles and not self.replays:
+            where = _of_any_number(hidden, where)
         carried: Tensor | Stream = hidden
         for index, layer in enumerate(self.layers):
             with phase(self.observer, "layer", index):
@@ -195,10 +200,22 @@ class BertEncoder(nn.Module):
         compiling = torch.compiler.is_compiling()
         if self.packs:
             # The lengths are numbers that change: what a compiler makes must not depend on them.
-            packed: Packed = (torch.compiler.disable(pack) if compiling else pack)(attention_mask)
+            made = torch.compiler.disable(pack) if compiling else pack
+            packed: Packed = made(attention_mask, few_shapes=self.replays)
             return packed
         wanted = attention_mask.device.type == "cpu" if self.unpads is None else self.unpads
         return unpad(attention_mask) if wanted and not compiling else None
+
+
+def _of_any_number(hidden: Tensor, where: Where) -> Where:
+    """Have what is compiled for the layers serve every number of tokens [T, H] or rows [R, S, H]; return their places.
+
+    Without it the second number makes PyTorch compile again, inside of what is measured.
+    """
+    for one in (hidden, where):
+        if isinstance(one, Tensor):
+            torch._dynamo.maybe_mark_dynamic(one, 0)
+    return where.bounds if isinstance(where, Unpadded) else where
 
 
 def recompute_activations(model: nn.Module) -> None:

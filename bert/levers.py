@@ -30,8 +30,8 @@ class Lever:
 
 
 LEVERS = {
-    "unpad": Lever("the layers compute real tokens alone, one sequence behind the other", ("cpu",)),
-    "pack": Lever("the layers compute rows that several sequences share, in few shapes; not with unpad", ()),
+    "unpad": Lever("the layers compute real tokens alone, one sequence behind the other", ("cpu", "cuda")),
+    "pack": Lever("the layers compute rows that several sequences share; not with unpad", ()),
     "chunks": Lever("attention of a few sequences at a time, whose weights stay in the cache", ("cpu",)),
     "bf16-weights": Lever(
         "with bf16, copies of the weights made once per update, and gradients in bf16 where nothing else reads them",
@@ -44,7 +44,10 @@ LEVERS = {
     ),
     "bf16-attention": Lever("with bf16, attention's products in bf16 too, where the CPU has instructions", ("cpu",)),
     "fp8": Lever("with bf16, the layers' linear products in FP8", ()),
-    "compile": Lever("torch.compile of every layer, which fuses what stands between products; not with unpad", ()),
+    "compile": Lever(
+        "torch.compile of every layer, which fuses what stands between products; with unpad on a GPU, in 16-bit types",
+        (),
+    ),
     "cuda-graphs": Lever("as compile, and replayed as CUDA graphs; not with unpad, accumulation or checkpointing", ()),
     "static-graph": Lever("ddp is told that every step uses the same parameters; not with accumulation", ()),
     "bf16-gradients": Lever("ddp sends gradients in bf16", ()),
@@ -57,7 +60,6 @@ _EXCLUSIVE = (
         "pack",
         "are two ways to lay out one batch; leave out unpad for few shapes, or pack for real tokens alone",
     ),
-    ("unpad", "compile", "do not fit, shapes change with every batch: give pack in place of unpad, or neither"),
     ("unpad", "cuda-graphs", "do not fit, shapes change with every batch: give pack in place of unpad, or neither"),
     ("fp8", "compile", "do not fit, what is compiled casts for itself: leave one out"),
     ("fp8", "cuda-graphs", "do not fit, what is compiled casts for itself: leave one out"),
@@ -75,7 +77,30 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
     """
     if text == AUTO:
         return frozenset(name for name in default_levers(device_type) if _missing(name, device_type) is None)
+    check_levers(text)
     names = [] if text == NONE else text.split("+")
+    if device_type == "cpu" and {"unpad", "compile"} <= set(names):
+        raise UsageError(
+            "option-conflict",
+            f"levers {text!r}: on a CPU unpad and compile do not fit, attention without padding is there no operation "
+            "that a compiler knows: give pack in place of unpad, or neither",
+        )
+    for name in names:
+        missing = _missing(name, device_type)
+        if missing is not None:
+            raise MissingToolError(
+                missing.code, f"lever {name!r} is compiled here, and {missing}; or leave it out with --levers"
+            )
+    return frozenset(names)
+
+
+def check_levers(text: str) -> None:
+    """Refuse a text of levers that no device takes.
+
+    Raises:
+        UsageError: a name that does not exist, or two that exclude each other everywhere.
+    """
+    names = [] if text in (AUTO, NONE) else text.split("+")
     unknown = [name for name in names if name not in LEVERS]
     if unknown:
         raise UsageError(
@@ -85,13 +110,6 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
     for one, other, why in _EXCLUSIVE:
         if {one, other} <= set(names):
             raise UsageError("option-conflict", f"levers {text!r}: {one} and {other} {why}")
-    for name in names:
-        missing = _missing(name, device_type)
-        if missing is not None:
-            raise MissingToolError(
-                missing.code, f"lever {name!r} is compiled here, and {missing}; or leave it out with --levers"
-            )
-    return frozenset(names)
 
 
 def default_levers(device_type: str) -> frozenset[str]:
@@ -139,6 +157,13 @@ def check_precision(text: str, precision: str) -> None:
             "precision, or leave out what needs it",
         )
 
+    if {"unpad", "compile"} <= set(text.split("+")) and precision not in ("bf16", "fp16"):
+        raise UsageError(
+            "unsupported-combination",
+            f"levers {text!r} in {precision}: attention without padding is compiled in 16-bit types alone; give bf16 or "
+            "fp16 as the precision, or pack in place of unpad",
+        )
+
 
 _OF_BF16 = frozenset({"bf16-weights", "fp8"})
 
@@ -179,6 +204,7 @@ def use_levers(
             part.unpads = "unpad" in names
             part.packs = "pack" in names
             part.replays = "cuda-graphs" in names
+            part.compiles = bool(names & _COMPILING)
             if names & _COMPILING:
                 for layer in part.layers:
                     layer.compile(mode="reduce-overhead" if "cuda-graphs" in names else None)

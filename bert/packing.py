@@ -1,8 +1,8 @@
 """Several sequences of a batch in one row: without most of the padding, and still in few shapes.
 
-torch.compile and CUDA graphs need shapes that do not change, and the number of real tokens does. Here sequences share
-rows, whose number is one of at most 8 for each size of a batch, and attention keeps them apart: packing without
-cross-contamination (Krell et al. 2021, arXiv 2107.02027). bert.sequences leaves out all padding instead.
+CUDA graphs need shapes that do not change, and the number of real tokens does. Here sequences share rows, whose number
+can be one of at most 8 for each size of a batch, and attention keeps them apart: packing without cross-contamination
+(Krell et al. 2021, arXiv 2107.02027). bert.sequences leaves out all padding instead.
 
 Shapes: B sequences in padded rows of S columns, R packed rows of S columns. A slot is a place in a packed row.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-# Numbers of rows for one size of batch. torch.compile makes a function anew for 8 shapes and then no more.
+# Numbers of rows for one size of batch: each is a CUDA graph of its own, with memory of its own.
 _SIZES = 8
 
 
@@ -53,8 +53,10 @@ class Packed:
         return (self.source % self.columns).view(-1, self.columns)
 
 
-def pack(mask: Tensor) -> Packed:
+def pack(mask: Tensor, *, few_shapes: bool = True) -> Packed:
     """Return packed rows for the real tokens of a mask [B, S], nonzero for them.
+
+    With `few_shapes` the number of rows is one of 8 for batches of one size, else what is needed.
 
     A batch with a row whose first token is not real stays as it is: heads look at that token, and a row without any
     attends to all alike. The lengths come from the device, which on a GPU waits for it.
@@ -68,7 +70,8 @@ def pack(mask: Tensor) -> Packed:
         attended = real[:, None, None, :].expand(-1, -1, columns, -1).contiguous()
         return Packed(attended, numbers, every, numbers, every)
     places = fit(lengths, columns)
-    rows = static_rows(1 + max(row for row, _ in places), size)
+    needed = 1 + max(row for row, _ in places)
+    rows = static_rows(needed, size) if few_shapes else needed
     first = torch.tensor([row * columns + column for row, column in places]).to(mask.device, non_blocking=True)
     slots = first[:, None] + real.cumsum(1) - 1
     # Padding is written to one slot more, which is cut off: no size depends on how many tokens are real.

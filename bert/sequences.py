@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,6 +93,15 @@ def _fit(lengths: list[int], heads: int) -> bool:
     return weights <= _FEW_WEIGHTS or (weights <= _WEIGHTS_AT_ONCE and wasted <= _MOST_WASTE * weights)
 
 
+class Bounds(NamedTuple):
+    """Where sequences that lie behind one another end; no shape or number in it depends on their lengths."""
+
+    ends: Tensor
+    """Token before which each sequence ends, and 0 before them [B + 1], int32."""
+    longest: int
+    """Tokens that no sequence has more of."""
+
+
 @dataclass(frozen=True)
 class Unpadded:
     """The real tokens of a batch, one sequence behind the other."""
@@ -104,10 +114,10 @@ class Unpadded:
     """S, columns of the padded batch."""
 
     @cached_property
-    def ends(self) -> Tensor:
-        """Token before which each sequence ends, and 0 before them [B + 1], int32 on the device."""
+    def bounds(self) -> Bounds:
+        """Where the sequences end, on the device."""
         ends = torch.tensor((0, *itertools.accumulate(self.lengths)), dtype=torch.int32)
-        return ends.to(self.places.device, non_blocking=True)
+        return Bounds(ends.to(self.places.device, non_blocking=True), self.columns)
 
     def chunks(self, heads: int, cut: bool = True) -> tuple[Chunk, ...]:
         """Return the chunks of these sequences, made once for all layers."""

@@ -30,7 +30,7 @@ from bench.comparison import (
 from bench.devices import Devices, find_devices
 from bench.implementations import OURS, TRAININGS
 from bench.stop import StopRequest
-from bert.levers import resolve_levers
+from bert.levers import check_levers
 from bert.strategies import STRATEGIES
 from common import locks
 from common.atomic import write_text
@@ -84,7 +84,7 @@ class CompareStrategiesOptions:
         for name in self.implementations:
             lookup(TRAININGS, name, "implementation of training runs")
         for name in self.levers:
-            resolve_levers(name, "cpu")
+            check_levers(name)
         if any(count < 1 for count in self.devices):
             raise UsageError(
                 "option-value", f"--devices {' '.join(map(str, self.devices))}: each number must be at least 1"

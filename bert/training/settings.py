@@ -9,7 +9,7 @@ from typing import Any
 from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig, preset, shape_from_words
 from bert.data.lengths import PADDINGS, check_distribution, default_max_predictions, is_synthetic, lengths_folder
 from bert.flags import check_seed, flag
-from bert.levers import AUTO, resolve_levers
+from bert.levers import AUTO, check_levers
 from bert.optim import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.schedule import PHASES, SCHEDULES, Schedule
 from bert.strategies import STRATEGIES
@@ -82,7 +82,7 @@ class TrainSettings:
     activation_checkpointing: bool = False
     """Whether layers keep their input alone and make the rest again in the backward pass; losses stay the same."""
     levers: str = AUTO
-    """How a step is computed, as bert.levers.resolve_levers takes it; losses differ by rounding and draws alone."""
+    """How a step is computed, as bert.levers.check_levers takes it; losses differ by rounding and draws alone."""
     seed: int = DEFAULT_SEED
     """Seed of the initial weights, the order of the data and dropout."""
     log_every: int = 10
@@ -109,7 +109,7 @@ class TrainSettings:
         lookup(OPTIMIZERS, self.optimizer, "optimizer")
         lookup(SCHEDULES, self.schedule, "schedule")
         lookup(STRATEGIES, self.strategy, "strategy")
-        resolve_levers(self.levers, "cpu")
+        check_levers(self.levers)
         options_text(self.strategy, read_options(self.strategy_options))
         if is_synthetic(self.data) and lengths_folder(self.data) is None:
             check_distribution(self.data, self.seq_len, self.task)

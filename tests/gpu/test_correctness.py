@@ -26,7 +26,7 @@ def test_losses_and_gradients_are_those_of_a_cpu(levers: str) -> None:
     assert_same({name: value.cpu() for name, value in found.items()}, expected, 1e-3)
 
 
-@pytest.mark.parametrize("levers", ["none", "unpad", "pack", "bf16-weights+unpad", "fp8", "fp8+unpad"])
+@pytest.mark.parametrize("levers", ["none", "unpad", "unpad+compile", "pack", "bf16-weights+unpad", "fp8", "fp8+unpad"])
 def test_losses_in_bf16_and_fp8_are_near_those_of_a_cpu(levers: str) -> None:
     if "fp8" in levers and DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no FP8")

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(2400)
 # What a CPU lacks (FP8), or is compiled for minutes there; levers and implementations of the same kind stand in.
 IN_PLACE = {
     "cuda": "cpu", "tf32": "fp32", "fp8+unpad": "unpad+bf16-weights", "pack+compile": "pack",
+    "unpad+compile": "unpad+chunks",
     "hf-compiled": "torch-encoder",
 }  # fmt: skip
 VALUES = {

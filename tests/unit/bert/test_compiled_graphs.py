@@ -14,7 +14,7 @@ from support import training_runs
 from support.layouts import SHAPE, batch_of, model
 from support.pretraining_shards import PIECES
 from support.refusals import refused
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch._inductor.cudagraph_trees import CUDAGraphTreeManager, MarkStepBox
 
 from bench.implementations.ours import BertbenchImplementation
@@ -23,10 +23,11 @@ from bench.profilers.kineto_trace import TraceObserver
 from bench.profilers.ranges import RangeObserver
 from bench.timing import StepClock
 from bert.encoder import BertEncoder, Layer
-from bert.levers import use_levers
+from bert.levers import check_precision, use_levers
 from bert.model import BertForPretraining
 from bert.observer import Observer, Observers
 from bert.precision import Precision
+from bert.sequences import Bounds
 from bert.strategies.single import SingleStrategy
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain_evaluation import TestShards
@@ -188,3 +189,29 @@ def test_cuda_graphs_are_refused_with_activation_checkpointing_and_nothing_else_
     assert not made.encoder.packs, "nothing was switched"
     use_levers(made, frozenset({"pack"}), activation_checkpointing=True)
     assert made.encoder.packs
+
+
+def test_one_compilation_serves_every_number_of_tokens() -> None:
+    """Attention by bounds is traced whole, forward and backward, and no number of tokens makes PyTorch compile again."""
+    shape = SHAPE.replace(num_layers=3)
+    counter = CompileCounterWithBackend("aot_eager")
+    layers = [Layer(shape, index, Observer()).to("meta", torch.bfloat16) for index in range(shape.num_layers)]
+    for layer in layers:
+        layer.compile(backend=counter)
+    for tokens in (100, 57, 1024):
+        given = torch.empty(tokens, shape.hidden_size, device="meta", dtype=torch.bfloat16, requires_grad=True)
+        hidden: Any = given * 1
+        torch._dynamo.maybe_mark_dynamic(hidden, 0)
+        for layer in layers:
+            hidden = layer(hidden, Bounds(torch.empty(9, dtype=torch.int32, device="meta"), 512))
+        hidden.sum().backward()
+        assert given.grad is not None and given.grad.shape == given.shape
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_compiled_layers_without_padding_are_refused_where_flash_attention_has_no_type(precision: str) -> None:
+    with refused("unsupported-combination", "unpad+compile", precision, "bf16", "pack"):
+        check_precision("unpad+compile", precision)
+    check_precision("unpad", precision)
+    check_precision("unpad+compile", "bf16")

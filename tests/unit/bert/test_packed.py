@@ -80,6 +80,7 @@ def test_no_row_is_too_full_and_their_number_is_rounded_as_said(given_: tuple[in
     rows = len(pack(mask_of(lengths, columns)).mask)
     assert rows == static_rows(needed, size)
     assert needed <= rows <= size and rows - needed < -(-size // 8)
+    assert len(pack(mask_of(lengths, columns), few_shapes=False).mask) == needed
 
 
 def test_best_fit_decreasing_fills_the_fullest_row_there_is() -> None:

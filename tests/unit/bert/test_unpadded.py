@@ -47,13 +47,16 @@ def test_every_lever_gives_the_same_losses_and_gradients(text: str, bf16: bool) 
 
 def test_levers_go_by_name() -> None:
     assert resolve_levers("auto", "cpu") == {"unpad", "chunks", "bf16-weights", "bf16-attention", "fused-elementwise"}
-    assert resolve_levers("auto", "cuda") == set()
+    assert resolve_levers("auto", "cuda") == {"unpad"}
     assert resolve_levers("none", "cpu") == set() and levers_text(()) == "none"
     assert levers_text(resolve_levers("unpad+chunks", "cuda")) == "chunks+unpad"
     with refused("option-choice", "'fast'", "auto", "none", "unpad", "chunks", "fp8"):
         resolve_levers("unpad+fast", "cpu")
     with refused("option-conflict", "'pack+unpad'", "leave out unpad", "or pack"):
         resolve_levers("pack+unpad", "cuda")
+    assert resolve_levers("unpad+compile", "cuda") == {"unpad", "compile"}
+    with refused("option-conflict", "unpad", "compile", "CPU", "pack"):
+        resolve_levers("unpad+compile", "cpu")
     with refused("option-conflict", "unpad", "cuda-graphs", "pack"):
         resolve_levers("unpad+cuda-graphs", "cuda")
     with refused("option-conflict", "fp8", "compile"):
