@@ -22,7 +22,7 @@ from bert.softmax import Weights, softmax_dropout, softmax_dropout_backward
 
 Where = Tensor | Unpadded | Bounds | None
 """bool mask of rows, True for tokens that may be attended to, or None where all may: [B, 1, 1, S] of padded rows,
-[B, 1, S, S] of packed ones (bert.packing). Or where tokens without padding lie; by bounds, for 16-bit types on a GPU."""
+[B, 1, S, S] of packed ones (bert.packing). Or where tokens without padding lie; by bounds for 16-bit types on a GPU."""
 
 
 def attend(

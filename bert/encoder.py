@@ -120,7 +120,7 @@ class BertEncoder(nn.Module):
     evaluation, is then marked as a step. Without the mark PyTorch takes each layer for a step of its own where no
     backward pass is pending, and writes over what the layer before has returned (pytorch#160281).
 
-    Where `compiles` is true, the layers are compiled: once for every number of tokens or rows, unless they are replayed.
+    Where `compiles` is true, the layers are compiled: once for all numbers of tokens or rows, unless they are replayed.
 
     Args:
         config: shape and dropout.

@@ -160,8 +160,8 @@ def check_precision(text: str, precision: str) -> None:
     if {"unpad", "compile"} <= set(text.split("+")) and precision not in ("bf16", "fp16"):
         raise UsageError(
             "unsupported-combination",
-            f"levers {text!r} in {precision}: attention without padding is compiled in 16-bit types alone; give bf16 or "
-            "fp16 as the precision, or pack in place of unpad",
+            f"levers {text!r} in {precision}: attention without padding is compiled in 16-bit types alone; give bf16 "
+            "or fp16 as the precision, or pack in place of unpad",
         )
 
 

@@ -192,7 +192,7 @@ def test_cuda_graphs_are_refused_with_activation_checkpointing_and_nothing_else_
 
 
 def test_one_compilation_serves_every_number_of_tokens() -> None:
-    """Attention by bounds is traced whole, forward and backward, and no number of tokens makes PyTorch compile again."""
+    """Attention by bounds is traced whole, both ways, and no number of tokens makes PyTorch compile again."""
     shape = SHAPE.replace(num_layers=3)
     counter = CompileCounterWithBackend("aot_eager")
     layers = [Layer(shape, index, Observer()).to("meta", torch.bfloat16) for index in range(shape.num_layers)]
