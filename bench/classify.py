@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.train_scores import scores_in
-from bench.automatic import resolve_precision
-from bench.devices import Devices
-from bert.data.csv.prepare import lock_name
-from bert.data.csv.schema import SPLITS
-from bert.data.csv.store import TextSource, add_run, label_distribution, read_runs
-from bert.data.pretraining.naming import VOCABULARY_FILE
+from bench.machine.devices import Devices
+from bench.plan.automatic import resolve_precision
 from bert.tasks.classification_data import TRAINING
-from bert.tasks.classify_data import TEST, ClassifyData, rows_fingerprint, token_rows
+from bert.tasks.classify.prepare import lock_name
+from bert.tasks.classify.schema import SPLITS
+from bert.tasks.classify.source import TEST, ClassifyData, rows_fingerprint, token_rows
+from bert.tasks.classify.store import TextSource, add_run, label_distribution, read_runs
+from bert.tasks.pretrain.naming import VOCABULARY_FILE
 from common.atomic import atomic_path, write_json
 from common.errors import InputError
 from common.locks import locked
@@ -37,7 +37,7 @@ from records.training import TrainRun, read_events
 if TYPE_CHECKING:
     from bert.data.rows import TokenRows
     from bert.predict import Opened
-    from bert.training.settings import TrainSettings
+    from bert.train.settings import TrainSettings
 
 _MOST_POINTS = 2000
 """Points of the loss curve that are kept; of a longer one, means."""
@@ -68,8 +68,8 @@ def leave_results(
         LockedError: another program holds the database.
     """
     from bert.tasks.base import DataIdentity
-    from bert.tasks.classify import ClassifyTask
-    from bert.tasks.classify_evaluation import class_scores, text_probabilities
+    from bert.tasks.classify.evaluation import class_scores, text_probabilities
+    from bert.tasks.classify.task import ClassifyTask
 
     source, found = ClassifyData().texts(Path(settings.data), TEST)
     rows = token_rows(source, found, TEST)
@@ -118,7 +118,7 @@ def _earlier_run(statistics: Path) -> Mapping[str, Any]:
 def _check_trained_on(run: TrainRun, source: TextSource, warn: Callable[[str], None]) -> None:
     """Raise InputError where a database is not the one a run was trained on any more: it divides texts otherwise."""
     from bert.tasks.base import DataIdentity
-    from bert.training.resume import find_weights
+    from bert.train.resume import find_weights
 
     trained = find_weights(run.checkpoints, DataIdentity(source=str(source.path)), warn, "it is tested", whole=False)
     before = trained.checkpoint.state.data.fingerprint if trained.checkpoint is not None else None
@@ -147,8 +147,8 @@ def logits_of(
     """
     import torch
 
-    from bert.precision import Precision
-    from bert.strategies.single import SingleStrategy
+    from bert.optim.precision import Precision
+    from bert.parallel.single import SingleStrategy
     from bert.tasks.classification_evaluation import check_logits, row_logits
 
     if threads is not None:
@@ -215,7 +215,7 @@ def _about(
 
 
 def _samples(source: TextSource) -> int:
-    from bert.data.csv.store import split_sizes
+    from bert.tasks.classify.store import split_sizes
 
     return split_sizes(source.path)[SPLITS[0]]["rows"]
 

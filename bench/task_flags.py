@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from bert.flags import flag
 from bert.tasks import DATA, given_options, task_data
 from bert.tasks.options import TaskOption, read_options
 from common.errors import UsageError
+from common.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

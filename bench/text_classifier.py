@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.classify import logits_of
-from bench.devices import Devices
-from bert.data.csv.folding import fold
-from bert.data.csv.store import open_source
-from bert.data.pretraining.naming import VOCABULARY_FILE
+from bench.machine.devices import Devices
 from bert.data.ragged import Ragged
 from bert.data.rows import TokenRows
 from bert.data.vocabulary import Vocabulary, load_vocabulary
+from bert.tasks.classify.folding import fold
+from bert.tasks.classify.store import open_source
+from bert.tasks.pretrain.naming import VOCABULARY_FILE
 from common.errors import InputError, content_code
 from records.classification import FORMAT, RESULTS_FILE
 from records.training import TrainRun, is_train_run
@@ -47,7 +47,7 @@ class TextClassifier:
         Raises:
             InputError: the model gives no finite numbers.
         """
-        from bert.tasks.classify_evaluation import text_probabilities
+        from bert.tasks.classify.evaluation import text_probabilities
 
         numbers, rows = self._rows(texts)
         found: list[tuple[str, float] | None] = [None] * len(texts)
@@ -89,7 +89,7 @@ def open_classifier(checkpoint: Path, warn: Callable[[str], None]) -> TextClassi
     """
     from bert.predict import open_model
     from bert.tasks.base import DataIdentity
-    from bert.tasks.classify import ClassifyTask
+    from bert.tasks.classify.task import ClassifyTask
 
     if not checkpoint.exists():
         raise InputError(

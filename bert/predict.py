@@ -8,10 +8,10 @@ from torch import nn
 
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
-from bert.config import ModelConfig
+from bert.model.config import ModelConfig
 from bert.tasks.base import DataIdentity, TrainableTask
-from bert.training.initial import load_initial, unpadded
-from bert.training.resume import find_weights
+from bert.train.initial import load_initial, unpadded
+from bert.train.resume import find_weights
 from common.errors import InputError
 
 

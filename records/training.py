@@ -2,7 +2,7 @@
 
     runs/<name>/train.json                   where the run stands, rewritten after every attempt
     runs/<name>/curve.csv                    the loss curve over all attempts, one row per step
-    runs/<name>/checkpoints/                 bert.training's own
+    runs/<name>/checkpoints/                 bert.train's own
     runs/<name>/tensorboard/                 event files
     runs/<name>/trials/<trial id>/events.jsonl
 

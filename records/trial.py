@@ -26,11 +26,11 @@ class Trial:
     implementation: str = "bertbench"
     """Whose code trains: a name in bench.implementations."""
     strategy: str = "ddp"
-    """Parallelism: a name in bert.strategies."""
+    """Parallelism: a name in bert.parallel."""
     preset: str = "base"
-    """Model shape: a name in bert.config.PRESETS; any name where `shape` is given."""
+    """Model shape: a name in bert.model.config.PRESETS; any name where `shape` is given."""
     shape: str = ""
-    """Model shape where it is no preset's, as bert.config.shape_from_words takes it; empty where it is one."""
+    """Model shape where it is no preset's, as bert.model.config.shape_from_words takes it; empty where it is one."""
     precision: str = "bf16"
     """fp32, tf32, bf16 or fp16."""
     seq_len: int = 128
@@ -87,12 +87,12 @@ class Trial:
     activation_checkpointing: bool = False
     """Whether layers keep their input alone and make the rest again in the backward pass."""
     allocator: str = ""
-    """How processes keep main memory, a name of bench.allocators; empty is as the C library does."""
+    """How processes keep main memory, a name of bench.run.allocators; empty is as the C library does."""
     levers: str = ""
-    """How the suite's own model computes a step, names joined by "+" or "none" (bert.levers); empty where it is as the
-    device has it."""
+    """How the suite's own model computes a step, names joined by "+" or "none" (bert.speed.registry); empty where it
+    is as the device has it."""
     strategy_options: str = ""
-    """Options of the strategy as one JSON object (bert.strategies.options); empty where it has none."""
+    """Options of the strategy as one JSON object (bert.parallel.options); empty where it has none."""
     task_options: str = ""
     """Options of the task as one JSON object (bert.tasks.options); empty where it has none."""
     training: tuple[tuple[str, Any], ...] = ()

@@ -85,7 +85,7 @@ class VariantRun:
     """One training of a comparison, where it lies."""
 
     strategy: str
-    """How it is trained: a name in bert.strategies."""
+    """How it is trained: a name in bert.parallel."""
     devices: int
     """Devices, one process each."""
     run: TrainRun

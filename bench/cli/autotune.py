@@ -9,9 +9,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.automatic import AUTO
-from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
-from bench.autotune_trials import (
+from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
+from bench.cli.progress import note
+from bench.machine.devices import Devices, find_devices
+from bench.plan.automatic import AUTO
+from bench.plan.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
+from bench.plan.autotune_trials import (
     Runner,
     best_row,
     check_same_search,
@@ -23,17 +26,14 @@ from bench.autotune_trials import (
     strategies_to_try,
     write_state,
 )
-from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
-from bench.cli.progress import note
-from bench.devices import Devices, find_devices
-from bench.launch import LaunchOptions
-from bench.plan import Sweep, expand
-from bench.sweep import locked
+from bench.plan.sweep import locked
+from bench.plan.trials import Sweep, expand
+from bench.run.launch import LaunchOptions
 from bench.task_flags import TaskFlags
-from bert.flags import flag
-from bert.strategies import STRATEGIES
+from bert.parallel import STRATEGIES
 from common.atomic import write_json
 from common.errors import Code, UsageError
+from common.flags import flag
 from common.registry import lookup
 from records.files import write_record
 from records.run import RunDirectory

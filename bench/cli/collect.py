@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
             "option-missing",
             "bertbench collect needs run directories and --out: bertbench collect node0 node1 --out runs/all",
         )
-    from bench.collect import collect
+    from bench.cluster.collect import collect
 
     out = run_folder(options.out)
     told = collect(options.dirs, out)

@@ -9,12 +9,12 @@ import tyro
 
 from bench.cli.options import OUT_HELP, parse, request_of, run_folder
 from bench.cli.progress import note, show_progress, tell_of_cpu
-from bench.comm import CommSweep, expand_collectives, run_inside
-from bench.devices import Devices, find_devices
-from bench.inside import end_process
-from bench.launch import LaunchOptions
-from bench.sweep import locked, run_trials
-from bench.world import World, joined_world
+from bench.cluster.inside import end_process
+from bench.cluster.world import World, joined_world
+from bench.machine.devices import Devices, find_devices
+from bench.plan.sweep import locked, run_trials
+from bench.run.comm import CommSweep, expand_collectives, run_inside
+from bench.run.launch import LaunchOptions
 from records.run import RunDirectory
 from records.trial import Trial
 

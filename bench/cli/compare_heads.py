@@ -14,12 +14,12 @@ import tyro
 from bench.cli.compare_strategies import OUT_HELP, tell_stopped, train_all
 from bench.cli.options import check_task, parse, parse_known, request_of, run_folder
 from bench.cli.train_options import TrainOptions
-from bench.comparison import PlannedVariant, Variant, check_comparable
-from bench.devices import Devices, find_devices
-from bench.stop import StopRequest
-from bench.trainer import plan_training
+from bench.machine.devices import Devices, find_devices
+from bench.plan.comparison import PlannedVariant, Variant, check_comparable
+from bench.run.stop import StopRequest
+from bench.run.trainer import plan_training
 from bert.tasks import check_task_options
-from bert.tasks.gap_data import HEAD_NAMES
+from bert.tasks.gap.source import HEAD_NAMES
 from common import locks
 from common.atomic import write_text
 from common.errors import UsageError
@@ -144,8 +144,8 @@ def _majority(planned: Mapping[str, PlannedVariant]) -> float:
     """The accuracy of always answering what is most frequent in the rows they are evaluated on."""
     import numpy as np
 
-    from bert.data.gap.selection import evaluation_features
     from bert.data.loading.order import spread
+    from bert.tasks.gap.selection import evaluation_features
 
     settings = next(iter(planned.values())).plan.settings
     wanted = None if settings.eval_data is None else Path(settings.eval_data)

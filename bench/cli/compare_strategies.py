@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.strategy_labels import implementation_label
-from bench.automatic import AUTO
 from bench.cli.options import check_task, in_plural, parse, parse_known, request_of, run_folder
 from bench.cli.progress import note, show_progress
 from bench.cli.train_options import TrainOptions
 from bench.cli.train_progress import TrainProgress
-from bench.comparison import (
+from bench.implementations import OURS, TRAININGS
+from bench.machine.devices import Devices, find_devices
+from bench.plan.automatic import AUTO
+from bench.plan.comparison import (
     PlannedVariant,
     Variant,
     check_comparable,
@@ -27,11 +29,9 @@ from bench.comparison import (
     run_variant,
     variants,
 )
-from bench.devices import Devices, find_devices
-from bench.implementations import OURS, TRAININGS
-from bench.stop import StopRequest
-from bert.levers import check_levers
-from bert.strategies import STRATEGIES
+from bench.run.stop import StopRequest
+from bert.parallel import STRATEGIES
+from bert.speed.registry import check_levers
 from common import locks
 from common.atomic import write_text
 from common.errors import UsageError

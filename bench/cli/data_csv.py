@@ -11,11 +11,11 @@ from analysis.report.terminal import printable
 from bench.cli.options import parse
 from bench.cli.preparing import plain_words
 from bench.cli.progress import show_stages
-from bert.data.csv.config import CsvConfig
+from bert.tasks.classify.config import CsvConfig
 from common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bert.data.csv.prepare import CsvSummary
+    from bert.tasks.classify.prepare import CsvSummary
 
 _MOST_LABELS = 4
 _MOST_UNFITTING = 0.01
@@ -50,11 +50,11 @@ def run(argv: list[str]) -> int:
             "option-missing", "bertbench data csv needs a file: bertbench data csv FILE.csv --vocab VOCAB.txt"
         )
     options = parse(DataCsvOptions, plain_words(argv, DEFAULT_WORDS), "bertbench data csv")
-    from bert.data.csv.prepare import prepare
+    from bert.tasks.classify.prepare import prepare
 
     summary = prepare(options.prepare, show_stages())
     if options.json:
-        from bert.data.csv.store import left_out
+        from bert.tasks.classify.store import left_out
 
         lines = [{"line": line, "reason": reason} for line, reason in left_out(summary.source.path)]
         print(json.dumps({**summary.to_json(), "left_out": lines}, indent=2, ensure_ascii=False))
@@ -72,10 +72,10 @@ def show_summary(summary: "CsvSummary") -> None:
 
 def notes(summary: "CsvSummary") -> list[str]:
     """Return what should make a user look at the data again."""
-    from bert.data.csv.columns import REMEDIES
-    from bert.data.csv.prepare import MANY_LABELS
-    from bert.data.csv.reading import BROKEN, FEWER, LITERAL_QUOTE, MANY_LINES, MARKER, MORE, SPACED_QUOTE
-    from bert.data.csv.records import MOST_LINES
+    from bert.tasks.classify.columns import REMEDIES
+    from bert.tasks.classify.prepare import MANY_LABELS
+    from bert.tasks.classify.reading import BROKEN, FEWER, LITERAL_QUOTE, MANY_LINES, MARKER, MORE, SPACED_QUOTE
+    from bert.tasks.classify.records import MOST_LINES
 
     counts, labels = summary.source.counts, summary.source.labels
     texts = counts.get("texts")
@@ -120,8 +120,8 @@ def notes(summary: "CsvSummary") -> list[str]:
 
 def _version_notes(summary: "CsvSummary") -> list[str]:
     """Return what a database of an earlier version holds otherwise."""
-    from bert.data.csv.reading import MANY_LINES, SEVERAL_LINES
-    from bert.data.csv.schema import COUNTED_FIELDS, DIVIDED_BY_PIECES, MENDED_QUOTES
+    from bert.tasks.classify.reading import MANY_LINES, SEVERAL_LINES
+    from bert.tasks.classify.schema import COUNTED_FIELDS, DIVIDED_BY_PIECES, MENDED_QUOTES
 
     version, said = summary.source.version, []
     long_rows = sum(summary.source.counts.get(name) for name in (SEVERAL_LINES, MANY_LINES))
@@ -153,8 +153,8 @@ def _share_notes(summary: "CsvSummary") -> list[str]:
 
 def summary_lines(summary: "CsvSummary") -> list[str]:
     """Return what was made, in lines."""
-    from bert.data.csv.columns import delimiter_name
-    from bert.data.csv.encoding import encoding_name
+    from bert.tasks.classify.columns import delimiter_name
+    from bert.tasks.classify.encoding import encoding_name
 
     source = summary.source
     counts, settings = source.counts, source.settings

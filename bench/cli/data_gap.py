@@ -9,10 +9,10 @@ from analysis.report.terminal import printable
 from bench.cli.options import parse
 from bench.cli.preparing import plain_words, show_features, with_casing_note
 from bench.cli.progress import show_stages
-from bert.data.gap.config import GapConfig
+from bert.tasks.gap.config import GapConfig
 
 if TYPE_CHECKING:
-    from bert.data.gap.prepare import GapSummary
+    from bert.tasks.gap.prepare import GapSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ OPTIONS = {"data gap": DataGapOptions}
 def run(argv: list[str]) -> int:
     """Run the command; 0 when every input has its features."""
     options = parse(DataGapOptions, plain_words(argv), "bertbench data gap")
-    from bert.data.gap.prepare import prepare
+    from bert.tasks.gap.prepare import prepare
 
     summaries = prepare(options.prepare, show_stages())
     show_features(with_casing_note(summaries, options.prepare), _lines, options.json)

@@ -13,11 +13,11 @@ from analysis.report.terminal import printable
 from bench.cli.options import in_plural, parse
 from bench.cli.preparing import plain_words
 from bench.cli.progress import show_stages
-from bert.data.glue.config import GlueConfig
-from bert.data.glue.tasks import TASKS, TRAIN
+from bert.tasks.glue.config import GlueConfig
+from bert.tasks.glue.tasks import TASKS, TRAIN
 
 if TYPE_CHECKING:
-    from bert.data.glue.prepare import GlueSummary
+    from bert.tasks.glue.prepare import GlueSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ _ROW = "{:<6} {:<16} {:>9} {:>9} {:>7} {:>7}  {}"
 def run(argv: list[str]) -> int:
     """Run the command; 0 when every table has its features."""
     options = parse(DataGlueOptions, in_plural(plain_words(argv), {"--task": "--tasks"}), "bertbench data glue")
-    from bert.data.glue.prepare import prepare
+    from bert.tasks.glue.prepare import prepare
 
     summaries = prepare(options.prepare, show_stages())
     if options.json:

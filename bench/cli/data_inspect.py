@@ -16,8 +16,8 @@ from bench.cli.progress import show_stages
 from common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bert.data.inspecting.inspection import Check, Inspection
-    from bert.data.inspecting.split_figures import Share, SplitFigures
+    from bert.tasks.pretrain.inspecting.inspection import Check, Inspection
+    from bert.tasks.pretrain.inspecting.split_figures import Share, SplitFigures
 
 _BARS = 16
 _WIDE = 80
@@ -69,8 +69,8 @@ OPTIONS = {"data inspect DIR": InspectOptions}
 def run(argv: list[str]) -> int:
     """Run the command; 1 when a check failed."""
     options = parse(InspectOptions, argv, "bertbench data inspect")
-    from bert.data.inspecting.inspection import inspect
     from bert.data.pool import Workers
+    from bert.tasks.pretrain.inspecting.inspection import inspect
 
     with Workers(options.workers) as workers:
         found = inspect(

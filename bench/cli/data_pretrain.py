@@ -11,11 +11,11 @@ import tyro
 from bench.cli.options import in_plural, parse
 from bench.cli.preparing import plain_words
 from bench.cli.progress import show_stages
-from bert.data.preparation.config import PrepareConfig
+from bert.tasks.pretrain.preparation.config import PrepareConfig
 from common.redact import terminal_text
 
 if TYPE_CHECKING:
-    from bert.data.preparation.summary import LengthSummary, PrepareSummary, StageSummary
+    from bert.tasks.pretrain.preparation.summary import LengthSummary, PrepareSummary, StageSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ _LISTS = {"--seq-len": "--seq-lens", "--stage": "--stages"}
 def run(argv: list[str]) -> int:
     """Run the command; 0 when what was asked for is complete."""
     options = parse(DataPretrainOptions, in_plural(plain_words(argv), _LISTS), "bertbench data pretrain")
-    from bert.data.prepare import prepare
+    from bert.tasks.pretrain.prepare import prepare
 
     _show_terms(options.prepare)
     summary = prepare(options.prepare, show_stages())

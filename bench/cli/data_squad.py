@@ -9,10 +9,10 @@ from analysis.report.terminal import printable
 from bench.cli.options import parse
 from bench.cli.preparing import plain_words, show_features, with_casing_note
 from bench.cli.progress import show_stages
-from bert.data.squad.config import SquadConfig
+from bert.tasks.squad.config import SquadConfig
 
 if TYPE_CHECKING:
-    from bert.data.squad.prepare import SquadSummary
+    from bert.tasks.squad.prepare import SquadSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ _SHOWN = (
 def run(argv: list[str]) -> int:
     """Run the command; 0 when every input has its features."""
     options = parse(DataSquadOptions, plain_words(argv), "bertbench data squad")
-    from bert.data.squad.prepare import prepare
+    from bert.tasks.squad.prepare import prepare
 
     summaries = prepare(options.prepare, show_stages())
     show_features(with_casing_note(summaries, options.prepare), _lines, options.json)

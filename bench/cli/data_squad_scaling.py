@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal
 
 from bench.cli.options import parse, run_folder
 from bench.cli.preparing import plain_words
-from bert.data.squad.config import SquadConfig, cpu_count
+from bert.tasks.squad.config import SquadConfig, cpu_count
 from common.atomic import write_json, write_text
 
 if TYPE_CHECKING:
-    from bert.data.squad.scaling import Scaling
+    from bert.tasks.squad.scaling import Scaling
 
 SCHEMA_VERSION = 1
 
@@ -49,8 +49,8 @@ OPTIONS = {"data squad-scaling": SquadScalingOptions}
 def run(argv: list[str]) -> int:
     """Run the command."""
     options = parse(SquadScalingOptions, plain_words(argv), "bertbench data squad-scaling")
-    from bert.data.squad.reading import check_there
-    from bert.data.squad.scaling import measure
+    from bert.tasks.squad.reading import check_there
+    from bert.tasks.squad.scaling import measure
 
     check_there(options.input)
     out = run_folder(options.out)

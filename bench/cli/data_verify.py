@@ -14,7 +14,7 @@ from bench.cli.options import parse
 from bench.cli.progress import show_stages
 
 if TYPE_CHECKING:
-    from bert.data.inspecting.verification import Comparison
+    from bert.tasks.pretrain.inspecting.verification import Comparison
 
 _MOST_LINES = 50
 
@@ -41,7 +41,7 @@ OPTIONS = {"data verify A B": VerifyOptions}
 def run(argv: list[str]) -> int:
     """Run the command; 1 when the folders differ."""
     options = parse(VerifyOptions, argv, "bertbench data verify")
-    from bert.data.inspecting.verification import verify
+    from bert.tasks.pretrain.inspecting.verification import verify
 
     found = verify(options.first, options.second, show_stages())
     if options.json:

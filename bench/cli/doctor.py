@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 
 from bench.cli.options import parse
-from bench.devices import Devices, find_devices
-from bench.doctor import MISSING, OK, WARNING, examine, has, to_json
+from bench.machine.devices import Devices, find_devices
+from bench.machine.doctor import MISSING, OK, WARNING, examine, has, to_json
 from common.errors import BertbenchError
 
 

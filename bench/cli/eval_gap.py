@@ -12,8 +12,8 @@ from bench.cli.options import parse
 from bench.cli.scores_file import SCORES_FILE, check_scores_folder
 
 if TYPE_CHECKING:
-    from bert.gap.golds import Slice
-    from bert.gap.scores import Scores
+    from bert.tasks.gap.golds import Slice
+    from bert.tasks.gap.scores import Scores
 
 PICTURE_FILE = "scores.png"
 _MOST_IDS = 5
@@ -44,9 +44,9 @@ def run(argv: list[str]) -> int:
     """Run the command; 0 when the scores are printed."""
     options = parse(EvalGapOptions, argv, "bertbench eval gap")
     check_scores_folder(options.out, "gap")
-    from bert.gap.golds import read_golds, slices
-    from bert.gap.prediction_files import read_predictions
-    from bert.gap.scores import score
+    from bert.tasks.gap.golds import read_golds, slices
+    from bert.tasks.gap.prediction_files import read_predictions
+    from bert.tasks.gap.scores import score
     from common.errors import InputError
 
     file = read_golds(options.dataset)
@@ -79,7 +79,7 @@ def run(argv: list[str]) -> int:
 
 def _write(out: Path, document: dict[str, Any], scores: "Scores", parts: Sequence["Slice"]) -> list[Path]:
     from analysis.report.gap_figures import Bar, Confusion, draw_gap_scores
-    from bert.gap.scores import ANSWERS, OVERALL
+    from bert.tasks.gap.scores import ANSWERS, OVERALL
     from common.atomic import write_json
 
     write_json(out / SCORES_FILE, document)
@@ -96,7 +96,7 @@ def _write(out: Path, document: dict[str, Any], scores: "Scores", parts: Sequenc
 
 def _used(scores: "Scores") -> tuple[list[int], list[int]]:
     """Lines and columns of the confusion matrix: the three classes, and what else occurs."""
-    from bert.data.gap.examples import LABELS
+    from bert.tasks.gap.examples import LABELS
 
     counts = scores.confusion
     lines = [n for n in range(len(counts)) if n < len(LABELS) or counts[n].any()]
@@ -128,7 +128,7 @@ def _lines(scores: "Scores", parts: Sequence["Slice"], width: int) -> list[str]:
 
 
 def _confusion_lines(scores: "Scores") -> list[str]:
-    from bert.gap.scores import ANSWERS
+    from bert.tasks.gap.scores import ANSWERS
 
     lines, columns = _used(scores)
     found = [f"{'right / answered':<18}" + "".join(f"{ANSWERS[column]:>9}" for column in columns)]

@@ -11,7 +11,7 @@ from analysis.train_scores import score
 from bench.cli.options import parse
 
 if TYPE_CHECKING:
-    from bert.data.glue.tasks import GlueSpec
+    from bert.tasks.glue.tasks import GlueSpec
 
 _MOST_NAMED = 5
 
@@ -36,10 +36,10 @@ OPTIONS = {"eval glue": EvalGlueOptions}
 def run(argv: list[str]) -> int:
     """Run the command; 0 when the scores are printed."""
     options = parse(EvalGlueOptions, argv, "bertbench eval glue")
-    from bert.data.glue.tables import read_table
-    from bert.data.glue.tasks import task_of
-    from bert.glue.answers import pair, read_answers
-    from bert.glue.metrics import scores
+    from bert.tasks.glue.answers import pair, read_answers
+    from bert.tasks.glue.metrics import scores
+    from bert.tasks.glue.tables import read_table
+    from bert.tasks.glue.tasks import task_of
 
     spec = task_of(options.task)
     split = _split_of(options.labels, spec)
@@ -74,7 +74,7 @@ def _split_of(labels: Path, spec: "GlueSpec") -> str | None:
 
 def _answers_to(predictions: Path, spec: "GlueSpec") -> str | None:
     """Which of the task's tables a file answers by its name, as `bertbench predict glue` gives it."""
-    from bert.glue.answers import answer_file
+    from bert.tasks.glue.answers import answer_file
 
     return next((split for split in spec.splits if answer_file(spec, split) == predictions.name), None)
 

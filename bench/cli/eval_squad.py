@@ -14,8 +14,8 @@ from bench.cli.scores_file import SCORES_FILE, check_scores_folder
 from common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bert.squad.scores import Scores
-    from bert.squad.thresholds import NullAnalysis
+    from bert.tasks.squad.scores import Scores
+    from bert.tasks.squad.thresholds import NullAnalysis
 
 _MOST_IDS = 5
 
@@ -54,9 +54,9 @@ def run(argv: list[str]) -> int:
     """Run the command; 0 when the scores are printed."""
     options = parse(EvalSquadOptions, argv, "bertbench eval squad")
     check_scores_folder(options.out, "squad")
-    from bert.squad.golds import read_golds
-    from bert.squad.prediction_files import read_null_odds, read_predictions
-    from bert.squad.scores import score
+    from bert.tasks.squad.golds import read_golds
+    from bert.tasks.squad.prediction_files import read_null_odds, read_predictions
+    from bert.tasks.squad.scores import score
 
     golds = read_golds(options.dataset)
     notes: list[str] = []

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli.options import parse, split_command
-from bench.devices import Devices, find_devices
-from bench.gpu_load import least_busy
-from bench.launching.layout import Layout, in_words, ranks_in_words, read_layout
-from bench.launching.node import Job, launch_node
-from bench.launching.verdict import Verdict
-from bench.stop import StopRequest
+from bench.cluster.layout import Layout, in_words, ranks_in_words, read_layout
+from bench.cluster.node import Job, launch_node
+from bench.cluster.verdict import Verdict
+from bench.machine.devices import Devices, find_devices
+from bench.machine.gpu_load import least_busy
+from bench.run.stop import StopRequest
 from common.errors import UsageError
 from common.redact import terminal_text
 

@@ -17,14 +17,14 @@ from bench.cli.options import parse
 from bench.cli.predicting import Computing
 from bench.cli.preparing import plain_words
 from bench.cli.progress import note, show_stages
-from bench.devices import find_devices
-from bert.data.csv.config import CsvForm
+from bench.machine.devices import find_devices
+from bert.tasks.classify.config import CsvForm
 from common.atomic import atomic_path
 from common.errors import InputError, UsageError
 from records.training import TrainRun, is_train_run
 
 if TYPE_CHECKING:
-    from bert.data.csv.reading import LeftOut, TextRow
+    from bert.tasks.classify.reading import LeftOut, TextRow
 
 _ENDING = "_predictions.csv"
 _BATCH_TEXTS = 2000
@@ -78,9 +78,9 @@ def run(argv: list[str]) -> int:
     """Run the command; 0 when the file is written."""
     options = parse(PredictClassifyOptions, plain_words(argv, DEFAULT_WORDS), "bertbench predict classify")
     from bench.text_classifier import open_classifier
-    from bert.data.csv.encoding import check_file
-    from bert.data.csv.form import find_form
-    from bert.data.csv.reading import read_rows
+    from bert.tasks.classify.encoding import check_file
+    from bert.tasks.classify.form import find_form
+    from bert.tasks.classify.reading import read_rows
 
     check_file(options.data)
     form = find_form(options.data, options.form, needs_label=False)
@@ -126,7 +126,7 @@ def _of_run(path: Path) -> Path:
 
 
 def _batches(rows: "Iterator[TextRow | LeftOut]", tally: _Tally) -> "Iterator[list[TextRow]]":
-    from bert.data.csv.reading import LeftOut
+    from bert.tasks.classify.reading import LeftOut
 
     batch: list[TextRow] = []
     for row in rows:
@@ -142,7 +142,7 @@ def _batches(rows: "Iterator[TextRow | LeftOut]", tally: _Tally) -> "Iterator[li
 
 
 def _write(writer: Any, batch: "list[TextRow]", found: "list[tuple[str, float] | None]", tally: _Tally) -> None:
-    from bert.data.csv.reading import NO_PIECES
+    from bert.tasks.classify.reading import NO_PIECES
 
     for row, one in zip(batch, found, strict=True):
         if one is None:

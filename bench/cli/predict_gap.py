@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from bert.data.gap.features import GapFeatures
     from bert.predict import Opened
+    from bert.tasks.gap.features import GapFeatures
 
 PREDICTIONS_FILE = "predictions.tsv"
 KAGGLE_FILE = "submission.csv"
@@ -55,10 +55,10 @@ def run(argv: list[str]) -> int:
     options = parse(PredictGapOptions, argv, "bertbench predict gap")
     out = run_folder(options.out)
     from bert.data.feature_files import made_of
-    from bert.data.gap.store import open_features
-    from bert.gap.predict import probabilities_of
-    from bert.gap.prediction_files import write_kaggle, write_official
-    from bert.gap.scores import decisions_of
+    from bert.tasks.gap.predict import probabilities_of
+    from bert.tasks.gap.prediction_files import write_kaggle, write_official
+    from bert.tasks.gap.scores import decisions_of
+    from bert.tasks.gap.store import open_features
 
     features = open_features(options.features, "test")
     opened, head = _open_model(options, features)
@@ -95,10 +95,10 @@ def run(argv: list[str]) -> int:
 
 def _open_model(options: PredictGapOptions, features: "GapFeatures") -> "tuple[Opened, str]":
     """Return the model, and the name of its head."""
-    from bert.gap.predict import head_of
     from bert.predict import open_model
-    from bert.tasks.gap import GapTask
-    from bert.training.resume import find_weights
+    from bert.tasks.gap.predict import head_of
+    from bert.tasks.gap.task import GapTask
+    from bert.train.resume import find_weights
 
     data = identity_of(options.features, features.fingerprint, features.settings)
     place = best_of_run(options.checkpoint)
@@ -107,8 +107,8 @@ def _open_model(options: PredictGapOptions, features: "GapFeatures") -> "tuple[O
 
 
 def _logits(options: PredictGapOptions, opened: "Opened", features: "GapFeatures") -> "npt.NDArray[np.float32]":
-    from bert.data.gap.examples import LABELS
     from bert.tasks.classification_evaluation import check_logits, row_logits
+    from bert.tasks.gap.examples import LABELS
 
     longest = int(features.rows.lengths.max())
     if longest > opened.config.max_positions:
@@ -131,7 +131,7 @@ def _logits(options: PredictGapOptions, opened: "Opened", features: "GapFeatures
 
 
 def _answers(logits: "npt.NDArray[np.float32]") -> dict[str, int]:
-    from bert.data.gap.examples import LABELS
+    from bert.tasks.gap.examples import LABELS
 
     classes = logits.argmax(1)
     return {name: int((classes == number).sum()) for number, name in enumerate(LABELS)}

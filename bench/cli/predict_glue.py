@@ -19,8 +19,8 @@ from common.atomic import check_writable
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from bert.data.glue.features import GlueFeatures
     from bert.predict import Opened
+    from bert.tasks.glue.features import GlueFeatures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +73,8 @@ def run(argv: list[str]) -> int:
 
 def _files(options: PredictGlueOptions, task: str | None) -> list[Path]:
     """The files that are meant; of a folder those of a task, where that is known."""
-    from bert.data.glue.store import find_all
-    from bert.data.glue.tasks import task_of
+    from bert.tasks.glue.store import find_all
+    from bert.tasks.glue.tasks import task_of
 
     if options.task is not None:
         task_of(options.task)
@@ -90,8 +90,8 @@ def _made_of(file: Path) -> str | None:
 
 def _features(files: list[Path], task: str | None) -> "list[GlueFeatures]":
     """The features in all files, of one task and one vocabulary."""
-    from bert.data.glue.store import open_features
-    from bert.data.glue.tasks import TASKS
+    from bert.tasks.glue.store import open_features
+    from bert.tasks.glue.tasks import TASKS
 
     splits = tuple(dict.fromkeys(split for spec in TASKS.values() for split in spec.splits))
     found = [open_features(file, splits, task) for file in files]
@@ -110,7 +110,7 @@ def _features(files: list[Path], task: str | None) -> "list[GlueFeatures]":
 
 def _open_model(options: PredictGlueOptions, features: "Sequence[GlueFeatures]") -> "Opened":
     from bert.predict import open_model
-    from bert.tasks.glue import GlueTask
+    from bert.tasks.glue.task import GlueTask
 
     task = features[0].settings.task
     data = identity_of(options.features[0], features[0].rows.fingerprint, features[0].settings)
@@ -130,7 +130,7 @@ def _open_model(options: PredictGlueOptions, features: "Sequence[GlueFeatures]")
 def _trained_on(checkpoint: Path) -> tuple[str | None, str | None]:
     """What a checkpoint of ours was trained on, and which task of GLUE that is; None where it does not say."""
     from bert.tasks import check_task_options
-    from bert.training.checkpoint import STATE_FILE, checkpoint_path, read, saved_steps
+    from bert.train.checkpoint import STATE_FILE, checkpoint_path, read, saved_steps
 
     steps = [] if (checkpoint / STATE_FILE).is_file() or not checkpoint.is_dir() else saved_steps(checkpoint)
     checkpoint = checkpoint_path(checkpoint, steps[-1]) if steps else checkpoint
@@ -153,9 +153,9 @@ def _check_task(checkpoint: Path, task: str) -> None:
 
 def _answer(options: PredictGlueOptions, ready: Ready, features: "GlueFeatures", out: Path) -> dict[str, Any]:
     """Write the answers to one table; return what is told of them."""
-    from bert.glue.answers import answer_file, write_answers
-    from bert.glue.metrics import decided, scores
     from bert.tasks.classification_evaluation import check_logits, row_logits
+    from bert.tasks.glue.answers import answer_file, write_answers
+    from bert.tasks.glue.metrics import decided, scores
 
     settings, rows = features.settings, features.rows
     spec, progress = settings.spec, show_stages()

@@ -16,10 +16,10 @@ from bench.cli.progress import note, show_stages
 from common.atomic import check_writable
 
 if TYPE_CHECKING:
-    from bert.data.squad.features import SquadFeatures
     from bert.predict import Opened
-    from bert.squad.logits import WindowLogits
-    from bert.squad.predictions import Answers
+    from bert.tasks.squad.features import SquadFeatures
+    from bert.tasks.squad.logits import WindowLogits
+    from bert.tasks.squad.predictions import Answers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +55,8 @@ def run(argv: list[str]) -> int:
     options = parse(PredictSquadOptions, argv, "bertbench predict squad")
     out = run_folder(options.out)
     from bert.data.feature_files import made_of
-    from bert.data.squad.store import open_features, vocabulary_of
-    from bert.squad.predictions import NBestOptions, decode
+    from bert.tasks.squad.predictions import NBestOptions, decode
+    from bert.tasks.squad.store import open_features, vocabulary_of
 
     wanted = NBestOptions(
         n_best_size=options.n_best_size,
@@ -92,15 +92,15 @@ def run(argv: list[str]) -> int:
 
 def _open_model(options: PredictSquadOptions, features: "SquadFeatures") -> "Opened":
     from bert.predict import open_model
-    from bert.tasks.squad import SquadTask
+    from bert.tasks.squad.task import SquadTask
 
     data = identity_of(options.features, features.fingerprint, features.settings)
     return open_model(best_of_run(options.checkpoint), SquadTask(), data, note)
 
 
 def _logits(options: PredictSquadOptions, opened: "Opened", features: "SquadFeatures") -> "WindowLogits":
-    from bert.squad.logits import WindowLogits
-    from bert.tasks.squad_evaluation import window_logits
+    from bert.tasks.squad.evaluation import window_logits
+    from bert.tasks.squad.logits import WindowLogits
 
     ready = make_ready(opened, options.computing)
     progress = show_stages()

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from bench.automatic import AUTO, resolve_precision
-from bench.devices import find_devices
+from bench.machine.devices import find_devices
+from bench.plan.automatic import AUTO, resolve_precision
 from common.errors import UsageError
 from records.training import TrainRun, is_train_run
 
 if TYPE_CHECKING:
     import torch
 
-    from bert.precision import Precision
+    from bert.optim.precision import Precision
     from bert.predict import Opened
     from bert.tasks.base import DataIdentity
 
@@ -79,8 +79,8 @@ def identity_of(path: Path, fingerprint: str, settings: "FeatureSettings") -> "D
 
 def make_ready(opened: "Opened", computing: Computing) -> Ready:
     """Put a model on a device. Raises UsageError: no such device, or a precision that it does not have."""
-    from bert.precision import Precision
-    from bert.strategies.single import SingleStrategy
+    from bert.optim.precision import Precision
+    from bert.parallel.single import SingleStrategy
 
     devices = find_devices(computing.device)
     strategy = SingleStrategy()

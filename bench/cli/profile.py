@@ -12,15 +12,15 @@ import tyro
 from bench.cli.findings_output import terminal_width
 from bench.cli.options import OUT_HELP, given_names, parse_task, request_of, run_folder
 from bench.cli.progress import describe, measured_anew, note, show_progress
-from bench.devices import Devices, find_devices
 from bench.implementations import OURS
-from bench.launch import LaunchOptions
-from bench.plan import Sweep, expand
+from bench.machine.devices import Devices, find_devices
+from bench.plan.sweep import locked
+from bench.plan.trials import Sweep, expand
 from bench.profilers import PROFILERS, load_profiler
-from bench.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
-from bench.sweep import locked
-from bert.flags import flag
+from bench.run.launch import LaunchOptions
+from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
 from common.errors import InputError, UsageError
+from common.flags import flag
 from common.redact import terminal_text
 from common.registry import lookup
 from records.run import RunDirectory

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from analysis.strategy_labels import strategy_label
-from bench.again import Again
-from bench.automatic import AUTO, resolve_strategy
 from bench.cli.download_progress import show_download
-from bench.devices import Devices
-from bench.sweep import write_results
+from bench.machine.devices import Devices
+from bench.plan.again import Again
+from bench.plan.automatic import AUTO, resolve_strategy
+from bench.plan.sweep import write_results
 from common.redact import terminal_text
 from records.run import RunDirectory
 from records.trial import Trial
@@ -24,7 +24,7 @@ _LINE_SECONDS = 0.1
 
 
 def show_progress(number: int, count: int, trial: Trial, result: Mapping[str, Any] | None, known: bool) -> None:
-    """Show how a trial ended, or on a terminal that it has begun; arguments as bench.sweep.Progress has them."""
+    """Show how a trial ended, or on a terminal that it has begun; arguments as bench.plan.sweep.Progress has them."""
     head = f"[{number}/{count}] {describe(trial)}"
     if result is not None:
         said = f"{terminal_text(_outcome(result))}{' (already done)' if known else ''}"

@@ -7,18 +7,18 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.allocators import DEFAULT
-from bench.automatic import AUTO
 from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
 from bench.cli.progress import note, show_progress, tell_of_cpu
-from bench.devices import Devices, find_devices
-from bench.launch import LaunchOptions
-from bench.light.products import HEADS
-from bench.plan import Sweep, expand
-from bench.sweep import locked, run_trials
+from bench.machine.devices import Devices, find_devices
+from bench.plan.automatic import AUTO
+from bench.plan.sweep import locked, run_trials
+from bench.plan.trials import Sweep, expand
+from bench.run.allocators import DEFAULT
+from bench.run.launch import LaunchOptions
+from bench.steplight.products import HEADS
 from bench.task_flags import TaskFlags
-from bert.flags import flag
 from common.errors import UsageError
+from common.flags import flag
 from records.run import RunDirectory
 from records.trial import Trial
 

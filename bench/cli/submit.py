@@ -8,9 +8,9 @@ from typing import Any
 
 from bench.cli.options import parse, split_command
 from bench.cli.progress import note
-from bench.schedulers import SCHEDULERS, load_scheduler
-from bench.schedulers.base import JobOptions, Rendered, Scheduler
-from bench.schedulers.words import quote
+from bench.cluster.schedulers import SCHEDULERS, load_scheduler
+from bench.cluster.schedulers.base import JobOptions, Rendered, Scheduler
+from bench.cluster.schedulers.words import quote
 from common.atomic import storage_errors, write_text
 from common.errors import MissingToolError, UsageError
 from common.redact import REDACTED, redact_environment

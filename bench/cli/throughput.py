@@ -13,12 +13,12 @@ import tyro
 
 from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
 from bench.cli.progress import measured_anew, note, show_progress, tell_of_cpu
-from bench.devices import Devices, find_devices, free_memory_share
-from bench.inside import end_process, run_trial_inside
-from bench.launch import LaunchOptions
-from bench.plan import Sweep, expand
-from bench.sweep import locked, result_rows, run_trials
-from bench.world import World, joined_world
+from bench.cluster.inside import end_process, run_trial_inside
+from bench.cluster.world import World, joined_world
+from bench.machine.devices import Devices, find_devices, free_memory_share
+from bench.plan.sweep import locked, result_rows, run_trials
+from bench.plan.trials import Sweep, expand
+from bench.run.launch import LaunchOptions
 from common.errors import UsageError
 from records.files import write_record
 from records.run import RunDirectory
@@ -192,7 +192,7 @@ def _setting(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, launch: LaunchOptions) -> int:
-    from bench.search import find_max_batch
+    from bench.plan.search import find_max_batch
 
     # One search per combination of everything but the batch size.
     sweep = dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1)

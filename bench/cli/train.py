@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from analysis.train_scores import evaluation_text, in_words, parts_text
-from bench.attempt import train_once
 from bench.cli.options import check_task, parse, request_of, run_folder
 from bench.cli.preparing import plain_words
 from bench.cli.progress import note
 from bench.cli.train_next import next_command
 from bench.cli.train_options import TrainOptions
 from bench.cli.train_progress import TrainProgress, append_log, duration
-from bench.devices import find_devices
-from bench.following import follow
-from bench.stop import StopRequest
-from bench.trainer import Plan, check_continues, check_space, plan_training
-from bench.world import World, joined_world, leading
+from bench.cluster.following import follow
+from bench.cluster.world import World, joined_world, leading
+from bench.machine.devices import find_devices
+from bench.run.attempt import train_once
+from bench.run.stop import StopRequest
+from bench.run.trainer import Plan, check_continues, check_space, plan_training
 from common import locks
 from common.errors import BertbenchError, StorageError
 from common.redact import terminal_text
@@ -133,7 +133,7 @@ def _finish(
     leave: Callable[[], None] | None = None,
 ) -> int:
     """Show how the attempt ended, and let a finished run leave its files; return the exit code."""
-    from bert.training.events import LAST_GOOD_CHECKPOINT
+    from bert.train.events import LAST_GOOD_CHECKPOINT
 
     found = dict(result.get("outcome") or {})
     status = str(result["status"])

@@ -16,18 +16,18 @@ from bench.cli.options import given_names
 from bench.cli.progress import note, show_stages
 from bench.cli.train_options import TrainOptions
 from bench.cli.train_progress import append_log
-from bench.devices import Devices
-from bench.trainer import Plan
-from bert.data.csv.config import SUFFIX, CsvConfig, CsvForm
+from bench.machine.devices import Devices
+from bench.run.trainer import Plan
 from bert.data.lengths import is_synthetic
-from bert.data.pretraining.naming import VOCABULARY_FILE
 from bert.data.vocabulary import Vocabulary
-from bert.flags import flag
+from bert.tasks.classify.config import SUFFIX, CsvConfig, CsvForm
+from bert.tasks.pretrain.naming import VOCABULARY_FILE
 from common.errors import BertbenchError, UsageError
+from common.flags import flag
 from records.training import TrainRun
 
 if TYPE_CHECKING:
-    from bert.data.csv.prepare import CsvSummary
+    from bert.tasks.classify.prepare import CsvSummary
 
 _OUT = Path("runs/classify-NAME")
 _OUT_HELP = "Run directory, NAME that of the file; a call with the same folder resumes it."
@@ -89,9 +89,9 @@ def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> Trai
         raise UsageError("option-missing", "no data was given: bertbench train classify FILE.csv, or FILE.sqlite")
     if is_synthetic(given):
         return dataclasses.replace(options, out=_out(options, Path("synthetic")))
-    from bert.data.csv.encoding import check_file
-    from bert.data.csv.schema import is_database
-    from bert.data.csv.store import check_whole
+    from bert.tasks.classify.encoding import check_file
+    from bert.tasks.classify.schema import is_database
+    from bert.tasks.classify.store import check_whole
 
     path = Path(given)
     check_file(path, "a CSV, or its SQLite file")
@@ -146,8 +146,8 @@ def _out(options: TrainClassifyOptions, data: Path) -> Path:
 
 
 def _given_database(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -> "CsvSummary":
-    from bert.data.csv.prepare import CsvSummary
-    from bert.data.csv.store import open_source, split_sizes
+    from bert.tasks.classify.prepare import CsvSummary
+    from bert.tasks.classify.store import open_source, split_sizes
 
     foreign = [flag(name) for name in given if name != "seq_len"]
     if foreign:
@@ -161,7 +161,7 @@ def _given_database(options: TrainClassifyOptions, path: Path, given: Sequence[s
 
 def _prepared(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -> "CsvSummary":
     """Return the database of a CSV: that which is there, but for the options that are given; else a new one."""
-    from bert.data.csv.prepare import current, prepare
+    from bert.tasks.classify.prepare import current, prepare
 
     database = path.resolve().with_suffix(SUFFIX)
     found = current(path, database)

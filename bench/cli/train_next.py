@@ -3,13 +3,13 @@
 import shlex
 from typing import TYPE_CHECKING
 
-from bench.automatic import AUTO
 from bench.implementations import OURS
-from bench.trainer import Plan
-from bert.flags import flag
+from bench.plan.automatic import AUTO
+from bench.run.trainer import Plan
 from bert.tasks import check_task_options, task_data
 from bert.tasks.data import Trained
 from common.errors import InputError
+from common.flags import flag
 from records.training import TrainRun
 
 if TYPE_CHECKING:

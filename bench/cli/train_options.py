@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.automatic import AUTO
 from bench.implementations import OURS
+from bench.plan.automatic import AUTO
 from bench.task_flags import TaskFlags
-from bert.flags import flag
 from common.errors import UsageError
+from common.flags import flag
 
 _OUT_HELP = "Run directory; a call with the same folder resumes it."
 
@@ -134,7 +134,7 @@ class TrainOptions:
             )
 
     def given(self) -> dict[str, Any]:
-        """Return what was given of the settings of a run, None where nothing was, as bench.trainer takes them."""
+        """Return what was given of the settings of a run, None where nothing was, as bench.run.trainer takes them."""
         values = {name: getattr(self, name) for name in _SETTINGS}
         own = {"world_size": self.devices, "data": self.data or self.file, "task_flags": self.task_flags}
         return {**values, **own}
@@ -149,7 +149,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("weight_decay", lambda value: 0 <= value < math.inf, "a number of at least 0"),
     ("max_grad_norm", lambda value: 0 < value < math.inf, "a number above 0"),
 )
-# Options that are fields of bert.training.TrainSettings.
+# Options that are fields of bert.train.TrainSettings.
 _SETTINGS = (
     "task", "preset", "dropout", "data", "seq_len", "micro_batch_size", "grad_accum_steps", "global_batch_size",
     "optimizer", "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "precision",

@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.train_scores import evaluation_text
 from bench.cli.progress import note
-from bench.stop import StopRequest
+from bench.run.stop import StopRequest
 from common.atomic import storage_errors
 from records.run import TrialDirectory
 from records.training import events_jsonl

@@ -17,19 +17,19 @@ import tyro
 from bench.cli.options import check_task, parse, parse_known, request_of, run_folder
 from bench.cli.progress import note
 from bench.cli.train_options import TrainOptions
-from bench.devices import Devices, find_devices
-from bench.stop import StopRequest
+from bench.cluster.world import joined_world
+from bench.machine.devices import Devices, find_devices
+from bench.run.stop import StopRequest
+from bench.run.trainer import Plan, plan_training
 from bench.task_flags import TaskFlags
-from bench.trainer import Plan, plan_training
 from bench.tune.document import FILE, document
 from bench.tune.objective import Objective, make_objective
 from bench.tune.question import EVALUATORS, PRUNERS, SAMPLERS, Question, Search
 from bench.tune.space import Kind, SearchSpace, Value, make_space, word
 from bench.tune.study import Study
 from bench.tune.worker import Job, TrialTraining, work
-from bench.world import joined_world
-from bert.flags import flag
 from common.errors import UsageError
+from common.flags import flag
 from common.registry import lookup
 from records.training import TrainRun, is_train_run
 

@@ -13,8 +13,8 @@ IMPLEMENTATIONS = {
 TRAINER_STRATEGIES = ("single", "ddp")
 """The strategies that the wrapping of Hugging Face's Trainer comes to, here."""
 
-# Those that make training runs, to their last update, with evaluations; each as bert.training.run.run_training.
+# Those that make training runs, to their last update, with evaluations; each as bert.train.run.run_training.
 TRAININGS = {
-    OURS: "bert.training.run:run_training",
+    OURS: "bert.train.run:run_training",
     "hf-trainer": "bench.implementations.hf_trainer_run:run_training",
 }

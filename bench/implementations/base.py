@@ -6,14 +6,14 @@ from typing import Protocol
 
 import torch
 
-from bert.batch import Batch
-from bert.config import ModelConfig
-from bert.observer import Observer
+from bert.data.batch import Batch
+from bert.model.config import ModelConfig
 from bert.tasks.base import Task
-from bert.train import ComputeLoss, Training
+from bert.train.loop import ComputeLoss, Training
+from bert.train.observer import Observer
 from records.trial import Trial
 
-# (training, observer, keep_going) -> number of the step that was not made, as bert.train.train.
+# (training, observer, keep_going) -> number of the step that was not made, as bert.train.loop.train.
 Loop = Callable[[Training, Observer, Callable[[int], bool]], int]
 
 
@@ -28,9 +28,9 @@ class Built:
     compute_loss: ComputeLoss
     """(wrapped model, batch) -> scalar."""
     levers: frozenset[str] = frozenset()
-    """Names in bert.levers.LEVERS that are on; only our own implementation has any."""
+    """Names in bert.speed.registry.LEVERS that are on; only our own implementation has any."""
     loop: Loop | None = None
-    """Wraps the model and trains by itself, with the arguments of bert.train.train; None: the strategy and our loop."""
+    """Wraps the model and trains by itself, arguments as bert.train.loop.train has; None: the strategy, our loop."""
 
 
 class Implementation(Protocol):

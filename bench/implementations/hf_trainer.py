@@ -6,10 +6,10 @@ from bench.implementations import TRAINER_STRATEGIES
 from bench.implementations.base import Built
 from bench.implementations.hugging_face import HuggingFaceImplementation
 from bench.implementations.trainer_loop import check_packages, train_with_trainer
-from bert.config import ModelConfig
-from bert.observer import Observer
-from bert.strategies.options import read_options
+from bert.model.config import ModelConfig
+from bert.parallel.options import read_options
 from bert.tasks.base import Task
+from bert.train.observer import Observer
 from common.errors import UsageError
 from records.trial import Trial
 

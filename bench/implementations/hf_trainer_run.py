@@ -11,30 +11,30 @@ from typing import Any
 
 import torch
 
-from bench.feed import feed
 from bench.implementations import TRAINER_STRATEGIES
 from bench.implementations.hf_trainer import TrainerImplementation
 from bench.implementations.hugging_face import MODELS, model_loss, task_model
 from bench.implementations.trainer_loop import check_packages, train_with_trainer
-from bert.batch import Batch
+from bench.run.feed import feed
 from bert.checkpoints.folder import new_folder
+from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.checkpoints.ours import save_model
-from bert.convert import load_hugging_face_state, to_hugging_face_state
-from bert.data.pretraining.naming import VOCABULARY_FILE
-from bert.observer import Observer, Observers
-from bert.strategies.base import Strategy
-from bert.strategies.options import read_options
-from bert.train import Training
-from bert.training.agreement import any_rank, together
-from bert.training.base_run import BaseRun
-from bert.training.checkpoint import checkpoint_path
-from bert.training.events import Best, Report, RunOutcome, Saved, Warned
-from bert.training.initial import load_initial
-from bert.training.losses import LossLog
-from bert.training.parts import make_optimizer, make_training
-from bert.training.resume import initial_on_all
-from bert.training.settings import TrainSettings
-from bert.training.tensors import seed_generators
+from bert.data.batch import Batch
+from bert.parallel.base import Strategy
+from bert.parallel.options import read_options
+from bert.tasks.pretrain.naming import VOCABULARY_FILE
+from bert.train.agreement import any_rank, together
+from bert.train.base_run import BaseRun
+from bert.train.checkpoint import checkpoint_path
+from bert.train.events import Best, Report, RunOutcome, Saved, Warned
+from bert.train.initial import load_initial
+from bert.train.loop import Training
+from bert.train.losses import LossLog
+from bert.train.observer import Observer, Observers
+from bert.train.parts import make_optimizer, make_training
+from bert.train.resume import initial_on_all
+from bert.train.settings import TrainSettings
+from bert.train.tensors import seed_generators
 from common.atomic import write_text
 from common.errors import UsageError
 
@@ -49,7 +49,7 @@ def run_training(
     should_stop: Callable[[], bool],
     report: Report,
 ) -> RunOutcome:
-    """Train from the first update to `settings.steps`; arguments as bert.training.run.run_training has them.
+    """Train from the first update to `settings.steps`; arguments as bert.train.run.run_training has them.
 
     Raises:
         MissingToolError: transformers or accelerate is not installed.

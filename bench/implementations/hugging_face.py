@@ -9,13 +9,13 @@ import torch
 
 from bench.implementations.base import Built
 from bench.implementations.ours import LEARNING_RATE
-from bert.batch import Batch
-from bert.config import ModelConfig
-from bert.observer import Observer
-from bert.optim import adamw
+from bert.data.batch import Batch
+from bert.model.config import ModelConfig
+from bert.optim.registry import adamw
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
-from bert.train import ComputeLoss
+from bert.train.loop import ComputeLoss
+from bert.train.observer import Observer
 from common.errors import MissingToolError, UsageError
 from records.trial import Trial
 

@@ -3,13 +3,13 @@
 import torch
 
 from bench.implementations.base import Built
-from bert.batch import Batch
-from bert.config import ModelConfig
-from bert.encoder import recompute_activations
-from bert.levers import AUTO, check_precision, resolve_levers, use_levers, use_weight_copies
-from bert.observer import Observer
-from bert.optim import adamw
+from bert.data.batch import Batch
+from bert.model.config import ModelConfig
+from bert.model.encoder import recompute_activations
+from bert.optim.registry import adamw
+from bert.speed.registry import AUTO, check_precision, resolve_levers, use_levers, use_weight_copies
 from bert.tasks.base import Task
+from bert.train.observer import Observer
 from records.trial import Trial
 
 LEARNING_RATE = 1e-4

@@ -1,8 +1,8 @@
 """BERT around PyTorch's own `nn.TransformerEncoder`, as somebody without a library of models would write it.
 
-Nothing of bert.encoder is in it but the initial weights: padded sequences, PyTorch's layers and attention, one call of
-`F.cross_entropy` per loss. Dropout is where the configuration has it: `nn.TransformerEncoderLayer` would also drop
-activations behind the GELU, which BERT does not.
+Nothing of bert.model.encoder is in it but the initial weights: padded sequences, PyTorch's layers and attention, one
+call of `F.cross_entropy` per loss. Dropout is where the configuration has it: `nn.TransformerEncoderLayer` would also
+drop activations behind the GELU, which BERT does not.
 
 Shapes: B sequences, S tokens, H hidden width, M predicted positions of the whole batch, V word pieces.
 """
@@ -17,13 +17,13 @@ from torch.utils.checkpoint import checkpoint
 
 from bench.implementations.base import Built
 from bench.implementations.ours import LEARNING_RATE
-from bert.batch import Batch
-from bert.config import ModelConfig
-from bert.encoder import PAD_TOKEN_ID, initialize
-from bert.observer import Observer
-from bert.optim import adamw
+from bert.data.batch import Batch
+from bert.model.config import ModelConfig
+from bert.model.encoder import PAD_TOKEN_ID, initialize
+from bert.optim.registry import adamw
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
+from bert.train.observer import Observer
 from common.errors import UsageError
 from records.trial import Trial
 

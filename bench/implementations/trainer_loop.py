@@ -1,4 +1,4 @@
-"""The loop of Hugging Face's Trainer in place of bert.train.train: the same Training, observers and verdicts."""
+"""The loop of Hugging Face's Trainer in place of bert.train.loop.train: the same Training, observers and verdicts."""
 
 import importlib.util
 import os
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from bert.batch import Batch, BatchCounts
-from bert.observer import Observer, StepResult
-from bert.strategies.base import Options
-from bert.train import Training
+from bert.data.batch import Batch, BatchCounts
+from bert.parallel.base import Options
+from bert.train.loop import Training
+from bert.train.observer import Observer, StepResult
 from common.errors import MissingToolError
 
 # More steps than any run makes: who trains says when it ends.
@@ -49,8 +49,8 @@ def train_with_trainer(
     Args:
         training: its model not wrapped.
         observer: of the loop.
-        keep_going: as bert.train.train has it.
-        options: of the strategy (bert.strategies.options).
+        keep_going: as bert.train.loop.train has it.
+        options: of the strategy (bert.parallel.options).
 
     Raises:
         DivergenceError: `training.divergence` found a loss that is not finite.

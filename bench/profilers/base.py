@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from bert.observer import Observer
+from bert.train.observer import Observer
 from common.errors import InputError, UsageError
 from records.trial import Trial
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from bench.profilers.base import Profiler, Scope, written
 from bench.profilers.cycle import Cycle
-from bert.observer import Observer
+from bert.train.observer import Observer
 from common.errors import InputError, UsageError
 from records.trial import Trial
 

@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.profilers.cycle import Cycle
-from bert.observer import Observer, StepResult
+from bert.train.observer import Observer, StepResult
 from common.atomic import atomic_path
 from common.errors import StorageError
 

@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import ClassVar
 
-from bench.devices import find_devices
-from bench.environment import compute_capability
+from bench.machine.devices import find_devices
+from bench.machine.environment import compute_capability
 from bench.profilers.base import Scope
 from bench.profilers.permission import ALLOW, DENIED
 from bench.profilers.ranges import RangeProfiler, check_ranges

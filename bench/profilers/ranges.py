@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 from bench.profilers.base import Profiler, Scope
-from bert.observer import Observer, StepResult
+from bert.train.observer import Observer, StepResult
 from common.errors import MissingToolError, UsageError
 
 DOMAIN = "bertbench"

@@ -8,7 +8,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from bench.processes import HARNESS_VARIABLE, MARK_VARIABLE, end_marked
+from bench.run.processes import HARNESS_VARIABLE, MARK_VARIABLE, end_marked
 from common.errors import InputError, MissingToolError
 from common.redact import redact_text, without_secrets
 
@@ -54,7 +54,7 @@ def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = Fals
     """
     name, mark = Path(argv[0]).name, uuid.uuid4().hex
     # Through a process that ends all of it when the harness dies: tools are scripts around programs with daemons.
-    watched = [sys.executable, "-m", "bench.processes", *argv]
+    watched = [sys.executable, "-m", "bench.run.processes", *argv]
     variables = {
         **without_secrets(os.environ),
         MARK_VARIABLE: mark,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from bert.data.lengths import is_synthetic
 from bert.tasks import make_task
-from bert.training.settings import TrainSettings
+from bert.train.settings import TrainSettings
 from common.errors import UsageError
 from records.training import TrainRun, read_events
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis.train_scores import in_words
-from bench.attempt import train_once
-from bench.devices import Devices
-from bench.stop import StopRequest
-from bench.trainer import Plan
+from bench.machine.devices import Devices
+from bench.run.attempt import train_once
+from bench.run.stop import StopRequest
+from bench.run.trainer import Plan
 from bench.tune.objective import Objective
 from bench.tune.question import ENDED
 from bench.tune.space import SearchSpace, Value, word

@@ -1,6 +1,6 @@
 """Models of transformers' that checkpoints are converted from and to, and the models of ours that take their weights.
 
-A new head gets its names in bert.convert and a row here.
+A new head gets its names in bert.checkpoints.hugging_face and a row here.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from bert.config import ModelConfig
-from bert.model import BertForPretraining, BertForQuestionAnswering, BertForSequenceClassification
+from bert.model.config import ModelConfig
+from bert.model.models import BertForPretraining, BertForQuestionAnswering, BertForSequenceClassification
 
 _POOLER = "pooler"
 CLASSIFIER = "classifier"
@@ -79,7 +79,7 @@ def labels_of(shapes: Mapping[str, Sequence[int]], part: Callable[[str], str]) -
 
     Args:
         shapes: of the weights by name.
-        part: from a name to a head of ours: bert.convert.part_of, or part_of_ours.
+        part: from a name to a head of ours: bert.checkpoints.hugging_face.part_of, or part_of_ours.
     """
     weights = (shape for name, shape in shapes.items() if part(name) == CLASSIFIER and len(shape) == 2)
     return next((int(shape[0]) for shape in weights), None)

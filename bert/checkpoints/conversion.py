@@ -19,16 +19,16 @@ from bert.checkpoints.architectures import (
     part_of_ours,
 )
 from bert.checkpoints.folder import check_new_folder, new_folder
+from bert.checkpoints.hugging_face import LoadReport, hugging_face_tensors, match_hugging_face_state, part_of
 from bert.checkpoints.model_config import read_config, to_hugging_face_json
 from bert.checkpoints.ours import load_model, write_model
 from bert.checkpoints.read import OURS, Found, find_checkpoint, read_weights
 from bert.checkpoints.tensor_files import write_safetensors
 from bert.checkpoints.vocabularies import check_vocabulary, copy_vocabulary, fit_vocabulary, lower_case
-from bert.config import ModelConfig
-from bert.convert import LoadReport, hugging_face_tensors, match_hugging_face_state, part_of
 from bert.data.vocabulary import load_vocabulary
-from bert.training.checkpoint import latest, saved_steps
-from bert.training.resume import CHECKPOINTS_FOLDER
+from bert.model.config import ModelConfig
+from bert.train.checkpoint import latest, saved_steps
+from bert.train.resume import CHECKPOINTS_FOLDER
 from common.atomic import write_json
 from common.errors import InputError, StorageError, UsageError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert.config import ModelConfig
+from bert.model.config import ModelConfig
 from common.errors import InputError, SchemaError, UsageError, content_code, read_code
 
 OUR_FORMAT = "bertbench model"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bert.checkpoints.model_config import from_our_json, is_ours, read_json, to_our_json
 from bert.checkpoints.tensor_files import read_tensors, write_safetensors
-from bert.config import ModelConfig
+from bert.model.config import ModelConfig
 from common.atomic import write_json
 from common.errors import InputError, UsageError
 

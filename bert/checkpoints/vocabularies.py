@@ -5,9 +5,9 @@ from pathlib import Path
 
 from bert.checkpoints.model_config import read_json
 from bert.checkpoints.read import Found
-from bert.config import ModelConfig
 from bert.data.vocabulary import either_fingerprint, load_vocabulary
-from bert.training.checkpoint import STATE_FILE, read
+from bert.model.config import ModelConfig
+from bert.train.checkpoint import STATE_FILE, read
 from common.atomic import atomic_path
 from common.errors import InputError, read_code
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bert.batch import Batch, BatchCounts
+from bert.data.batch import Batch, BatchCounts
 from bert.data.lengths import (
     DISTRIBUTIONS,
     SHORTEST,

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from bert.batch import Batch, BatchCounts
+from bert.data.batch import Batch, BatchCounts
 from bert.data.lengths import Lengths, padded_length
 
 _ROWS = 1920  # the common micro batches of 1 to 8 ranks divide it, so that batches repeat soon

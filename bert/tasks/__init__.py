@@ -10,20 +10,20 @@ if TYPE_CHECKING:
     from bert.tasks.data import DataSource, TaskData
 
 TASKS = {
-    "pretrain": "bert.tasks.pretrain:PretrainTask",
-    "squad": "bert.tasks.squad:SquadTask",
-    "gap": "bert.tasks.gap:GapTask",
-    "classify": "bert.tasks.classify:ClassifyTask",
-    "glue": "bert.tasks.glue:GlueTask",
+    "pretrain": "bert.tasks.pretrain.task:PretrainTask",
+    "squad": "bert.tasks.squad.task:SquadTask",
+    "gap": "bert.tasks.gap.task:GapTask",
+    "classify": "bert.tasks.classify.task:ClassifyTask",
+    "glue": "bert.tasks.glue.task:GlueTask",
 }
 
 # What a plan asks of each task's data; these modules import no torch.
 DATA = {
-    "pretrain": "bert.tasks.pretrain_data:PretrainData",
-    "squad": "bert.tasks.squad_data:SquadData",
-    "gap": "bert.tasks.gap_data:GapData",
-    "classify": "bert.tasks.classify_data:ClassifyData",
-    "glue": "bert.tasks.glue_data:GlueData",
+    "pretrain": "bert.tasks.pretrain.source:PretrainData",
+    "squad": "bert.tasks.squad.source:SquadData",
+    "gap": "bert.tasks.gap.source:GapData",
+    "classify": "bert.tasks.classify.source:ClassifyData",
+    "glue": "bert.tasks.glue.source:GlueData",
 }
 
 

@@ -1,6 +1,6 @@
 """What a task is: its model, its batches, its loss; and what training needs of it besides.
 
-bert.training imports this module and reaches the tasks by their names alone; no task imports bert.training.
+bert.train imports this module and reaches the tasks by their names alone; no task imports bert.train.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import torch
 
-from bert.batch import Batch, BatchCounts
-from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
+from bert.data.batch import Batch, BatchCounts
 from bert.data.lengths import PADDINGS
-from bert.observer import Observer
-from bert.precision import Precision
+from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
+from bert.optim.precision import Precision
+from bert.train.observer import Observer
 from common.errors import UsageError
 from common.registry import lookup
 
@@ -129,7 +129,7 @@ class Task(Protocol):
         """Mean training loss of one micro-batch, a scalar."""
 
     def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:
-        """Model FLOPs of forward and backward for these counts (bert.flops)."""
+        """Model FLOPs of forward and backward for these counts (bert.model.flops)."""
 
 
 class TrainableTask(Task, Protocol):

@@ -12,19 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bert.batch import Batch, BatchCounts
-from bert.config import ModelConfig
+from bert.data.batch import Batch, BatchCounts
 from bert.data.lengths import Lengths, is_synthetic
 from bert.data.loading.row_batches import RowBatches
 from bert.data.rows import Labels, TokenRows
 from bert.data.synthetic import Content, Slots, SyntheticBatches, row_batch
-from bert.flops import classification_flops
-from bert.model import BertForSequenceClassification
-from bert.observer import Observer
+from bert.model.config import ModelConfig
+from bert.model.flops import classification_flops
+from bert.model.models import BertForSequenceClassification
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, EvaluationSpec
 from bert.tasks.classification_data import TRAINING, ClassificationData
 from bert.tasks.classification_evaluation import Float32, LabelledRows
 from bert.tasks.options import check_options, with_defaults
+from bert.train.observer import Observer
 from common.errors import InputError
 
 _LARGEST_POOL = 256

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthetic, lengths_folder
 from bert.data.loading.flat_batches import lengths_fingerprint
 from bert.data.loading.row_batches import check_rows
 from bert.data.rows import TokenRows
+from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError

@@ -10,8 +10,8 @@ from bert.data.loading.order import spread
 from bert.data.loading.row_batches import evaluation_rows
 from bert.data.ragged import Int64
 from bert.data.rows import Labels, TokenRows
-from bert.model import BertForLabels
-from bert.precision import Precision
+from bert.model.models import BertForLabels
+from bert.optim.precision import Precision
 from bert.tasks.base import DataSpec, Evaluation
 from bert.tasks.evaluation import outputs
 from common.errors import InputError, UsageError

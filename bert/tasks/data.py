@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from bert.config import ModelConfig
+from bert.model.config import ModelConfig
 from bert.tasks.options import TaskOption
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})

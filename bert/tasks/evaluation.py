@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bert.data.ragged import Int64
-from bert.precision import Precision
+from bert.optim.precision import Precision
 
 if TYPE_CHECKING:
-    from bert.batch import Batch
+    from bert.data.batch import Batch
 
 
 def outputs(

@@ -131,9 +131,9 @@ def example_result() -> dict[str, Any]:
 
 
 def example_flops() -> float:
-    from bert.batch import BatchCounts
-    from bert.config import preset
-    from bert.flops import model_flops
+    from bert.data.batch import BatchCounts
+    from bert.model.config import preset
+    from bert.model.flops import model_flops
 
     counts = BatchCounts(
         samples=8, real_tokens=800, padded_tokens=1024, predicted_positions=120, squared_lengths=8 * 100**2

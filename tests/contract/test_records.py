@@ -40,7 +40,7 @@ ROW: dict[str, Any] = {
 
 
 def write_steps(directory: TrialDirectory, rank: int, rows: list[dict[str, Any]]) -> Path:
-    from bench.recorder import step_writer
+    from bench.run.recorder import step_writer
 
     path = directory.steps_csv(rank)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def test_what_the_recorder_writes_the_reader_returns_exactly(tmp_path: Path) -> 
 
 
 def test_telemetry_goes_round_too(tmp_path: Path) -> None:
-    from bench.telemetry import telemetry_writer
+    from bench.run.telemetry import telemetry_writer
 
     directory = TrialDirectory(tmp_path)
     row = {"time_ns": 5, "device": "gpu0", "quantity": "power_watts", "value": 71.25}

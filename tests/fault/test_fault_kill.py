@@ -15,11 +15,11 @@ from support.fault_workloads import WORKLOADS
 from support.faults import Bench, BrokenError, Call, kills, without_a_traceback
 from support.killed_runs import survives
 
-from bench.processes import send
+from bench.run.processes import send
 
 ALL = list(WORKLOADS)
 # Processes that do the work of each command, beside the one that was called, by a word of their command line.
-LAUNCHER, RANK, WORKER = "bench.agent", "bench.worker", "--multiprocessing-fork"
+LAUNCHER, RANK, WORKER = "bench.run.agent", "bench.run.worker", "--multiprocessing-fork"
 CHILDREN = {
     "throughput": (LAUNCHER, RANK),
     "train": (LAUNCHER, RANK),

@@ -4,8 +4,8 @@ import pytest
 import torch
 from support.layouts import batch_of, model
 
-from bert.levers import resolve_levers, use_levers
-from bert.optim import adamw
+from bert.optim.registry import adamw
+from bert.speed.registry import resolve_levers, use_levers
 
 DEVICE = torch.device("cuda")
 pytestmark = [

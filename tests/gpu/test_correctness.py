@@ -4,9 +4,9 @@ import pytest
 import torch
 from support.layouts import assert_same, batch_of, loss_and_gradients, model
 
-from bert.levers import resolve_levers, use_levers, use_weight_copies
-from bert.precision import Precision
-from bert.sequences import unpad
+from bert.model.sequences import unpad
+from bert.optim.precision import Precision
+from bert.speed.registry import resolve_levers, use_levers, use_weight_copies
 
 DEVICE = torch.device("cuda")
 pytestmark = [
@@ -50,7 +50,7 @@ def test_losses_in_bf16_and_fp8_are_near_those_of_a_cpu(levers: str) -> None:
 def test_lamb_equals_its_plain_formulas_on_the_device() -> None:
     from support.plain_lamb import PlainLamb
 
-    from bert.lamb import Lamb
+    from bert.optim.lamb import Lamb
 
     generator = torch.Generator().manual_seed(1)
     values = [torch.randn(shape, generator=generator) for shape in ((300, 64), (64,), (64, 64))]
@@ -70,7 +70,7 @@ def test_lamb_equals_its_plain_formulas_on_the_device() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_attention_without_padding_is_each_sequence_alone(dtype: torch.dtype) -> None:
-    from bert.attention import attend
+    from bert.model.attention import attend
 
     lengths = torch.tensor([64, 1, 17, 33])
     where = unpad((torch.arange(64) < lengths[:, None]).long().to(DEVICE))
@@ -100,7 +100,7 @@ def test_packed_rows_train_as_padded_ones_on_the_device() -> None:
 
 
 def test_layers_on_packed_rows_replay_as_one_cuda_graph() -> None:
-    from bert.packing import pack
+    from bert.model.packing import pack
 
     encoder = model(False).to(DEVICE).eval().encoder
     rows, columns, width = 2, 20, encoder.config.hidden_size

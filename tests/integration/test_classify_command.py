@@ -12,7 +12,7 @@ from support.cli import ROOT
 from support.csv_files import colours_and_animals, write_rows, write_vocabulary
 from support.refusals import check_refusal, refused
 
-from bert.data.csv.store import read_runs
+from bert.tasks.classify.store import read_runs
 
 SMALL = (
     "--preset", "tiny", "--steps", "12", "--global-batch-size", "16", "--micro-batch-size", "16", "--learning-rate",
@@ -76,7 +76,7 @@ def test_a_finished_training_that_is_called_again_adds_no_time_and_no_result(tra
 
 def test_a_model_is_not_tested_with_texts_that_were_divided_anew(trained: Path, tmp_path: Path) -> None:
     from bench.classify import _check_trained_on
-    from bert.data.csv.store import open_source
+    from bert.tasks.classify.store import open_source
     from records.training import TrainRun
 
     run = TrainRun(trained / "run")

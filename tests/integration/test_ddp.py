@@ -11,17 +11,17 @@ def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none
     """Train six steps as one rank, or on the batches of two where there is one; write what came of it."""
     import torch
 
-    from bert.config import ModelConfig
     from bert.data.synthetic import SyntheticBatches
-    from bert.levers import resolve_levers
-    from bert.observer import Observer, StepResult
-    from bert.optim import adamw
-    from bert.precision import Precision
-    from bert.strategies import STRATEGIES, process_group
-    from bert.strategies.base import StepPlan
+    from bert.model.config import ModelConfig
+    from bert.optim.precision import Precision
+    from bert.optim.registry import adamw
+    from bert.parallel import STRATEGIES, process_group
+    from bert.parallel.base import StepPlan
+    from bert.speed.registry import resolve_levers
     from bert.tasks.base import DataSpec
-    from bert.tasks.pretrain import PretrainTask
-    from bert.train import Training, train
+    from bert.tasks.pretrain.task import PretrainTask
+    from bert.train.loop import Training, train
+    from bert.train.observer import Observer, StepResult
     from common.registry import load
 
     torch.set_num_threads(1)

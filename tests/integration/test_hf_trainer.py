@@ -18,8 +18,8 @@ needs_accelerate = pytest.mark.skipif(not HAS_ACCELERATE, reason="needs accelera
 
 def train_theirs(wanted: Any, folder: Path, recorder: Recorder) -> Any:
     from bench.implementations.hf_trainer_run import run_training
-    from bert.observer import Observer
-    from bert.strategies.single import SingleStrategy
+    from bert.parallel.single import SingleStrategy
+    from bert.train.observer import Observer
 
     return run_training(wanted, folder, SingleStrategy(), Observer(), recorder.should_stop, recorder)
 
@@ -84,7 +84,7 @@ def test_the_weights_are_saved_as_ours_at_the_end_only(data: Path, tmp_path: Pat
 @needs_accelerate
 def test_a_run_of_theirs_is_opened_by_its_folder_and_only_weights_that_are_there_are_the_best(tmp_path: Path) -> None:
     from bert.tasks.base import DataIdentity
-    from bert.training.resume import find_weights
+    from bert.train.resume import find_weights
 
     wanted = settings(shards(tmp_path / "data"), steps=3, dropout=0.0, eval_every=1)
     recorder = Recorder()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bert.data.pretraining.instances import Instances
-from bert.data.pretraining.shard_writer import write_shard
+from bert.tasks.pretrain.instances import Instances
+from bert.tasks.pretrain.shard_writer import write_shard
 from records.run import RunDirectory
 
 SEQ_LEN, SAMPLES = 16, 50

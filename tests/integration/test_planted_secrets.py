@@ -25,7 +25,7 @@ def test_no_file_of_a_profiled_run_holds_a_secret(cli: Cli, tmp_path: Path) -> N
     site.mkdir()
     # Every process prints one when it starts, as a careless program does.
     (site / "sitecustomize.py").write_text(
-        "import os, sys\nif 'bench.worker' in ' '.join(sys.orig_argv):\n"
+        "import os, sys\nif 'bench.run.worker' in ' '.join(sys.orig_argv):\n"
         "    print('calling https://me:' + os.environ['NCCL_SECRET'] + '@host, MARK', flush=True)\n"
     )
     planted = {"NCCL_SECRET": SECRET, "HF_TOKEN": SECRET, "CUDA_CACHE_URL": f"https://me:{SECRET}@host/x"}

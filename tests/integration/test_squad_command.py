@@ -154,9 +154,9 @@ def test_predictions_refuse_what_was_not_trained_on_squad(
 ) -> None:
     from bench.cli.main import run
     from bert.checkpoints.ours import save_model
-    from bert.config import PRESETS
-    from bert.data.squad.store import open_features
-    from bert.model import BertForPretraining, BertForQuestionAnswering
+    from bert.model.config import PRESETS
+    from bert.model.models import BertForPretraining, BertForQuestionAnswering
+    from bert.tasks.squad.store import open_features
 
     config = PRESETS["tiny"].replace(vocab_size=open_features(files["evaluation"]).settings.vocab_size)
     save_model(tmp_path / "pretrained", BertForPretraining(config))

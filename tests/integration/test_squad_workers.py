@@ -10,8 +10,8 @@ import pytest
 from support.cli import Cli
 from support.squad_columns import dataset, make, paragraph, question, small_vocabulary
 
-from bert.data.squad import parts
-from bert.data.squad.config import cpu_count
+from bert.tasks.squad import parts
+from bert.tasks.squad.config import cpu_count
 
 
 def large(path: Path, paragraphs: int) -> Path:

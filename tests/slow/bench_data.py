@@ -36,14 +36,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/slow")]
 import bench_extract  # noqa: E402
 from support import plain_pretraining  # noqa: E402
 
-from bert.data.corpus.files import find_inputs, identify  # noqa: E402
-from bert.data.corpus.sharding import ShardPlan, shard  # noqa: E402
+from bert.corpus.files import find_inputs, identify  # noqa: E402
+from bert.corpus.sharding import ShardPlan, shard  # noqa: E402
 from bert.data.pool import Workers  # noqa: E402
-from bert.data.pretraining import hdf5, tokens  # noqa: E402
-from bert.data.pretraining.config import InstanceConfig  # noqa: E402
-from bert.data.pretraining.encoder import ChunkEncoder  # noqa: E402
 from bert.data.stages import Part, StageFolder  # noqa: E402
 from bert.data.vocabulary import Vocabulary, load_vocabulary  # noqa: E402
+from bert.tasks.pretrain import hdf5, tokens  # noqa: E402
+from bert.tasks.pretrain.config import InstanceConfig  # noqa: E402
+from bert.tasks.pretrain.encoder import ChunkEncoder  # noqa: E402
 
 DATA = ROOT.parent / "shared/data"
 SHARDS = 8
@@ -101,9 +101,9 @@ def folder_of(path: Path, stage: str) -> StageFolder:
 
 def sentence_text(data: Path, scratch: Path) -> list[Path]:
     """Make the books and dumps below `data` sentence text."""
-    from bert.data.corpus.clean import clean
-    from bert.data.corpus.extract import extract
-    from bert.data.corpus.sentences import segment
+    from bert.corpus.clean import clean
+    from bert.corpus.extract import extract
+    from bert.corpus.sentences import segment
 
     inputs = find_inputs(data)
     parts: list[Path] = []

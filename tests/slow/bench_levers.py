@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from bert.levers import AUTO, LEVERS, NONE, levers_text, resolve_levers  # noqa: E402
+from bert.speed.registry import AUTO, LEVERS, NONE, levers_text, resolve_levers  # noqa: E402
 
 ROWS = {
     "base-128": ("base", 128, 8, "synthetic"),

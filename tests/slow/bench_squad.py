@@ -38,10 +38,10 @@ from support.run_qa_recipe import QaFeatures  # noqa: E402
 from support.squad_columns import silent  # noqa: E402
 
 from bert.data.pool import Workers  # noqa: E402
-from bert.data.squad.config import SquadConfig  # noqa: E402
-from bert.data.squad.prepare import prepare  # noqa: E402
-from bert.data.squad.unit import forget_words, warm_up  # noqa: E402
 from bert.data.vocabulary import Vocabulary, load_vocabulary  # noqa: E402
+from bert.tasks.squad.config import SquadConfig  # noqa: E402
+from bert.tasks.squad.prepare import prepare  # noqa: E402
+from bert.tasks.squad.unit import forget_words, warm_up  # noqa: E402
 
 DATA = ROOT.parent / "shared/data"
 TIMES = 10

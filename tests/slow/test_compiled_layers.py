@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.layouts import assert_same, batch_of, loss_and_gradients, model
 
-from bert.encoder import recompute_activations
-from bert.levers import resolve_levers, use_levers
+from bert.model.encoder import recompute_activations
+from bert.speed.registry import resolve_levers, use_levers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

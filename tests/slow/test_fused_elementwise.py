@@ -13,16 +13,16 @@ from support.softmax_formula import HEADS, LENGTH, MASKS
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
-from bert import native
-from bert.batch import Batch, BatchCounts
-from bert.config import ModelConfig
-from bert.convert import load_hugging_face_state, to_hugging_face_state
-from bert.dropout import random_levels, threshold
-from bert.elementwise import gelu, residual_norm
-from bert.encoder import recompute_activations
-from bert.levers import use_levers
-from bert.model import BertForPretraining
-from bert.softmax import softmax_dropout, softmax_dropout_backward
+from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
+from bert.data.batch import Batch, BatchCounts
+from bert.model.config import ModelConfig
+from bert.model.encoder import recompute_activations
+from bert.model.models import BertForPretraining
+from bert.speed import native
+from bert.speed.dropout import random_levels, threshold
+from bert.speed.elementwise import gelu, residual_norm
+from bert.speed.registry import use_levers
+from bert.speed.softmax import softmax_dropout, softmax_dropout_backward
 from records.run import TrialDirectory
 
 VOCAB = 101

@@ -65,7 +65,7 @@ def ranks_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         words = child.cmdline()
-        if "train" in words and "bench.launching.agent" not in words:
+        if "train" in words and "bench.cluster.agent" not in words:
             found.append(child)
     return found
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.layouts import assert_same, batch_of, loss_and_gradients, model
 
-from bert.attention import Where
-from bert.packing import pack
+from bert.model.attention import Where
+from bert.model.packing import pack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

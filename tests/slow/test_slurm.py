@@ -11,8 +11,8 @@ import pytest
 from support.cli import ROOT
 from support.slurm_cluster import Slurm, cluster, why_not
 
-from bench.schedulers.slurm import Slurm as Scheduler
-from bench.schedulers.slurm import SlurmOptions
+from bench.cluster.schedulers.slurm import Slurm as Scheduler
+from bench.cluster.schedulers.slurm import SlurmOptions
 
 pytestmark = [
     pytest.mark.slow,

@@ -23,7 +23,7 @@ import torch
 from bench.profilers.cycle import Cycle
 from bench.profilers.kineto_trace import TraceObserver
 from bench.profilers.ranges import RangeObserver
-from bert.observer import Observers
+from bert.train.observer import Observers
 
 torch.set_num_threads(1)
 # The trace first: starting and writing it lies outside the ranges that nsys records.

@@ -17,9 +17,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "slow")]
 
 from bench_extract import SAMPLE, _articles  # noqa: E402
 
-from bert.data.corpus import markup, wikitext  # noqa: E402
-from bert.data.corpus.dumps import Dump  # noqa: E402
-from bert.data.corpus.wikitext import is_disambiguation  # noqa: E402
+from bert.corpus import markup, wikitext  # noqa: E402
+from bert.corpus.dumps import Dump  # noqa: E402
+from bert.corpus.wikitext import is_disambiguation  # noqa: E402
 
 _WORD = re.compile(r"\w+")
 _REFERENCE = re.compile(r"<ref(?:\s[^<>]*[^/<>])?>.*?</ref\s*>|<ref\s[^<>]*/>", re.DOTALL | re.IGNORECASE)

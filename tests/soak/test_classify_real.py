@@ -63,7 +63,7 @@ def test_a_real_encoder_tells_spam_from_messages(tmp_path: Path) -> None:
 def test_a_start_from_the_database_is_several_times_faster_than_from_the_csv(tmp_path: Path) -> None:
     from support.csv_files import prepared
 
-    from bert.tasks.classify_data import ClassifyData
+    from bert.tasks.classify.source import ClassifyData
 
     shutil.copy(SMS, tmp_path / "sms.csv")
     shutil.copy(minilm_folder() / "vocab.txt", tmp_path / "vocab.txt")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.data.pretraining.instances import Instances
-from bert.data.pretraining.shard_writer import write_shard
+from bert.tasks.pretrain.instances import Instances
+from bert.tasks.pretrain.shard_writer import write_shard
 
 pytestmark = pytest.mark.alone
 SEQ_LEN, PREDICTIONS, SAMPLES = 128, 20, 20_000

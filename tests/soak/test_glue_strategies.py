@@ -12,8 +12,8 @@ import pytest
 from support.cli import ROOT
 from support.shared_files import DATA
 
-from bert.data.glue.config import GlueConfig
-from bert.data.glue.prepare import prepare
+from bert.tasks.glue.config import GlueConfig
+from bert.tasks.glue.prepare import prepare
 
 VOCAB = DATA / "vocab" / "bert-uncased.txt"
 STEPS = 4

@@ -6,8 +6,8 @@ import pytest
 from support.cli import Cli
 
 from analysis.load import load_run
-from bench.autotune_trials import model_config
-from bert.memory import predict_memory
+from bench.plan.autotune_trials import model_config
+from bert.model.memory import predict_memory
 from records.run import RunDirectory
 
 # 34 trials lay between 0.89 and 1.12 (docs/results/2026-11-22-memory.md).

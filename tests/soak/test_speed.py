@@ -9,14 +9,14 @@ import pytest
 import torch
 from support.cli import ROOT, SHORT, Cli
 
-from bench.recorder import step_writer
-from bench.timing import StepClock
-from bert import native
-from bert.batch import Batch, BatchCounts
-from bert.observer import Observer, Observers
-from bert.precision import Precision
-from bert.strategies.single import SingleStrategy
-from bert.train import Training, train
+from bench.run.clock import StepClock
+from bench.run.recorder import step_writer
+from bert.data.batch import Batch, BatchCounts
+from bert.optim.precision import Precision
+from bert.parallel.single import SingleStrategy
+from bert.speed import native
+from bert.train.loop import Training, train
+from bert.train.observer import Observer, Observers
 from records.run import RunDirectory
 
 pytestmark = pytest.mark.alone

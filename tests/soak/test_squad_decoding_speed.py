@@ -10,7 +10,7 @@ from support.shared_files import DATA
 from support.squad_cases import Context, Question, features_of, random_logits
 
 from bert.data.vocabulary import load_vocabulary
-from bert.squad.predictions import decode
+from bert.tasks.squad.predictions import decode
 
 
 @pytest.mark.timeout(900)

@@ -9,7 +9,7 @@ import transformers
 from support import bundle_writer
 from torch import Tensor
 
-from bert.config import ModelConfig
+from bert.model.config import ModelConfig
 
 VOCAB = 21
 SHAPE = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=VOCAB, max_positions=8)

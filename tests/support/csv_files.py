@@ -5,11 +5,11 @@ import string
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert.data.csv.config import CsvConfig, CsvForm
-from bert.data.csv.form import FoundForm, find_form
-from bert.data.csv.prepare import CsvSummary, prepare
-from bert.data.csv.reading import LeftOut, TextRow, read_rows
 from bert.data.vocabulary import SPECIAL_PIECES
+from bert.tasks.classify.config import CsvConfig, CsvForm
+from bert.tasks.classify.form import FoundForm, find_form
+from bert.tasks.classify.prepare import CsvSummary, prepare
+from bert.tasks.classify.reading import LeftOut, TextRow, read_rows
 
 WORDS = ("red", "green", "blue", "cat", "dog", "bird", "one", "two", "three")
 LETTERS = string.ascii_lowercase + string.digits

@@ -186,7 +186,7 @@ def _saved_checkpoints(out: Path) -> dict[str, str]:
 
 
 def _read_training(out: Path) -> None:
-    from bert.training.checkpoint import read, saved_steps
+    from bert.train.checkpoint import read, saved_steps
     from records.training import TrainRun, read_events
 
     run = TrainRun(out)

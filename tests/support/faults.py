@@ -25,14 +25,14 @@ from typing import Any
 import psutil
 from support.cli import ROOT
 
-from bench.processes import marked, send
+from bench.run.processes import marked, send
 
 SITE = Path(__file__).resolve().parent / "fault_site"
 MARK = "FAULT_MARK"
 # What a process that is left needs to notice that its parent is gone.
 _GRACE_SECONDS = 15.0
 _CALL_SECONDS = 240.0
-# bench.own_folder takes folders of dead processes for abandoned a minute after they were made.
+# bench.run.own_folder takes folders of dead processes for abandoned a minute after they were made.
 _MINUTES_AGO = 120.0
 
 

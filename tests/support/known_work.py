@@ -66,10 +66,10 @@ def register() -> None:
     from bert.tasks import DATA, TASKS
 
     TASKS[NAME] = "support.known_work_model:KnownTask"
-    DATA[NAME] = "bert.tasks.pretrain_data:PretrainData"
+    DATA[NAME] = "bert.tasks.pretrain.source:PretrainData"
     IMPLEMENTATIONS[NAME] = "support.known_work_model:KnownImplementation"
     if os.environ.get(POWER_VARIABLE):
-        from bench import telemetry
+        from bench.run import telemetry
 
         telemetry._RAPL = KnownPackage()  # type: ignore[assignment]
 

@@ -12,11 +12,11 @@ import torch
 from support.known_work import COLUMNS, LOG_VARIABLE, MOST_STEPS, NAME, PARTS, PLAN_VARIABLE, Plan, spin
 
 from bench.implementations.base import Built
-from bert.batch import Batch, BatchCounts
-from bert.config import ModelConfig
-from bert.observer import Observer
+from bert.data.batch import Batch, BatchCounts
+from bert.model.config import ModelConfig
 from bert.tasks.base import Task
-from bert.tasks.pretrain import PretrainTask
+from bert.tasks.pretrain.task import PretrainTask
+from bert.train.observer import Observer
 from records.trial import Trial
 
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from bert.batch import Batch, BatchCounts
-from bert.config import ModelConfig
-from bert.model import BertForPretraining
+from bert.data.batch import Batch, BatchCounts
+from bert.model.config import ModelConfig
+from bert.model.models import BertForPretraining
 
 VOCAB = 96
 SHAPE = ModelConfig(

@@ -1,6 +1,6 @@
 """The published instance algorithm in plain Python, one token at a time: what the fast code is held against.
 
-Nothing here is shared with bert.data.pretraining, and nothing is done for speed. Written from the description of the
+Nothing here is shared with bert.tasks.pretrain, and nothing is done for speed. Written from the description of the
 algorithm (Devlin et al. 2018, appendix A.2, and the behaviour of google-research/bert's create_pretraining_data.py).
 """
 

@@ -1,7 +1,7 @@
-"""Decoding of SQuAD in plain loops and dictionaries: what bert.squad is held against.
+"""Decoding of SQuAD in plain loops and dictionaries: what bert.tasks.squad is held against.
 
 Written from the description of google-research/bert's run_squad.py (n best, projection onto the original text,
-no-answer score) and of the two official scoring scripts. Nothing is shared with bert.squad, nothing done for speed.
+no-answer score) and of both official scoring scripts. Nothing is shared with bert.tasks.squad, nothing done for speed.
 """
 
 import math
@@ -13,8 +13,8 @@ from typing import Any
 
 from support.plain_tokenizer import PlainTokenizer
 
-from bert.data.squad.features import SquadFeatures
-from bert.squad.logits import WindowLogits
+from bert.tasks.squad.features import SquadFeatures
+from bert.tasks.squad.logits import WindowLogits
 
 
 @dataclass(frozen=True, slots=True)

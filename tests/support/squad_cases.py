@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bert.data.squad.features import Ragged, Settings, SquadFeatures
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
-from bert.squad.logits import WindowLogits
+from bert.tasks.squad.features import Ragged, Settings, SquadFeatures
+from bert.tasks.squad.logits import WindowLogits
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 SIGNS = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~«»“”’–—…。、「」"  # noqa: RUF001

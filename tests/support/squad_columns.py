@@ -10,10 +10,10 @@ from support import plain_squad
 from support.plain_squad import Example, Remembering
 from support.plain_tokenizer import PlainTokenizer
 
-from bert.data.squad.config import SquadConfig
-from bert.data.squad.features import FIRST_UNIQUE_ID, SquadFeatures
-from bert.data.squad.prepare import SquadSummary, prepare
-from bert.data.squad.store import open_features
+from bert.tasks.squad.config import SquadConfig
+from bert.tasks.squad.features import FIRST_UNIQUE_ID, SquadFeatures
+from bert.tasks.squad.prepare import SquadSummary, prepare
+from bert.tasks.squad.store import open_features
 
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,?!-'")
 SUFFIXES = tuple(f"##{piece}" for piece in "abcdefghijklmnopqrstuvwxyz0123456789")

@@ -6,8 +6,8 @@ from typing import Any
 
 from support.training_runs import settings
 
-from bert.data.squad.config import SquadConfig
-from bert.data.squad.prepare import prepare
+from bert.tasks.squad.config import SquadConfig
+from bert.tasks.squad.prepare import prepare
 
 SEQ_LEN = 48
 # Three contexts of two or three sentences, the questions with their answers.
@@ -71,7 +71,7 @@ def features(folder: Path, version: str = "1.1", times: int = 1, **changes: Any)
 
 def squad_settings(files: dict[str, Path], **changes: Any) -> Any:
     """Return settings of a tiny model that learns these questions."""
-    from bert.data.squad.store import open_features
+    from bert.tasks.squad.store import open_features
 
     known = open_features(files["training"]).settings
     values = {

@@ -26,7 +26,7 @@ def settings(data: Path | str, **changes: Any) -> Any:
     """Return settings of a model of two layers that trains in milliseconds per step."""
     from support.pretraining_shards import PIECES
 
-    from bert.training.settings import TrainSettings
+    from bert.train.settings import TrainSettings
 
     values: dict[str, Any] = {
         "preset": "tiny", "data": str(data), "seq_len": SEQ_LEN, "max_predictions": PREDICTIONS,
@@ -76,9 +76,9 @@ class Recorder:
 
 def run(wanted: Any, folder: Path, recorder: Recorder | None = None, strategy: Any = None) -> Any:
     """Make a run in this process; return its outcome."""
-    from bert.observer import Observer
-    from bert.strategies.single import SingleStrategy
-    from bert.training.run import run_training
+    from bert.parallel.single import SingleStrategy
+    from bert.train.observer import Observer
+    from bert.train.run import run_training
 
     heard = recorder or Recorder()
     return run_training(wanted, folder, strategy or SingleStrategy(), Observer(), heard.should_stop, heard)
@@ -102,10 +102,10 @@ def be_rank(job: dict[str, Any]) -> int:
     """Train as one rank of `job`; return the exit code."""
     import torch
 
-    from bert.observer import Observer
-    from bert.strategies.making import make_strategy
-    from bert.training.run import run_training
-    from bert.training.settings import TrainSettings
+    from bert.parallel.making import make_strategy
+    from bert.train.observer import Observer
+    from bert.train.run import run_training
+    from bert.train.settings import TrainSettings
     from common.errors import BertbenchError
 
     torch.set_num_threads(1)

@@ -16,8 +16,8 @@ from typing import Any
 
 # The first optimizer of a process loads torch._dynamo; the program that started this one is imported as __mp_main__.
 IMPORTED = (
-    "pytest", "torch", "torch._dynamo", "torch.nn.parallel", "bert.training.run", "bert.strategies.making",
-    "bert.strategies.ddp", "bert.strategies.fsdp", "bert.tasks.pretrain", "bert.tasks.squad",
+    "pytest", "torch", "torch._dynamo", "torch.nn.parallel", "bert.train.run", "bert.parallel.making",
+    "bert.parallel.ddp", "bert.parallel.fsdp", "bert.tasks.pretrain.task", "bert.tasks.squad.task",
 )  # fmt: skip
 
 
@@ -79,5 +79,5 @@ def _begin(work: Callable[..., int], arguments: tuple[Any, ...], environment: di
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # As bench.worker does: gloo's threads can abort a process whose interpreter is taken apart (pytorch #179291).
+    # As bench.run.worker does: gloo's threads can abort a process whose interpreter is taken apart (pytorch #179291).
     os._exit(code)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.truth_book import Book
 
-from bench.devices import find_devices
-from bench.environment import capture
+from bench.machine.devices import find_devices
+from bench.machine.environment import capture
 
 
 @pytest.fixture

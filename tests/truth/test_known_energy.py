@@ -11,8 +11,8 @@ import pytest
 from support.cli import ROOT
 from support.truth_book import Book
 
-from bench.recorder import step_writer
-from bench.telemetry import telemetry_writer
+from bench.run.recorder import step_writer
+from bench.run.telemetry import telemetry_writer
 from records.files import write_record
 from records.run import RunDirectory
 from records.schema import STEP_COLUMNS

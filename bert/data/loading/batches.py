@@ -12,11 +12,11 @@ import numpy.typing as npt
 from bert.data.loading.folder import folder_info
 from bert.data.loading.pieces import Pieces, Reading
 from bert.data.loading.position import Position
-from bert.data.pretraining.instances import Instances
+from bert.tasks.pretrain.instances import Instances
 from common.errors import InputError
 
 if TYPE_CHECKING:
-    from bert.batch import Batch
+    from bert.data.batch import Batch
     from bert.tasks.base import DataSpec
 
 Int64 = npt.NDArray[np.int64]
@@ -120,10 +120,10 @@ class Hdf5Batches:
 
 
 def to_batch(parts: Sequence[tuple[Instances, Int64]]) -> "Batch":
-    """Return the batch of rows of one or several pieces, tensors and counts as bert.batch documents them."""
+    """Return the batch of rows of one or several pieces, tensors and counts as bert.data.batch documents them."""
     import torch
 
-    from bert.batch import Batch, BatchCounts
+    from bert.data.batch import Batch, BatchCounts
 
     columns = {field.name: _gather(parts, field.name) for field in fields(Instances)}
     mask = columns["input_mask"].astype(np.int64)

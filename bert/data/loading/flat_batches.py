@@ -17,7 +17,7 @@ from bert.data.ragged import Int64, Ragged
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from bert.batch import Batch
+    from bert.data.batch import Batch
     from bert.tasks.base import DataSpec
 
 
@@ -147,7 +147,7 @@ def padded_batch(
     longest: int,
     padding: str,
 ) -> "Batch":
-    """Return the batch of some sequences, with tensors and counts as bert.batch documents them.
+    """Return the batch of some sequences, with tensors and counts as bert.data.batch documents them.
 
     Args:
         ids: word pieces of all sequences.
@@ -160,7 +160,7 @@ def padded_batch(
     """
     import torch
 
-    from bert.batch import Batch, BatchCounts
+    from bert.data.batch import Batch, BatchCounts
 
     begins = ids.offsets[numbers]
     lengths = ids.offsets[numbers + 1] - begins

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bert.checkpoints.model_config import read_json
-from bert.data.pretraining.naming import METADATA_FILE, PREPARATION_NAME, SHARD_NAME
-from bert.data.pretraining.shards import ShardInfo, check_shard
+from bert.tasks.pretrain.naming import METADATA_FILE, PREPARATION_NAME, SHARD_NAME
+from bert.tasks.pretrain.shards import ShardInfo, check_shard
 from common.errors import Code, InputError
 
 

@@ -11,8 +11,8 @@ from threading import Lock
 import numpy as np
 
 from bert.data.loading.folder import ShardFolder
-from bert.data.pretraining.instances import Instances
-from bert.data.pretraining.shards import map_shard, read_shard
+from bert.tasks.pretrain.instances import Instances
+from bert.tasks.pretrain.shards import map_shard, read_shard
 from common.errors import InputError, content_code
 
 _KEPT_BYTES = 64 * 2**20

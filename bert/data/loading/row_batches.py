@@ -12,7 +12,7 @@ from bert.data.rows import TokenRows
 from common.errors import InputError
 
 if TYPE_CHECKING:
-    from bert.batch import Batch
+    from bert.data.batch import Batch
     from bert.tasks.base import DataSpec
 
 

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from bert.data.loading.flat_batches import FlatBatches, evaluation_order, padded_batch
 from bert.data.ragged import Int64
-from bert.data.squad.features import SquadFeatures
-from bert.data.squad.store import command, open_features
+from bert.tasks.squad.features import SquadFeatures
+from bert.tasks.squad.store import command, open_features
 from common.errors import InputError
 
 if TYPE_CHECKING:
-    from bert.batch import Batch
+    from bert.data.batch import Batch
     from bert.tasks.base import DataSpec
 
 
@@ -84,7 +84,7 @@ def evaluation_batches(
 
 
 def window_batch(features: SquadFeatures, numbers: Int64, padding: str = "longest") -> "Batch":
-    """Return the batch of these windows [B], tensors and counts as bert.batch documents them."""
+    """Return the batch of these windows [B], tensors and counts as bert.data.batch documents them."""
     targets = {
         "start_positions": features.start_positions[numbers].astype(np.int64),
         "end_positions": features.end_positions[numbers].astype(np.int64),

@@ -13,10 +13,9 @@ from support.refusals import refused
 from analysis.load import load_run
 from analysis.metrics.winner import Candidate, choose
 from analysis.report.answer import points, winners
-from bench import autotune_trials
 from bench.cli import autotune, profile, report
-from bench.devices import Devices
-from bench.plan import Sweep, expand
+from bench.machine.devices import Devices
+from bench.plan.trials import Sweep, autotune_trials, expand
 from records.files import write_record
 from records.run import RunDirectory
 from records.trial import Trial

@@ -24,8 +24,8 @@ def test_every_profiler_and_no_unknown_command_is_in_it(tmp_path: Path) -> None:
 def test_every_command_line_is_parsed_and_planned_for_one_gpu(tmp_path: Path) -> None:
     from bench.cli import doctor, profile, report, speed_of_light, throughput
     from bench.cli.options import parse, parse_task
-    from bench.devices import Devices, Gpu
-    from bench.plan import expand
+    from bench.machine.devices import Devices, Gpu
+    from bench.plan.trials import expand
 
     devices = Devices("cuda", (Gpu("NVIDIA H200", "0", "GPU-0", 141 << 30),), 16)
     trials: dict[str, int] = {}

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from bench import again as again_module
-from bench import sweep
-from bench.again import Again
 from bench.cli import throughput
-from bench.devices import Devices
-from bench.launch import LaunchOptions
-from bench.plan import Sweep, expand
+from bench.machine.devices import Devices
+from bench.plan.again import Again
+from bench.plan.trials import Sweep, expand, sweep
+from bench.plan.trials import again as again_module
+from bench.run.launch import LaunchOptions
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial

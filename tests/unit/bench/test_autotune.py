@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from bench import autotune_trials
-from bench.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
-from bench.devices import Devices
-from bench.launch import LaunchOptions
+from bench.machine.devices import Devices
+from bench.plan.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
+from bench.plan.trials import autotune_trials
+from bench.run.launch import LaunchOptions
 from records.files import read_record
 from records.run import RunDirectory
 from records.trial import Trial

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from analysis.metrics.buckets import backward_pass, bucket_ends
-from bench.backward import backward_of, backward_timeline
-from bert.observer import Observer
-from bert.precision import Precision
-from bert.strategies import ddp
-from bert.strategies.single import SingleStrategy
-from bert.train import Training
+from bench.run.backward import backward_of, backward_timeline
+from bert.optim.precision import Precision
+from bert.parallel import ddp
+from bert.parallel.single import SingleStrategy
+from bert.train.loop import Training
+from bert.train.observer import Observer
 from records.trial import Trial
 
 MIB = 1 << 20

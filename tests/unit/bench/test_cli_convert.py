@@ -13,8 +13,8 @@ from support.refusals import check_refusal, refused
 from bench.cli import convert
 from bench.cli.main import run
 from bert.checkpoints.ours import load_model, save_model
-from bert.config import ModelConfig
-from bert.model import BertForPretraining
+from bert.model.config import ModelConfig
+from bert.model.models import BertForPretraining
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, intermediate_size=16, vocab_size=13, max_positions=8)

@@ -11,9 +11,9 @@ from support.mutate import count_from_environment, mutations
 from support.refusals import check_refusal
 
 from bench.cli.main import run
-from bert.squad.golds import read_golds
-from bert.squad.prediction_files import read_null_odds, read_predictions
-from bert.squad.scores import score
+from bert.tasks.squad.golds import read_golds
+from bert.tasks.squad.prediction_files import read_null_odds, read_predictions
+from bert.tasks.squad.scores import score
 from common.errors import Code, InputError, StorageError
 
 SQUAD = shared_files.DATA / "squad"

@@ -17,9 +17,9 @@ from analysis.report.head_comparison_text import comparison_text, summary
 from bench.cli.main import run
 from bench.task_flags import TaskFlags
 from bert.checkpoints.ours import save_model
-from bert.config import ModelConfig
-from bert.data.gap.store import open_features
-from bert.gap.model import BertForMentions
+from bert.model.config import ModelConfig
+from bert.tasks.gap.model import BertForMentions
+from bert.tasks.gap.store import open_features
 from common.errors import Code
 
 
@@ -111,7 +111,7 @@ def _documents(text: str) -> list[str]:
 def test_a_model_that_was_not_trained_on_gap_is_refused(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bert.model import BertForQuestionAnswering
+    from bert.model.models import BertForQuestionAnswering
 
     tmp_path.joinpath("model").mkdir()
     shape = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=100)
@@ -217,7 +217,7 @@ def test_heads_are_held_against_the_rows_they_are_evaluated_on_and_record_their_
     tmp_path: Path, folder: Path
 ) -> None:
     from bench.cli.compare_heads import CompareHeadsOptions, _deciding, _document, _plan, _train_options
-    from bench.devices import find_devices
+    from bench.machine.devices import find_devices
 
     words = ["--data", str(folder), "--preset", "tiny", "--device", "cpu", "--eval-samples", "4", "--sample-limit", "9"]
     training = _train_options("mul", [*words, "--learning-rate", "2e-4"], tmp_path)

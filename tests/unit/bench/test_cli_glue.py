@@ -11,8 +11,8 @@ from support.glue_folders import VOCABULARY, make_glue, write_vocabulary
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
-from bert.data.glue.tasks import TASKS
-from bert.glue.answers import answer_file, answers_text, read_answers, write_answers
+from bert.tasks.glue.answers import answer_file, answers_text, read_answers, write_answers
+from bert.tasks.glue.tasks import TASKS
 from common.errors import Code
 
 
@@ -156,8 +156,8 @@ def saved_model(folder: Path, task: str) -> Path:
 
     from bert.checkpoints.folder import new_folder
     from bert.checkpoints.ours import save_model
-    from bert.config import preset
-    from bert.tasks.glue import GlueTask
+    from bert.model.config import preset
+    from bert.tasks.glue.task import GlueTask
 
     torch.manual_seed(0)
     shape = preset("tiny").replace(vocab_size=len(VOCABULARY), hidden_size=16, num_heads=2, intermediate_size=32)

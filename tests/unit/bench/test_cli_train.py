@@ -15,19 +15,19 @@ from support.training_runs import settings, shards
 
 from analysis import train_scores
 from analysis.report.run_page import write_report
-from bench.attempt import train_once
 from bench.cli import train as command
 from bench.cli.main import run
 from bench.cli.reference import _field_docstrings
 from bench.cli.train_progress import TrainProgress, event_text
-from bench.devices import Devices
-from bench.stop import StopRequest
-from bench.trainer import check_continues, check_space, initial_weights, plan_training
+from bench.machine.devices import Devices
+from bench.run.attempt import train_once
+from bench.run.stop import StopRequest
+from bench.run.trainer import check_continues, check_space, initial_weights, plan_training
 from bert.checkpoints.model_config import to_our_json
-from bert.config import PRESETS, ModelConfig, shape_in_words
-from bert.memory import parameter_count
+from bert.model.config import PRESETS, ModelConfig, shape_in_words
+from bert.model.memory import parameter_count
 from bert.tasks import TASKS, given_options, make_task, resolve_options, task_data
-from bert.training.settings import TrainSettings, phase_defaults, task_defaults
+from bert.train.settings import TrainSettings, phase_defaults, task_defaults
 from common.errors import Code, StorageError
 from records.files import write_record
 from records.run import TrialDirectory
@@ -240,9 +240,9 @@ def test_a_training_that_fails_ends_its_message_with_the_code_of_its_rank(
         write_record(directory.result_json, result)
         return result
 
-    monkeypatch.setattr("bench.attempt.run_trial", attempted)
-    monkeypatch.setattr("bench.attempt.capture", lambda devices: {})
-    monkeypatch.setattr("bench.attempt.write_results", lambda folder: None)
+    monkeypatch.setattr("bench.run.attempt.run_trial", attempted)
+    monkeypatch.setattr("bench.run.attempt.capture", lambda devices: {})
+    monkeypatch.setattr("bench.run.attempt.write_results", lambda folder: None)
     words = ["train", "pretrain", "--data", str(data), "--seq-len", "32", "--preset", "tiny", "--device", "cpu"]
     assert run([*words, "--devices", "1", "--out", str(tmp_path / "run")]) == exit_code
     said = capsys.readouterr().err
@@ -264,9 +264,9 @@ def test_a_refused_call_leaves_a_finished_run_finished(
         (directory.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         return {"status": status}
 
-    monkeypatch.setattr("bench.attempt.run_trial", attempted)
-    monkeypatch.setattr("bench.attempt.capture", lambda devices: {})
-    monkeypatch.setattr("bench.attempt.write_results", lambda folder: None)
+    monkeypatch.setattr("bench.run.attempt.run_trial", attempted)
+    monkeypatch.setattr("bench.run.attempt.capture", lambda devices: {})
+    monkeypatch.setattr("bench.run.attempt.write_results", lambda folder: None)
 
     def attempt(phase: int, steps: int, status: str, *events: dict[str, Any]) -> dict[str, Any]:
         results.append((status, list(events)))
@@ -376,7 +376,7 @@ def test_a_training_whose_checkpoint_would_not_fit_is_refused_before_it_begins(
         own = replace(plan, implementation=implementation)
         for free in (size, size - 1):
             usage = SimpleNamespace(free=free)
-            monkeypatch.setattr("bench.trainer.shutil.disk_usage", lambda place, usage=usage: usage)
+            monkeypatch.setattr("bench.run.trainer.shutil.disk_usage", lambda place, usage=usage: usage)
             if free == size:
                 check_space(run_directory, own)
                 continue

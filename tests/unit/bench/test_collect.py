@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-import bench.collect
+import bench.cluster.collect
 from bench.cli import collect as command
-from bench.collect import collect
+from bench.cluster.collect import collect
 from common.errors import Code
 from records.files import write_record
 from records.run import RunDirectory
@@ -129,13 +129,13 @@ def test_a_call_that_was_cut_short_is_made_again(tmp_path: Path, monkeypatch: py
             raise KeyboardInterrupt
         whole_copy(source, target)
 
-    whole_copy = bench.collect._copy
+    whole_copy = bench.cluster.collect._copy
     for stop_after in range(1, 20, 3):
         out, copies = tmp_path / f"cut-{stop_after}", 0
-        monkeypatch.setattr(bench.collect, "_copy", copy_some)
+        monkeypatch.setattr(bench.cluster.collect, "_copy", copy_some)
         with contextlib.suppress(KeyboardInterrupt):
             collect(folders, out)
-        monkeypatch.setattr(bench.collect, "_copy", whole_copy)
+        monkeypatch.setattr(bench.cluster.collect, "_copy", whole_copy)
         collect(folders, out)
         assert tree(out) == tree(tmp_path / "whole")
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bench.collectives import _Buffers
-from bench.comm import CommSweep, expand_collectives
-from bench.devices import Devices, Gpu
-from bench.world import World, joined_world
+from bench.cluster.world import World, joined_world
+from bench.machine.devices import Devices, Gpu
+from bench.run.collectives import _Buffers
+from bench.run.comm import CommSweep, expand_collectives
 from common.errors import Code
 
 CPU = Devices("cpu", (), 4)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.cli import compare_strategies as command
-from bench.devices import Devices
+from bench.machine.devices import Devices
 
 
 def test_the_table_is_written_and_shown_when_profiling_is_interrupted_and_again_after_it(

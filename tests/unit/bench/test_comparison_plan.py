@@ -8,7 +8,8 @@ import pytest
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run as command
-from bench.comparison import (
+from bench.machine.devices import Devices
+from bench.plan.comparison import (
     PlannedVariant,
     Variant,
     _profile_trial,
@@ -18,8 +19,7 @@ from bench.comparison import (
     remarks,
     variants,
 )
-from bench.devices import Devices
-from bert.config import preset, shape_from_words, shape_in_words
+from bert.model.config import preset, shape_from_words, shape_in_words
 from common.errors import Code
 from records.files import write_record
 from records.trial import Trial
@@ -162,7 +162,7 @@ def test_the_profile_is_of_the_model_and_batches_of_the_training(tmp_path: Path)
 
 
 def test_a_shape_that_is_no_preset_reaches_the_ranks() -> None:
-    from bench.trial_model import model_config
+    from bench.plan.trial_model import model_config
 
     words = shape_in_words(preset("tiny").replace(num_layers=3))
     trial = Trial(preset="3x128", shape=words, seq_len=32)

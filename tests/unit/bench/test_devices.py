@@ -5,7 +5,7 @@ import os
 import pytest
 from support.refusals import refused
 
-from bench.devices import Devices, Gpu, core_groups, find_devices, physical_cores, select_gpus
+from bench.machine.devices import Devices, Gpu, core_groups, find_devices, physical_cores, select_gpus
 from common.errors import Code
 
 PRESENT = [
@@ -68,12 +68,12 @@ def test_a_mig_slice_is_named_never_numbered_and_used_alone() -> None:
 
 def test_a_cpu_build_of_torch_on_a_gpu_machine_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("bench.devices._nvml_gpus", lambda: PRESENT[:1])
-    monkeypatch.setattr("bench.devices._torch_version", lambda: "2.13.0+cpu")
+    monkeypatch.setattr("bench.machine.devices._nvml_gpus", lambda: PRESENT[:1])
+    monkeypatch.setattr("bench.machine.devices._torch_version", lambda: "2.13.0+cpu")
     assert find_devices().kind == "cpu" and "is a CPU build" in find_devices().note
     with refused("device-missing", "--device cuda", "2.13.0+cpu", "bertbench doctor"):
         find_devices("cuda")
-    monkeypatch.setattr("bench.devices._torch_version", lambda: "2.13.0+cu130")
+    monkeypatch.setattr("bench.machine.devices._torch_version", lambda: "2.13.0+cu130")
     assert find_devices().kind == "cuda"
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.devices import Devices, Gpu
-from bench.doctor import MISSING, OK, WARNING, Check, examine, profiler_checks
+from bench.machine.devices import Devices, Gpu
+from bench.machine.doctor import MISSING, OK, WARNING, Check, examine, profiler_checks
 from bench.profilers import PROFILERS, permission
 from bench.profilers.base import Profiler
 from bench.profilers.nsys import NsightSystems
@@ -245,7 +245,7 @@ def test_a_client_whose_engine_does_not_answer_is_no_engine(
     machine: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bench.doctor.ENGINE_TIMEOUT_SECONDS", 0.5 if docker == HANGS else 60.0)
+    monkeypatch.setattr("bench.machine.doctor.ENGINE_TIMEOUT_SECONDS", 0.5 if docker == HANGS else 60.0)
     for name, answer in (("docker", docker), ("podman", podman)):
         if answer is not None:
             client(machine, name, answer)
@@ -268,7 +268,7 @@ def test_the_real_client_without_an_engine(
         if daemon == "hangs":  # the kernel takes the connection, and nobody ever answers it
             listening.bind(f"{tmp_path}/engine.sock")
             listening.listen()
-        monkeypatch.setattr("bench.doctor.ENGINE_TIMEOUT_SECONDS", 1.0 if daemon == "hangs" else 60.0)
+        monkeypatch.setattr("bench.machine.doctor.ENGINE_TIMEOUT_SECONDS", 1.0 if daemon == "hangs" else 60.0)
         found = engine_row()
     assert found.state == MISSING and "Docker version" in found.detail
     assert ("did not end within 1 s" if daemon == "hangs" else "engine.sock") in found.detail
@@ -284,7 +284,7 @@ def test_the_programs_that_take_jobs_are_looked_for(machine: Path) -> None:
 
 def test_looking_at_the_profilers_imports_no_torch() -> None:
     code = (
-        "import sys; from bench.devices import find_devices; from bench.doctor import examine\n"
+        "import sys; from bench.machine.devices import find_devices; from bench.machine.doctor import examine\n"
         "assert len(examine(find_devices('cpu'))) > 10\n"
         "sys.exit('torch' in sys.modules)"
     )

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bench.feed import feed
-from bert.batch import Batch, BatchCounts
+from bench.run.feed import feed
+from bert.data.batch import Batch, BatchCounts
 
 
 def batches(count: int, fail: bool = False) -> Iterator[Batch]:

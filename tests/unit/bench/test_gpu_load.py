@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from bench.devices import Devices, Gpu
-from bench.gpu_load import least_busy, near_cpus
-from bench.launching.node import cpus_of_ranks
+from bench.cluster.node import cpus_of_ranks
+from bench.machine.devices import Devices, Gpu
+from bench.machine.gpu_load import least_busy, near_cpus
 
 GIB = 2**30
 # Free memory in bytes, percent busy; None where NVML fails.
@@ -73,13 +73,13 @@ def test_more_gpus_than_there_are_is_an_error_with_the_number(devices: Devices) 
 def test_ranks_run_near_their_gpus_and_anywhere_where_nothing_is_known(
     devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.launching.node.core_groups", lambda: [[0, 4], [1, 5], [2, 6], [3, 7], [64]])
+    monkeypatch.setattr("bench.cluster.node.core_groups", lambda: [[0, 4], [1, 5], [2, 6], [3, 7], [64]])
     assert near_cpus(devices.gpus[2]) == [2, 3, 64]
     assert cpus_of_ranks(devices, 4) == [[0, 1], [], [2, 3, 64], []]
 
 
 def test_without_gpus_ranks_share_the_cores_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.devices.core_groups", lambda: [[0, 4], [1, 5], [2, 6], [3, 7], [8]])
+    monkeypatch.setattr("bench.machine.devices.core_groups", lambda: [[0, 4], [1, 5], [2, 6], [3, 7], [8]])
     devices = Devices("cpu", (), 5)
     assert cpus_of_ranks(devices, 2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert cpus_of_ranks(devices, 6) == [[]] * 6

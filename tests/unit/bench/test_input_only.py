@@ -9,16 +9,16 @@ import pytest
 from support.refusals import refused
 
 from bench.cli.throughput import ThroughputOptions
-from bench.devices import Devices
-from bench.input_only import draw, rank_record, without_training
-from bench.plan import Sweep, expand
-from bench.timing import StepClock
+from bench.machine.devices import Devices
+from bench.plan.trials import Sweep, expand
+from bench.run.clock import StepClock
+from bench.run.input_only import draw, rank_record, without_training
 from bert.data.loading.batches import Hdf5Batches
-from bert.data.pretraining.instances import Instances
-from bert.data.pretraining.shard_writer import write_shard
-from bert.observer import Observer
 from bert.tasks import task_data
 from bert.tasks.base import DataSpec
+from bert.tasks.pretrain.instances import Instances
+from bert.tasks.pretrain.shard_writer import write_shard
+from bert.train.observer import Observer
 from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)

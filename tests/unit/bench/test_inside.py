@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from bench.devices import Devices
-from bench.inside import run_trial_inside
-from bench.launch import LaunchOptions
-from bench.sweep import locked
-from bench.world import World
+from bench.cluster.inside import run_trial_inside
+from bench.cluster.world import World
+from bench.machine.devices import Devices
+from bench.plan.sweep import locked
+from bench.run.launch import LaunchOptions
 from common.errors import LockedError
 from records.files import read_record
 from records.run import RunDirectory
@@ -24,9 +24,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ranks that trained, where nothing is trained."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # put back afterwards
     ranks: list[int] = []
-    monkeypatch.setattr("bench.worker.run_rank", lambda directory, trial, rank: ranks.append(rank))
-    monkeypatch.setattr("bench.inside.finish", lambda *_: {"status": "ok"})
-    monkeypatch.setattr("bench.inside.capture", lambda devices: {})
+    monkeypatch.setattr("bench.run.worker.run_rank", lambda directory, trial, rank: ranks.append(rank))
+    monkeypatch.setattr("bench.cluster.inside.finish", lambda *_: {"status": "ok"})
+    monkeypatch.setattr("bench.cluster.inside.capture", lambda devices: {})
     return ranks
 
 

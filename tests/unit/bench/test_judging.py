@@ -7,11 +7,11 @@ import pytest
 from support.csv_files import colours_and_animals, prepared, write_rows
 
 from bench.classify import logits_of
-from bench.devices import find_devices
-from bert.config import preset
+from bench.machine.devices import find_devices
+from bert.model.config import preset
 from bert.predict import Opened
-from bert.tasks.classify import ClassifyTask
-from bert.tasks.classify_data import TEST, ClassifyData, token_rows
+from bert.tasks.classify.source import TEST, ClassifyData, token_rows
+from bert.tasks.classify.task import ClassifyTask
 
 
 def test_the_process_of_a_rank_judges_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

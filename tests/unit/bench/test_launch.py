@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.launch import LaunchOptions, _outcome, _timeout_reason, finish
-from bench.processes import descendants, end_tree, stopped_ranks
-from bench.worker import _explain
+from bench.run.launch import LaunchOptions, _outcome, _timeout_reason, finish
+from bench.run.processes import descendants, end_tree, stopped_ranks
+from bench.run.worker import _explain
 from common.errors import StorageError, UsageError
 from records.files import read_record, write_record
 from records.run import TrialDirectory
@@ -56,7 +56,7 @@ def test_the_code_of_what_a_rank_met_is_the_trial_s_and_older_records_have_none(
 def test_a_rank_writes_down_the_code_of_its_refusal(tmp_path: Path) -> None:
     directory = TrialDirectory(tmp_path)
     directory.trial_json.write_text('{"schema_version": 9999}', encoding="utf-8")
-    argv = [sys.executable, "-m", "bench.worker", str(tmp_path)]
+    argv = [sys.executable, "-m", "bench.run.worker", str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "RANK": "3"}, timeout=120, check=False)
     failure = read_record(directory.failure_json(3))
     assert done.returncode == 3 and (failure["status"], failure["code"]) == ("refused", "record-newer")

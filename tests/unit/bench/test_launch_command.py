@@ -11,10 +11,10 @@ from support.refusals import refused
 
 from bench.cli import main as cli
 from bench.cli.launch import program_of
-from bench.launching import rank
-from bench.launching.statement import Statement
-from bench.launching.verdict import Failure, Report, Verdict, judge
-from bench.world import World, joined_world
+from bench.cluster import rank
+from bench.cluster.statement import Statement
+from bench.cluster.verdict import Failure, Report, Verdict, judge
+from bench.cluster.world import World, joined_world
 
 NODES = {
     node: Statement(node_rank=node, counts=(1, 2), max_restarts=0, host=f"host{node}", process=1, device="cpu")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.launch_end import launch_failure, lost_peer
-from bench.launching import STOPPING_VARIABLE
-from bench.launching.statement import Statement
-from bench.launching.verdict import restart_in_words
+from bench.cluster import STOPPING_VARIABLE
+from bench.cluster.statement import Statement
+from bench.cluster.verdict import restart_in_words
+from bench.run.launch_end import launch_failure, lost_peer
 
 NODES = {
     node: Statement(node_rank=node, counts=(1, 2), max_restarts=2, host=f"host{node}", process=1, device="cpu")

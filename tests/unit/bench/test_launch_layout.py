@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from bench.launching.layout import Layout, in_words, ranks_of_node, read_layout
+from bench.cluster.layout import Layout, in_words, ranks_of_node, read_layout
 from common.errors import Code
 
 
@@ -60,7 +60,7 @@ def test_numbers_that_mean_nothing_are_refused(
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.launching.layout.own_names", lambda: {"localhost", "node-b.cluster.org", "10.0.0.2"})
+    monkeypatch.setattr("bench.cluster.layout.own_names", lambda: {"localhost", "node-b.cluster.org", "10.0.0.2"})
 
 
 def table(folder: Path, content: Any) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from bench.launching import meeting
-from bench.launching.meeting import Hub, Spoke
-from bench.launching.statement import PROTOCOL, Statement
-from bench.launching.verdict import Failure, Report
-from bench.launching.wire import Line, interface_of, listen
+from bench.cluster import meeting
+from bench.cluster.meeting import Hub, Spoke
+from bench.cluster.statement import PROTOCOL, Statement
+from bench.cluster.verdict import Failure, Report
+from bench.cluster.wire import Line, interface_of, listen
 from common.errors import Code, UsageError
 
 HOST = "127.0.0.1"

@@ -8,21 +8,21 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bench.bandwidth import memory_bandwidth
 from bench.cli.speed_of_light import SpeedOfLightOptions
-from bench.light.measure import _Steps, _time_rounds, typical_batch
-from bench.light.parts import Part, Subject, make_parts
-from bench.recorder import RowWriter
-from bench.timing import CpuStopwatch
-from bert.config import ModelConfig
-from bert.levers import resolve_levers, use_levers, use_weight_copies
-from bert.observer import Observer
-from bert.optim import adamw
-from bert.precision import Precision
-from bert.strategies.single import SingleStrategy
+from bench.run.bandwidth import memory_bandwidth
+from bench.run.clock import CpuStopwatch
+from bench.run.recorder import RowWriter
+from bench.steplight.measure import _Steps, _time_rounds, typical_batch
+from bench.steplight.parts import Part, Subject, make_parts
+from bert.model.config import ModelConfig
+from bert.optim.precision import Precision
+from bert.optim.registry import adamw
+from bert.parallel.single import SingleStrategy
+from bert.speed.registry import resolve_levers, use_levers, use_weight_copies
 from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec
-from bert.train import Training, run_step
+from bert.train.loop import Training, run_step
+from bert.train.observer import Observer
 from records.components import Component, read_components, read_rounds, write_components
 from records.run import TrialDirectory
 from records.trial import Trial

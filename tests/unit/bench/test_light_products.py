@@ -1,4 +1,4 @@
-"""The products of a step are those whose FLOPs bert.flops counts."""
+"""The products of a step are those whose FLOPs bert.model.flops counts."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.refusals import refused
 
-from bench.light.products import (
+from bench.steplight.products import (
     HEADS,
     Layout,
     attention_component,
@@ -16,9 +16,9 @@ from bench.light.products import (
     padded_layout,
     unpadded_layout,
 )
-from bert.batch import BatchCounts
-from bert.config import PRESETS, ModelConfig
-from bert.flops import classification_flops, model_flops, span_flops
+from bert.data.batch import BatchCounts
+from bert.model.config import PRESETS, ModelConfig
+from bert.model.flops import classification_flops, model_flops, span_flops
 from bert.tasks import TASKS
 from records.components import Component
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import log_secrets
-from bench.log_secrets import hide_secrets
+from bench.run import log_secrets
+from bench.run.log_secrets import hide_secrets
 
 
 def test_secrets_go_and_every_other_byte_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

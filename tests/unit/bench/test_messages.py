@@ -10,9 +10,9 @@ from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
 from bench.cli.progress import tell_of_cpu
-from bench.devices import Devices
+from bench.machine.devices import Devices
 from bench.profilers import PROFILERS, load_profiler
-from bert.data.csv.store import add_run
+from bert.tasks.classify.store import add_run
 from common.errors import Code
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from bench.devices import Devices, Gpu
+from bench.machine.devices import Devices, Gpu
 from bench.profilers.base import Scope
 from bench.profilers.nvprof import Nvprof, first_gpu_capability
 from bench.profilers.nvtx_only import NvtxOnly
@@ -195,8 +195,8 @@ def test_without_a_gpu_the_reason_is_returned(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_launcher_is_followed_and_recording_waits_for_the_range(nvprof: Path, tmp_path: Path) -> None:
-    argv = Nvprof().wrap(["python", "-m", "bench.agent"], scope_of(tmp_path / "p", 1))
-    assert argv[0] == str(nvprof) and argv[-3:] == ["python", "-m", "bench.agent"]
+    argv = Nvprof().wrap(["python", "-m", "bench.run.agent"], scope_of(tmp_path / "p", 1))
+    assert argv[0] == str(nvprof) and argv[-3:] == ["python", "-m", "bench.run.agent"]
     text = " ".join(argv)
     for part in (
         "--profile-child-processes",

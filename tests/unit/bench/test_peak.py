@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench import peak
-from bench.peak import matmul_peak
+from bench.run import peak
+from bench.run.peak import matmul_peak
 
 
 def test_no_product_of_the_same_size_is_much_faster_than_the_peak() -> None:

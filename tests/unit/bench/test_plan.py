@@ -6,11 +6,11 @@ import pytest
 from support.refusals import refused
 
 from analysis.strategy_labels import implementation_label, strategy_label
-from bench.allocators import allocator_environment
-from bench.devices import Devices
-from bench.plan import Sweep, expand
-from bench.trainer import plan_training
-from bert.training.settings import TrainSettings
+from bench.machine.devices import Devices
+from bench.plan.trials import Sweep, expand
+from bench.run.allocators import allocator_environment
+from bench.run.trainer import plan_training
+from bert.train.settings import TrainSettings
 from common.errors import Code
 from records.trial import Trial
 

@@ -9,8 +9,8 @@ import pytest
 from support.refusals import refused
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
-from bench.devices import Devices
-from bench.plan import Sweep, expand
+from bench.machine.devices import Devices
+from bench.plan.trials import Sweep, expand
 from bert.tasks import task_data
 from common.errors import Code
 from records.trial import Trial
@@ -80,7 +80,7 @@ def test_what_cannot_run_is_refused_before_anything_does(
 def test_planning_loads_no_torch(tmp_path: Path) -> None:
     path = write_windows(tmp_path, squad_windows(12))
     code = (
-        "import sys\nfrom bench.devices import Devices\nfrom bench.plan import Sweep, expand\n"
+        "import sys\nfrom bench.machine.devices import Devices\nfrom bench.plan.trials import Sweep, expand\n"
         f"for data in ('synthetic', {str(path)!r}, 'synthetic:{path}'):\n"
         "    expand(Sweep(task='squad', data=data, seq_lens=(64,)), Devices('cpu', (), 1))\n"
         "sys.exit('torch' in sys.modules or 'pyarrow' in sys.modules)"

@@ -9,9 +9,10 @@ import pytest
 from analysis import profiles
 from analysis.metrics.name_coverage import NameCoverage
 from analysis.profiles import ProfileSummary
-from bench import profiling, sweep
 from bench.cli import profile
-from bench.profiling import unprofiled
+from bench.plan.trials import sweep
+from bench.run import profiling
+from bench.run.profiling import unprofiled
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.search import PROOF_STEPS, find_max_batch
+from bench.plan.search import PROOF_STEPS, find_max_batch
 from records.trial import Trial
 
 

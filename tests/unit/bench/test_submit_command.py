@@ -11,9 +11,9 @@ from support.refusals import refused
 from test_submit import IMAGE, fakes, rendered
 
 from bench.cli import submit
-from bench.schedulers import SCHEDULERS, load_scheduler
-from bench.schedulers.azureml import _distribution
-from bench.schedulers.words import fill, kubernetes_memory, places, quote, time_limit_seconds
+from bench.cluster.schedulers import SCHEDULERS, load_scheduler
+from bench.cluster.schedulers.azureml import _distribution
+from bench.cluster.schedulers.words import fill, kubernetes_memory, places, quote, time_limit_seconds
 
 
 def test_the_type_of_a_gpu_is_one_word_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

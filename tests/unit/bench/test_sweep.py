@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from bench.sweep import finished_result, locked, record_request, result_rows, tidy, write_results
+from bench.plan.sweep import finished_result, locked, record_request, result_rows, tidy, write_results
 from common.errors import LockedError
 from records.files import write_record
 from records.run import RunDirectory

@@ -8,20 +8,20 @@ from support.refusals import refused
 from support.row_task import NAME, VOCAB, made_rows, write_rows
 
 from analysis.strategy_labels import task_label
-from bench.autotune import Point
-from bench.autotune_trials import commands, memory_of
 from bench.cli.autotune import AutotuneOptions
 from bench.cli.options import parse, parse_task
 from bench.cli.throughput import ThroughputOptions
 from bench.cli.train_options import TrainOptions
-from bench.devices import find_devices
-from bench.plan import Sweep, expand
+from bench.machine.devices import find_devices
+from bench.plan.autotune import Point
+from bench.plan.autotune_trials import commands, memory_of
+from bench.plan.trials import Sweep, expand
+from bench.run.trainer import plan_training
 from bench.task_flags import TaskFlags, task_words
-from bench.trainer import plan_training
-from bert.config import preset
-from bert.memory import parameter_count
+from bert.model.config import preset
+from bert.model.memory import parameter_count
 from bert.tasks import DATA, TASKS, make_task, task_data
-from bert.training.settings import TrainSettings, task_defaults
+from bert.train.settings import TrainSettings, task_defaults
 from records.training import TrainRun
 from records.trial import Trial
 

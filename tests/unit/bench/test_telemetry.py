@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.telemetry import Telemetry, telemetry_writer
+from bench.run.telemetry import Telemetry, telemetry_writer
 from records.run import TrialDirectory
 
 KIB = 1024

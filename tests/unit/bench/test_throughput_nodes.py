@@ -4,7 +4,7 @@ import pytest
 from support.refusals import refused
 
 from bench.cli import throughput
-from bench.world import World
+from bench.cluster.world import World
 
 
 def test_outside_a_world_several_nodes_are_refused_with_the_command_that_starts_them() -> None:

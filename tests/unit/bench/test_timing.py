@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from bench.timing import CpuStopwatch, CudaStopwatch, StepClock, stopwatch
-from bert.batch import BatchCounts
-from bert.observer import StepResult
+from bench.run.clock import CpuStopwatch, CudaStopwatch, StepClock, stopwatch
+from bert.data.batch import BatchCounts
+from bert.train.observer import StepResult
 
 COUNTS = BatchCounts(4, 300, 512, 40, 30000)
 

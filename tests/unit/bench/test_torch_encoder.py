@@ -7,11 +7,11 @@ from torch import nn
 
 from bench.implementations import IMPLEMENTATIONS
 from bench.implementations.torch_encoder import MODELS, PlainEncoder, PlainModel, TorchEncoderImplementation
-from bench.plan import Sweep
-from bert.batch import Batch, BatchCounts
-from bert.config import PRESETS, ModelConfig, preset
-from bert.observer import Observer
+from bench.plan.trials import Sweep
+from bert.data.batch import Batch, BatchCounts
+from bert.model.config import PRESETS, ModelConfig, preset
 from bert.tasks import TASKS, make_task
+from bert.train.observer import Observer
 from records.trial import Trial
 
 VOCAB = 101  # not a multiple of 8: our embedding has three padding rows

@@ -11,8 +11,8 @@ from support.refusals import refused
 from bench.profilers.cycle import Cycle
 from bench.profilers.kineto import TorchProfiler, _cycles
 from bench.profilers.kineto_trace import TraceObserver
-from bert.batch import BatchCounts
-from bert.observer import StepResult
+from bert.data.batch import BatchCounts
+from bert.train.observer import StepResult
 from common.errors import Code
 
 RESULT = StepResult(BatchCounts(0, 0, 0, 0, 0), torch.zeros(()), 0.0, True)

@@ -10,10 +10,10 @@ from support.squad_windows import squad_windows, write_windows
 
 from bench.cli.train_next import next_command
 from bench.cli.train_options import TrainOptions
-from bench.devices import find_devices
-from bench.trainer import plan_training
-from bert.data.glue.config import GlueConfig
-from bert.data.glue.prepare import prepare
+from bench.machine.devices import find_devices
+from bench.run.trainer import plan_training
+from bert.tasks.glue.config import GlueConfig
+from bert.tasks.glue.prepare import prepare
 from records.training import TrainRun
 
 

@@ -13,11 +13,11 @@ from support.refusals import refused
 from support.training_runs import settings, shards
 
 from bench.cli.train_progress import TrainProgress, duration, progress_text
-from bench.processes import hold_stop_signals, listen_for_stop
-from bench.stop import StopRequest
-from bench.train_recorder import TrainRecorder
+from bench.run.processes import hold_stop_signals, listen_for_stop
+from bench.run.stop import StopRequest
+from bench.run.train_recorder import TrainRecorder
 from bert.tasks.base import Evaluation
-from bert.training.events import Evaluated, Progress, Resumed, Saved, Warned
+from bert.train.events import Evaluated, Progress, Resumed, Saved, Warned
 from common.errors import SchemaError
 from records.run import RunDirectory, TrialDirectory
 from records.training import TrainRun, read_events
@@ -43,7 +43,7 @@ def test_the_first_signal_asks_and_the_second_one_interrupts(monkeypatch: pytest
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wanted() and stop.why() == "SIGTERM"
         os.kill(os.getpid(), signal.SIGINT)  # the same one, passed on by a shell
-        monkeypatch.setattr("bench.stop._SAME_SIGNAL_SECONDS", -1.0)
+        monkeypatch.setattr("bench.run.stop._SAME_SIGNAL_SECONDS", -1.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(1)

@@ -16,11 +16,11 @@ pytest.importorskip("optuna")
 from support.studies import memory_folder
 from support.training_runs import SEQ_LEN
 
-from bench import attempt
 from bench.cli import tune
 from bench.cli.main import run
 from bench.cli.options import parse
 from bench.cli.train_options import TrainOptions
+from bench.run import attempt
 from bench.tune import worker
 from bench.tune.objective import Objective
 from common.errors import Code, StorageError
@@ -32,7 +32,7 @@ Told = Callable[[Mapping[str, Any], int], float | None]
 
 
 class Trainings:
-    """Stands for bench.attempt.train_once: writes the evaluations that `told` gives for the settings."""
+    """Stands for bench.run.attempt.train_once: writes the evaluations that `told` gives for the settings."""
 
     def __init__(self) -> None:
         self.told: Told = lambda settings, number: abs(math.log10(settings["learning_rate"]) + 3) + 1 / number

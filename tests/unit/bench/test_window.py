@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.window import Window
+from bench.run.window import Window
 from records.trial import Trial
 
 
@@ -76,7 +76,7 @@ def test_times_are_looked_at_a_quarter_or_a_second_of_steps_later_and_never_past
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     now_ms, step, looked = 0, 0, []
-    monkeypatch.setattr("bench.window.time.perf_counter", lambda: now_ms / 1000)
+    monkeypatch.setattr("bench.run.window.time.perf_counter", lambda: now_ms / 1000)
     trial = Trial(**{"max_steps": 40, "max_seconds": 60.0, "relative_half_width": 1e-9, **options})  # type: ignore[arg-type]
     window = Window(trial, lambda: looked.append(step), lambda values: values)
     while window.keep_going(step):

@@ -10,16 +10,16 @@ import pytest
 import torch
 from support import training_runs
 
-from bert.model import BertForPretraining
-from bert.optim import lamb
-from bert.strategies.single import SingleStrategy
+from bert.model.models import BertForPretraining
+from bert.optim.registry import lamb
+from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataIdentity
-from bert.training import checkpoint
-from bert.training.agreement import any_rank, known_to_first, text_of_first, together
-from bert.training.checkpoint import save, saved_steps
-from bert.training.resume import find_initial, initial_on_all
-from bert.training.settings import TrainSettings
-from bert.training.state import TrainState, versions
+from bert.train import checkpoint
+from bert.train.agreement import any_rank, known_to_first, text_of_first, together
+from bert.train.checkpoint import save, saved_steps
+from bert.train.resume import find_initial, initial_on_all
+from bert.train.settings import TrainSettings
+from bert.train.state import TrainState, versions
 from common.errors import BertbenchError, InputError, LockedError, SchemaError, StorageError
 
 RANKS = 3
@@ -166,7 +166,7 @@ def test_a_checkpoint_that_one_rank_cannot_write_is_not_there(tmp_path: Path, mo
         if path.name == "rng-1.safetensors":
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bert.training.checkpoint.save_rng", full)
+    monkeypatch.setattr("bert.train.checkpoint.save_rng", full)
     failures = on_all(save_after(2))
     assert [(type(failure), failure.code) for failure in failures] == [(StorageError, "disk-full")] * RANKS
     assert saved_steps(tmp_path) == [1] and [path.name for path in tmp_path.iterdir()] == ["step-0000001"]

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert.attention import SelfAttention
-from bert.attention import attend as attend_packed
-from bert.config import ModelConfig
-from bert.dropout import dropout, dropout_add
+from bert.model.attention import SelfAttention
+from bert.model.attention import attend as attend_packed
+from bert.model.config import ModelConfig
+from bert.speed.dropout import dropout, dropout_add
 
 
 def seeded(function, *arguments, seed=3):

@@ -13,10 +13,10 @@ from support.training_runs import Recorder, run, settings
 from bench.tune.objective import make_objective
 from bert.tasks import make_task
 from bert.tasks.base import Evaluation, deciding
-from bert.tasks.pretrain import PretrainTask
-from bert.tasks.pretrain_evaluation import TestShards
-from bert.training.checkpoint import STATE_FILE, read, saved_steps
-from bert.training.settings import resolve_settings
+from bert.tasks.pretrain.evaluation import TestShards
+from bert.tasks.pretrain.task import PretrainTask
+from bert.train.checkpoint import STATE_FILE, read, saved_steps
+from bert.train.settings import resolve_settings
 
 # Of the evaluations after 2, 4, ... 12 updates.
 LOSSES = (5.0, 3.0, 4.0, float("nan"), 3.0, 2.5)

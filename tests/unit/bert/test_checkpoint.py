@@ -15,10 +15,10 @@ from support.training_runs import Recorder, run, settings
 
 from bert.checkpoints.model_config import to_our_json
 from bert.checkpoints.ours import save_model
-from bert.model import BertForPretraining
-from bert.training import checkpoint as checkpoints
-from bert.training.checkpoint import STATE_FILE, latest, read, saved_steps
-from bert.training.tensors import load_rng, save_rng
+from bert.model.models import BertForPretraining
+from bert.train import checkpoint as checkpoints
+from bert.train.checkpoint import STATE_FILE, latest, read, saved_steps
+from bert.train.tensors import load_rng, save_rng
 from common.errors import Code
 from common.locks import locked
 
@@ -234,7 +234,7 @@ def test_a_failed_save_leaves_the_earlier_checkpoints_and_no_half_one(
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"bert.training.{failing}", full)
+    monkeypatch.setattr(f"bert.train.{failing}", full)
     with refused("disk-full", "step-0000005"):
         again(finished, copy, steps=6)
     monkeypatch.undo()

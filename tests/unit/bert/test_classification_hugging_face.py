@@ -10,14 +10,14 @@ import transformers
 from support.row_task import VOCAB, made_rows
 
 from bert.checkpoints.conversion import convert
+from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.checkpoints.ours import save_model
 from bert.checkpoints.tensorflow_names import hugging_face_name, is_weight
-from bert.config import preset
-from bert.convert import load_hugging_face_state, to_hugging_face_state
 from bert.data.loading.row_batches import row_batch
-from bert.model import BertForSequenceClassification
-from bert.training.initial import load_initial
-from bert.training.resume import Initial
+from bert.model.config import preset
+from bert.model.models import BertForSequenceClassification
+from bert.train.initial import load_initial
+from bert.train.resume import Initial
 
 SHAPE = preset("tiny").replace(vocab_size=VOCAB, hidden_size=32, num_heads=4, intermediate_size=48, max_positions=32)
 

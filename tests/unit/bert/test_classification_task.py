@@ -10,12 +10,12 @@ import torch
 from support.refusals import refused
 from support.row_task import NAME, VOCAB, made_rows, write_rows
 
-from bert.config import preset
 from bert.data.rows import TokenRows
 from bert.data.synthetic import SyntheticBatches
-from bert.heads import label_loss
-from bert.model import BertForQuestionAnswering, BertForSequenceClassification
-from bert.precision import Precision
+from bert.model.config import preset
+from bert.model.heads import label_loss
+from bert.model.models import BertForQuestionAnswering, BertForSequenceClassification
+from bert.optim.precision import Precision
 from bert.tasks import DATA, TASKS, given_options, make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
 from common.errors import Code

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from support.csv_files import colours_and_animals, prepared, write_rows
 from support.refusals import refused
 
-from bert.config import preset
-from bert.data.csv.store import open_source
-from bert.precision import Precision
+from bert.model.config import preset
+from bert.optim.precision import Precision
 from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
-from bert.tasks.classify_data import ClassifyData
-from bert.tasks.classify_evaluation import class_scores, probabilities, text_probabilities
+from bert.tasks.classify.evaluation import class_scores, probabilities, text_probabilities
+from bert.tasks.classify.source import ClassifyData
+from bert.tasks.classify.store import open_source
 
 
 @settings(deadline=None, max_examples=50)

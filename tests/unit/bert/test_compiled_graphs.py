@@ -21,17 +21,17 @@ from bench.implementations.ours import BertbenchImplementation
 from bench.profilers.cycle import Cycle
 from bench.profilers.kineto_trace import TraceObserver
 from bench.profilers.ranges import RangeObserver
-from bench.timing import StepClock
-from bert.encoder import BertEncoder, Layer
-from bert.levers import check_precision, use_levers
-from bert.model import BertForPretraining
-from bert.observer import Observer, Observers
-from bert.precision import Precision
-from bert.sequences import Bounds
-from bert.strategies.single import SingleStrategy
+from bench.run.clock import StepClock
+from bert.model.encoder import BertEncoder, Layer
+from bert.model.models import BertForPretraining
+from bert.model.sequences import Bounds
+from bert.optim.precision import Precision
+from bert.parallel.single import SingleStrategy
+from bert.speed.registry import check_precision, use_levers
 from bert.tasks.base import DataSpec
-from bert.tasks.pretrain_evaluation import TestShards
-from bert.training.evaluate import evaluate
+from bert.tasks.pretrain.evaluation import TestShards
+from bert.train.evaluate import evaluate
+from bert.train.observer import Observer, Observers
 from records.trial import Trial
 
 DEPTH = 12

@@ -6,12 +6,12 @@ from support.refusals import refused
 from torch import nn
 from transformers import BertConfig, BertForPreTraining, BertModel, DistilBertConfig, DistilBertForMaskedLM
 
-from bert.config import ModelConfig
-from bert.convert import load_hugging_face_state, match_hugging_face_state, to_hugging_face_state
-from bert.encoder import BertEncoder
-from bert.gap.model import BertForMentions
-from bert.heads import PADDING_BIAS
-from bert.model import BertForPretraining
+from bert.checkpoints.hugging_face import load_hugging_face_state, match_hugging_face_state, to_hugging_face_state
+from bert.model.config import ModelConfig
+from bert.model.encoder import BertEncoder
+from bert.model.heads import PADDING_BIAS
+from bert.model.models import BertForPretraining
+from bert.tasks.gap.model import BertForMentions
 
 VOCAB = 21
 CONFIG = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=VOCAB, max_positions=8)

@@ -20,12 +20,12 @@ from support.bert_folders import (
 from support.refusals import refused
 from torch import Tensor
 
-from bert.batch import Batch, BatchCounts
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.ours import load_into, load_model, save_model
-from bert.model import BertForPretraining, BertForQuestionAnswering
-from bert.training.initial import NotTaken, load_initial
-from bert.training.resume import Initial
+from bert.data.batch import Batch, BatchCounts
+from bert.model.models import BertForPretraining, BertForQuestionAnswering
+from bert.train.initial import NotTaken, load_initial
+from bert.train.resume import Initial
 
 REAL = MASK.bool()
 POOLER = {"bert/pooler/dense/bias": torch.ones(16), "bert/pooler/dense/kernel": torch.ones(16, 16)}

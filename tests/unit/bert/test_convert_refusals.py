@@ -24,8 +24,8 @@ from bert.checkpoints.leveldb_table import MAGIC
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import load_into, load_model, save_model
 from bert.checkpoints.tensor_files import read_tensors
-from bert.encoder import BertEncoder
-from bert.model import BertForPretraining
+from bert.model.encoder import BertEncoder
+from bert.model.models import BertForPretraining
 from common.errors import BertbenchError, Code, InputError
 
 ROOT = Path(__file__).resolve().parents[3]

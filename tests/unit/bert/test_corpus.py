@@ -10,12 +10,12 @@ import pytest
 from support import shared_files
 from support.refusals import refused
 
-from bert.data.corpus import clean as clean_module
-from bert.data.corpus.clean import COUNTS, clean
-from bert.data.corpus.decode import BLOCK_BYTES, find_encoding
-from bert.data.corpus.files import Source, find_inputs, identify
-from bert.data.corpus.generated import generate_corpus
-from bert.data.corpus.gutenberg import without_frame
+from bert.corpus import clean as clean_module
+from bert.corpus.clean import COUNTS, clean
+from bert.corpus.decode import BLOCK_BYTES, find_encoding
+from bert.corpus.files import Source, find_inputs, identify
+from bert.corpus.generated import generate_corpus
+from bert.corpus.gutenberg import without_frame
 from bert.data.pool import Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 
@@ -212,8 +212,8 @@ def test_a_paragraph_without_end_is_cut_at_white_space(tmp_path: Path) -> None:
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from bert.data.corpus import clean as module
-from bert.data.corpus.files import find_inputs, identify
+from bert.corpus import clean as module
+from bert.corpus.files import find_inputs, identify
 from bert.data.pool import Workers
 from bert.data.stages import Part, StageFolder
 source, target = Path(sys.argv[1]), Path(sys.argv[2])
@@ -321,7 +321,7 @@ def test_a_generated_corpus_depends_on_the_seed_only(tmp_path: Path) -> None:
 
 
 def test_a_generated_corpus_looks_like_text(tmp_path: Path) -> None:
-    from bert.data.corpus.splitter import split_sentences
+    from bert.corpus.splitter import split_sentences
 
     files = generate_corpus(tmp_path, 3, 300_000)
     sizes = [path.stat().st_size for path in files]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from bert.data.corpus.files import find_inputs, identify, is_dump
+from bert.corpus.files import find_inputs, identify, is_dump
 from common.errors import Code
 
 

@@ -15,11 +15,12 @@ from support.csv_files import colours_and_animals, prepared, write_rows, write_v
 from support.refusals import refused
 
 from bench.cli.data_csv import notes, summary_lines
-from bert.data.csv import prepare as preparing
-from bert.data.csv.folding import fold
-from bert.data.csv.schema import SPLITS, TABLES
-from bert.data.csv.splits import divide, text_key
-from bert.data.csv.store import (
+from bert.data.vocabulary import load_vocabulary
+from bert.tasks.classify import prepare as preparing
+from bert.tasks.classify.folding import fold
+from bert.tasks.classify.schema import SPLITS, TABLES
+from bert.tasks.classify.splits import divide, text_key
+from bert.tasks.classify.store import (
     add_run,
     check_whole,
     label_distribution,
@@ -29,7 +30,6 @@ from bert.data.csv.store import (
     read_split,
     source_fingerprint,
 )
-from bert.data.vocabulary import load_vocabulary
 from common.errors import Code, LockedError, SchemaError
 
 
@@ -358,7 +358,7 @@ os._exit(1)
 
 def test_a_locked_database_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = damaged_copy(tmp_path)
-    monkeypatch.setattr("bert.data.csv.schema._WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("bert.tasks.classify.schema._WAIT_SECONDS", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     try:

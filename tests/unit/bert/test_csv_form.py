@@ -12,10 +12,10 @@ from support.csv_files import WORDS, pairs, prepared, read
 from support.refusals import refused
 
 from bench.cli.data_csv import notes, summary_lines
-from bert.data.csv.config import CsvForm
-from bert.data.csv.form import find_form
-from bert.data.csv.reading import TextRow, read_rows
-from bert.data.csv.store import left_out, open_source
+from bert.tasks.classify.config import CsvForm
+from bert.tasks.classify.form import find_form
+from bert.tasks.classify.reading import TextRow, read_rows
+from bert.tasks.classify.store import left_out, open_source
 from common.errors import Code
 
 CSV_FOLDER = shared_files.DATA / "csv"

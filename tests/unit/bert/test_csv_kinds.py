@@ -11,10 +11,10 @@ from pathlib import Path
 from support.csv_files import prepared
 from support.refusals import refused
 
-from bert.data.csv.config import CsvForm
-from bert.data.csv.encoding import check_file
-from bert.data.csv.form import find_form
-from bert.data.csv.reading import HEADER_AGAIN, LeftOut, read_rows
+from bert.tasks.classify.config import CsvForm
+from bert.tasks.classify.encoding import check_file
+from bert.tasks.classify.form import find_form
+from bert.tasks.classify.reading import HEADER_AGAIN, LeftOut, read_rows
 
 ROWS = "text,label\none two,a\ntwo three,b\nthree one,a\n"
 

@@ -10,9 +10,9 @@ from support.csv_files import prepared
 from support.refusals import refused
 
 from bench.cli.data_csv import notes
-from bert.data.csv.config import CsvForm
-from bert.data.csv.form import find_form
-from bert.data.csv.reading import BEHIND_QUOTE, BROKEN, LITERAL_QUOTE, SEVERAL_LINES, LeftOut, TextRow, read_rows
+from bert.tasks.classify.config import CsvForm
+from bert.tasks.classify.form import find_form
+from bert.tasks.classify.reading import BEHIND_QUOTE, BROKEN, LITERAL_QUOTE, SEVERAL_LINES, LeftOut, TextRow, read_rows
 from common.errors import InputError
 
 

@@ -12,9 +12,9 @@ from support import shared_files
 from support.csv_files import pairs, read
 from support.refusals import refused
 
-from bert.data.csv.config import CsvForm
-from bert.data.csv.form import find_form
-from bert.data.csv.reading import TextRow, read_rows
+from bert.tasks.classify.config import CsvForm
+from bert.tasks.classify.form import find_form
+from bert.tasks.classify.reading import TextRow, read_rows
 from common.errors import Code
 
 CSV_FOLDER = shared_files.DATA / "csv"

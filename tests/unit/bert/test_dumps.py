@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from bert.data.corpus import dumps, streams
-from bert.data.corpus.dumps import Dump, split_pages
+from bert.corpus import dumps, streams
+from bert.corpus.dumps import Dump, split_pages
 from common.errors import Code
 
 HEAD = (

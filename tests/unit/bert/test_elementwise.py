@@ -10,11 +10,11 @@ import torch
 from support.refusals import refused
 from torch import Tensor, nn
 
-from bert import native
-from bert.config import ModelConfig
-from bert.elementwise import gelu, residual_norm
-from bert.encoder import BertEncoder, Layer, recompute_activations
-from bert.levers import LEVERS, Lever, default_levers, recorded_levers, resolve_levers, use_levers
+from bert.model.config import ModelConfig
+from bert.model.encoder import BertEncoder, Layer, recompute_activations
+from bert.speed import native
+from bert.speed.elementwise import gelu, residual_norm
+from bert.speed.registry import LEVERS, Lever, default_levers, recorded_levers, resolve_levers, use_levers
 
 WIDTH = 24
 SHAPE = ModelConfig(
@@ -36,7 +36,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
     monkeypatch.setenv("CC", os.fspath(made))
     monkeypatch.setattr(native, "compiled", native.compiled.__wrapped__)
-    monkeypatch.setattr("bert.levers.compiled", native.compiled)
+    monkeypatch.setattr("bert.speed.registry.compiled", native.compiled)
     return log
 
 
@@ -139,7 +139,7 @@ def test_evaluation_and_other_types_are_left_to_pytorch(monkeypatch: pytest.Monk
     def forbidden(*_: object) -> None:
         raise AssertionError("the formula was used")
 
-    monkeypatch.setattr("bert.elementwise._forward", forbidden)
+    monkeypatch.setattr("bert.speed.elementwise._forward", forbidden)
     low, x = norm_of(dtype=torch.bfloat16), torch.ones(2, WIDTH, dtype=torch.bfloat16)
     assert residual_norm(x, x, low, 0.1, True).wide.dtype == torch.bfloat16
     assert residual_norm(x.float(), x.float(), norm_of().eval(), 0.1, True).wide.dtype == torch.float32

@@ -11,13 +11,13 @@ from support.pretraining_shards import PIECES
 from support.refusals import refused
 
 from bert.data.loading.batches import to_batch
-from bert.data.pretraining.shards import read_shard
-from bert.model import BertForPretraining
-from bert.precision import Precision
-from bert.strategies.single import SingleStrategy
+from bert.model.models import BertForPretraining
+from bert.optim.precision import Precision
+from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec, Evaluation
-from bert.tasks.pretrain_evaluation import TestShards
-from bert.training.evaluate import evaluate
+from bert.tasks.pretrain.evaluation import TestShards
+from bert.tasks.pretrain.shards import read_shard
+from bert.train.evaluate import evaluate
 
 TEST_SAMPLES = 20
 

@@ -13,14 +13,14 @@ import pytest
 from support import shared_files
 from support.refusals import refused
 
-from bert.data.corpus import dumps, extract, pages
-from bert.data.corpus.dumps import Header, Unit
-from bert.data.corpus.files import Source
-from bert.data.corpus.pages import Work, extract_unit
+from bert.corpus import dumps, extract, pages
+from bert.corpus.dumps import Header, Unit
+from bert.corpus.files import Source
+from bert.corpus.pages import Work, extract_unit
 from bert.data.pool import Workers
-from bert.data.preparation.notes import notes_of
-from bert.data.preparation.summary import StageSummary
 from bert.data.stages import Finished, Part, StageFolder
+from bert.tasks.pretrain.preparation.notes import notes_of
+from bert.tasks.pretrain.preparation.summary import StageSummary
 
 ROOT = Path(__file__).resolve().parents[3]
 WIKI = shared_files.DATA / "pretrain/wiki"
@@ -209,7 +209,7 @@ def test_a_run_killed_half_way_and_run_again_writes_the_same_bytes(tmp_path: Pat
             import sys
             from pathlib import Path
             sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(Path(__file__).parent)!r}]
-            from bert.data.corpus import extract
+            from bert.corpus import extract
             import test_extract
             extract.PART_BYTES = 2**20
             if __name__ == "__main__":

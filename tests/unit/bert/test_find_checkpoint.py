@@ -9,7 +9,7 @@ from support.refusals import refused
 
 from bert.checkpoints.read import find_checkpoint
 from bert.tasks.base import DataIdentity
-from bert.training.resume import find_weights
+from bert.train.resume import find_weights
 
 
 def test_features_are_no_weights(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bert.batch import Batch, BatchCounts
-from bert.config import ModelConfig, preset
-from bert.flops import model_flops
-from bert.model import BertForPretraining
+from bert.data.batch import Batch, BatchCounts
+from bert.model.config import ModelConfig, preset
+from bert.model.flops import model_flops
+from bert.model.models import BertForPretraining
 
 
 def full_batch(size, seq_len, predictions, vocab_size):

@@ -5,12 +5,12 @@ import torch
 from support.layouts import batch_of, model
 from torch import nn
 
-from bert.copies import copy_of, give_copies, linear
-from bert.fp8 import Fp8Copy, products_dtype, quantize
-from bert.levers import resolve_levers, use_levers, use_weight_copies
-from bert.optim import adamw
-from bert.precision import Precision
-from bert.strategies.single import SingleStrategy
+from bert.optim.precision import Precision
+from bert.optim.registry import adamw
+from bert.parallel.single import SingleStrategy
+from bert.speed.copies import copy_of, give_copies, linear
+from bert.speed.fp8 import Fp8Copy, products_dtype, quantize
+from bert.speed.registry import resolve_levers, use_levers, use_weight_copies
 
 
 def _off(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -14,16 +14,16 @@ from support.gap_files import COLUMNS, learnable, prepared, row, vocabulary, wri
 from support.refusals import refused
 from support.shared_files import DATA
 
-from bert.data.gap.config import GapConfig
-from bert.data.gap.examples import GapExample, Mention
-from bert.data.gap.features import MENTION_ENDS, MENTION_STARTS, GapFeatures
-from bert.data.gap.mentions import TokenText, fit, tokenize
-from bert.data.gap.prepare import GapSummary, prepare
-from bert.data.gap.reading import read_gap
-from bert.data.gap.selection import training_rows
-from bert.data.gap.store import open_features, read_features
 from bert.data.tensor_file import map_columns, write_columns
 from bert.data.vocabulary import load_vocabulary
+from bert.tasks.gap.config import GapConfig
+from bert.tasks.gap.examples import GapExample, Mention
+from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, GapFeatures
+from bert.tasks.gap.mentions import TokenText, fit, tokenize
+from bert.tasks.gap.prepare import GapSummary, prepare
+from bert.tasks.gap.reading import read_gap
+from bert.tasks.gap.selection import training_rows
+from bert.tasks.gap.store import open_features, read_features
 
 VOCAB = DATA / "vocab" / "bert-uncased.txt"
 

@@ -9,21 +9,21 @@ import torch
 from support.gap_files import prepared
 from support.refusals import refused
 
-from bert.batch import Batch
-from bert.config import ModelConfig
-from bert.data.gap.features import MENTION_ENDS, MENTION_STARTS
-from bert.data.gap.selection import training_rows
-from bert.data.gap.store import open_features
+from bert.data.batch import Batch
 from bert.data.loading.row_batches import row_batch
-from bert.encoder import EncoderOutput
-from bert.gap.heads import HEADS, first_tokens, mean_tokens
-from bert.gap.model import BertForMentions
-from bert.gap.scores import DECISIONS, OVERALL, Gold, score
-from bert.observer import Observer
+from bert.model.config import ModelConfig
+from bert.model.encoder import EncoderOutput
 from bert.tasks import DATA, TASKS, make_task, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
-from bert.tasks.gap import GapTask
-from bert.tasks.gap_data import HEAD_NAMES
+from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
+from bert.tasks.gap.heads import HEADS, first_tokens, mean_tokens
+from bert.tasks.gap.model import BertForMentions
+from bert.tasks.gap.scores import DECISIONS, OVERALL, Gold, score
+from bert.tasks.gap.selection import training_rows
+from bert.tasks.gap.source import HEAD_NAMES
+from bert.tasks.gap.store import open_features
+from bert.tasks.gap.task import GapTask
+from bert.train.observer import Observer
 
 SHAPE = ModelConfig(
     num_layers=2, hidden_size=32, num_heads=2, intermediate_size=64, vocab_size=200, max_positions=32,
@@ -48,7 +48,7 @@ def model(head: str, config: ModelConfig = SHAPE) -> BertForMentions:
 
 def test_the_names_of_the_heads_stand_twice_alike() -> None:
     assert tuple(HEADS) == HEAD_NAMES
-    assert (TASKS["gap"], DATA["gap"]) == ("bert.tasks.gap:GapTask", "bert.tasks.gap_data:GapData")
+    assert (TASKS["gap"], DATA["gap"]) == ("bert.tasks.gap.task:GapTask", "bert.tasks.gap.source:GapData")
 
 
 @pytest.mark.parametrize("head", HEAD_NAMES)

@@ -9,7 +9,7 @@ from support.gap_files import COLUMNS, learnable, row, write
 from support.refusals import refused
 from support.shared_files import DATA
 
-from bert.data.gap.reading import GapFile, read_gap, told_flaws
+from bert.tasks.gap.reading import GapFile, read_gap, told_flaws
 from common.errors import Code
 
 TEXT = 'Ada said "no" to Bea - because she was tired.'

@@ -7,13 +7,13 @@ import pytest
 from support.glue_folders import make_glue, write_vocabulary
 from support.refusals import refused
 
-from bert.data.glue.archive import find_table
-from bert.data.glue.config import GlueConfig
-from bert.data.glue.prepare import GlueSummary, prepare
-from bert.data.glue.store import open_features
-from bert.data.glue.tables import read_table
-from bert.data.glue.tasks import DIAGNOSTIC, TASKS
-from bert.glue.answers import answer_file
+from bert.tasks.glue.answers import answer_file
+from bert.tasks.glue.archive import find_table
+from bert.tasks.glue.config import GlueConfig
+from bert.tasks.glue.prepare import GlueSummary, prepare
+from bert.tasks.glue.store import open_features
+from bert.tasks.glue.tables import read_table
+from bert.tasks.glue.tasks import DIAGNOSTIC, TASKS
 from common.errors import Code
 
 

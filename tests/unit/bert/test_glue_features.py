@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from support.glue_folders import FORMS, make_glue, splits_of, write_vocabulary
 from support.refusals import refused
 
-from bert.data.glue.config import GlueConfig
-from bert.data.glue.features import _fitted
-from bert.data.glue.prepare import GlueSummary, prepare
-from bert.data.glue.store import open_features, read_features
-from bert.data.glue.tasks import TASKS
 from bert.data.vocabulary import load_vocabulary
+from bert.tasks.glue.config import GlueConfig
+from bert.tasks.glue.features import _fitted
+from bert.tasks.glue.prepare import GlueSummary, prepare
+from bert.tasks.glue.store import open_features, read_features
+from bert.tasks.glue.tasks import TASKS
 from common.errors import Code, MissingToolError
 
 
@@ -198,8 +198,8 @@ def hub_folder(folder: Path, glue: Path, tasks: tuple[str, ...], swap: bool = Fa
     """The tables as a local dataset of the hub's form: parquet files, class names, a card with configurations."""
     import datasets
 
-    from bert.data.glue.hub import hub_split
-    from bert.data.glue.tables import read_table
+    from bert.tasks.glue.hub import hub_split
+    from bert.tasks.glue.tables import read_table
 
     card = ["---", "configs:"]
     for task in tasks:
@@ -260,10 +260,10 @@ def test_without_the_datasets_package_the_message_says_what_to_do(
 
 
 def test_a_label_out_of_the_classes_is_damage(tmp_path: Path, vocab: Path) -> None:
-    from bert.data.glue.features import make_columns
-    from bert.data.glue.store import write_features
-    from bert.data.glue.tables import read_table
     from bert.data.stages import Counts
+    from bert.tasks.glue.features import make_columns
+    from bert.tasks.glue.store import write_features
+    from bert.tasks.glue.tables import read_table
 
     glue = make_glue(tmp_path / "glue", ["cola"])
     path = made(input=glue, vocab=vocab, output=tmp_path / "out")[0].features
@@ -279,8 +279,8 @@ def test_a_label_out_of_the_classes_is_damage(tmp_path: Path, vocab: Path) -> No
 
 def test_shards_for_pretraining_are_made_of_the_text(tmp_path: Path, vocab: Path) -> None:
     from bert.data.loading.folder import folder_info
-    from bert.data.preparation.config import PrepareConfig
-    from bert.data.prepare import prepare as prepare_shards
+    from bert.tasks.pretrain.preparation.config import PrepareConfig
+    from bert.tasks.pretrain.prepare import prepare as prepare_shards
 
     made(input=make_glue(tmp_path / "glue", ["cola", "rte"], rows=40), text=tmp_path / "text")
     config = PrepareConfig(

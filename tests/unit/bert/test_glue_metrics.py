@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert.data.glue.tasks import TASKS
-from bert.glue.metrics import decided, matthews, score_names, scores
+from bert.tasks.glue.metrics import decided, matthews, score_names, scores
+from bert.tasks.glue.tasks import TASKS
 
 PAIRS = st.integers(1, 60).flatmap(
     lambda n: st.tuples(*(st.lists(st.integers(0, 1), min_size=n, max_size=n) for _ in range(2)))

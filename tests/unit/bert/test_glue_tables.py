@@ -8,9 +8,9 @@ from support import shared_files
 from support.glue_folders import FORMS, make_glue, splits_of
 from support.refusals import refused
 
-from bert.data.glue.archive import find_table
-from bert.data.glue.tables import read_table
-from bert.data.glue.tasks import TASKS
+from bert.tasks.glue.archive import find_table
+from bert.tasks.glue.tables import read_table
+from bert.tasks.glue.tasks import TASKS
 from common.errors import Code
 
 GLUE = shared_files.DATA / "glue"

@@ -9,14 +9,14 @@ from support.glue_folders import make_glue, write_vocabulary
 from support.refusals import refused
 
 from analysis.train_scores import KNOWN
-from bert.config import preset
-from bert.data.glue.config import GlueConfig
-from bert.data.glue.prepare import prepare
-from bert.data.glue.tasks import TASKS
 from bert.data.lengths import glue
-from bert.precision import Precision
+from bert.model.config import preset
+from bert.optim.precision import Precision
 from bert.tasks import given_options, make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
+from bert.tasks.glue.config import GlueConfig
+from bert.tasks.glue.prepare import prepare
+from bert.tasks.glue.tasks import TASKS
 
 SHAPE = preset("tiny").replace(vocab_size=40, hidden_size=16, num_heads=2, intermediate_size=32)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bert.config import ModelConfig
-from bert.heads import MaskedWordHead, gather_positions, mean_cross_entropy
+from bert.model.config import ModelConfig
+from bert.model.heads import MaskedWordHead, gather_positions, mean_cross_entropy
 
 VOCAB = 21
 CONFIG = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, intermediate_size=8, vocab_size=VOCAB)

@@ -17,16 +17,16 @@ from support.csv_files import colours_and_animals, prepared, write_rows
 from support.refusals import refused
 
 from bert.checkpoints.tensor_files import read_tensors
-from bert.data.corpus import dumps, pages, streams
-from bert.data.csv.schema import opened
-from bert.data.glue import tables
-from bert.data.glue.hub import read_hub
-from bert.data.glue.tasks import TASKS
+from bert.corpus import dumps, pages, streams
 from bert.data.remote.listings import Choice, plan_dump
 from bert.data.remote.web import range_of
 from bert.data.stages import Counts
 from bert.data.tensor_file import NotWholeError, map_columns
-from bert.glue.answers import read_answers
+from bert.tasks.classify.schema import opened
+from bert.tasks.glue import tables
+from bert.tasks.glue.answers import read_answers
+from bert.tasks.glue.hub import read_hub
+from bert.tasks.glue.tasks import TASKS
 
 
 def repacked(source: Path, target: Path) -> Path:

@@ -16,11 +16,11 @@ from support.refusals import refused
 from torch import Tensor
 
 from bert.checkpoints.conversion import convert
+from bert.checkpoints.hugging_face import load_hugging_face_state
 from bert.checkpoints.ours import load_into, load_model, save_model
 from bert.checkpoints.tensorflow import open_checkpoint
-from bert.convert import load_hugging_face_state
-from bert.encoder import BertEncoder
-from bert.model import BertForPretraining
+from bert.model.encoder import BertEncoder
+from bert.model.models import BertForPretraining
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECKPOINTS = shared_files.DATA / "checkpoints"

@@ -11,12 +11,12 @@ from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 
 from bert.checkpoints.ours import save_model, write_model
-from bert.config import shape_from_words, shape_in_words
-from bert.encoder import BertEncoder
-from bert.model import BertForPretraining
+from bert.model.config import shape_from_words, shape_in_words
+from bert.model.encoder import BertEncoder
+from bert.model.models import BertForPretraining
 from bert.tasks.base import DataIdentity
-from bert.training.initial import NotTaken, load_initial
-from bert.training.resume import Initial, find_initial
+from bert.train.initial import NotTaken, load_initial
+from bert.train.resume import Initial, find_initial
 from common.errors import Code
 
 HEADS = ("masked_words.", "next_sentence.", "encoder.pooler.")

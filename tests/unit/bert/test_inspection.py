@@ -12,9 +12,9 @@ from support import pretraining_shards as shards
 from support.refusals import refused
 from support.shared_files import DATA
 
-from bert.data.inspecting.inspection import CHECKS, Inspection, inspect
-from bert.data.inspecting.shard_files import read_blocks, shard_groups
 from bert.data.pool import Workers
+from bert.tasks.pretrain.inspecting.inspection import CHECKS, Inspection, inspect
+from bert.tasks.pretrain.inspecting.shard_files import read_blocks, shard_groups
 from common.errors import Code
 
 FIRST = "small_training_0.hdf5"
@@ -272,7 +272,7 @@ def test_the_result_has_a_json_form(folder: Path) -> None:
 
 
 def test_blocks_cover_every_row_once_whatever_the_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bert.data.inspecting.shard_files._BLOCK_VALUES", 24 * 7)
+    monkeypatch.setattr("bert.tasks.pretrain.inspecting.shard_files._BLOCK_VALUES", 24 * 7)
     arrays = shards.instances(50)
     for storage in ({"compression": "gzip"}, {"chunks": None}, {"chunks": True}):
         path = shards.write(tmp_path / "a_training_0.hdf5", arrays, None, **storage)
@@ -288,7 +288,7 @@ def test_blocks_change_no_finding(folder: Path, monkeypatch: pytest.MonkeyPatch)
     arrays["input_ids"][33, 0] = 9
     shards.write(folder / FIRST, arrays, {"bertbench_settings": "one"}, chunks=None)
     whole = look(folder)
-    monkeypatch.setattr("bert.data.inspecting.shard_files._BLOCK_VALUES", 24 * 7)
+    monkeypatch.setattr("bert.tasks.pretrain.inspecting.shard_files._BLOCK_VALUES", 24 * 7)
     assert look(folder) == whole and failed(whole)["cls_first"] == (1, f"{FIRST} row 33")
 
 
@@ -306,8 +306,8 @@ def test_groups_list_training_before_test_by_number(folder: Path) -> None:
 
 
 def test_shards_of_the_pipeline_s_own_writer_pass(folder: Path) -> None:
-    from bert.data.pretraining.instances import Instances
-    from bert.data.pretraining.shard_writer import write_shard
+    from bert.tasks.pretrain.instances import Instances
+    from bert.tasks.pretrain.shard_writer import write_shard
 
     for path in folder.glob("*.hdf5"):
         with h5py.File(path) as file:
@@ -321,12 +321,12 @@ def test_instances_of_a_real_book_pass(tmp_path: Path, whole_words: bool, bins: 
     book = DATA / "pretrain" / "books" / "11-0.txt"
     if not book.is_file():
         pytest.skip("needs ../shared/data/pretrain/books, which is not there")
-    from bert.data.pretraining.config import InstanceConfig
-    from bert.data.pretraining.instances import plan_instances
-    from bert.data.pretraining.masking import pieces_of
-    from bert.data.pretraining.shard_writer import ShardHeader, write_blocks
-    from bert.data.pretraining.tokens import TokenShard
     from bert.data.vocabulary import load_vocabulary
+    from bert.tasks.pretrain.config import InstanceConfig
+    from bert.tasks.pretrain.instances import plan_instances
+    from bert.tasks.pretrain.masking import pieces_of
+    from bert.tasks.pretrain.shard_writer import ShardHeader, write_blocks
+    from bert.tasks.pretrain.tokens import TokenShard
 
     vocabulary = load_vocabulary(DATA / "vocab" / "bert-uncased.txt", True)
     chapters = book.read_text(encoding="utf-8-sig").split("CHAPTER")

@@ -15,10 +15,10 @@ import pytest
 from support import plain_pretraining as plain
 from support.shared_files import DATA
 
-from bert.data.pretraining.config import InstanceConfig
-from bert.data.pretraining.instances import plan_instances
-from bert.data.pretraining.masking import Pieces
-from bert.data.pretraining.tokens import TokenShard
+from bert.tasks.pretrain.config import InstanceConfig
+from bert.tasks.pretrain.instances import plan_instances
+from bert.tasks.pretrain.masking import Pieces
+from bert.tasks.pretrain.tokens import TokenShard
 
 REPLICATES = 40
 PERMUTATIONS = 2999

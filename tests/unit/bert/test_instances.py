@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.refusals import refused
 
-from bert.data.pretraining import instances as instances_module
-from bert.data.pretraining.config import InstanceConfig
-from bert.data.pretraining.instances import BLOCK_ROWS, Instances, Plan, plan_instances
-from bert.data.pretraining.masking import pieces_of
-from bert.data.pretraining.tokens import TokenShard
 from bert.data.vocabulary import Vocabulary
-from bert.flags import flag
+from bert.tasks.pretrain import instances as instances_module
+from bert.tasks.pretrain.config import InstanceConfig
+from bert.tasks.pretrain.instances import BLOCK_ROWS, Instances, Plan, plan_instances
+from bert.tasks.pretrain.masking import pieces_of
+from bert.tasks.pretrain.tokens import TokenShard
+from common.flags import flag
 
 # Special pieces away from their usual places; ids from 100 up tell the document.
 PIECES = [

@@ -10,10 +10,10 @@ from support.plain_lamb import PlainLamb
 from support.refusals import refused
 from torch import nn
 
-from bert.config import ModelConfig
-from bert.lamb import Lamb
-from bert.model import BertForPretraining
-from bert.optim import adamw, lamb, parameter_groups
+from bert.model.config import ModelConfig
+from bert.model.models import BertForPretraining
+from bert.optim.lamb import Lamb
+from bert.optim.registry import adamw, lamb, parameter_groups
 
 CONFIG = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=21, max_positions=8)
 

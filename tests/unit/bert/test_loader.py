@@ -17,10 +17,10 @@ from support.refusals import refused
 
 from bert.data.loading import pieces
 from bert.data.loading.batches import Hdf5Batches
-from bert.data.pretraining.instances import Instances
-from bert.data.pretraining.shard_writer import write_shard
-from bert.data.pretraining.shards import read_shard
 from bert.tasks.base import DataSpec
+from bert.tasks.pretrain.instances import Instances
+from bert.tasks.pretrain.shard_writer import write_shard
+from bert.tasks.pretrain.shards import read_shard
 
 SEQ_LEN, PREDICTIONS = 12, 3
 

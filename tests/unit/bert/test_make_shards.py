@@ -7,12 +7,12 @@ import pytest
 from support.refusals import refused
 
 from bert.data.pool import Workers
-from bert.data.pretraining import hdf5
-from bert.data.pretraining.config import InstanceConfig
-from bert.data.pretraining.hdf5 import make_shards
-from bert.data.pretraining.shards import check_shard, read_shard
 from bert.data.stages import Finished, Part, StageFolder, read_finished
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
+from bert.tasks.pretrain import hdf5
+from bert.tasks.pretrain.config import InstanceConfig
+from bert.tasks.pretrain.hdf5 import make_shards
+from bert.tasks.pretrain.shards import check_shard, read_shard
 
 VOCABULARY = Vocabulary((*SPECIAL_PIECES, *(f"w{number}" for number in range(200))), True)
 NAMES = ["d_training_0.hdf5", "d_training_1.hdf5", "d_training_10.hdf5", "d_test_0.hdf5"]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from support import plain_pretraining as plain
 
-from bert.data.pretraining.config import InstanceConfig
-from bert.data.pretraining.masking import Masked, Pieces, mask, pieces_of, prediction_counts
 from bert.data.vocabulary import Vocabulary
+from bert.tasks.pretrain.config import InstanceConfig
+from bert.tasks.pretrain.masking import Masked, Pieces, mask, pieces_of, prediction_counts
 
 CLS, SEP, MASK, SIZE = 1, 2, 3, 60
 LEAST_P = 1e-4

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bert.config import PRESETS
-from bert.memory import parameter_count, predict_memory
-from bert.model import BertForPretraining, BertForQuestionAnswering
+from bert.model.config import PRESETS
+from bert.model.memory import parameter_count, predict_memory
+from bert.model.models import BertForPretraining, BertForQuestionAnswering
 
 SMALL = PRESETS["tiny"].replace(vocab_size=1000, hidden_dropout=0.0, attention_dropout=0.0)
 BATCH = {"micro_batch_size": 4, "seq_len": 64, "max_predictions": 10, "device": "cuda"}
@@ -60,10 +60,10 @@ def test_16_bits_and_recomputing_keep_less_and_dropout_more():
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_activations_are_what_the_model_keeps_for_the_backward_pass(dropout, precision):
-    from bert.batch import Batch
-    from bert.precision import Precision
+    from bert.data.batch import Batch
+    from bert.optim.precision import Precision
     from bert.tasks.base import DataSpec
-    from bert.tasks.pretrain import PretrainTask
+    from bert.tasks.pretrain.task import PretrainTask
 
     config = PRESETS["mini"].replace(vocab_size=1000, hidden_dropout=dropout, attention_dropout=dropout)
     spec = DataSpec(

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from support.refusals import refused
 from transformers import BertConfig, BertForPreTraining, DistilBertConfig, DistilBertModel
 
-from bert.batch import Batch, BatchCounts
-from bert.config import PRESETS, ModelConfig, preset
-from bert.convert import load_hugging_face_state, to_hugging_face_state
-from bert.encoder import BertEncoder
-from bert.model import BertForPretraining
-from bert.observer import Observer
-from bert.optim import adamw
+from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
+from bert.data.batch import Batch, BatchCounts
+from bert.model.config import PRESETS, ModelConfig, preset
+from bert.model.encoder import BertEncoder
+from bert.model.models import BertForPretraining
+from bert.optim.registry import adamw
+from bert.train.observer import Observer
 
 VOCAB = 101  # not a multiple of 8: three padding rows
 

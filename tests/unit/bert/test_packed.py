@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.layouts import LENGTHS, assert_same, batch_of, loss_and_gradients, model
 
-from bert.attention import attend
-from bert.batch import Batch, BatchCounts
-from bert.encoder import recompute_activations
-from bert.levers import use_levers
-from bert.model import BertForPretraining
-from bert.packing import Packed, fit, pack, static_rows
+from bert.data.batch import Batch, BatchCounts
+from bert.model.attention import attend
+from bert.model.encoder import recompute_activations
+from bert.model.models import BertForPretraining
+from bert.model.packing import Packed, fit, pack, static_rows
+from bert.speed.registry import use_levers
 
 
 def packing(**changes: float) -> BertForPretraining:

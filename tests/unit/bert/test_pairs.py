@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from support import plain_pretraining as plain
 
-from bert.data.pretraining.config import InstanceConfig
-from bert.data.pretraining.pairs import Pairs, cut, make_pairs, truncated
-from bert.data.pretraining.tokens import TokenShard
+from bert.tasks.pretrain.config import InstanceConfig
+from bert.tasks.pretrain.pairs import Pairs, cut, make_pairs, truncated
+from bert.tasks.pretrain.tokens import TokenShard
 
 LEAST_P = 1e-4
 """Seeds are fixed, so a test passes always or never; code that is right fails one with this probability."""

@@ -8,8 +8,8 @@ import torch
 from support.refusals import refused
 from torch import nn
 
-from bert.optim import OPTIMIZERS
-from bert.precision import Precision
+from bert.optim.precision import Precision
+from bert.optim.registry import OPTIMIZERS
 
 
 def fp16(**options: float) -> Precision:

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from support.refusals import refused
 
-from bert.data.corpus.generated import generate_corpus
+from bert.corpus.generated import generate_corpus
 from bert.data.loading.batches import Hdf5Batches
 from bert.data.loading.folder import find_shards, folder_info
-from bert.data.preparation.config import STAGES, PrepareConfig
-from bert.data.preparation.summary import LengthSummary, PrepareSummary
-from bert.data.prepare import prepare
-from bert.data.pretraining.shards import read_shard
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.base import DataSpec
+from bert.tasks.pretrain.preparation.config import STAGES, PrepareConfig
+from bert.tasks.pretrain.preparation.summary import LengthSummary, PrepareSummary
+from bert.tasks.pretrain.prepare import prepare
+from bert.tasks.pretrain.shards import read_shard
 from common.errors import Code, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -321,8 +321,8 @@ def test_every_stage_is_an_option_and_has_its_place(tmp_path: Path) -> None:
 
 
 PROGRAM = (
-    "import sys; from pathlib import Path; from bert.data.prepare import prepare\n"
-    "from bert.data.preparation.config import PrepareConfig\n"
+    "import sys; from pathlib import Path; from bert.tasks.pretrain.prepare import prepare\n"
+    "from bert.tasks.pretrain.preparation.config import PrepareConfig\n"
     "if __name__ == '__main__':\n"
     "    prepare(PrepareConfig(input=Path(sys.argv[1]), output=Path(sys.argv[2]), seq_lens=(32,), dupe_factor=40,"
     " shards=6, vocab_size=800, workers=2))\n"

@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bert.batch import Batch, BatchCounts
-from bert.config import ModelConfig, preset
-from bert.convert import load_hugging_face_state, to_hugging_face_state
+from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
+from bert.data.batch import Batch, BatchCounts
 from bert.data.loading.squad_batches import SquadBatches
-from bert.flops import span_flops
-from bert.heads import span_losses
-from bert.model import BertForPretraining, BertForQuestionAnswering
-from bert.observer import Observer
+from bert.model.config import ModelConfig, preset
+from bert.model.flops import span_flops
+from bert.model.heads import span_losses
+from bert.model.models import BertForPretraining, BertForQuestionAnswering
 from bert.tasks.base import DataSpec
+from bert.train.observer import Observer
 
 VOCAB = 21
 SHAPE = ModelConfig(

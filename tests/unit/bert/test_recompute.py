@@ -5,11 +5,11 @@ import torch
 from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 
-from bert.config import PRESETS
-from bert.encoder import recompute_activations
-from bert.model import BertForPretraining
-from bert.strategies.making import make_strategy
-from bert.tasks.pretrain import PretrainTask
+from bert.model.config import PRESETS
+from bert.model.encoder import recompute_activations
+from bert.model.models import BertForPretraining
+from bert.parallel.making import make_strategy
+from bert.tasks.pretrain.task import PretrainTask
 
 
 def saved_bytes(recompute: bool) -> int:

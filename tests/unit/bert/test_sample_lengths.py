@@ -9,14 +9,14 @@ from support.refusals import refused
 from test_loader import SEQ_LEN, make_folder, spec
 from test_loader_bins import BINS, SAMPLES, TOTALS, make_binned
 
-from bert.batch import Batch
+from bert.data.batch import Batch
 from bert.data.lengths import is_synthetic, lengths_folder
 from bert.data.loading import sample_lengths
 from bert.data.loading.folder import folder_info
 from bert.data.loading.sample_lengths import folder_lengths
-from bert.data.pretraining.shards import read_shard
 from bert.data.synthetic import SyntheticBatches
-from bert.tasks.pretrain import PretrainTask
+from bert.tasks.pretrain.shards import read_shard
+from bert.tasks.pretrain.task import PretrainTask
 
 
 def made_up(folder: Path, count: int, **changes: object) -> list[Batch]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bert.schedule import PHASE_1, PHASE_2, PHASES, SCHEDULES, Schedule
+from bert.optim.schedule import PHASE_1, PHASE_2, PHASES, SCHEDULES, Schedule
 from common.errors import Code
 
 

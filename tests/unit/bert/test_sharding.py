@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.refusals import refused
 
-from bert.data.corpus import sharding as module
-from bert.data.corpus.sharding import COUNTS, ShardPlan, assign, automatic_shards, scan, shard
+from bert.corpus import sharding as module
+from bert.corpus.sharding import COUNTS, ShardPlan, assign, automatic_shards, scan, shard
 from bert.data.stages import Finished, StageFolder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -220,7 +220,7 @@ def test_finished_shards_are_kept_and_missing_ones_made_again(tmp_path: Path) ->
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from bert.data.corpus.sharding import ShardPlan, shard
+from bert.corpus.sharding import ShardPlan, shard
 from bert.data.stages import StageFolder
 folder = StageFolder(Path(sys.argv[2]), "shard", 1, {}, "")
 folder.begin()

@@ -12,10 +12,10 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bert.data.pretraining import shard_writer
-from bert.data.pretraining.instances import Instances
-from bert.data.pretraining.shard_writer import ShardHeader, write_blocks, write_shard
-from bert.data.pretraining.shards import check_shard, map_shard, read_shard
+from bert.tasks.pretrain import shard_writer
+from bert.tasks.pretrain.instances import Instances
+from bert.tasks.pretrain.shard_writer import ShardHeader, write_blocks, write_shard
+from bert.tasks.pretrain.shards import check_shard, map_shard, read_shard
 from common.errors import InputError
 
 SEQ_LEN, PREDICTIONS = 12, 3

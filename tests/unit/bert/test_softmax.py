@@ -5,8 +5,8 @@ import torch
 from support.softmax_formula import HEADS, LENGTH, MASKS, by_formula
 from torch import Tensor
 
-from bert.dropout import keep_scale, random_levels, threshold
-from bert.softmax import softmax_dropout, softmax_dropout_backward
+from bert.speed.dropout import keep_scale, random_levels, threshold
+from bert.speed.softmax import softmax_dropout, softmax_dropout_backward
 
 FACTOR = 0.3
 

@@ -11,7 +11,7 @@ import torch
 from support.refusals import refused
 from support.squad_windows import CLS, FIRST_ID, PAD, SEP, VOCAB, squad_windows
 
-from bert.batch import Batch
+from bert.data.batch import Batch
 from bert.data.loading.flat_batches import lengths_fingerprint
 from bert.data.loading.squad_batches import (
     SquadBatches,
@@ -19,9 +19,9 @@ from bert.data.loading.squad_batches import (
     put_values,
     window_batch,
 )
-from bert.data.squad.features import SquadFeatures
 from bert.tasks.base import DataSpec
-from bert.tasks.squad import SquadTask
+from bert.tasks.squad.features import SquadFeatures
+from bert.tasks.squad.task import SquadTask
 
 WINDOWS = 50
 FEATURES = squad_windows(WINDOWS)

@@ -7,9 +7,9 @@ from support.refusals import refused
 from support.shared_files import DATA
 from support.squad_columns import compare, dataset, made, make, paragraph, plain, question, small_vocabulary
 
-from bert.data.squad.features import SquadFeatures
-from bert.data.squad.store import FORM
 from bert.data.tensor_file import read_header
+from bert.tasks.squad.features import SquadFeatures
+from bert.tasks.squad.store import FORM
 
 VOCABULARY = DATA / "vocab/bert-uncased.txt"
 SHORT = {"max_seq_length": 14, "doc_stride": 3, "max_query_length": 4}

@@ -12,12 +12,12 @@ import pytest
 from support.refusals import refused
 from support.squad_columns import dataset, made, make, paragraph, question, silent, small_vocabulary
 
-from bert.data.squad.config import SquadConfig, cpu_count
-from bert.data.squad.prepare import prepare
-from bert.data.squad.reading import read_dataset
-from bert.data.squad.store import open_features, read_features, vocabulary_of
 from bert.tasks.base import DataIdentity
-from bert.training.state import vocabulary_text
+from bert.tasks.squad.config import SquadConfig, cpu_count
+from bert.tasks.squad.prepare import prepare
+from bert.tasks.squad.reading import read_dataset
+from bert.tasks.squad.store import open_features, read_features, vocabulary_of
+from bert.train.state import vocabulary_text
 from common.errors import Code, InputError, SchemaError
 
 

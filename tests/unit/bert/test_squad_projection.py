@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from support import plain_squad_decoding as plain
 from support.squad_cases import LETTERS, OTHERS, SIGNS, Context, Question, features_of, small_vocabulary
 
-from bert.data.squad.features import SquadFeatures
-from bert.squad.projection import Projector, _Context, _NormalWords
+from bert.tasks.squad.features import SquadFeatures
+from bert.tasks.squad.projection import Projector, _Context, _NormalWords
 
 UNCASED, CASED = small_vocabulary(), small_vocabulary(lower_case=False)
 BLANKS = " \t\r\n\u202f\u00a0\u3000"

@@ -12,10 +12,10 @@ from support import shared_files
 from support.refusals import refused
 from support.squad_cases import Context, Question, features_of, small_vocabulary
 
-from bert.data.squad.reading import read_dataset
-from bert.squad.golds import Golds, golds_of, read_golds
-from bert.squad.prediction_files import read_null_odds, read_predictions
-from bert.squad.scores import normalize, score
+from bert.tasks.squad.golds import Golds, golds_of, read_golds
+from bert.tasks.squad.prediction_files import read_null_odds, read_predictions
+from bert.tasks.squad.reading import read_dataset
+from bert.tasks.squad.scores import normalize, score
 from common.errors import Code
 
 SQUAD = shared_files.DATA / "squad"

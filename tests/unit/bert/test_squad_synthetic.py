@@ -12,13 +12,13 @@ from support.refusals import refused
 from support.shared_files import DATA
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
-from bert.batch import Batch
+from bert.data.batch import Batch
 from bert.data.lengths import SHORTEST, check_distribution, padded_length, squad
 from bert.data.lengths import squad_windows as made_up_windows
 from bert.data.synthetic import QUESTIONS, SyntheticBatches
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.base import DataSpec
-from bert.tasks.squad import SquadTask
+from bert.tasks.squad.task import SquadTask
 
 
 def spec(**changes: object) -> DataSpec:

@@ -12,17 +12,17 @@ from support.refusals import refused
 from support.squad_runs import squad_settings
 from support.training_runs import Recorder, run
 
-from bert.data.squad.store import open_features, vocabulary_of
-from bert.model import BertForPretraining, BertForQuestionAnswering
-from bert.precision import Precision
-from bert.strategies.single import SingleStrategy
+from bert.model.models import BertForPretraining, BertForQuestionAnswering
+from bert.optim.precision import Precision
+from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec, EvaluationSpec
-from bert.tasks.squad import SquadTask
-from bert.tasks.squad_evaluation import Questions
-from bert.train import DivergenceError
-from bert.training.checkpoint import saved_steps
-from bert.training.evaluate import evaluate
-from bert.training.losses import LossLog
+from bert.tasks.squad.evaluation import Questions
+from bert.tasks.squad.store import open_features, vocabulary_of
+from bert.tasks.squad.task import SquadTask
+from bert.train.checkpoint import saved_steps
+from bert.train.evaluate import evaluate
+from bert.train.loop import DivergenceError
+from bert.train.losses import LossLog
 
 CPU = torch.device("cpu")
 

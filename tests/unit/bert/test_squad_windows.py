@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import plain_squad
 
-from bert.data.squad.windows import greatest_context, place_windows
+from bert.tasks.squad.windows import greatest_context, place_windows
 
 QUESTIONS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=6)
 

@@ -12,8 +12,8 @@ from support.plain_squad import words_of
 from support.plain_tokenizer import PlainTokenizer
 from support.shared_files import DATA
 
-from bert.data.squad.words import Pieces, WordEncoder, split_words, word_numbers
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
+from bert.tasks.squad.words import Pieces, WordEncoder, split_words, word_numbers
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz\u00df\u00e9\u03c3\u03c2\u4e2d\u6587\u0130'.,-$"
 VOCABULARY = Vocabulary(

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bench.trial_model import model_config
-from bert.lamb import Lamb
-from bert.levers import NONE, resolve_levers, use_levers
-from bert.observer import Observer
+from bench.plan.trial_model import model_config
+from bert.optim.lamb import Lamb
+from bert.speed.registry import NONE, resolve_levers, use_levers
 from bert.tasks import make_task
 from bert.tasks.base import DataSpec
+from bert.train.observer import Observer
 from records.trial import Trial
 
 AWAY = torch.device("meta")

@@ -10,22 +10,22 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bert.config import ModelConfig
 from bert.data.synthetic import SyntheticBatches
-from bert.observer import Observer
-from bert.strategies import STRATEGIES, devices_per_rank
-from bert.strategies.base import StepPlan
-from bert.strategies.deepspeed_config import Run, read_deepspeed_config, resolve, said_of_training
-from bert.strategies.deepspeed_names import check_names
-from bert.strategies.dp import joined, split_batch
-from bert.strategies.fsdp import layers
-from bert.strategies.making import make_strategy
-from bert.strategies.options import options_text, read_options
-from bert.strategies.single import SingleStrategy
-from bert.strategies.whole import WholeModel
+from bert.model.config import ModelConfig
+from bert.parallel import STRATEGIES, devices_per_rank
+from bert.parallel.base import StepPlan
+from bert.parallel.deepspeed_config import Run, read_deepspeed_config, resolve, said_of_training
+from bert.parallel.deepspeed_names import check_names
+from bert.parallel.dp import joined, split_batch
+from bert.parallel.fsdp import layers
+from bert.parallel.making import make_strategy
+from bert.parallel.options import options_text, read_options
+from bert.parallel.single import SingleStrategy
+from bert.parallel.whole import WholeModel
 from bert.tasks.base import DataSpec
-from bert.tasks.pretrain import PretrainTask
-from bert.tasks.squad import SquadTask
+from bert.tasks.pretrain.task import PretrainTask
+from bert.tasks.squad.task import SquadTask
+from bert.train.observer import Observer
 from common.errors import Code
 from common.registry import load
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bert.batch import Batch
+from bert.data.batch import Batch
 from bert.data.lengths import DISTRIBUTIONS, check_distribution
 from bert.data.synthetic import QUESTIONS, SyntheticBatches
 from bert.data.synthetic_rows import rows_in_all

@@ -5,10 +5,10 @@ import pytest
 from support.refusals import refused
 
 from bert.data.pool import Workers
-from bert.data.pretraining import tokens
-from bert.data.pretraining.tokens import COUNTED, STAGE, VERSION, read_tokens, tokenize
 from bert.data.stages import Finished, Part, StageFolder
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
+from bert.tasks.pretrain import tokens
+from bert.tasks.pretrain.tokens import COUNTED, STAGE, VERSION, read_tokens, tokenize
 from common.errors import Code, InputError
 
 VOCABULARY = Vocabulary((*SPECIAL_PIECES, "the", "un", "##able", ",", "a"), lower_case=True)

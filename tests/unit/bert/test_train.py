@@ -11,13 +11,12 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bert.batch import Batch, BatchCounts
-from bert.lamb import Lamb
-from bert.observer import Observer, Observers, StepResult
-from bert.precision import Precision
-from bert.schedule import Schedule
-from bert.strategies.single import SingleStrategy
-from bert.train import (
+from bert.data.batch import Batch, BatchCounts
+from bert.optim.lamb import Lamb
+from bert.optim.precision import Precision
+from bert.optim.schedule import Schedule
+from bert.parallel.single import SingleStrategy
+from bert.train.loop import (
     MAX_SKIPPED_IN_A_ROW,
     DivergenceError,
     DivergenceWatch,
@@ -26,6 +25,7 @@ from bert.train import (
     parameters_are_finite,
     train,
 )
+from bert.train.observer import Observer, Observers, StepResult
 from common.errors import Code
 
 

@@ -11,16 +11,16 @@ from support import training_runs
 from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 
-from bert.batch import Batch
+from bert.data.batch import Batch
 from bert.data.synthetic import SyntheticBatches
-from bert.schedule import PHASES
-from bert.strategies.single import SingleStrategy
+from bert.optim.schedule import PHASES
+from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec
-from bert.train import DivergenceError
-from bert.training.checkpoint import read, saved_steps
-from bert.training.feed import Feed
-from bert.training.losses import LossLog
-from bert.training.settings import TrainSettings, phase_defaults, resolve_settings, task_defaults
+from bert.train.checkpoint import read, saved_steps
+from bert.train.feed import Feed
+from bert.train.loop import DivergenceError
+from bert.train.losses import LossLog
+from bert.train.settings import TrainSettings, phase_defaults, resolve_settings, task_defaults
 from common.errors import Code
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -135,7 +135,7 @@ def test_another_batch_size_goes_on_behind_the_samples_seen_and_resumes_exactly(
 def test_other_versions_of_what_numbers_depend_on_are_named(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bert.training.run.versions", lambda: {"torch": "0.1", "gone": "9"})
+    monkeypatch.setattr("bert.train.run.versions", lambda: {"torch": "0.1", "gone": "9"})
     run(settings(data, steps=1), tmp_path)
     recorder = Recorder()
     run(settings(data, steps=1), tmp_path, recorder)
@@ -219,7 +219,7 @@ def test_a_loss_that_is_no_number_stops_with_step_rate_and_last_good_checkpoint(
 def test_parameters_that_are_no_numbers_are_never_saved(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bert.training.run.parameters_are_finite", lambda model: False)
+    monkeypatch.setattr("bert.train.run.parameters_are_finite", lambda model: False)
     with refused("training-diverged", "step 3 ", "learning rate"):
         run(settings(data), tmp_path)
     assert saved_steps(tmp_path) == []

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from support.layouts import LENGTHS, assert_same, batch_of, loss_and_gradients, model
 from support.refusals import refused
 
-from bert.attention import attend
-from bert.batch import Batch, BatchCounts
-from bert.encoder import recompute_activations
-from bert.levers import levers_text, resolve_levers, use_levers
-from bert.sequences import Unpadded, chunks, unpad
+from bert.data.batch import Batch, BatchCounts
+from bert.model.attention import attend
+from bert.model.encoder import recompute_activations
+from bert.model.sequences import Unpadded, chunks, unpad
+from bert.speed.registry import levers_text, resolve_levers, use_levers
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)

@@ -11,7 +11,7 @@ import pytest
 from support import pretraining_shards as shards
 from support.refusals import refused
 
-from bert.data.inspecting.verification import Comparison, verify
+from bert.tasks.pretrain.inspecting.verification import Comparison, verify
 from common.errors import Code
 
 FIRST = "small_training_0.hdf5"
@@ -53,7 +53,7 @@ def test_one_other_value_is_found_and_its_place_is_named(pair: tuple[Path, Path]
 def test_the_first_of_many_blocks_that_differs_is_named(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bert.data.inspecting.shard_files._BLOCK_VALUES", 24 * 3)
+    monkeypatch.setattr("bert.tasks.pretrain.inspecting.shard_files._BLOCK_VALUES", 24 * 3)
     for folder in pair:
         shards.write(folder / FIRST, shards.instances(40, 0), chunks=None)
 

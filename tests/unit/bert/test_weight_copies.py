@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert.adamw import AdamW
-from bert.batch import Batch, BatchCounts
-from bert.config import ModelConfig
-from bert.copies import LOW, add_embedding, copy_of, give_copies, has_low_gradients, linear
-from bert.encoder import recompute_activations
-from bert.levers import resolve_levers, use_weight_copies
-from bert.model import BertForPretraining
-from bert.optim import adamw, parameter_groups
-from bert.precision import Precision
-from bert.strategies.single import SingleStrategy
+from bert.data.batch import Batch, BatchCounts
+from bert.model.config import ModelConfig
+from bert.model.encoder import recompute_activations
+from bert.model.models import BertForPretraining
+from bert.optim.adamw import AdamW
+from bert.optim.precision import Precision
+from bert.optim.registry import adamw, parameter_groups
+from bert.parallel.single import SingleStrategy
+from bert.speed.copies import LOW, add_embedding, copy_of, give_copies, has_low_gradients, linear
+from bert.speed.registry import resolve_levers, use_weight_copies
 
 VOCAB = 96
 SHAPE = ModelConfig(
@@ -172,7 +172,7 @@ def _run(optimizer: torch.optim.Optimizer, made: nn.Module, steps: int, clip: fl
 def test_updates_are_those_of_torch_given_the_same_gradients(
     clip: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bert.adamw._AT_ONCE", 96)  # parts that end inside of tensors
+    monkeypatch.setattr("bert.optim.adamw._AT_ONCE", 96)  # parts that end inside of tensors
     quick = model()
     ours = adamw(quick, 1e-2)
     assert isinstance(ours, AdamW)

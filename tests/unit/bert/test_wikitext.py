@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 from support import shared_files
 
-from bert.data.corpus import wikitext
-from bert.data.corpus.wikitext import is_disambiguation, is_redirect, paragraphs, read_page
+from bert.corpus import wikitext
+from bert.corpus.wikitext import is_disambiguation, is_redirect, paragraphs, read_page
 
 WIKI = shared_files.DATA / "pretrain/wiki"
 SAMPLE = WIKI / "enwiki-sample.xml.bz2"

@@ -9,7 +9,7 @@ import pytest
 from support.cli import ROOT
 
 from bench.implementations import IMPLEMENTATIONS
-from bert.strategies import STRATEGIES
+from bert.parallel import STRATEGIES
 from common.redact import REDACTED, redact_environment, redact_text, terminal_text
 from records.trial import Trial
 

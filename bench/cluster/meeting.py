@@ -1,0 +1,358 @@
+"""The launches of all nodes find each other, agree, and hear from each other until the end.
+
+Node 0 listens, the others call. Each states what it was told; only when all are there and agree does node 0 say go.
+Afterwards each says once a second that it lives, and at the end how its processes ended; node 0 tells everybody what is
+to be stopped and how it all ended. torchrun knows nothing of this: its agents meet at a store of their own.
+"""
+
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bench.cluster.statement import PROTOCOL, Statement, absence, objection
+from bench.cluster.verdict import Report, Stop, Verdict, judge
+from bench.cluster.wire import Line
+from common.errors import CODES, Code, UsageError
+
+BEAT_SECONDS = 1.0
+# A node that has said nothing for so long is gone: its machine, its launch, or the network between.
+SILENCE_SECONDS = 20.0
+# What the others may take to end and report after a failure; torchrun and the launches kill before.
+REPORT_SECONDS = 25.0
+_PARTING_SECONDS = 3.0
+_OTHER_RELEASE = "it has another release of bertbench, which speaks otherwise: install the same one on all nodes"
+_WORDLESS = "its launch ended without a word"
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What all nodes start with."""
+
+    run_id: str
+    """A name of this launch."""
+    store_port: int
+    """Port of node 0 at which the agents of torchrun and the ranks meet."""
+    nodes: dict[int, Statement]
+    """Every node, by its rank."""
+
+
+class Hub:
+    """Node 0."""
+
+    def __init__(self, listener: socket.socket | None, own: Statement, store_port: int) -> None:
+        self._listener = listener
+        if listener is not None:
+            listener.setblocking(False)
+        self._own = own
+        self._store_port = store_port
+        self._unknown: list[Line] = []
+        self._lines: dict[int, Line] = {}
+        self._nodes = {0: own}
+        self._agreed = False
+        self._reports: dict[int, Report] = {}
+        self._lost: dict[int, str] = {}
+        self._asked: str | None = None
+        self._next_beat = 0.0
+        self._stopped_at: float | None = None
+        self.stop: Stop | None = None
+        """What is to be stopped, None for nothing."""
+        self.verdict: Verdict | None = None
+        """How it all ended, None while it goes on."""
+
+    @property
+    def own_address(self) -> str | None:
+        """Address of this node under which another one has called; None without others."""
+        return next((line.own_address for line in self._lines.values()), None)
+
+    def agree(self, seconds: float, told: Callable[[str], None]) -> Agreement:
+        """Wait for all nodes and say go.
+
+        Args:
+            seconds: how long to wait.
+            told: told in words of each node that comes.
+
+        Raises:
+            UsageError: the nodes disagree, or some do not come; all that came are told the same.
+        """
+        deadline = time.monotonic() + seconds
+        while len(self._nodes) < len(self._own.counts):
+            self._accept()
+            for line in list(self._unknown):
+                for message in line.receive():
+                    spoken = message.get("protocol")
+                    if "statement" in message and isinstance(spoken, int) and spoken != PROTOCOL:
+                        # Kept until it hangs up: it would be reset before it hears that.
+                        line.send(refused=_OTHER_RELEASE, code="tool-version")
+                        break
+                    late = Statement.from_json(message.get("statement"))
+                    if late is None or message.get("protocol") != PROTOCOL:
+                        line.closed = True
+                        break
+                    self._admit(line, late)
+                    told(f"{late.name()} has come")
+                if line.closed and line in self._unknown:
+                    self._unknown.remove(line)
+            for node, line in list(self._lines.items()):
+                line.receive()
+                if line.closed:  # its user ended it, or its time ran out: another may take its place
+                    told(f"{self._nodes[node].name()} has left")
+                    del self._lines[node], self._nodes[node]
+            if time.monotonic() >= deadline:
+                self._refuse("node-unreachable", absence(self._own.counts, list(self._nodes.values()), seconds))
+            time.sleep(_POLL_SECONDS)
+        agreement = Agreement(uuid.uuid4().hex, self._store_port, dict(self._nodes))
+        statements = [one.to_json() for one in self._nodes.values()]
+        self._agreed = True
+        self._tell(go={"run_id": agreement.run_id, "store_port": self._store_port, "nodes": statements})
+        return agreement
+
+    def _accept(self) -> None:
+        while self._listener is not None:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            line = Line(connection)
+            if self._agreed:
+                names = ", ".join(one.name() for one in self._nodes.values())
+                line.send(
+                    refused=f"the job at this address and port has all its nodes already: {names}; "
+                    "give each job its own --master-port on all of its nodes",
+                    code="port-in-use",
+                )
+            self._unknown.append(line)
+
+    def _admit(self, line: Line, late: Statement) -> None:
+        others = [one for rank, one in self._nodes.items() if rank]
+        problem = objection(self._own, others, late)
+        if problem:
+            line.send(refused=problem, code="nodes-disagree")
+            self._refuse("nodes-disagree", problem)
+        self._unknown.remove(line)
+        self._lines[late.node_rank], self._nodes[late.node_rank] = line, late
+        self._tell(came=[one.to_json() for one in self._nodes.values()])
+
+    def _refuse(self, code: Code, problem: str) -> None:
+        self._tell(refused=problem, code=code)
+        self.close()
+        raise UsageError(code, problem)
+
+    def _tell(self, **message: Any) -> None:
+        for line in self._lines.values():
+            line.send(**message)
+
+    def look(self) -> None:
+        """Hear the others, find out who is gone, decide what is to be stopped and how it all ended."""
+        now = time.monotonic()
+        self._accept()
+        for late in list(self._unknown):  # told that there is no place; read, or it would be reset before it heard that
+            late.receive()
+            if late.flush() and late.closed:
+                self._unknown.remove(late)
+        if now >= self._next_beat:
+            self._tell(beat=True)
+            self._next_beat = now + BEAT_SECONDS
+        for node, line in self._lines.items():
+            for message in line.receive():
+                if "report" in message:
+                    self._take(node, Report.from_json(message["report"]))
+                if "asked" in message:
+                    self._take_asked(str(message["asked"]))
+            line.flush()
+            if node in self._reports or node in self._lost:
+                continue
+            if line.closed:
+                self._lose(node, _WORDLESS)
+            elif now - line.heard_at > SILENCE_SECONDS:
+                self._lose(node, _silent())
+        self._decide(now)
+
+    def ask(self, why: str) -> None:
+        """Ask all nodes to stop."""
+        self._take_asked(why)
+
+    def report(self, report: Report) -> None:
+        """Say how the processes of this node ended."""
+        self._take(0, report)
+
+    def _take_asked(self, why: str) -> None:
+        self._asked = self._asked or why
+        if self.stop is None:
+            self._stop(Stop(True, why))
+
+    def _take(self, node: int, report: Report) -> None:
+        self._reports[node] = report
+        if not report.ok and (self.stop is None or self.stop.asked):
+            self._stop(Stop(False, f"{self._nodes[node].name()} failed"))
+
+    def _lose(self, node: int, how: str) -> None:
+        self._lost[node] = how
+        if self.stop is None or self.stop.asked:
+            self._stop(Stop(False, f"{self._nodes[node].name_with_ranks()} is gone: {how}"))
+
+    def _stop(self, stop: Stop) -> None:
+        self.stop = stop
+        if not stop.asked:
+            self._stopped_at = time.monotonic()
+        self._tell(stop={"asked": stop.asked, "why": stop.why})
+
+    def _decide(self, now: float) -> None:
+        if self.verdict is not None or 0 not in self._reports:
+            return
+        late = self._stopped_at is not None and now - self._stopped_at > REPORT_SECONDS
+        if late or all(node in self._reports or node in self._lost for node in self._nodes):
+            self.verdict = judge(self._nodes, self._reports, self._lost, self._asked)
+            self._tell(verdict={"ok": self.verdict.ok, "why": self.verdict.why})
+
+    def close(self) -> None:
+        """Hang up, when all that was said has been heard or `_PARTING_SECONDS` have passed."""
+        deadline = time.monotonic() + _PARTING_SECONDS
+        lines = [*self._lines.values(), *self._unknown]
+        for line in lines:
+            line.part()
+        while time.monotonic() < deadline and not all(line.closed for line in lines):
+            for line in lines:
+                line.flush()
+                line.receive()
+            time.sleep(_POLL_SECONDS)
+        for line in lines:
+            line.close()
+        if self._listener is not None:
+            self._listener.close()
+
+
+class Spoke:
+    """Any other node."""
+
+    def __init__(self, address: str, port: int, own: Statement) -> None:
+        self._place = (address, port)
+        self._own = own
+        self._line: Line | None = None
+        self._hub = f"node 0 at {address}:{port}"
+        self._came: list[Statement] = []
+        self._next_beat = 0.0
+        self._reported: Report | None = None
+        self._asked: str | None = None
+        self.stop: Stop | None = None
+        """What is to be stopped, None for nothing."""
+        self.verdict: Verdict | None = None
+        """How it all ended, None while it goes on."""
+
+    @property
+    def own_address(self) -> str | None:
+        """Address of this node as node 0 sees it."""
+        return None if self._line is None else self._line.own_address
+
+    def agree(self, seconds: float, told: Callable[[str], None]) -> Agreement:
+        """Call node 0 until it answers, state what this node was told, and wait for the go.
+
+        Raises:
+            UsageError: node 0 does not answer or refuses, or other nodes do not come.
+        """
+        deadline = time.monotonic() + seconds
+        problem = "it was not called"
+        while time.monotonic() < deadline:
+            if self._line is None:
+                problem = self._call(min(2.0, max(0.1, deadline - time.monotonic()))) or problem
+                time.sleep(_POLL_SECONDS if self._line else 0.2)
+                continue
+            for message in self._line.receive():
+                if "refused" in message:
+                    self.close()
+                    raise UsageError(_code_of(message), f"{self._hub} refuses: {message['refused']}")
+                if "came" in message:
+                    self._came = _statements(message["came"])
+                go = _go(message.get("go"))
+                if go is not None:
+                    self._hub = go.nodes[0].name()
+                    return go
+            if self._line.closed:
+                problem, self._line = "it hung up before all nodes were there", None
+            time.sleep(_POLL_SECONDS)
+        came = self._came
+        self.close()
+        if came:
+            raise UsageError("node-unreachable", absence(self._own.counts, came, seconds))
+        raise UsageError(
+            "node-unreachable",
+            f"{self._hub} did not answer this node ({self._own.name()}) within {seconds:g} s: {problem}. Is "
+            "`bertbench launch --node-rank 0` running there with the same --master-port, is --master-addr its address, "
+            f"does a firewall let the port through? {_alone(self._own)}",
+        )
+
+    def _call(self, seconds: float) -> str:
+        try:
+            connection = socket.create_connection(self._place, timeout=seconds)
+        except OSError as error:
+            return error.strerror or str(error) or type(error).__name__
+        self._line = Line(connection)
+        self._line.send(statement=self._own.to_json(), protocol=PROTOCOL)
+        return "something answers there that is no launch"
+
+    def look(self) -> None:
+        """Say that this node lives, hear what node 0 says."""
+        assert self._line is not None
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._line.send(beat=True)
+            self._next_beat = now + BEAT_SECONDS
+        for message in self._line.receive():
+            if "stop" in message:
+                self.stop = Stop(bool(message["stop"]["asked"]), str(message["stop"]["why"]))
+            if "verdict" in message:
+                self.verdict = Verdict(bool(message["verdict"]["ok"]), str(message["verdict"]["why"]))
+        self._line.flush()
+        if self.verdict is None and (self._line.closed or now - self._line.heard_at > SILENCE_SECONDS):
+            how = _WORDLESS if self._line.closed else _silent()
+            self.stop = Stop(False, f"{self._hub} is gone: {how}")
+            if self._reported is not None:
+                self.verdict = Verdict(False, self.stop.why)
+
+    def ask(self, why: str) -> None:
+        """Ask all nodes to stop."""
+        assert self._line is not None
+        self._line.send(asked=why)
+        self.stop = self.stop or Stop(True, why)
+
+    def report(self, report: Report) -> None:
+        """Say how the processes of this node ended."""
+        assert self._line is not None
+        self._reported = report
+        self._line.send(report=report.to_json())
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._line is not None:
+            self._line.flush()
+            self._line.close()
+
+
+def _silent() -> str:
+    return f"not heard of for {SILENCE_SECONDS:g} s, the machine or the network between has failed"
+
+
+def _alone(own: Statement) -> str:
+    """Say how many processes are wanted, and that only this node's are there."""
+    return f"{sum(own.counts)} processes are wanted, the {own.counts[own.node_rank]} of this node alone have come."
+
+
+def _statements(content: Any) -> list[Statement]:
+    found = map(Statement.from_json, content if isinstance(content, list) else [])
+    return [one for one in found if one is not None]
+
+
+def _code_of(message: Mapping[str, Any]) -> Code:
+    """Return why node 0 refuses; what a release before the codes says is a disagreement."""
+    return next((code for code in CODES if code == message.get("code")), "nodes-disagree")
+
+
+def _go(content: Any) -> Agreement | None:
+    """Return what node 0 starts with, None where that is not what a node 0 says."""
+    if not isinstance(content, dict) or not isinstance(content.get("store_port"), int):
+        return None
+    nodes = {one.node_rank: one for one in _statements(content.get("nodes"))}
+    return Agreement(str(content.get("run_id")), content["store_port"], nodes) if 0 in nodes else None

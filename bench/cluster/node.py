@@ -1,0 +1,288 @@
+"""A launch on one node: agree with the others, start torchrun, watch it and them, say how it ended."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from bench.cluster import BACKEND, GRACE_SECONDS, LISTENER_VARIABLE, RESTARTS_FILE, STOPPING_VARIABLE
+from bench.cluster.layout import Layout
+from bench.cluster.meeting import Agreement, Hub, Spoke
+from bench.cluster.rank import CPUS_VARIABLE, PYTHONPATH_VARIABLE, QUIET_VARIABLE
+from bench.cluster.statement import Statement
+from bench.cluster.verdict import Failure, Report, Verdict, restart_in_words
+from bench.cluster.wire import interface_of, listen
+from bench.machine.devices import Devices, core_groups, shares_of_cores
+from bench.machine.gpu_load import near_cpus
+from bench.run.own_folder import own_folder
+from bench.run.processes import PARENT_VARIABLE, STOP_VARIABLE, end_tree, send
+from bench.run.stop import StopRequest
+from common.atomic import write_text
+from common.errors import SchemaError
+from common.redact import redact_text
+from records.files import read_record
+
+_POLL_SECONDS = 0.1
+_COMMAND_CHARACTERS = 300
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What is launched on this node."""
+
+    layout: Layout
+    """Processes per node."""
+    address: str
+    """Of node 0."""
+    port: int
+    """Of node 0, where the launches meet; on one node where the ranks do, 0 for any free one."""
+    command: tuple[str, ...]
+    """The program of a rank, as it is executed."""
+    given: tuple[str, ...]
+    """The program as the user gave it, which is the same on all nodes."""
+    own_program: bool
+    """Whether that is the suite's own."""
+    join_timeout: float
+    """Seconds within which all nodes must have come."""
+    max_restarts: int
+    """How often all processes are started anew after a failure."""
+
+
+def launch_node(job: Job, devices: Devices, stop: StopRequest, told: Callable[[str], None]) -> Verdict:
+    """Run the processes of this node to the end of the whole launch.
+
+    Args:
+        job: what to run.
+        devices: GPUs of this node that its ranks take, in their order; none on a CPU.
+        stop: a request to stop; listened to from the moment all nodes agree.
+        told: told what happens, in words.
+
+    Raises:
+        UsageError: a port is in use, an address is wrong, nodes disagree or are absent: nothing was started.
+        KeyboardInterrupt: the processes were ended at once.
+    """
+    layout = job.layout
+    own = Statement(
+        node_rank=layout.node_rank,
+        counts=layout.counts,
+        max_restarts=job.max_restarts,
+        host=socket.gethostname(),
+        process=os.getpid(),
+        device=devices.kind,
+        command=_shortened(redact_text(shlex.join(job.given))),
+        command_hash=hashlib.sha256("\0".join(job.given).encode(errors="surrogateescape")).hexdigest()[:16],
+    )
+    with contextlib.ExitStack() as stack:
+        store: socket.socket | None = None
+        link: Hub | Spoke
+        if layout.node_rank == 0:
+            several = len(layout.counts) > 1
+            where = _bindable(job.address, several)
+            listener = stack.enter_context(listen(where, job.port)) if several else None
+            store = stack.enter_context(listen(where, 0 if several else job.port))
+            link = Hub(listener, own, int(store.getsockname()[1]))
+        else:
+            link = Spoke(job.address, job.port, own)
+        stack.callback(link.close)
+        agreement = link.agree(job.join_timeout, told)
+        folder = stack.enter_context(own_folder("bertbench-launch-"))
+        stack.enter_context(stop)
+        child = _start(job, devices, agreement, store, link.own_address, folder)
+        return _watch(child, link, stop, own, folder, _Restarts(folder, agreement, told))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _COMMAND_CHARACTERS else f"{text[:_COMMAND_CHARACTERS]}..."
+
+
+def _bindable(address: str, several: bool) -> str:
+    """Return what node 0 listens at: its address, but every one where its name leads to loopback on itself alone."""
+    try:
+        literal = ip_address(address).is_loopback
+    except ValueError:
+        literal = address == "localhost"
+    if not several or literal:
+        return address
+    with contextlib.suppress(OSError, ValueError):
+        if ip_address(socket.gethostbyname(address)).is_loopback:
+            return "0.0.0.0"  # noqa: S104 # nosec B104 # the other nodes have to reach it, by an address unknown here
+    return address
+
+
+def cpus_of_ranks(devices: Devices, count: int) -> list[list[int]]:
+    """Return the logical CPUs of each local rank: those near its GPU, or its share of the cores; empty for no binding.
+
+    Ranks whose GPUs lie near the same CPUs share these.
+    """
+    if devices.kind == "cpu":
+        return shares_of_cores(count)
+    usable = {cpu for group in core_groups() for cpu in group}
+    return [sorted(usable.intersection(near_cpus(gpu))) for gpu in devices.gpus[:count]]
+
+
+def _start(
+    job: Job,
+    devices: Devices,
+    agreement: Agreement,
+    store: socket.socket | None,
+    own_address: str | None,
+    folder: Path,
+) -> "subprocess.Popen[bytes]":
+    layout = job.layout
+    variables = {**os.environ, **_variables(job, devices, own_address, folder)}
+    if store is not None:
+        variables[LISTENER_VARIABLE] = str(store.fileno())
+    torchrun = [
+        f"--nproc-per-node={layout.here}",
+        f"--nnodes={len(layout.counts)}",
+        f"--rdzv-backend={BACKEND}",
+        f"--rdzv-endpoint={job.address}:{agreement.store_port}",
+        f"--rdzv-id={agreement.run_id}",
+        f"--rdzv-conf=node_rank={layout.node_rank},max_restarts={job.max_restarts}",
+        f"--max-restarts={job.max_restarts}",
+        "--monitor-interval=0.2",
+        "--no-python",
+        *(sys.executable, "-I", str(Path(__file__).with_name("rank.py"))),
+        *job.command,
+    ]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "bench.cluster.agent", str(folder / "agent.json"), *torchrun],
+        stdin=subprocess.DEVNULL,
+        env=variables,
+        pass_fds=() if store is None else (store.fileno(),),
+        start_new_session=True,  # Ctrl-C in the terminal reaches the launch alone, which passes it on
+    )
+
+
+def _variables(job: Job, devices: Devices, own_address: str | None, folder: Path) -> dict[str, str]:
+    here, several = job.layout.here, len(job.layout.counts) > 1
+    path = os.environ.get("PYTHONPATH")
+    own_path = os.pathsep.join(filter(None, [str(_REPOSITORY), path]))
+    variables = {
+        "CUDA_VISIBLE_DEVICES": "",
+        **({} if "TORCH_CPP_LOG_LEVEL" in os.environ else {"TORCH_CPP_LOG_LEVEL": "ERROR", QUIET_VARIABLE: "1"}),
+        "PYTHONPATH": own_path,
+        PYTHONPATH_VARIABLE: own_path if job.own_program else path or "",
+        CPUS_VARIABLE: json.dumps(cpus_of_ranks(devices, here)),
+        STOPPING_VARIABLE: str(folder / "stopping"),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, devices.cpu_cores // here))),
+        # How long torchrun waits for its ranks when one of them has failed; its own default would be half a minute.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{GRACE_SECONDS:.0f}"),
+        STOP_VARIABLE: "1",
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+    if devices.kind == "cuda":
+        variables |= devices.environment(here)
+    # gloo takes the address that the host's own name leads to, which is loopback on many.
+    interface = interface_of(own_address) if several and own_address else None
+    if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
+        variables["GLOO_SOCKET_IFNAME"] = interface
+    return variables
+
+
+def _watch(
+    child: "subprocess.Popen[bytes]",
+    link: Hub | Spoke,
+    stop: StopRequest,
+    own: Statement,
+    folder: Path,
+    restarts: "_Restarts",
+) -> Verdict:
+    """Look after torchrun and the other nodes until both have ended."""
+    try:
+        _run_to_end(child, link, stop, own, folder, restarts)
+    except BaseException:  # a second signal
+        end_tree(child.pid)
+        child.wait()
+        link.report(Report(False, error="it was ended at once"))
+        link.look()
+        raise
+    link.report(_report(child.returncode, folder))
+    while link.verdict is None:
+        link.look()
+        time.sleep(_POLL_SECONDS)
+    return link.verdict
+
+
+def _run_to_end(
+    child: "subprocess.Popen[bytes]",
+    link: Hub | Spoke,
+    stop: StopRequest,
+    own: Statement,
+    folder: Path,
+    restarts: "_Restarts",
+) -> None:
+    asked = False
+    signalled: set[int] = set()
+    shown = ""
+    kill_at: float | None = None
+    while child.poll() is None:
+        link.look()
+        restarts.look()
+        if stop.wanted() and not asked:
+            asked = True
+            link.ask(f"stopped by {stop.why()} on {own.name()}")
+        if link.stop is not None:
+            if link.stop.why != shown:
+                shown = link.stop.why
+                restarts.told(f"{shown}: ending the processes here")
+                write_text(folder / "stopping", "" if link.stop.asked else link.stop.why)
+            fresh = set(_ranks(child.pid)) - signalled
+            send(sorted(fresh), signal.SIGTERM)
+            signalled |= fresh
+            if not link.stop.asked and kill_at is None:
+                kill_at = time.monotonic() + GRACE_SECONDS
+        if kill_at is not None and time.monotonic() >= kill_at:
+            end_tree(child.pid)
+        time.sleep(_POLL_SECONDS)
+
+
+class _Restarts:
+    """Tells of each restart of the world that torchrun's agent of this node has written down."""
+
+    def __init__(self, folder: Path, agreement: Agreement, told: Callable[[str], None]) -> None:
+        self.told = told
+        self._file = folder / RESTARTS_FILE
+        self._nodes = agreement.nodes
+        self._seen = 0
+
+    def look(self) -> None:
+        """Tell what is new."""
+        if not self._file.exists():
+            return
+        lines = [line for line in self._file.read_text(encoding="ascii").splitlines(keepends=True) if line[-1] == "\n"]
+        for line in lines[self._seen :]:
+            self.told(restart_in_words(line, self._nodes))
+        self._seen = len(lines)
+
+
+def _ranks(agent: int) -> list[int]:
+    """Process ids of the agent's ranks."""
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process(agent).children()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _report(exit_code: int, folder: Path) -> Report:
+    """Return what torchrun's agent wrote down."""
+    try:
+        found = read_record(folder / "agent.json")
+    except SchemaError:
+        how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+        return Report(False, error=f"torchrun ended by {how}, before it said how its ranks ended")
+    failures = tuple(Failure(one["rank"], one["exit_code"], float(one["time"])) for one in found["failures"])
+    return Report(exit_code == 0, failures, found.get("error", ""))

@@ -1,0 +1,192 @@
+"""What every scheduler is asked: render a job from options and a command, and say how it is handed over."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from bench.cluster.schedulers.words import check_command, memory_gib, text_words, time_limit_seconds
+from common.errors import UsageError
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """What a job needs, on any scheduler."""
+
+    name: str = "bertbench"
+    """Name of the job."""
+    nodes: int | None = None
+    """Nodes; default as many as there are counts, else 1."""
+    gpus_per_node: tuple[int, ...] = ()
+    """GPUs of a node: one number for all, or one for each node."""
+    processes_per_node: tuple[int, ...] = ()
+    """Processes that are started on a node, one number or one for each; default its GPUs."""
+    cpus: int | None = None
+    """CPU cores of a node."""
+    memory: str | None = None
+    """Memory of a node, in GiB with G, else in M or T: 64G."""
+    time_limit: str | None = None
+    """Longest run: minutes, hours:minutes:seconds, or days-hours:minutes:seconds; 0-12:00:00 is half a day."""
+    stop_seconds: int = 120
+    """How long before the end the processes get SIGTERM, so that `bertbench train` saves."""
+    env: tuple[str, ...] = ()
+    """Variables NAME=VALUE of the processes; they stand in the file as they are, so no secrets."""
+    image: str | None = None
+    """Container image; Slurm runs without one where none is given."""
+    python: str | None = None
+    """Python on the nodes; default this one on Slurm without an image, else python3."""
+    launcher: Literal["torchrun", "none"] = "torchrun"
+    """torchrun starts the processes of a node; none runs COMMAND once per node, for commands that start their own."""
+    module: bool = False
+    """COMMAND names a Python module."""
+    no_python: bool = False
+    """COMMAND is a program even where its name ends in .py."""
+    out: Path | None = None
+    """File to write; default the terminal, with --submit NAME.sbatch or NAME.yaml."""
+    submit: bool = False
+    """Hand the job to the scheduler."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no scheduler takes."""
+        _check_counts(self)
+        if self.memory is not None:
+            memory_gib(self.memory)
+        for variable in self.env:
+            name, equals, _ = variable.partition("=")
+            if not equals or not _VARIABLE.fullmatch(name):
+                raise UsageError(
+                    "option-value", f"--env {variable!r} is not NAME=VALUE with a name of letters, digits and _"
+                )
+        if self.module and self.no_python:
+            raise UsageError(
+                "option-conflict", "--module and --no-python exclude each other: COMMAND is a module or a program"
+            )
+        if not 0 <= self.stop_seconds <= 65535:
+            raise UsageError("option-value", f"--stop-seconds {self.stop_seconds} must be from 0 to 65535")
+        if self.time_limit is not None and self.stop_seconds >= time_limit_seconds(self.time_limit):
+            raise UsageError(
+                "option-conflict",
+                f"--stop-seconds {self.stop_seconds} is not below --time-limit {self.time_limit}: "
+                "nothing would be left to run; raise the limit or lower the seconds",
+            )
+
+    @property
+    def seconds(self) -> int | None:
+        """The time limit in s."""
+        return None if self.time_limit is None else time_limit_seconds(self.time_limit)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables by name."""
+        return dict(variable.split("=", 1) for variable in self.env)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring nodes with equal counts."""
+
+    nodes: int
+    gpus: int
+    processes: int
+    first: int
+    """Rank of its first node."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendered:
+    """A job as it is handed over."""
+
+    text: str
+    """The file."""
+    suffix: str
+    """Ending of its name."""
+    folders: tuple[Path, ...] = ()
+    """Folders that must be there before it starts."""
+    notes: tuple[str, ...] = ()
+    """What the user should know."""
+
+
+class Scheduler(Protocol):
+    """Renders jobs of one kind of cluster."""
+
+    options: type[JobOptions]
+    """What it can be asked for."""
+    tool: str
+    """The program that takes a job."""
+    remedy: str
+    """What to do where that program is not installed."""
+
+    def render(self, options: Any, command: Sequence[str]) -> Rendered:
+        """Return the job. Raises UsageError for what it cannot do."""
+
+    def submission(self, options: Any, path: Path) -> list[str]:
+        """Return the command that hands over the file."""
+
+
+def groups_of(options: JobOptions) -> tuple[Group, ...]:
+    """Return the nodes in order, equal neighbours together.
+
+    Raises:
+        UsageError: neither GPUs nor processes were asked for, though processes are to be started.
+    """
+    torchrun = options.launcher == "torchrun"
+    if torchrun and not any(options.gpus_per_node) and not options.processes_per_node:
+        raise UsageError(
+            "option-missing",
+            "no GPUs were asked for: give --gpus-per-node N, or --processes-per-node N for a job on CPUs, "
+            "or --launcher none where COMMAND starts its own processes",
+        )
+    nodes = _node_count(options)
+    gpus = _spread(options.gpus_per_node or (0,), nodes)
+    processes = _spread(options.processes_per_node, nodes) if options.processes_per_node else gpus
+    if torchrun and 0 in processes:
+        raise UsageError(
+            "option-value", "a node would run no process: every number of --gpus-per-node has to be at least 1"
+        )
+    found: list[Group] = []
+    for rank, (count, started) in enumerate(zip(gpus, processes, strict=True)):
+        if found and (found[-1].gpus, found[-1].processes) == (count, started):
+            found[-1] = dataclasses.replace(found[-1], nodes=found[-1].nodes + 1)
+        else:
+            found.append(Group(1, count, started, rank))
+    return tuple(found)
+
+
+def checked_groups(options: JobOptions, command: Sequence[str]) -> tuple[Group, ...]:
+    """Return `groups_of`, where there is a command and a file in UTF-8 can hold it. Raises UsageError where not."""
+    check_command(command)
+    text_words([*command, *options.env])
+    return groups_of(options)
+
+
+def _node_count(options: JobOptions) -> int:
+    return options.nodes or max(1, len(options.gpus_per_node), len(options.processes_per_node))
+
+
+def _spread(counts: Sequence[int], nodes: int) -> list[int]:
+    return [counts[0]] * nodes if len(counts) == 1 else list(counts)
+
+
+def _check_counts(options: JobOptions) -> None:
+    if options.nodes is not None and options.nodes < 1:
+        raise UsageError("option-value", f"--nodes {options.nodes} must be at least 1")
+    if options.cpus is not None and options.cpus < 1:
+        raise UsageError("option-value", f"--cpus {options.cpus} must be at least 1")
+    for name, counts, least in (
+        ("--gpus-per-node", options.gpus_per_node, 0),
+        ("--processes-per-node", options.processes_per_node, 1),
+    ):
+        if any(count < least for count in counts):
+            raise UsageError(
+                "option-value", f"{name} {' '.join(map(str, counts))}: every number must be at least {least}"
+            )
+        nodes = _node_count(options)
+        if len(counts) > 1 and len(counts) != nodes:
+            raise UsageError(
+                "option-value",
+                f"{name} has {len(counts)} numbers for {nodes} nodes: give one for all of them, or one for each",
+            )

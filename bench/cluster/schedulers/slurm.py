@@ -1,0 +1,243 @@
+"""Slurm: a batch script that starts one launcher per node with srun, arrays, heterogeneous jobs, a stop in time."""
+
+import itertools
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bench.cluster.schedulers.base import Group, JobOptions, Rendered, groups_of
+from bench.cluster.schedulers.slurm_script import Array, Script, script_text
+from bench.cluster.schedulers.words import assignments, check_command, fill, memory_gib, places, program, quote
+from common.errors import UsageError
+from common.flags import flag
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:+/@%=\[\]*&|()-]+")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ARRAY = re.compile(r"\d+(-\d+(:[1-9]\d*)?)?(,\d+(-\d+(:[1-9]\d*)?)?)*(%[1-9]\d*)?")
+_RANGE = re.compile(r"(\d+)-(\d+)")
+_MOUNT = re.compile(r"[^:,]+:/[^:,]*(:[^:,]+)?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlurmOptions(JobOptions):
+    """Render a Slurm batch script; unequal numbers of GPUs make a heterogeneous job."""
+
+    partition: str | None = None
+    """Partition."""
+    account: str | None = None
+    """Account that is charged."""
+    qos: str | None = None
+    """Quality of service."""
+    constraint: str | None = None
+    """Features that nodes must have."""
+    gpu_type: str | None = None
+    """Type of GPU, as the cluster names it: a100."""
+    exclusive: bool = False
+    """Share nodes with no other job."""
+    array: str | None = None
+    """Indices of a job array, 0-99%10: {array_index} in COMMAND becomes the index, {array_count} their number."""
+    sweep: tuple[str, ...] = ()
+    """NAME=VALUE,VALUE: a job array over every combination; {NAME} in COMMAND becomes the value."""
+    at_once: int | None = None
+    """Combinations of --sweep that run at the same time; default all."""
+    requeues: int = 0
+    """How often a job that was stopped before its time limit, and had saved, goes back into the queue."""
+    log_dir: Path = Path()
+    """Folder of the logs, on a file system that the nodes see."""
+    chdir: Path | None = None
+    """Folder to run in; default the current one."""
+    setup: tuple[str, ...] = ()
+    """Lines of shell to run first on the first node, as they are: 'module load cuda'."""
+    container: Literal["pyxis", "apptainer"] = "pyxis"
+    """What runs --image: srun's pyxis plugin, or apptainer."""
+    mounts: tuple[str, ...] = ()
+    """Folders that the container sees, HOST:CONTAINER."""
+    option: tuple[str, ...] = ()
+    """Further options of sbatch, NAME=VALUE or NAME: reservation=maintenance."""
+
+    def __post_init__(self) -> None:
+        """Refuse what sbatch would not take, or would take for something else."""
+        JobOptions.__post_init__(self)
+        if not _NAME.fullmatch(self.name):
+            raise UsageError("option-value", f"--name {self.name!r}: use letters, digits, dots, - and _")
+        for name in ("partition", "account", "qos", "constraint", "gpu_type", "log_dir", "option"):
+            value = getattr(self, name)
+            for word in value if isinstance(value, tuple) else [value]:
+                if word is not None and not _PLAIN.fullmatch(str(word)):
+                    raise UsageError(
+                        "option-value", f"{flag(name)} {str(word)!r} has characters that #SBATCH cannot hold"
+                    )
+        if self.array is not None and not _ARRAY.fullmatch(self.array):
+            raise UsageError(
+                "option-value", f"--array {self.array!r}: give indices such as 0-9, 1,3,5, 0-99:10 or 0-99%10"
+            )
+        backwards = [text for text, *ends in _ranges(self.array or "") if ends[0] > ends[1]]
+        if backwards:
+            raise UsageError(
+                "option-value", f"--array {self.array}: {backwards[0]} counts backwards: give the smaller index first"
+            )
+        if self.array is not None and self.sweep:
+            raise UsageError(
+                "option-conflict", "--array and --sweep exclude each other: a sweep is an array over its combinations"
+            )
+        if self.requeues < 0 or (self.at_once is not None and self.at_once < 1):
+            raise UsageError("option-value", "--requeues must be at least 0 and --at-once at least 1")
+        if self.at_once is not None and not self.sweep:
+            raise UsageError(
+                "option-not-applicable", "--at-once belongs to --sweep: for --array say it there, as in --array 0-99%10"
+            )
+        self._check_container()
+        if self.requeues and (self.time_limit is None or not self.stop_seconds):
+            raise UsageError(
+                "option-missing",
+                "--requeues needs --time-limit and --stop-seconds: only a job stopped in time goes on later",
+            )
+
+    def _check_container(self) -> None:
+        for mount in self.mounts:
+            if not _MOUNT.fullmatch(mount):
+                raise UsageError(
+                    "option-value",
+                    f"--mounts {mount!r} is not HOST:CONTAINER with a path from / on, such as /data:/data",
+                )
+        if self.image is None and (self.mounts or self.container != "pyxis"):
+            given = "--mounts" if self.mounts else f"--container {self.container}"
+            raise UsageError("option-missing", f"{given} is about a container: give --image too, or leave it out")
+
+
+def _ranges(array: str) -> list[tuple[str, int, int]]:
+    return [(match[0], int(match[1]), int(match[2])) for match in _RANGE.finditer(array)]
+
+
+class Slurm:
+    """Renders batch scripts."""
+
+    options = SlurmOptions
+    tool = "sbatch"
+    remedy = "run this on a login node of the cluster, or write the script with --out FILE and submit it there"
+
+    def render(self, options: SlurmOptions, command: Sequence[str]) -> Rendered:
+        """Return the script. Raises UsageError."""
+        check_command(command)
+        groups = groups_of(options)
+        grid = {name: tuple(text.split(",")) for name, text in assignments("--sweep", options.sweep).items()}
+        array = _array(options, grid)
+        _check_places(options, grid, command, groups)
+        known = tuple(grid) + (("array_index", "array_count") if array else ())
+        words = program(command, options.module, options.no_python) if options.launcher == "torchrun" else list(command)
+        script = Script(
+            directives=_directives(options, groups, array),
+            groups=groups,
+            gpu_type=options.gpu_type,
+            cpus=options.cpus,
+            folder=str((options.chdir or Path.cwd()).absolute()),
+            variables=options.variables,
+            setup=options.setup,
+            words=tuple(
+                fill(word, known, quote, lambda name: f'"${name if name in _OWN else "sweep_" + name}"')
+                for word in words
+            ),
+            array=array,
+            torchrun=options.launcher == "torchrun",
+            python=options.python or ("python3" if options.image else sys.executable),
+            prefix=_container_prefix(options),
+            srun=_container_options(options),
+            stops=options.time_limit is not None and options.stop_seconds > 0,
+            requeues=options.requeues,
+        )
+        notes = []
+        if options.time_limit is None:
+            notes.append("without --time-limit nothing tells the processes that their time ends")
+        if array and options.array and not places(command) & set(_OWN):
+            notes.append("COMMAND holds no {array_index}: every task does the same, but for SLURM_ARRAY_TASK_ID")
+        return Rendered(text=script_text(script), suffix=".sbatch", folders=(options.log_dir,), notes=tuple(notes))
+
+    def submission(self, options: SlurmOptions, path: Path) -> list[str]:
+        """Return sbatch's command."""
+        return ["sbatch", str(path)]
+
+
+_OWN = ("array_index", "array_count")
+
+
+def _array(options: SlurmOptions, grid: dict[str, tuple[str, ...]]) -> Array | None:
+    if grid:
+        count = len(list(itertools.product(*grid.values())))
+        at_once = f"%{options.at_once}" if options.at_once else ""
+        return Array(f"0-{count - 1}{at_once}", grid)
+    return Array(options.array, {}) if options.array else None
+
+
+def _check_places(
+    options: SlurmOptions, grid: dict[str, tuple[str, ...]], command: Sequence[str], groups: Sequence[Group]
+) -> None:
+    found = places(command)
+    for name, values in grid.items():
+        if name in _OWN:
+            raise UsageError("option-value", f"--sweep {name}: that name is the array's own; choose another")
+        if name not in found:
+            raise UsageError(
+                "option-value", f"COMMAND holds no {{{name}}}: every value of --sweep {name} would do the same"
+            )
+        if "" in values or len(set(values)) < len(values):
+            raise UsageError("option-value", f"--sweep {name}: a value is empty or comes twice: {','.join(values)}")
+    if found & set(_OWN) and not (options.array or grid):
+        raise UsageError(
+            "option-missing",
+            f"COMMAND holds {{{min(found & set(_OWN))}}}, but this is no array: give --array or --sweep",
+        )
+    if len(groups) > 1 and (options.array or grid):
+        raise UsageError(
+            "unsupported-combination",
+            "Slurm has no arrays of heterogeneous jobs: give every node the same number of GPUs, or submit one job "
+            "each",
+        )
+
+
+def _directives(options: SlurmOptions, groups: Sequence[Group], array: Array | None) -> list[str]:
+    """Return the #SBATCH lines: those of the job, then those of each component."""
+    stem = "%x-%A_%a" if array else "%x-%j"
+    once = [f"--job-name={options.name}", f"--output={options.log_dir / f'{stem}.out'}", "--open-mode=append"]
+    once += [f"--array={array.indices}"] if array else []
+    if options.time_limit is not None and options.stop_seconds:
+        once.append(f"--signal=B:USR1@{options.stop_seconds}")
+    once.append("--requeue" if options.requeues else "--no-requeue")
+    lines: list[str] = []
+    for number, group in enumerate(groups):
+        lines += ["hetjob"] if number else once
+        lines += [f"--nodes={group.nodes}", "--ntasks-per-node=1"]
+        if group.gpus:
+            lines.append(f"--gpus-per-node={options.gpu_type + ':' if options.gpu_type else ''}{group.gpus}")
+        if options.cpus:
+            lines.append(f"--cpus-per-task={options.cpus}")
+        if options.memory:
+            lines.append(f"--mem={round(memory_gib(options.memory) * 1024)}M")
+        given = {
+            "time": options.time_limit,
+            "partition": options.partition,
+            "account": options.account,
+            "qos": options.qos,
+            "constraint": options.constraint,
+        }
+        lines += [f"--{name}={value}" for name, value in given.items() if value is not None]
+        lines += ["--exclusive"] if options.exclusive else []
+        lines += [f"--{word}" for word in options.option]
+    return lines
+
+
+def _container_prefix(options: SlurmOptions) -> tuple[str, ...]:
+    if options.image is None or options.container != "apptainer":
+        return ()
+    binds = [word for mount in options.mounts for word in ("--bind", mount)]
+    gpus = ["--nv"] if any(options.gpus_per_node) else []
+    return ("apptainer", "exec", *gpus, *binds, options.image)
+
+
+def _container_options(options: SlurmOptions) -> tuple[str, ...]:
+    if options.image is None or options.container != "pyxis":
+        return ()
+    mounts = [f"--container-mounts={','.join(options.mounts)}"] if options.mounts else []
+    return (f"--container-image={options.image}", *mounts)

@@ -1,0 +1,253 @@
+"""Which devices a run may use: GPUs named in CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG names), else CPU cores."""
+
+import os
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.cluster import STOPPING_VARIABLE
+from common.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU or MIG slice."""
+
+    name: str
+    """What the driver calls it; empty where NVML could not be asked."""
+    visible_as: str
+    """How CUDA_VISIBLE_DEVICES names it: a number, GPU-<uuid> or MIG-<uuid>."""
+    uuid: str
+    """Its UUID, empty where NVML could not be asked."""
+    memory_bytes: int | None
+    """Its memory."""
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether this is a slice of a GPU."""
+        return self.visible_as.upper().startswith("MIG-") or self.uuid.upper().startswith("MIG-")
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The devices of this node that trials may use."""
+
+    kind: str
+    """cpu or cuda."""
+    gpus: tuple[Gpu, ...]
+    """In the order ranks take them; empty on a CPU."""
+    cpu_cores: int
+    """Physical cores this process may run on."""
+    note: str = ""
+    """Why there is no GPU, when there is none."""
+
+    @property
+    def count(self) -> int:
+        """Most ranks this node can run: GPUs, or cores on a CPU."""
+        return len(self.gpus) if self.kind == "cuda" else self.cpu_cores
+
+    def default_world_sizes(self) -> tuple[int, ...]:
+        """1, 2, 4 ... up to every GPU; on a CPU one rank with all cores."""
+        if self.kind == "cpu" or any(gpu.is_mig for gpu in self.gpus):
+            return (1,)
+        sizes = [1]
+        while sizes[-1] * 2 <= self.count:
+            sizes.append(sizes[-1] * 2)
+        return tuple(sizes if sizes[-1] == self.count else [*sizes, self.count])
+
+    def environment(self, world_size: int) -> dict[str, str]:
+        """Variables that show a child exactly its first `world_size` devices.
+
+        Raises:
+            UsageError: there are fewer devices.
+        """
+        if world_size > self.count:
+            raise UsageError(
+                "device-missing",
+                f"{world_size} devices were asked for, this node offers {self.count} "
+                f"({'GPUs' if self.kind == 'cuda' else 'CPU cores'}): use --devices {self.count} or fewer"
+                + (f" ({self.note})" if self.note else ""),
+            )
+        if self.kind == "cpu":
+            return {"CUDA_VISIBLE_DEVICES": ""}
+        if world_size > 1 and any(gpu.is_mig for gpu in self.gpus[:world_size]):
+            raise UsageError(
+                "device-unsupported",
+                f"{world_size} MIG slices were asked for, but CUDA shows a process only one and NCCL cannot join them: "
+                "use --devices 1, or whole GPUs",
+            )
+        names = ",".join(gpu.visible_as for gpu in self.gpus[:world_size])
+        # Without this CUDA numbers GPUs by speed, NVML by bus: the two must agree.
+        return {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def find_devices(kind: str = "auto") -> Devices:
+    """Return what this process may use. `kind` is auto, cpu or cuda.
+
+    Raises:
+        UsageError: cuda was asked for and there is none, or CUDA_VISIBLE_DEVICES names a GPU that does not exist.
+    """
+    cores = physical_cores()
+    if kind == "cpu":
+        return Devices("cpu", (), cores, "the CPU was asked for")
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is not None and wanted.strip() in ("", "-1", "NoDevFiles", "void"):
+        launched = STOPPING_VARIABLE in os.environ  # the launch hides them, and has said why
+        note = "" if launched else f"CUDA_VISIBLE_DEVICES={wanted!r} hides every GPU"
+    else:
+        found = _nvml_gpus()
+        if not isinstance(found, str) and found and "+cpu" in _torch_version():
+            found = (
+                f"torch {_torch_version()} is a CPU build: install a CUDA build "
+                "(make clean setup TORCH_INDEX=https://download.pytorch.org/whl/cu130)"
+            )
+        if isinstance(found, str):
+            note = found
+        else:
+            gpus = found if wanted is None else select_gpus(wanted, found)
+            if gpus:
+                return Devices("cuda", tuple(gpus), cores)
+            note = "NVML reports no GPU"
+    if kind == "cuda":
+        why = note or "the launch runs on the CPU"
+        raise UsageError(
+            "device-missing", f"--device cuda: no GPU can be used here, {why}; run `bertbench doctor` for the remedy"
+        )
+    return Devices("cpu", (), cores, note)
+
+
+def free_memory_share(ranks: int) -> int:
+    """Bytes per rank: four fifths of this machine's memory that is free, shared by `ranks`."""
+    import psutil
+
+    return int(0.8 * psutil.virtual_memory().available / ranks)
+
+
+def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
+    """Return the GPUs that a CUDA_VISIBLE_DEVICES value names, in its order.
+
+    CUDA itself stops silently at the first name it does not know; here that is an error.
+
+    Raises:
+        UsageError: a name matches no GPU or several, or a GPU is named twice.
+    """
+    chosen: list[Gpu] = []
+    for name in (part.strip() for part in wanted.split(",") if part.strip()):
+        if name.isdigit():
+            matches = [present[int(name)]] if int(name) < len(present) else []
+        else:
+            matches = [gpu for gpu in present if gpu.uuid.lower().startswith(name.lower())]
+            if not matches and name.upper().startswith("MIG-"):
+                # A MIG slice NVML did not list (no permission to enumerate): CUDA resolves the name itself.
+                matches = [Gpu("MIG slice", name, name, None)]
+        if len(matches) != 1:
+            known = ", ".join(f"{index}={gpu.uuid or gpu.name}" for index, gpu in enumerate(present)) or "none"
+            what = "matches several GPUs" if matches else "is not a GPU of this node"
+            raise UsageError(
+                "option-value" if matches else "device-missing",
+                f"CUDA_VISIBLE_DEVICES={wanted!r}: {name!r} {what}; present: {known}",
+            )
+        gpu = matches[0]
+        if any(gpu.uuid and gpu.uuid == other.uuid for other in chosen):
+            raise UsageError("option-value", f"CUDA_VISIBLE_DEVICES={wanted!r} names {name!r} twice")
+        # A number counts GPUs, never slices: a slice has to be named, so that sensors and training mean the same one.
+        chosen.append(Gpu(gpu.name, gpu.uuid if gpu.is_mig else name, gpu.uuid, gpu.memory_bytes))
+    return chosen
+
+
+def core_groups() -> list[list[int]]:
+    """Logical CPUs this process may run on, grouped by physical core, in the order of packages and cores.
+
+    Siblings of one core (hyper-threads) stand in one group, so that shares made of whole groups never meet on a core.
+    """
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    groups: dict[tuple[int, int], list[int]] = {}
+    for cpu in usable:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            place = tuple(int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
+        except (OSError, ValueError):
+            place = (0, cpu)  # not told: take every logical CPU for a core
+        groups.setdefault((place[0], place[1]), []).append(cpu)
+    return [groups[place] for place in sorted(groups)]
+
+
+def shares_of_cores(count: int) -> list[list[int]]:
+    """Return the logical CPUs of each of `count` equal shares of the physical cores; empty ones where they are too few.
+
+    What is left over belongs to no share: shares of different sizes would make one rank slower than the others.
+    """
+    groups = core_groups()
+    size = len(groups) // count
+    parts = [groups[number * size : (number + 1) * size] for number in range(count)]
+    return [sorted(cpu for group in part for cpu in group) for part in parts]
+
+
+def physical_cores() -> int:
+    """Physical cores this process may run on (its affinity and cgroup quota respected), at least 1."""
+    cores = len(core_groups())
+    return max(1, min(cores, _cgroup_cores() or cores))
+
+
+def _cgroup_cores() -> int | None:
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return None if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+def _torch_version() -> str:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _nvml_gpus() -> list[Gpu] | str:
+    """Return the GPUs (MIG slices too) in bus order, or why NVML could not be asked."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except ImportError:
+        return "the package nvidia-ml-py is not installed"
+    except Exception as error:
+        return f"NVML cannot be used ({error}): no NVIDIA driver, or the container was started without GPUs"
+    try:
+        gpus: list[Gpu] = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            slices = _mig_slices(pynvml, handle)
+            gpus.extend(slices or [_describe(pynvml, handle, str(index))])
+        return gpus
+    except pynvml.NVMLError as error:
+        return f"NVML failed while listing GPUs ({error})"
+
+
+def _describe(pynvml: Any, handle: Any, visible_as: str | None = None) -> Gpu:
+    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+    memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return Gpu(_text(pynvml.nvmlDeviceGetName(handle)), visible_as or uuid, uuid, memory)
+
+
+def _mig_slices(pynvml: Any, handle: Any) -> list[Gpu]:
+    try:
+        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
+        if current != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError:
+        return []
+    slices = []
+    for index in range(count):
+        try:
+            slices.append(_describe(pynvml, pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
+        except pynvml.NVMLError:
+            continue
+    return slices
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

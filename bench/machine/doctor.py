@@ -1,0 +1,258 @@
+"""What this machine is, which tools can run here, and the remedy for each lack."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.cluster.schedulers import SCHEDULERS, load_scheduler
+from bench.machine.devices import Devices
+from bench.machine.environment import cpu_description, installed_version, native_bf16
+from bench.profilers import PROFILERS, load_profiler, permission
+from bench.profilers.tool import run_tool
+from common.errors import BertbenchError, InputError, MissingToolError
+from common.registry import lookup
+from records.trial import Trial
+
+OK, WARNING, MISSING = "ok", "warning", "missing"
+ENGINE_TIMEOUT_SECONDS = 10.0
+"""Time in s that a container engine has to answer: a daemon that hangs holds its socket open and says nothing."""
+# In the order in which docker/engine.sh asks them.
+_ENGINES = ("docker", "podman")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the doctor's report."""
+
+    name: str
+    """What was looked at."""
+    state: str
+    """ok, warning (works, but numbers suffer) or missing (needed only for what the remedy names)."""
+    detail: str
+    """What was found."""
+    remedy: str = ""
+    """What to do about it."""
+
+
+def examine(devices: Devices | BertbenchError) -> list[Check]:
+    """Look at everything the suite can use. `devices` is what find_devices returned or raised."""
+    checks = [_python(), *_cpu()]
+    if isinstance(devices, BertbenchError):
+        checks.append(Check("GPU", WARNING, str(devices), "correct CUDA_VISIBLE_DEVICES"))
+    else:
+        checks += [*_gpus(devices), _bf16(devices)]
+    checks += [*_packages(), *_tools(), *profiler_checks(devices), _memory_pages(), _load(), _disk()]
+    return checks
+
+
+def has(feature: str, devices: Devices) -> bool:
+    """Answer a script's question: cuda, two-devices, bf16 (in hardware) or hf (transformers installed)."""
+    answers: dict[str, Callable[[], bool]] = {
+        "cuda": lambda: devices.kind == "cuda",
+        "bf16": lambda: bool(native_bf16(devices)),
+        "two-devices": lambda: devices.count >= 2,
+        "hf": lambda: importlib.util.find_spec("transformers") is not None,
+    }
+    return lookup(answers, feature, "feature")()
+
+
+def _python() -> Check:
+    return Check("Python", OK, f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def _cpu() -> Iterator[Check]:
+    cpu = cpu_description()
+    sets = " ".join(flag for flag in cpu["flags"] if flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "sve"))
+    yield Check("CPU", OK, f"{cpu['model']}, {cpu['physical_cores']} cores ({cpu['usable_cores']} usable), {sets}")
+
+
+def _gpus(devices: Devices) -> Iterator[Check]:
+    if devices.kind == "cpu":
+        yield Check(
+            "GPU",
+            MISSING,
+            devices.note or "none",
+            "everything runs on the CPU; for GPUs install NVIDIA's driver, and in a container start it with "
+            "start_container.sh (it passes the GPUs through)",
+        )
+        return
+    for index, gpu in enumerate(devices.gpus):
+        memory = "" if gpu.memory_bytes is None else f", {gpu.memory_bytes / 2**30:.0f} GiB"
+        yield Check(f"GPU {index}", OK, f"{gpu.name}{memory}, {gpu.uuid}")
+    if "+cpu" in (installed_version("torch") or ""):
+        yield Check(
+            "torch for GPUs",
+            MISSING,
+            f"torch {installed_version('torch')} is a CPU build",
+            "install a CUDA build: make clean setup TORCH_INDEX=https://download.pytorch.org/whl/cu130",
+        )
+
+
+def _bf16(devices: Devices) -> Check:
+    native = native_bf16(devices)
+    if native:
+        return Check("bf16", OK, "in hardware")
+    detail = "not in hardware: matrix products are emulated and slower than fp32" if native is False else "unknown"
+    return Check("bf16", WARNING, detail, "use --precisions fp32 here; auto does")
+
+
+def _packages() -> Iterator[Check]:
+    wanted = {
+        "torch": ("torch", "make setup"),
+        "h5py": ("h5py", "make setup"),
+        "tokenizers": ("tokenizers", "make setup"),
+        "transformers": (
+            "transformers",
+            "pip install 'bertbench[hf]' for the implementations hf, hf-compiled and hf-trainer",
+        ),
+        "pynvml": ("nvidia-ml-py", "make setup, for GPU power and clocks"),
+        "nvtx": ("nvtx", "pip install 'bertbench[gpu]' for NVTX ranges"),
+        "deepspeed": ("deepspeed", "pip install 'bertbench[deepspeed]' for the strategy deepspeed"),
+        "horovod": ("horovod", "build the image with WITH_HOROVOD=1 for the strategy horovod"),
+    }
+    for module, (distribution, remedy) in wanted.items():
+        if importlib.util.find_spec(module) is None:
+            yield Check(f"package {distribution}", MISSING, "not installed", remedy)
+        else:
+            yield Check(f"package {distribution}", OK, installed_version(distribution) or "installed")
+
+
+def _tools() -> Iterator[Check]:
+    path = shutil.which("nvidia-smi")
+    if path is None:
+        yield Check("tool nvidia-smi", MISSING, "not on PATH", "comes with NVIDIA's driver")
+    else:
+        yield Check("tool nvidia-smi", OK, _tool_version(path))
+    if "BERTBENCH_REVISION" not in os.environ:  # set in the container image, where no container is to be started
+        yield _container_engine()
+    for scheduler in map(load_scheduler, SCHEDULERS):
+        path = shutil.which(scheduler.tool)  # not asked for its version: az would ask the network
+        detail, remedy = (path, "") if path else ("not on PATH", f"for `bertbench submit`: {scheduler.remedy}")
+        yield Check(f"tool {scheduler.tool}", OK if path else MISSING, detail, remedy)
+
+
+def _container_engine() -> Check:
+    """Look for an engine as docker/engine.sh does: the first client whose engine answers.
+
+    A client alone starts no container: docker's asks a daemon for everything but its own version.
+    """
+    silent: list[tuple[str, str]] = []
+    for name in _ENGINES:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        try:
+            run_tool([path, "ps", "--quiet"], ENGINE_TIMEOUT_SECONDS)
+        except (InputError, MissingToolError) as error:
+            said = " ".join(str(error).split())
+            silent.append((name, f"{_tool_version(path)}; its engine does not answer: {said}"))
+        else:
+            also = "".join(f"; {detail}" for _, detail in silent)
+            return Check(f"tool {_ENGINES[0]}", OK, f"{_tool_version(path)}, and its engine answers{also}")
+    if not silent:
+        return Check(f"tool {_ENGINES[0]}", MISSING, "not on PATH", "install docker or podman for start_container.sh")
+    name, detail = silent[0]
+    start = "start it (sudo systemctl start docker)" if name == "docker" else "see `podman info`"
+    if "permission denied" in detail.lower():
+        start = f'join its group (sudo usermod -aG {name} "$USER", then log in again)'
+    other = "" if len(silent) == len(_ENGINES) else ", or install podman, which needs none"
+    return Check(f"tool {_ENGINES[0]}", MISSING, detail, f"for start_container.sh: {start}{other}")
+
+
+def profiler_checks(devices: Devices | BertbenchError) -> Iterator[Check]:
+    """Look at every profiler: whether it can run here, else why not and how to allow it.
+
+    Each is asked itself (`Profiler.check`), so that this report and `bertbench profile` never disagree.
+    """
+    for name in PROFILERS:
+        if isinstance(devices, Devices) and devices.kind == "cpu" and name in ("ncu", "nvprof"):
+            yield _without_gpu(name)
+        else:
+            yield _profiler(name, devices.kind if isinstance(devices, Devices) else "cuda")
+
+
+def _without_gpu(name: str) -> Check:
+    path = shutil.which(name)
+    found = f"installed ({_tool_version(path)}), but there is no GPU here" if path else "needs a GPU, and there is none"
+    remedy = "on a CPU --profiler torch works, and nsys for NVTX ranges"
+    return Check(f"profiler {name}", MISSING, found, remedy)
+
+
+def _profiler(name: str, device: str) -> Check:
+    trial = Trial(kind="profile", device=device, profiler=name, start_iteration=10, stop_iteration=13)
+    try:
+        load_profiler(name).check(trial)
+    except BertbenchError as error:
+        problem, _, remedy = str(error).partition(": ")  # as every message here is made: what is wrong: what to do
+        return Check(f"profiler {name}", MISSING, problem, remedy)
+    except ImportError as error:
+        return Check(f"profiler {name}", MISSING, f"cannot be imported ({error})", "make setup")
+    if name in ("torch", "nvtx"):  # packages, not tools
+        if importlib.util.find_spec(name) is None:
+            return Check(f"profiler {name}", MISSING, f"the package {name} is not installed", "make setup")
+        detail = f"{name} {installed_version(name) or ''}".strip()
+    else:
+        detail = _tool_version(shutil.which(name) or name)
+    denied = permission.counters_denied() if name in ("ncu", "nvprof") else None
+    if denied is not None:
+        return Check(f"profiler {name}", MISSING if name == "ncu" else WARNING, f"{detail}; {denied}", permission.ALLOW)
+    return Check(f"profiler {name}", OK, detail + _limits(name, trial))
+
+
+def _limits(name: str, trial: Trial) -> str:
+    """Return what a profiler that runs cannot do here, to be put behind its version."""
+    limits = ""
+    if trial.device == "cpu":
+        limits += {"torch": "; no GPU here: records CPU operators", "nsys": "; no GPU here: records NVTX ranges"}.get(
+            name, ""
+        )
+    if name == "nsys":
+        try:
+            load_profiler("nsys", ("sampling",)).check(trial)
+        except BertbenchError as error:
+            limits += f"; not here: {error}"
+    if name == "ncu" and not permission.DRIVER_PARAMETERS.exists():
+        limits += f"; whether it may read the counters is not known ({permission.DRIVER_PARAMETERS} is absent)"
+    return limits
+
+
+def _tool_version(path: str) -> str:
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return f"{path} (does not answer --version)"
+    lines = [line.strip() for line in done.stdout.splitlines() if any(char.isdigit() for char in line)]
+    return f"{path}: {lines[-1]}" if lines else path
+
+
+def _memory_pages() -> Check:
+    try:
+        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
+        mode = text.split("[")[1].split("]")[0]
+    except (OSError, IndexError):
+        return Check("huge pages", OK, "not applicable here")
+    return Check("huge pages", OK, f"transparent huge pages: {mode}")
+
+
+def _load() -> Check:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > 0.2 * cores:
+        return Check("load", WARNING, f"load average {load:.1f} on {cores} cores", "end other work before measuring")
+    return Check("load", OK, f"load average {load:.1f} on {cores} cores")
+
+
+def _disk() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free
+    state = OK if free > 5 * 2**30 else WARNING
+    return Check("disk", state, f"{free / 2**30:.0f} GiB free here", "" if state == OK else "free some space")
+
+
+def to_json(checks: list[Check]) -> list[dict[str, Any]]:
+    """Return the checks as plain values."""
+    return [{"name": c.name, "state": c.state, "detail": c.detail, "remedy": c.remedy} for c in checks]

@@ -1,0 +1,1 @@
+"""From what was asked for to trials: sweeps, comparisons, searches."""

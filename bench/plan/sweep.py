@@ -1,0 +1,197 @@
+"""Runs the trials of a sweep into a run directory that a later call can continue."""
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from bench.machine.devices import Devices
+from bench.machine.environment import capture
+from bench.plan.again import Again, recover
+from bench.run.launch import LaunchOptions, run_trial
+from bench.run.own_folder import AGENT_FOLDER, clear_stale
+from common import locks
+from common.atomic import remove_left_overs, storage_errors
+from common.errors import SchemaError
+from records.files import read_record, write_record
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
+
+# Called with (number from 1, count, trial, its result or None when it starts, whether it had been done before).
+Progress = Callable[[int, int, Trial, Mapping[str, Any] | None, bool], None]
+
+
+def locked(run: RunDirectory) -> AbstractContextManager[None]:
+    """Hold the run directory for this process. Raises LockedError when another sweep uses it, and StorageError."""
+    return locks.locked(run.path, "another sweep", "wait for it, or choose another --out")
+
+
+def run_trials(
+    run: RunDirectory,
+    trials: Sequence[Trial],
+    request: Mapping[str, Any],
+    devices: Devices,
+    options: LaunchOptions,
+    progress: Progress,
+    note: Callable[[str], None],
+    retry_failed: bool = False,
+    again: Again | None = None,
+) -> list[dict[str, Any]]:
+    """Run what is not finished yet, keep results.csv true after every trial, and return the results in order.
+
+    With `again` the finished ones that it wants are measured anew. Must be called inside `locked(run)`.
+    """
+    tidy(run)
+    environment = capture(devices)
+    record_request(run, trials, request)
+    kept = [trial for trial in trials if again is None or not again.wants(trial.trial_id)]
+    note_differences(run, kept, environment, note)
+    results = []
+    for number, trial in enumerate(trials, start=1):
+        directory = run.trial(trial.trial_id)
+        done = finished_result(directory, retry_failed, options.timeout_seconds or math.inf)
+        anew = again if done is not None and again is not None and again.wants(trial.trial_id) else None
+        done = None if anew is not None else done
+        progress(number, len(trials), trial, done, done is not None)
+        if done is None:
+            try:
+                if anew is not None:
+                    result = _measure_anew(anew, trial, devices, environment, options)
+                else:
+                    result = _run_one(trial, directory, devices, environment, options)
+                    if again is not None:
+                        again.done(trial.trial_id)
+            finally:
+                write_results(run)
+            progress(number, len(trials), trial, result, False)
+            done = result
+        results.append(done)
+    write_results(run)
+    return results
+
+
+def tidy(run: RunDirectory) -> None:
+    """Remove the temporary files that killed processes left; the caller holds the lock, and no rank is at work."""
+    clear_stale(AGENT_FOLDER)
+    recover(run)
+    for folder in (run.path, *(directory.path for directory in run.trials())):
+        remove_left_overs(folder)
+
+
+def note_differences(
+    run: RunDirectory, trials: Sequence[Trial], environment: Mapping[str, Any], note: Callable[[str], None]
+) -> None:
+    """Tell `note` where finished trials were measured on another machine or with other software than is here now."""
+    seen: set[str] = set()
+    for trial in trials:
+        directory = run.trial(trial.trial_id)
+        if finished_result(directory) is None or not directory.env_json.exists():
+            continue
+        before, now = (_provenance(found) for found in (directory.read_environment(), environment))
+        seen |= {f"{name} {before[name]}, now {now[name]}" for name in now if before[name] != now[name]}
+    if seen:
+        note(
+            f"finished trials in {run.path} were measured with other software or hardware ({'; '.join(sorted(seen))}): "
+            "they are kept as they are; to measure all anew give another --out (`throughput`, `profile`: or --again)"
+        )
+
+
+def _provenance(environment: Mapping[str, Any]) -> dict[str, Any]:
+    libraries = environment.get("libraries") or {}
+    return {
+        "device": environment.get("device_name"),
+        "torch": libraries.get("torch"),
+        "transformers": libraries.get("transformers"),
+        "bertbench commit": environment.get("git_commit"),
+    }
+
+
+def finished_result(
+    directory: TrialDirectory, retry_failed: bool = False, timeout_seconds: float = 0.0
+) -> dict[str, Any] | None:
+    """Return the result of a trial that need not run again: neither half-written, interrupted nor damaged.
+
+    A refused trial is tried again, since what it lacked may be there now, and one that ran out of time where the limit
+    is longer now.
+    """
+    try:
+        result = directory.read_result()
+        directory.read_trial()
+    except SchemaError:
+        return None
+    if result is None or result["status"] in ("interrupted", "refused"):
+        return None
+    if result["status"] == "timeout" and timeout_seconds > float(result.get("timeout_seconds") or 0.0):
+        return None
+    if retry_failed and result["status"] != "ok":
+        return None
+    return result
+
+
+def _run_one(
+    trial: Trial,
+    directory: TrialDirectory,
+    devices: Devices,
+    environment: Mapping[str, Any],
+    options: LaunchOptions,
+) -> dict[str, Any]:
+    if directory.path.exists():
+        with storage_errors(directory.path):
+            shutil.rmtree(directory.path)
+    return run_trial(trial, directory, devices, environment, options)
+
+
+def _measure_anew(
+    again: Again, trial: Trial, devices: Devices, environment: Mapping[str, Any], options: LaunchOptions
+) -> dict[str, Any]:
+    """Run a finished trial once more; what it measured before stays in its place until it has ended."""
+    staged = again.begin(trial.trial_id)
+    try:
+        result = run_trial(trial, staged, devices, environment, options)
+    except BaseException:
+        again.drop(staged)
+        raise
+    again.end(trial.trial_id, staged, str(result["status"]))
+    return result
+
+
+def record_request(run: RunDirectory, trials: Sequence[Trial], request: Mapping[str, Any]) -> None:
+    """Write sweep.json: the latest request, and those before it that used the same folder."""
+    earlier: list[dict[str, Any]] = []
+    if run.sweep_json.exists():
+        before = read_record(run.sweep_json)
+        earlier = list(before.get("earlier", []))
+        if before.get("request") != dict(request):
+            earlier.append(before["request"])
+    write_record(
+        run.sweep_json,
+        {"request": dict(request), "trials": [trial.trial_id for trial in trials], "earlier": earlier},
+    )
+
+
+def write_results(run: RunDirectory) -> None:
+    """Write results.csv from every trial of the run that has a result."""
+    run.write_results(result_rows(run))
+
+
+# What a trial of collectives alone has no value of, whatever the defaults of Trial are.
+_OF_TRAINING = (
+    "task", "implementation", "strategy", "preset", "seq_len", "micro_batch_size", "grad_accum_steps"
+)  # fmt: skip
+
+
+def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
+    """Return one row per trial with a result: its configuration, None where that means nothing, and its metrics."""
+    rows = []
+    for directory in run.trials():
+        try:
+            trial, result = directory.read_trial(), directory.read_result()
+        except SchemaError:
+            continue
+        if result is not None:
+            fields = {**dataclasses.asdict(trial), "training": dict(trial.training)}
+            fields |= dict.fromkeys(_OF_TRAINING) if trial.kind == "comm" else {}
+            rows.append({**fields, **result, "trial_id": trial.trial_id})
+    return rows

@@ -1,0 +1,378 @@
+"""From what was asked for to the list of trials: Sweep -> [Trial]."""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from bench.cluster.world import World
+from bench.implementations import IMPLEMENTATIONS, OURS
+from bench.machine.devices import Devices
+from bench.plan.automatic import AUTO, resolve_padding, resolve_precision, resolve_strategy, strategy_fields
+from bench.run.allocators import DEFAULT, allocator_environment
+from bench.task_flags import TaskFlags
+from bert.data.lengths import SYNTHETIC, is_synthetic
+from bert.model.config import PRESETS
+from bert.parallel import STRATEGIES
+from bert.parallel.deepspeed_config import read_deepspeed_config
+from bert.parallel.options import OPTIONS, options_text
+from bert.speed.registry import check_levers, recorded_levers
+from bert.tasks import TASKS, resolve_options, task_data
+from bert.tasks.data import DataSource, TaskData
+from common.errors import UsageError
+from common.flags import check_seed, flag
+from common.registry import lookup
+from records.trial import PRECISIONS, Trial
+
+# Fewer processes do not show how much they differ by themselves.
+ROUNDS_THAT_DECIDE = 3
+WEAK, STRONG = "weak", "strong"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """What to measure: every combination of the listed values is one trial."""
+
+    task: Annotated[str, tyro.conf.Positional] = "pretrain"
+    """What is trained: pretrain squad gap classify glue."""
+    task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
+    presets: tuple[str, ...] = ("base",)
+    """tiny mini small medium base large distilbert."""
+    implementations: tuple[str, ...] = ("bertbench",)
+    """bertbench hf hf-trainer hf-compiled torch-encoder."""
+    levers: tuple[str, ...] = (AUTO,)
+    """Of bertbench: auto, none, or names joined by +, each set a competitor."""
+    allocators: tuple[str, ...] = (DEFAULT,)
+    """How processes keep memory: default, keep, huge-pages."""
+    strategies: tuple[str, ...] = (AUTO,)
+    """single ddp fsdp deepspeed horovod dp; auto: single on one device, ddp on several."""
+    zero_stages: tuple[int, ...] = ()
+    """ZeRO stages of deepspeed, 0 to 3; else that of its file, or 0."""
+    deepspeed_config: Path | None = None
+    """JSON file of deepspeed; what is "auto" or absent there comes from here."""
+    devices: tuple[int, ...] = ()
+    """Counts; default 1 2 4 ... to every GPU, or 1 rank with all CPU cores."""
+    batch_sizes: tuple[int, ...] = (8,)
+    """Sequences per device and micro-step."""
+    scaling: str = WEAK
+    """Over --devices: weak keeps a device's batch; strong divides that of the fewest devices."""
+    grad_accum: tuple[int, ...] = (1,)
+    """Micro-steps per optimizer step."""
+    seq_lens: tuple[int, ...] = ()
+    """Tokens per sequence at most; default 128, squad 384, gap 512."""
+    padding: str = AUTO
+    """Of fine-tuning's batches: longest fixed; auto: longest."""
+    activation_checkpointing: bool = False
+    """Keep the input of each layer, make the rest again in backward."""
+    bucket_mib: int | None = None
+    """Buckets of gradients in MiB; default the strategy's own."""
+    precisions: tuple[str, ...] = (AUTO,)
+    """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
+    data: str = "synthetic"
+    """synthetic, synthetic:<lengths or path>, or a path."""
+    dropout: float = 0.1
+    """Dropout probability everywhere, attention included."""
+    seed: int = 42
+    """Seed of weights, data order and dropout."""
+    rounds: int | None = None
+    """Interleaved repetitions; default 3 in throughput where implementations or levers compete, else 1."""
+    start: int | None = None
+    """First measured step (else: end of detected warm-up)."""
+    stop: int | None = None
+    """One past the last measured step."""
+    min_steps: int = 10
+    """Fewest measured steps without a window, time permitting."""
+    max_steps: int = 1000
+    """Most steps without a window."""
+    max_seconds: float = 30.0
+    """Longest measuring per trial in s without a window."""
+    precision_target: float = 0.01
+    """95 % interval of the median, +- this fraction, ends measuring."""
+    memory_limit_gib: float | None = None
+    """Private memory per rank in GiB; more is oom."""
+    threads: int | None = None
+    """CPU threads per rank; default an equal share."""
+
+    @property
+    def repetitions(self) -> int:
+        """How often everything is measured."""
+        compete = len(self.implementations) > 1 or len(self.levers) > 1
+        return self.rounds or (ROUNDS_THAT_DECIDE if compete else 1)
+
+    def __post_init__(self) -> None:
+        """Refuse names that do not exist and empty lists."""
+        lookup(TASKS, self.task, "task")
+        self.task_flags.options(self.task)
+        for names, registry, kind in (
+            (self.presets, PRESETS, "preset"),
+            (self.implementations, IMPLEMENTATIONS, "implementation"),
+        ):
+            for name in names:
+                lookup(registry, name, kind)
+        for name in self.strategies:
+            lookup({AUTO: "", **STRATEGIES}, name, "strategy")
+        self._check_strategy_options()
+        for name in self.allocators:
+            allocator_environment(name)
+        for name in self.levers:
+            check_levers(name)
+        if self.levers != (AUTO,) and OURS not in self.implementations:
+            raise UsageError(
+                "option-not-applicable",
+                f"--levers {' '.join(self.levers)}: only {OURS} has levers, this sweep runs "
+                f"{' '.join(self.implementations)}: add --implementations {OURS}",
+            )
+        for name in self.precisions:
+            lookup(dict.fromkeys((AUTO, *PRECISIONS)), name, "precision")
+        for option in ("presets", "implementations", "levers", "allocators", "strategies", "batch_sizes", "grad_accum"):
+            if not getattr(self, option):
+                raise UsageError("option-value", f"{flag(option)} needs at least one value")
+        if set(self.strategies) == {"single"} and min(self.devices, default=1) > 1:
+            given = " ".join(map(str, self.devices))
+            raise UsageError(
+                "option-conflict",
+                f"--strategies single runs on one device, not on --devices {given}: use --strategies ddp",
+            )
+        lookup(dict.fromkeys((WEAK, STRONG)), self.scaling, "scaling")
+        self._check_numbers()
+        if self.memory_limit_gib is not None and not 0 < self.memory_limit_gib < math.inf:
+            raise UsageError("option-value", f"--memory-limit-gib {self.memory_limit_gib} must be above 0 and finite")
+        if not 0 < self.precision_target < 1:
+            raise UsageError(
+                "option-value", f"--precision-target {self.precision_target} must be between 0 and 1, such as 0.01"
+            )
+        if self.min_steps > self.max_steps:
+            raise UsageError("option-conflict", f"--min-steps {self.min_steps} is above --max-steps {self.max_steps}")
+        for name in self.presets:
+            longest = PRESETS[name].max_positions
+            if max(self.seq_lens, default=0) > longest:
+                raise UsageError(
+                    "option-value",
+                    f"--seq-lens {max(self.seq_lens)}: {name} has {longest} positions, use {longest} or less",
+                )
+
+    def _check_numbers(self) -> None:
+        for option in ("devices", "batch_sizes", "grad_accum", "rounds", "min_steps", "max_steps"):
+            given = getattr(self, option)
+            numbers = given if isinstance(given, tuple) else (given,)
+            if any(number is not None and number < 1 for number in numbers):
+                each = ": each" if isinstance(given, tuple) else ""
+                raise UsageError(
+                    "option-value", f"{flag(option)} {' '.join(map(str, numbers))}{each} must be at least 1"
+                )
+        check_seed(self.seed)
+        if not self.max_seconds > 0:
+            raise UsageError("option-value", f"--max-seconds {self.max_seconds:g} must be above 0")
+        if not 0 <= self.dropout < 1:
+            raise UsageError("option-value", f"--dropout {self.dropout:g} must be at least 0 and less than 1")
+        if (self.start is None) != (self.stop is None):
+            raise UsageError("option-missing", "--start and --stop go together: give both or neither")
+        if self.start is not None and self.stop is not None and not 0 <= self.start < self.stop:
+            window = f"the window of --start {self.start} --stop {self.stop}"
+            raise UsageError("option-conflict", f"{window} is empty: start must be at least 0 and below stop")
+
+    def strategy_options(self, names: Iterable[str] = ()) -> dict[str, list[str]]:
+        """Return, for strategies by name, the options of each once for each trial that differs in them alone.
+
+        Raises:
+            UsageError: an option that no strategy of the sweep has, or not with this value.
+            InputError: the DeepSpeed configuration cannot be read.
+        """
+        config = None if self.deepspeed_config is None else read_deepspeed_config(self.deepspeed_config)
+        variants: list[dict[str, Any]] = [
+            {"zero_stage": stage, "config": config, "bucket_mib": self.bucket_mib}
+            for stage in self.zero_stages or (None,)
+        ]
+        found = {}
+        for name in names or self.strategies:
+            own = [{key: variant[key] for key in OPTIONS.get(name, ())} for variant in variants]
+            found[name] = list(dict.fromkeys(options_text(name, options) for options in own))
+        return found
+
+    def _check_strategy_options(self) -> None:
+        given = {"zero_stage": self.zero_stages, "config": self.deepspeed_config}
+        for option, value in given.items():
+            if value and not any(option in OPTIONS.get(name, ()) for name in self.strategies):
+                raise UsageError(
+                    "option-not-applicable",
+                    f"--{'zero-stages' if option == 'zero_stage' else 'deepspeed-config'} is an option of the strategy "
+                    f"deepspeed, this sweep runs {' '.join(self.strategies)}: add --strategies deepspeed",
+                )
+        self.strategy_options()
+
+
+def expand(
+    sweep: Sweep,
+    devices: Devices,
+    kind: str = "throughput",
+    profiler: str | None = None,
+    profiler_options: tuple[str, ...] = (),
+    against_synthetic: bool = False,
+    world: World | None = None,
+) -> list[Trial]:
+    """Return the trials in the order they run: round by round, what competes next to each other.
+
+    Args:
+        sweep: what to measure.
+        devices: what there is to measure on.
+        kind: Trial.kind of all trials.
+        profiler: name in bench.profilers, for kind profile.
+        profiler_options: what the profiler is told.
+        against_synthetic: add to each trial a twin on made-up batches with the lengths of the folder's samples.
+        world: the ranks that are there already; they are the devices.
+
+    Raises:
+        UsageError: a value no trial can have, or more devices than there are.
+        InputError: the data cannot be read.
+    """
+    world_sizes = _world_sizes(sweep, devices, world)
+    data = task_data(sweep.task)
+    _check_buckets(sweep, world_sizes)
+    seq_lens = sweep.seq_lens or (data.seq_len,)
+    given = sweep.task_flags.options(sweep.task)
+    sources = {seq_len: _sources(data, sweep.data, seq_len, against_synthetic, given) for seq_len in seq_lens}
+    make_trial = partial(
+        Trial,
+        kind=kind,
+        profiler=profiler,
+        profiler_options=profiler_options,
+        nodes=1 if world is None else world.nodes,
+        **_common_fields(sweep, devices),
+    )
+    names = {resolve_strategy(*pair) for pair in itertools.product(sweep.strategies, world_sizes)}
+    options = sweep.strategy_options(names)
+    trials = []
+    for round_number, preset, seq_len, precision, world_size, strategy, batch, accumulated, memory in itertools.product(
+        range(sweep.repetitions), sweep.presets, seq_lens, sweep.precisions, world_sizes, sweep.strategies,
+        sweep.batch_sizes, sweep.grad_accum, sweep.allocators,
+    ):  # fmt: skip
+        # The order of the competitors turns with the round, so that none is always first.
+        own = resolve_strategy(strategy, world_size)
+        competitors = [*itertools.product(_implementations(sweep, devices), sources[seq_len], options[own])]
+        shift = round_number % len(competitors)
+        for (implementation, levers), source, chosen in competitors[shift:] + competitors[:shift]:
+            trials.append(
+                make_trial(
+                    task_options=resolve_options(sweep.task, given, source),
+                    implementation=implementation,
+                    allocator="" if memory == DEFAULT else memory,
+                    levers=levers,
+                    **strategy_fields(own, chosen, world_size),
+                    preset=preset,
+                    precision=resolve_precision(precision, devices),
+                    seq_len=seq_len,
+                    micro_batch_size=_share(sweep, batch, world_size, min(world_sizes)),
+                    grad_accum_steps=accumulated,
+                    world_size=world_size,
+                    data=source.source,
+                    data_fingerprint=source.fingerprint,
+                    max_predictions=source.max_predictions or data.max_predictions(seq_len),
+                    vocab_size=source.vocab_size,
+                    round=round_number,
+                )
+            )
+    return list(dict.fromkeys(trials))
+
+
+def _implementations(sweep: Sweep, devices: Devices) -> list[tuple[str, str]]:
+    """Each implementation with the levers of its trials, "" for those of the device; only our own has any."""
+    texts = [recorded_levers(text, devices.kind) for text in sweep.levers]
+    return [(name, text) for name in sweep.implementations for text in (texts if name == OURS else [""])]
+
+
+def _world_sizes(sweep: Sweep, devices: Devices, world: World | None) -> tuple[int, ...]:
+    if world is None:
+        sizes = sweep.devices or devices.default_world_sizes()
+        for size in sizes:
+            devices.environment(size)
+        _check_threads(sweep, devices, max(sizes))
+        return sizes
+    return (world.check_devices(*sweep.devices),)
+
+
+def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
+    """Micro batch of a device: with strong scaling the global batch is that of the fewest devices."""
+    if sweep.scaling == WEAK:
+        return batch
+    share, left = divmod(batch * fewest, world_size)
+    if left or not share:
+        raise UsageError(
+            "batch-size-mismatch",
+            f"--scaling strong: batch {batch} on {fewest} device{'s'[: fewest != 1]} makes {batch * fewest} sequences, "
+            f"which {world_size} devices cannot share equally: use a --batch-sizes value that does, such as "
+            f"{math.lcm(batch * fewest, world_size) // fewest}",
+        )
+    return share
+
+
+def _common_fields(sweep: Sweep, devices: Devices) -> dict[str, Any]:
+    """The fields that all trials of a sweep have in common."""
+    # With a window given the rules of the automatic one decide nothing: they must not decide the id either.
+    rules = Sweep() if sweep.start is not None else sweep
+    return {
+        "task": sweep.task,
+        "device": devices.kind,
+        "padding": resolve_padding(sweep.padding, task_data(sweep.task), sweep.task),
+        "dropout": sweep.dropout,
+        "seed": sweep.seed,
+        "start_iteration": sweep.start,
+        "stop_iteration": sweep.stop,
+        "min_steps": rules.min_steps,
+        "max_steps": rules.max_steps,
+        "max_seconds": rules.max_seconds,
+        "relative_half_width": rules.precision_target,
+        "memory_limit_bytes": _bytes(sweep.memory_limit_gib),
+        "threads_per_rank": sweep.threads,
+        "activation_checkpointing": sweep.activation_checkpointing,
+    }
+
+
+def _sources(
+    data: TaskData, given: str, seq_len: int, against_synthetic: bool, options: dict[str, Any]
+) -> list[DataSource]:
+    """The data of a sequence length, and the made-up data it is held against."""
+    source = data.inspect(given, seq_len, options)
+    if source.seq_len not in (None, seq_len):
+        raise UsageError(
+            "data-mismatch",
+            f"--seq-lens {seq_len} does not fit {source.source}, whose samples have {source.seq_len} tokens: "
+            f"use --seq-lens {source.seq_len}, or prepare data with `{data.prepare_command(seq_len)}`",
+        )
+    if not against_synthetic:
+        return [source]
+    if is_synthetic(given):
+        raise UsageError(
+            "option-conflict",
+            f"--against-synthetic holds real data against made-up ones, --data {given} is made up: give a folder or a "
+            "file of real ones",
+        )
+    return [source, data.inspect(f"{SYNTHETIC}:{source.source}", seq_len, options)]
+
+
+def _check_buckets(sweep: Sweep, world_sizes: Sequence[int]) -> None:
+    found = {resolve_strategy(name, count) for name in sweep.strategies for count in world_sizes}
+    if sweep.bucket_mib is not None and not any("bucket_mib" in OPTIONS.get(name, ()) for name in found):
+        raise UsageError(
+            "option-not-applicable",
+            f"--bucket-mib {sweep.bucket_mib}: no strategy of {' '.join(sorted(found))} reduces gradients in buckets "
+            "of a size to choose: use --strategies ddp",
+        )
+
+
+def _check_threads(sweep: Sweep, devices: Devices, world_size: int) -> None:
+    share = max(1, devices.cpu_cores // world_size)
+    if sweep.threads is not None and not 1 <= sweep.threads <= share:
+        raise UsageError(
+            "option-value",
+            f"--threads {sweep.threads} does not fit {devices.cpu_cores} cores shared by {world_size} ranks: "
+            f"use 1 to {share}, or fewer --devices",
+        )
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * 2**30)

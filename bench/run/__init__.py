@@ -1,0 +1,1 @@
+"""Trials and trainings as they run: processes, the step clock, sensors, records."""

@@ -1,0 +1,138 @@
+"""One attempt at a training run, in its run directory: what `bertbench train` does between options and table."""
+
+import contextlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.cluster.world import Leader
+from bench.implementations import OURS
+from bench.loggers.base import VARIABLE as LOG_TO_VARIABLE
+from bench.machine.devices import Devices
+from bench.machine.environment import capture
+from bench.plan.sweep import tidy, write_results
+from bench.run.launch import LaunchOptions, Watcher, finish, run_trial
+from bench.run.trainer import Plan
+from bert.speed.registry import recorded_levers
+from bert.tasks import check_task_options, task_data
+from common.errors import SchemaError
+from records.files import write_record
+from records.run import TrialDirectory
+from records.training import TrainRun, read_events
+from records.trial import Trial
+
+
+def train_once(
+    run: TrainRun,
+    plan: Plan,
+    devices: Devices,
+    request: Mapping[str, Any],
+    watcher: Watcher,
+    threads: int | None = None,
+    leader: Leader | None = None,
+    keep_refused: bool = True,
+) -> tuple[TrialDirectory, dict[str, Any]]:
+    """Make one attempt and return its folder and result; train.json and results.csv say how it ended.
+
+    Without `keep_refused` nothing is left of an attempt that was refused before it trained.
+
+    Must be called inside a lock on the run. With a `leader` the ranks of its world make the attempt together: this
+    process starts its own rank and tells the others, which do as bench.cluster.following says.
+
+    Raises:
+        StorageError: the run directory cannot be written.
+        KeyboardInterrupt: the attempt was ended at once.
+    """
+    variables = {LOG_TO_VARIABLE: " ".join(plan.log_to)}
+    options = LaunchOptions(timeout_seconds=None, variables=variables)
+    tidy(run.run)
+    _finish_killed(run, options)
+    trial = _trial(run, plan, devices, threads)
+    directory = run.run.trial(trial.trial_id)
+    if leader is not None:
+        told = leader
+        options = LaunchOptions(
+            timeout_seconds=None,
+            variables=variables,
+            world=leader.world,
+            begun=lambda begun: told.tell(directory=str(begun.path), threads=threads),
+        )
+    try:
+        result = run_trial(trial, directory, devices, capture(devices), options, watcher)
+        if result["status"] == "refused" and not keep_refused:
+            shutil.rmtree(directory.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                directory.path.parent.rmdir()
+    finally:
+        if directory.trial_json.exists():
+            write_record(run.state_json, _state(run, plan, request))
+            write_results(run.run)
+    return directory, result
+
+
+def _finish_killed(run: TrainRun, options: LaunchOptions) -> None:
+    """Give the attempts before that ended without a word a result, for results.csv; the caller holds the lock."""
+    for directory in run.attempts():
+        if directory.read_result() is None:
+            reason = "killed with its launcher, or cut off, before it could say how it ended"
+            finish(directory.read_trial(), directory, "crashed", reason, options, code="worker-lost")
+
+
+def _trial(run: TrainRun, plan: Plan, devices: Devices, threads: int | None) -> Trial:
+    settings = plan.settings
+    attempts = [directory.read_trial().round for directory in run.attempts()]
+    return Trial(
+        kind="train",
+        **plan.trial_fields(),
+        levers=recorded_levers(settings.levers, devices.kind) if plan.implementation == OURS else "",
+        device=devices.kind,
+        round=max(attempts, default=-1) + 1,
+        max_steps=settings.steps,
+        threads_per_rank=threads,
+        training=tuple(sorted(settings.to_json().items())),
+    )
+
+
+def _state(run: TrainRun, plan: Plan, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the run stands: what the attempts wrote down while they ran is there however they ended.
+
+    An attempt that was refused changes nothing of what the run is: phase, steps and request stay those before it.
+    """
+    attempts = run.attempts()
+    checkpoint: str | None = None
+    evaluation: dict[str, Any] | None = None
+    best: dict[str, Any] | None = None
+    applied_steps = 0
+    for directory in attempts:
+        for event in read_events(directory):
+            if event["event"] in ("resumed", "saved"):
+                applied_steps = event["applied_steps"]
+            if event["event"] == "saved" or (event["event"] == "resumed" and not event["new_phase"]):
+                checkpoint = Path(event["path"]).name  # after a damaged one it is an earlier one that goes on
+            if event["event"] == "saved":
+                named = {name: event.get(f"best_{name}") for name in ("checkpoint", "applied_steps", "score", "value")}
+                best = named if named["checkpoint"] is not None else None
+            elif event["event"] == "evaluated":
+                evaluation = event
+    result = (attempts[-1].read_result() if attempts else None) or {}
+    options = check_task_options(plan.settings.task, plan.settings.task_options)
+    own: dict[str, Any] = {"phase": plan.phase, "total_steps": plan.settings.steps, "request": dict(request)}
+    known = result.get("status") != "refused"
+    if not known and checkpoint is not None:
+        with contextlib.suppress(SchemaError):
+            before = run.read_state() or {}
+            known = own.keys() <= before.keys()
+            own |= {name: before[name] for name in own if known}
+    return {
+        **own,
+        "loss": task_data(plan.settings.task).loss_label(options),
+        "finished": known and checkpoint is not None and applied_steps >= own["total_steps"],
+        "applied_steps": applied_steps,
+        "status": result.get("status", "interrupted"),
+        "reason": result.get("reason", ""),
+        "checkpoint": checkpoint,
+        "evaluation": evaluation,
+        "best": best,
+        "attempts": [directory.path.name for directory in attempts],
+    }

@@ -1,0 +1,191 @@
+"""The step clock: how long each step and each of its phases took on the device."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from bert.data.batch import BatchCounts
+from bert.train.observer import STEP_PHASES, Observer, StepResult
+
+Row = dict[str, Any]
+
+
+class Stopwatch(Protocol):
+    """Marks instants on a device's own time line."""
+
+    def mark(self) -> Any:
+        """Note the present instant without waiting for the device."""
+
+    def elapsed_ms(self, begin: Any, end: Any) -> float:
+        """Milliseconds between two marks that have passed."""
+
+    def passed(self, mark: Any) -> bool:
+        """Whether the device has reached `mark`."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has reached every mark."""
+
+    def fetch(self, scalar: torch.Tensor) -> torch.Tensor:
+        """Return `scalar` on the host; its value is there once a later mark has passed."""
+
+
+class CpuStopwatch:
+    """perf_counter: on a CPU a call returns when its work is done."""
+
+    def mark(self) -> int:
+        """Nanoseconds of the monotonic clock."""
+        return time.perf_counter_ns()
+
+    def elapsed_ms(self, begin: int, end: int) -> float:
+        """Difference in milliseconds."""
+        return (end - begin) / 1e6
+
+    def passed(self, mark: int) -> bool:
+        """Always."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing is outstanding."""
+
+    def fetch(self, scalar: torch.Tensor) -> torch.Tensor:
+        """It is there."""
+        return scalar
+
+
+class CudaStopwatch:
+    """CUDA events on the current stream: times of the device, read later, so that measuring never stalls it."""
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def elapsed_ms(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Time between two recorded events."""
+        return float(begin.elapsed_time(end))
+
+    def passed(self, mark: torch.cuda.Event) -> bool:
+        """Whether the event has happened."""
+        return bool(mark.query())
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize()
+
+    def fetch(self, scalar: torch.Tensor) -> torch.Tensor:
+        """Start a copy into pinned memory: reading it later does not make the device wait."""
+        host = torch.empty(scalar.shape, dtype=scalar.dtype, pin_memory=True)
+        return host.copy_(scalar, non_blocking=True)
+
+
+def stopwatch(device_type: str) -> Stopwatch:
+    """Return the stopwatch of a device type."""
+    return CudaStopwatch() if device_type == "cuda" else CpuStopwatch()
+
+
+@dataclass(slots=True)
+class _OpenStep:
+    step: int
+    start_ns: int
+    begin: Any
+    phases: list[tuple[str, Any, Any]] = field(default_factory=list)
+    gradients_ready: Any = None
+    end: Any = None
+    result: StepResult | None = None
+    loss: torch.Tensor | None = None
+
+
+class StepClock(Observer):
+    """Measures every step and hands finished rows (records.schema.STEPS) to `on_row`, in order.
+
+    A row is made once the device has reached the end of its step; `flush` waits for all of them. The time spent
+    outside of [step_begin, step_end] is in no row.
+    """
+
+    def __init__(
+        self, device_type: str, model_flops: Callable[[BatchCounts], float], on_row: Callable[[Row], None]
+    ) -> None:
+        self._watch = stopwatch(device_type)
+        self._model_flops = model_flops
+        self._on_row = on_row
+        self._pending: deque[_OpenStep] = deque()
+        self._open: _OpenStep | None = None
+
+    def step_begin(self, step: int) -> None:
+        """Start the clock of a step."""
+        self._open = _OpenStep(step, time.time_ns(), self._watch.mark())
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time one of STEP_PHASES; phases of the model pass through."""
+        return self._timed(name) if name in STEP_PHASES else super().phase(name)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        begin = self._watch.mark()
+        yield
+        if self._open is not None:
+            self._open.phases.append((name, begin, self._watch.mark()))
+
+    def mark(self, name: str) -> None:
+        """Note when the last gradients were ready: what is left of backward is exposed communication."""
+        if name == "gradients_ready" and self._open is not None:
+            self._open.gradients_ready = self._watch.mark()
+
+    def step_end(self, step: int, result: StepResult) -> None:
+        """Stop the clock of a step and pass on the rows of all steps the device has finished."""
+        assert self._open is not None
+        self._open.loss = self._watch.fetch(result.loss)
+        self._open.end = self._watch.mark()
+        self._open.result = result
+        self._pending.append(self._open)
+        self._open = None
+        while self._pending and self._watch.passed(self._pending[0].end):
+            self._on_row(self._row(self._pending.popleft()))
+
+    def flush(self) -> None:
+        """Wait for the device and pass on every row that is left."""
+        if self._pending:
+            self._watch.synchronize()
+        while self._pending:
+            self._on_row(self._row(self._pending.popleft()))
+
+    def run_end(self) -> None:
+        """Keep the rows of the finished steps, also when the run failed."""
+        self.flush()
+
+    def _row(self, open_step: _OpenStep) -> Row:
+        assert open_step.result is not None and open_step.loss is not None
+        elapsed = self._watch.elapsed_ms
+        times: dict[str, float] = {}
+        for name, begin, end in open_step.phases:
+            times[name] = times.get(name, 0.0) + elapsed(begin, end)
+        communication: float | None = None
+        if open_step.gradients_ready is not None:
+            # Accumulation: only the last micro-step communicates, and its backward is the last one recorded.
+            last_backward_end = [end for name, _, end in open_step.phases if name == "backward"][-1]
+            communication = max(0.0, elapsed(open_step.gradients_ready, last_backward_end))
+            times["backward"] -= communication
+        counts = open_step.result.counts
+        return {
+            "step": open_step.step,
+            "start_ns": open_step.start_ns,
+            "step_time_ms": elapsed(open_step.begin, open_step.end),
+            "data_wait_ms": times.get("data"),
+            "forward_ms": times.get("forward"),
+            "backward_ms": times.get("backward"),
+            "communication_ms": communication,
+            "optimizer_ms": times.get("optimizer"),
+            "samples": counts.samples,
+            "real_tokens": counts.real_tokens,
+            "padded_tokens": counts.padded_tokens,
+            "predicted_positions": counts.predicted_positions,
+            "model_flops": self._model_flops(counts),
+            "loss": float(open_step.loss),
+            "learning_rate": open_step.result.learning_rate,
+        }

@@ -1,0 +1,158 @@
+"""From what was asked of `comm` to its trials, and their running inside a world that torchrun has already started."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.cluster.world import World
+from bench.machine.devices import Devices
+from bench.machine.environment import capture
+from bench.plan.sweep import record_request, write_results
+from bench.run.launch import LaunchOptions, finish
+from common.atomic import storage_errors
+from common.errors import UsageError
+from common.registry import lookup
+from records.collectives import COLLECTIVES, DTYPES, CollectiveTest, parse_size
+from records.files import write_record
+from records.run import RunDirectory
+from records.trial import Trial
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommSweep:
+    """Which collectives to measure: every combination of the listed values is one trial, over all sizes."""
+
+    collectives: tuple[str, ...] = ("all_reduce",)
+    """all_reduce reduce_scatter all_gather broadcast."""
+    devices: tuple[int, ...] = ()
+    """Counts; default 2 4 8 ... to every GPU, or 2 CPU ranks."""
+    dtypes: tuple[str, ...] = ("fp32",)
+    """fp32 fp16 bf16."""
+    min_bytes: str = "1K"
+    """Smallest size; K, M, G are powers of 1024."""
+    max_bytes: str = "256M"
+    """Largest size."""
+    factor: float = 2.0
+    """From one size to the next."""
+    repetitions: int = 5
+    """Times each size is measured; the median counts."""
+    iterations: int | None = None
+    """Operations per repetition; default as many as take 20 ms, at most 100."""
+    warmup: int = 3
+    """Operations of each size that are not measured."""
+    rounds: int = 1
+    """Interleaved repetitions of it all, each in new processes."""
+
+    def __post_init__(self) -> None:
+        """Refuse names that do not exist, empty lists and sizes that are none."""
+        for option, known in (("collectives", COLLECTIVES), ("dtypes", DTYPES)):
+            names = getattr(self, option)
+            if not names:
+                raise UsageError("option-value", f"--{option} needs at least one value: {' '.join(known)}")
+            for name in names:
+                lookup(dict.fromkeys(known), name, option[:-1])
+        if self.rounds < 1:
+            raise UsageError("option-value", f"--rounds {self.rounds} must be at least 1")
+        for count in self.devices:
+            if count < 2:
+                raise UsageError("option-value", f"--devices {count}: one rank has nobody to talk to, give 2 or more")
+        self.test(self.collectives[0])
+
+    def test(self, name: str) -> CollectiveTest:
+        """Return the test of one collective. Raises UsageError for a value that none can have."""
+        return CollectiveTest(
+            name=name,
+            min_bytes=parse_size(self.min_bytes, "--min-bytes"),
+            max_bytes=parse_size(self.max_bytes, "--max-bytes"),
+            factor=self.factor,
+            repetitions=self.repetitions,
+            iterations=self.iterations,
+            warmup=self.warmup,
+        )
+
+
+def expand_collectives(sweep: CommSweep, devices: Devices, world: World | None = None) -> list[Trial]:
+    """Return the trials in the order they run, round by round.
+
+    Raises:
+        UsageError: fewer than two devices, more than there are, or not those of the world.
+    """
+    worlds = _world_sizes(sweep, devices) if world is None else [world.check_devices(*sweep.devices)]
+    trials = []
+    for number in range(sweep.rounds):
+        for name in dict.fromkeys(sweep.collectives):
+            for dtype in dict.fromkeys(sweep.dtypes):
+                for size in worlds:
+                    test = sweep.test(name)
+                    test.sizes(size)
+                    trials.append(
+                        Trial(
+                            kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="",
+                            precision=dtype, world_size=size, nodes=1 if world is None else world.nodes,
+                            device=devices.kind, round=number, collective=test.plain(),
+                        )
+                    )  # fmt: skip
+    return trials
+
+
+def _world_sizes(sweep: CommSweep, devices: Devices) -> list[int]:
+    if devices.count < 2:
+        what = "GPU" if devices.kind == "cuda" else "CPU core"
+        raise UsageError(
+            "device-missing",
+            f"this node offers {devices.count} {what}: a collective needs two ranks; start one per node with "
+            "`bertbench launch ... -- bertbench comm`",
+        )
+    default = [2] if devices.kind == "cpu" else [size for size in devices.default_world_sizes() if size > 1]
+    sizes = list(dict.fromkeys(sweep.devices or default))
+    if not sizes:
+        raise UsageError(
+            "device-unsupported", "CUDA shows a process only one MIG slice and NCCL cannot join them: use whole GPUs"
+        )
+    for size in sizes:
+        devices.environment(size)
+    return sizes
+
+
+def run_inside(
+    run: RunDirectory, trials: Sequence[Trial], request: Mapping[str, Any], devices: Devices, world: World
+) -> list[dict[str, Any]]:
+    """Measure the trials in this very process, one of the world's ranks; rank 0 writes them down.
+
+    There is no harness around the ranks here: what a crash or a hang ends in is up to the launcher of the world. All
+    trials are measured again, whatever the folder holds of earlier ones.
+
+    Returns:
+        The results, on rank 0; on the others nothing.
+
+    Raises:
+        StorageError: the run directory cannot be written.
+    """
+    import torch
+
+    from bench.run.collectives import measure
+    from bert.parallel import STRATEGIES
+    from common.registry import load
+
+    strategy = load(STRATEGIES, trials[0].strategy, "strategy")()
+    strategy.setup(devices.kind)
+    results = []
+    if world.rank == 0:
+        environment = capture(devices)
+        record_request(run, trials, request)
+    for trial in trials:
+        directory = run.trial(trial.trial_id)
+        if world.rank == 0:
+            with storage_errors(directory.path):
+                directory.path.mkdir(parents=True, exist_ok=True)
+                directory.result_json.unlink(missing_ok=True)
+            write_record(directory.trial_json, trial.to_json())
+            write_record(directory.env_json, environment)
+        measure(directory, trial, strategy, {"torch": {"torch": str(torch.__version__)}})
+        if world.rank == 0:
+            results.append(finish(trial, directory, "ok", "", LaunchOptions(timeout_seconds=None)))
+    if world.rank == 0:
+        write_results(run)
+    strategy.barrier()
+    strategy.teardown()
+    return results

@@ -1,0 +1,92 @@
+"""The achievable peak: the fastest of a short sweep of square matrix products."""
+
+import time
+import timeit
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.run.clock import stopwatch
+
+# Sizes that fill a device without long runs; the largest that fits the time limit is used.
+_SIZES = (1024, 2048, 4096, 8192)
+# How many sizes could have the whole time at most: a GPU has reached the smaller ones' best at once, and needs the
+# largest for its own, where a CPU may not come beyond the second.
+_SHARES = {"cpu": 3, "cuda": 2 * len(_SIZES)}
+# Factors as they lie and transposed: the products of a linear layer's input gradient, forward and weight gradient.
+_LAYOUTS = ((False, False), (False, True), (True, False))
+_LAYOUT_SIZE = 256
+# Layouts nearer to each other than this are one speed.
+_LAYOUT_GAIN = 1.2
+
+
+def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.4) -> dict[str, Any]:
+    """Return the best FLOP/s of [n, n] x [n, n] products (2 n^3 FLOPs each) that `seconds` allow.
+
+    The factors lie as they are quickest in the products of a linear layer: where a CPU emulates bf16, one layout is
+    twenty times as fast as another. The result is {"flops_per_second", "dtype", "shape"}: what a dense product reaches
+    here and now, on this device with this many threads; a figure to hold training against, no data-sheet value.
+
+    Args:
+        device: where.
+        dtype: of the factors; those of torch.float8_e4m3fn give bf16, with the fast sums that NVIDIA's rates are of.
+        seconds: how long at most.
+    """
+    watch = stopwatch(device.type)
+    best_rate, best_size = 0.0, 0
+    # The first product of a process loads libraries, which is no part of the sweep.
+    _product(device, dtype, 64)()
+    watch.synchronize()
+    layout = _quickest_layout(device, dtype)
+    share = seconds / _SHARES[device.type]
+    deadline = time.perf_counter() + seconds
+    for size in _SIZES:
+        multiply = _product(device, dtype, size, layout)
+        multiply()
+        watch.synchronize()
+        batch = 10 if device.type == "cuda" else 1
+        times: list[float] = []
+        until = min(deadline, time.perf_counter() + share)
+        while len(times) < 3 or time.perf_counter() < until:
+            begin = watch.mark()
+            for _ in range(batch):
+                multiply()
+            end = watch.mark()
+            watch.synchronize()
+            times.append(watch.elapsed_ms(begin, end) / 1000 / batch)
+        best_rate, best_size = max((best_rate, best_size), (2 * size**3 / min(times), size))
+        # The next size takes eight times as long; it is run four times, the first of them to warm up.
+        if time.perf_counter() + 8 * (1 + 3 * batch) * min(times) > deadline:
+            break
+    name = str(dtype).removeprefix("torch.")
+    return {"flops_per_second": best_rate, "dtype": name, "shape": [best_size] * 3}
+
+
+def _quickest_layout(device: torch.device, dtype: torch.dtype) -> tuple[bool, bool]:
+    """Return which factors are transposed in the quickest product; none where that gains little."""
+    if device.type != "cpu":
+        return _LAYOUTS[0]
+    times = {}
+    for layout in _LAYOUTS:
+        multiply = _product(device, dtype, _LAYOUT_SIZE, layout)
+        multiply()
+        times[layout] = min(timeit.repeat(multiply, number=1, repeat=3))
+    best = min(_LAYOUTS, key=times.__getitem__)
+    return best if times[_LAYOUTS[0]] > _LAYOUT_GAIN * times[best] else _LAYOUTS[0]
+
+
+def _product(
+    device: torch.device, dtype: torch.dtype, size: int, layout: tuple[bool, bool] = _LAYOUTS[0]
+) -> Callable[[], Any]:
+    """Return what multiplies two square matrices of normal numbers once."""
+    left, right = (torch.randn(size, size, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
+    if dtype.itemsize == 1:  # the factors lie in rows and in columns, as FP8's kernels want them
+        one = torch.ones((), device=device, dtype=torch.float32)
+        into = torch.empty(size, size, device=device, dtype=torch.bfloat16)
+        return lambda: torch._scaled_mm(
+            left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True, out=into
+        )
+    out = torch.empty(size, size, device=device, dtype=dtype)
+    first, second = (factor.t() if turned else factor for factor, turned in zip((left, right), layout, strict=True))
+    return lambda: torch.mm(first, second, out=out)

@@ -1,0 +1,178 @@
+"""Child processes that never outlive their parent, and how to end a whole tree of them. Linux."""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+# What the kernel may take to end processes that were sent SIGKILL.
+_DEATH_SECONDS = 5.0
+# Environment variable: a word of one trial's own, which every process of it inherits, daemons of profilers included.
+MARK_VARIABLE = "BERTBENCH_MARK"
+# Environment variable: the harness's process id, for `main`.
+HARNESS_VARIABLE = "BERTBENCH_HARNESS_PID"
+# Environment variable: the process whose death a child must not outlive, told by itself before it starts the child.
+PARENT_VARIABLE = "BERTBENCH_PARENT_PID"
+# Environment variable: set where a stop signal asks the ranks to save and end, instead of ending the processes.
+STOP_VARIABLE = "BERTBENCH_STOPS_GRACEFULLY"
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def die_with_parent(death_signal: int = signal.SIGKILL) -> None:
+    """Have the kernel send `death_signal` to this process when its parent dies, however it dies (kill -9 included)."""
+    if not sys.platform.startswith("linux"):
+        return
+    expected = int(os.environ.get(PARENT_VARIABLE, os.getppid()))
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+    if os.getppid() != expected:  # it died before the request was made, while this process was starting
+        os.kill(os.getpid(), death_signal)
+    os.environ[PARENT_VARIABLE] = str(os.getpid())  # for the children of this process
+
+
+def hold_stop_signals() -> None:
+    """Have STOP_SIGNALS wait, in this process and in those it starts, until one of them calls `listen_for_stop`.
+
+    Batch systems send SIGTERM to every process of a job: one that came while a rank still imports must neither end
+    the rank nor be lost, and the launcher of the ranks has to outlive them.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def listen_for_stop() -> Callable[[], bool]:
+    """Take STOP_SIGNALS, those held so far too, as a request; return a function that says whether there was one."""
+    asked: list[int] = []
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda received, frame: asked.append(received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    return lambda: bool(asked)
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of all children of `pid`, theirs, and so on; they may sit in sessions of their own."""
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def ranks_of(pids: list[int]) -> list[int]:
+    """Return those of the processes that run a rank; launchers and tools would not survive every signal."""
+    import psutil
+
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            words = psutil.Process(pid).cmdline()
+            if "bench.run.worker" in words and "bench.run.agent" not in words:
+                found.append(pid)
+    return found
+
+
+def stopped_ranks(pids: list[int]) -> list[int]:
+    """Return which ranks, of those that these processes run, a signal or a debugger has stopped."""
+    import psutil
+
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                found.append(int(process.environ().get("RANK", "0")))
+    return sorted(found)
+
+
+def send(pids: list[int], number: int) -> None:
+    """Send a signal to every process that still exists."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def death_in_words(number: int) -> str:
+    """Return 'died by SIGKILL' for the number of a signal."""
+    try:
+        return f"died by {signal.Signals(number).name}"
+    except ValueError:
+        return f"died by signal {number}"
+
+
+def end_tree(pid: int) -> None:
+    """Kill `pid` and all its descendants, and wait until none is left, but no longer than _DEATH_SECONDS."""
+    deadline = time.monotonic() + _DEATH_SECONDS
+    known = {pid, *descendants(pid)}
+    send([pid], signal.SIGSTOP)  # so that it starts nothing while its children are collected
+    known |= set(descendants(pid))
+    send(sorted(known), signal.SIGKILL)
+    while time.monotonic() < deadline and any(_alive(member) for member in known):
+        time.sleep(0.02)
+
+
+def marked(mark: str, variable: str = MARK_VARIABLE) -> list[int]:
+    """Return the processes, this one apart, that inherited `variable`=`mark`, wherever they are in the tree."""
+    wanted = f"{variable}={mark}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+def end_marked(mark: str, grace_seconds: float = 0.0) -> None:
+    """Kill every marked process that does not end by itself within `grace_seconds`; return when none is left.
+
+    A profiler's daemon is nobody's child: Nsight Systems' agent outlives a killed `nsys`.
+    """
+    deadline = time.monotonic() + grace_seconds
+    while (left := _living(marked(mark))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    send(left, signal.SIGKILL)
+    deadline = time.monotonic() + _DEATH_SECONDS
+    while _living(left) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def main(argv: list[str]) -> int:
+    """Run `argv`, a tool that starts daemons of its own; when the harness dies end every process of the trial.
+
+    The harness starts wrapped trials through this process, since neither the tool nor its daemons die with the harness.
+    """
+    mark, harness = os.environ[MARK_VARIABLE], int(os.environ[HARNESS_VARIABLE])
+    try:
+        watched = os.pidfd_open(harness)
+    except ProcessLookupError:
+        return 1
+    child = subprocess.Popen(argv)
+    ended = os.pidfd_open(child.pid)
+    readable, _, _ = select.select([watched, ended], [], [])  # a pidfd is readable when its process has ended
+    if watched in readable:
+        end_marked(mark)
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _living(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if _alive(pid)]
+
+
+def _alive(pid: int) -> bool:
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

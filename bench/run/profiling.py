@@ -1,0 +1,121 @@
+"""Trials under a profiler: each is run twice, unprofiled and profiled, so that what the profiler costs is known."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.machine.devices import Devices
+from bench.plan.again import Again
+from bench.plan.sweep import Progress, finished_result, run_trials
+from bench.profilers import load_profiler
+from bench.profilers.base import Scope
+from bench.run.launch import LaunchOptions
+from common.errors import BertbenchError
+from records.files import write_record
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profiled:
+    """One trial under a profiler."""
+
+    trial: Trial
+    """What was profiled."""
+    result: Mapping[str, Any]
+    """Its result.json; `profile` holds files, problem and the comparison with the unprofiled run."""
+    files: tuple[Path, ...]
+    """What the profiler left, exports included."""
+    problem: str
+    """Why there is no profile; "" where there is one. The run's own measurements stand either way."""
+
+
+def unprofiled(trial: Trial) -> Trial:
+    """Return the same run without the profiler. Of kind `probe`: its few steps are no throughput result."""
+    return dataclasses.replace(trial, kind="probe", profiler=None, profiler_options=())
+
+
+def with_unprofiled(trials: Sequence[Trial]) -> list[Trial]:
+    """Return every trial behind the same run without its profiler."""
+    return [item for trial in trials for item in (unprofiled(trial), trial)]
+
+
+def profile_trials(
+    run: RunDirectory,
+    trials: Sequence[Trial],
+    request: Mapping[str, Any],
+    devices: Devices,
+    options: LaunchOptions,
+    progress: Progress,
+    note: Callable[[str], None],
+    again: Again | None = None,
+) -> list[Profiled]:
+    """Run every trial without and with its profiler, collect what the profiler wrote, and record both.
+
+    A trial whose profile could not be collected the last time is run again, with `again` every one that it wants.
+    Must be called inside `locked(run)`.
+    """
+    for trial in trials:
+        if again is None or not again.wants(trial.trial_id):
+            _forget_useless_profile(run.trial(trial.trial_id), trial)
+    results = run_trials(run, with_unprofiled(trials), request, devices, options, progress, note, again=again)
+    return [
+        _collected(run.trial(trial.trial_id), trial, without, result)
+        for trial, without, result in zip(trials, results[::2], results[1::2], strict=True)
+    ]
+
+
+def mark_unread(directory: TrialDirectory, item: Profiled, problem: str) -> Profiled:
+    """Record that nothing of the profile's files can be read, so that another call makes it again."""
+    whole = {**item.result, "profile": {**item.result["profile"], "problem": problem}}
+    write_record(directory.result_json, whole)
+    return dataclasses.replace(item, result=whole, problem=problem)
+
+
+def _forget_useless_profile(directory: TrialDirectory, trial: Trial) -> None:
+    """Have a trial run again whose profile was not collected, or whose profiler leaves no files to keep."""
+    assert trial.profiler is not None
+    done = finished_result(directory)
+    if done is None:
+        return
+    if (done.get("profile") or {}).get("problem") or not load_profiler(trial.profiler).LEAVES_FILES:
+        directory.result_json.unlink()
+
+
+def _collected(
+    directory: TrialDirectory, trial: Trial, without: Mapping[str, Any], result: Mapping[str, Any]
+) -> Profiled:
+    assert trial.profiler is not None
+    known = result.get("profile")
+    files: tuple[Path, ...] = ()
+    problem = str(result["reason"])
+    if known is not None and not known["problem"]:
+        files = tuple(directory.path / name for name in known["files"])
+    if files and all(file.exists() for file in files):
+        problem = ""
+    elif result["status"] == "ok":
+        try:
+            profiler = load_profiler(trial.profiler, trial.profiler_options)
+            files, problem = tuple(profiler.collect(Scope(trial=trial, directory=directory.profile))), ""
+        except BertbenchError as error:  # one profile that cannot be had must not cost the others theirs
+            files, problem = (), str(error)
+    profile = {
+        "files": [str(file.relative_to(directory.path)) for file in files],
+        "problem": problem,
+        **_overhead(trial, without, result),
+    }
+    whole = {**result, "profile": profile}
+    write_record(directory.result_json, whole)
+    return Profiled(trial=trial, result=whole, files=files, problem=problem)
+
+
+def _overhead(trial: Trial, without: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both step times and their ratio; None where one of the runs measured nothing."""
+    plain, profiled = without.get("step_time_ms"), result.get("step_time_ms")
+    return {
+        "unprofiled_trial_id": unprofiled(trial).trial_id,
+        "unprofiled_step_time_ms": plain,
+        "step_time_ratio": profiled / plain if plain and profiled else None,
+    }

@@ -1,0 +1,164 @@
+"""What each rank does in a trial of kind components: whole steps, rounds of all parts, whole steps again."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from bench.run.bandwidth import memory_bandwidth
+from bench.run.clock import Stopwatch, stopwatch
+from bench.run.peak import matmul_peak
+from bench.run.rank_resources import reset_used_memory, used_memory
+from bench.run.recorder import RowWriter
+from bench.steplight.parts import Part, Subject, make_parts
+from bert.data.batch import Batch
+from bert.model.config import ModelConfig
+from bert.tasks.base import Task
+from bert.train.loop import Training, run_step
+from bert.train.observer import Observer
+from records.components import COMPONENT_COLUMNS, SERIES, components_csv, write_components
+from records.run import TrialDirectory
+from records.trial import Trial
+
+# Steps that no number comes from, and those on either side of the rounds.
+WARMUP_STEPS = 3
+STEPS_AROUND = 5
+# Batches among which the typical one is chosen.
+_LOOKED_AT = 16
+# A call that is shorter is repeated until so much has passed: clocks and launches then do not count.
+_SHORTEST_MS = {"cpu": 2.0, "cuda": 5.0}
+_MOST_CALLS = 200
+
+
+def measure_components(
+    directory: TrialDirectory,
+    trial: Trial,
+    training: Training,
+    model: Any,
+    task: Task,
+    config: ModelConfig,
+    sample: Iterable[Batch],
+    observer: Observer,
+) -> dict[str, Any]:
+    """Measure as one rank; return its record. Times go to components-<rank>.csv, steps to `observer`.
+
+    Args:
+        directory: of the trial.
+        trial: of kind components: `min_steps` to `max_steps` rounds, no more after `max_seconds`.
+        training: what steps are made with.
+        model: its model, not wrapped by a strategy.
+        task: what is trained.
+        config: shape of the model.
+        sample: batches like those of the training, of which the parts are made.
+        observer: its clock writes down the steps.
+
+    Raises:
+        UsageError: a task whose heads are not known.
+        StorageError: the disk is full or the folder cannot be written.
+    """
+    strategy = training.strategy
+    device, dtype = strategy.device, training.precision.matmul_dtype
+    training.model.train()
+    began = _ceilings(device, dtype)
+    reset_used_memory(device)
+    steps = _Steps(training, observer)
+    steps.make("warmup", WARMUP_STEPS)
+    steps.make("before", STEPS_AROUND)
+    memory = used_memory(device)  # of steps alone, before the parts take theirs
+    batch = typical_batch(sample, lambda each: task.model_flops(config, each.counts))
+    subject = Subject(task=task, config=config, model=model, training=training, batch=batch.to(device))
+    parts = make_parts(subject)
+    if strategy.rank == 0:
+        layout = {"layout": subject.layout.name, **asdict(batch.counts)}
+        write_components(directory, [part.component for part in parts], layout)
+    strategy.barrier()
+    with RowWriter(components_csv(directory, strategy.rank), list(COMPONENT_COLUMNS)) as writer:
+        rounds = _time_rounds(trial, parts, writer, steps, stopwatch(device.type))
+    strategy.barrier()
+    steps.make("after", STEPS_AROUND)
+    observer.run_end()
+    ended = _ceilings(device, dtype)
+    return {
+        **memory,
+        "steps": steps.made,
+        "rounds": rounds,
+        "series": steps.series,
+        "stopped_because": "all parts were timed",
+        **{name: {**ended[name], "before": began[name]["rate"], "after": ended[name]["rate"]} for name in began},
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def typical_batch(batches: Iterable[Batch], work: Callable[[Batch], float]) -> Batch:
+    """Return that of the first 16 batches that is the middle one by its work."""
+    found = sorted(itertools.islice(batches, _LOOKED_AT), key=work)
+    return found[len(found) // 2]
+
+
+def _ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
+    """The measured peak of products, and the bandwidth of memory."""
+    peak, bandwidth = matmul_peak(device, dtype), memory_bandwidth(device)
+    return {
+        "measured_peak": {**peak, "rate": peak["flops_per_second"]},
+        "measured_bandwidth": {**bandwidth, "rate": bandwidth["bytes_per_second"]},
+    }
+
+
+class _Steps:
+    """Whole steps, and which were made when."""
+
+    def __init__(self, training: Training, observer: Observer) -> None:
+        self.training = training
+        self._observer = observer
+        self.made = 0
+        self.series: dict[str, list[int]] = {name: [0, 0] for name in SERIES}
+
+    def make(self, series: str, count: int = 1) -> None:
+        """Make steps of a series."""
+        if self.series[series] == [0, 0]:
+            self.series[series] = [self.made, self.made]
+        for _ in range(count):
+            run_step(self.training, self._observer, self.made)
+            self.made += 1
+        self.series[series][1] = self.made
+
+
+def _time_rounds(trial: Trial, parts: Sequence[Part], writer: RowWriter, steps: _Steps, watch: Stopwatch) -> int:
+    """Time every part once in each round, forwards and backwards in turn, with a whole step; return the rounds made."""
+    strategy = steps.training.strategy
+    calls = {part.component.name: _calls(part, watch, trial.device) for part in parts}
+    begin = time.perf_counter()
+    for number in range(trial.max_steps):
+        for part in parts[:: 1 if number % 2 == 0 else -1]:
+            name = part.component.name
+            time_ms = _time(part.run, calls[name], watch)
+            writer.write({"round": number, "component": name, "calls": calls[name], "time_ms": time_ms})
+        steps.make("rounds")
+        spent = float(strategy.maximum(torch.tensor([time.perf_counter() - begin], dtype=torch.float64)))
+        if number + 1 >= trial.min_steps and spent > trial.max_seconds:
+            return number + 1
+    return trial.max_steps
+
+
+def _calls(part: Part, watch: Stopwatch, device: str) -> int:
+    """How many calls are timed together, by the quickest of three after one to warm up."""
+    part.run()
+    watch.synchronize()
+    once = max(min(_time(part.run, 1, watch) for _ in range(3)), 1e-4)
+    return max(1, min(_MOST_CALLS, round(_SHORTEST_MS[device] / once)))
+
+
+def _time(run: Callable[[], object], calls: int, watch: Stopwatch) -> float:
+    """Milliseconds of one call; one more before them brings what is short into the caches that it has in a step."""
+    if calls > 1:
+        run()
+    begin = watch.mark()
+    for _ in range(calls):
+        run()
+    end = watch.mark()
+    watch.synchronize()
+    return watch.elapsed_ms(begin, end) / calls

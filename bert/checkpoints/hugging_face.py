@@ -1,0 +1,337 @@
+"""Weights under Hugging Face's names: BertForPreTraining, BertModel, BertForQuestionAnswering,
+BertForSequenceClassification and DistilBERT's likes.
+
+Theirs differ from ours in three ways: query, key and value are three matrices, the vocabulary is not padded, and the
+tied decoder is listed a second time.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bert.model.config import ModelConfig
+from bert.model.encoder import BertEncoder
+from bert.model.heads import PADDING_BIAS, MaskedWordHead
+from common.errors import InputError, UsageError
+
+_WORD = "embeddings.word_embeddings.weight"
+_DECODER_WEIGHT = "cls.predictions.decoder.weight"
+_DECODER_BIAS = "cls.predictions.decoder.bias"
+_PREDICTION_BIAS = "cls.predictions.bias"
+# Second name of a weight -> the name it stands under here.
+_TIED = {_DECODER_WEIGHT: _WORD, _DECODER_BIAS: _PREDICTION_BIAS}
+_QKV = ("query", "key", "value")
+
+# Ours -> theirs, up to the final .weight or .bias; "encoder." of ours and "bert." of theirs come in front.
+_EMBEDDINGS = {
+    "embeddings.word": "embeddings.word_embeddings",
+    "embeddings.position": "embeddings.position_embeddings",
+    "embeddings.token_type": "embeddings.token_type_embeddings",
+    "embeddings.norm": "embeddings.LayerNorm",
+}
+_LAYER = {
+    "attention.output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "intermediate": "intermediate.dense",
+    "output": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+_HEADS = {
+    "masked_words.dense": "cls.predictions.transform.dense",
+    "masked_words.norm": "cls.predictions.transform.LayerNorm",
+    "next_sentence": "cls.seq_relationship",
+    "answer_span.output": "qa_outputs",
+    "classifier": "classifier",
+}
+
+# What stands before the final .weight or .bias of theirs -> our head, or "pooler".
+_PARTS = {
+    "pooler.dense": "pooler",
+    "cls.predictions": "masked_words",
+    "cls.predictions.decoder": "masked_words",
+    **{theirs: ours.partition(".")[0] for ours, theirs in _HEADS.items()},
+}
+
+# DistilBERT's names and BERT's for the same weights. The order matters for the way back: attention before the rest.
+_DISTILBERT = (
+    ("transformer.layer.", "encoder.layer."),
+    (".attention.q_lin.", ".attention.self.query."),
+    (".attention.k_lin.", ".attention.self.key."),
+    (".attention.v_lin.", ".attention.self.value."),
+    (".attention.out_lin.", ".attention.output.dense."),
+    (".sa_layer_norm.", ".attention.output.LayerNorm."),
+    (".ffn.lin1.", ".intermediate.dense."),
+    (".ffn.lin2.", ".output.dense."),
+    (".output_layer_norm.", ".output.LayerNorm."),
+    ("vocab_transform.", "cls.predictions.transform.dense."),
+    ("vocab_layer_norm.", "cls.predictions.transform.LayerNorm."),
+    ("vocab_projector.", "cls.predictions.decoder."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What became of the names on both sides."""
+
+    loaded: tuple[str, ...]
+    """Our parameters that were set."""
+    missing: tuple[str, ...]
+    """Hugging Face names (without "bert.") of the model's parameters that the weights lack, and our names of those that
+    it has none for; those keep their values."""
+    unexpected: tuple[str, ...]
+    """Names of the weights, as given, that the model has no place for."""
+    used: tuple[str, ...] = ()
+    """Names of the weights, as given, that went into what was set."""
+    incomplete: tuple[str, ...] = ()
+    """Names of the weights, as given, that were left out because another part of the same parameter of ours is missing:
+    query, key and value are one."""
+
+
+def load_hugging_face_state(
+    model: nn.Module, state_dict: Mapping[str, Tensor], *, allow_missing: bool = False
+) -> LoadReport:
+    """Copy Hugging Face weights into a BertEncoder, or into a model whose `encoder` is one.
+
+    Takes the names and shapes that `match_hugging_face_state` takes, and raises what it raises; the model is then as it
+    was. Heads and pooler that the weights lack keep their values and are listed in the report.
+    """
+    values, report = match_hugging_face_state(model, state_dict, allow_missing=allow_missing)
+    ours = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in values.items():
+            ours[name].copy_(value)
+        for part in model.modules():
+            if isinstance(part, MaskedWordHead):
+                part.reset_padding()
+    return report
+
+
+def match_hugging_face_state(
+    model: nn.Module, state_dict: Mapping[str, Tensor], *, allow_missing: bool = False
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """Bring Hugging Face weights into the form of a model's parameters, without touching the model.
+
+    Names may have the prefix "bert." or "distilbert." or none, and the old "gamma" and "beta" or NVIDIA's "dense_act".
+    The vocabulary may be padded as ours is or not at all.
+
+    Args:
+        model: a BertEncoder or a model whose `encoder` is one; only its names and shapes count, so it may be on the
+            device "meta".
+        state_dict: the weights.
+        allow_missing: whether encoder weights may be missing.
+
+    Returns:
+        The values by the names of our parameters, in the model's types, and what became of each name.
+
+    Raises:
+        InputError: no weight fits, encoder weights are missing (unless `allow_missing`), a shape or type differs, a
+            name comes twice, or the decoder has values of its own.
+        UsageError: the model has no BertEncoder.
+    """
+    encoder, prefix = _encoder_of(model)
+    ours = dict(model.named_parameters())
+    given = _given_names(state_dict)
+    weights = {name: state_dict[original] for name, original in given.items()}
+    _settle_decoder(weights)
+    values: dict[str, Tensor] = {}
+    missing: list[str] = []
+    incomplete: set[str] = set()
+    placed: set[str] = set()
+    names = _names(ours, prefix)
+    for name, theirs in names.items():
+        absent = [part for part in theirs if part not in weights]
+        missing.extend(absent)
+        (incomplete if absent else placed).update(theirs)
+        if not absent:
+            values[name] = _assemble(name, [weights[part] for part in theirs], ours[name], encoder.config)
+    missing.extend(sorted(ours.keys() - names.keys()))  # heads that Hugging Face has no names for
+    has_decoder = "masked_words.bias" in ours
+    placed |= {second for second, first in _TIED.items() if first in placed and (has_decoder or first not in given)}
+    lacking = [name for name in missing if name.startswith(("embeddings.", "encoder."))]
+    if not values or (lacking and not allow_missing):
+        raise InputError(
+            "weights-mismatch",
+            f"the weights lack {len(lacking)} parameters of the encoder ({_some(lacking)}); they hold "
+            f"{_some(sorted(state_dict)) or 'nothing'}: give the weights of a model of this shape"
+            + (", or allow missing ones (--allow-missing)" if values else ""),
+        )
+    report = LoadReport(
+        loaded=tuple(values),
+        missing=tuple(missing),
+        unexpected=tuple(sorted(given[name] for name in given.keys() - placed - incomplete)),
+        used=tuple(sorted(given[name] for name in given.keys() & placed)),
+        incomplete=tuple(sorted(given[name] for name in given.keys() & incomplete)),
+    )
+    return values, report
+
+
+def to_hugging_face_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the weights under the names of BertForPreTraining or, by its head, BertForQuestionAnswering or
+    BertForSequenceClassification; for a bare BertEncoder under those of BertModel.
+
+    A model without segment embeddings gets DistilBERT's names for what DistilBERT has. The vocabulary is not padded.
+
+    Raises:
+        UsageError: the model has no BertEncoder.
+    """
+    encoder, prefix = _encoder_of(model)
+    return hugging_face_tensors(dict(model.named_parameters()), encoder.config, prefix)
+
+
+def hugging_face_tensors(values: Mapping[str, Tensor], config: ModelConfig, prefix: str) -> dict[str, Tensor]:
+    """Return copies of parameters of ours, all or some, under Hugging Face's names, the vocabulary not padded.
+
+    Args:
+        values: the parameters by our names.
+        config: the model's shape; without segments it gets DistilBERT's names for what DistilBERT has.
+        prefix: what the encoder's names begin with, "encoder." or nothing; nothing stands for a bare BertModel.
+    """
+    weights: dict[str, Tensor] = {}
+    for name, theirs in _names(values, prefix).items():
+        value = values[name].detach()
+        if theirs[0] in (_WORD, _PREDICTION_BIAS):
+            value = value[: config.vocab_size]
+        weights.update(zip(theirs, (part.clone() for part in value.chunk(len(theirs))), strict=True))
+    if _PREDICTION_BIAS in weights:
+        if _WORD in weights:
+            weights[_DECODER_WEIGHT] = weights[_WORD]
+        weights[_DECODER_BIAS] = weights[_PREDICTION_BIAS]
+    if config.type_vocab_size == 0:
+        weights.pop(_PREDICTION_BIAS, None)
+    return {_published_name(name, config, bare=not prefix): value for name, value in weights.items()}
+
+
+def part_of(name: str) -> str:
+    """Return the head of ours, or "pooler", that a Hugging Face name in any accepted spelling is of; else nothing."""
+    return _PARTS.get(_canonical_name(name).rpartition(".")[0], "")
+
+
+def _encoder_of(model: nn.Module) -> tuple[BertEncoder, str]:
+    if isinstance(model, BertEncoder):
+        return model, ""
+    encoder = getattr(model, "encoder", None)
+    if isinstance(encoder, BertEncoder):
+        return encoder, "encoder."
+    raise UsageError(
+        "model-unsupported", f"{type(model).__name__} is neither a BertEncoder nor a model whose `encoder` is one"
+    )
+
+
+def _names(ours: Collection[str], prefix: str) -> dict[str, tuple[str, ...]]:
+    """Our parameters -> the Hugging Face parameters they are made of; heads without a counterpart are left out."""
+    pairs = ((name, _their_names(name, prefix)) for name in ours)
+    return {name: theirs for name, theirs in pairs if theirs}
+
+
+def _their_names(name: str, prefix: str) -> tuple[str, ...]:
+    if name == "masked_words.bias":
+        return (_PREDICTION_BIAS,)
+    stem, _, kind = name.rpartition(".")
+    if stem in _HEADS:
+        return (f"{_HEADS[stem]}.{kind}",)
+    if not stem.startswith(prefix):
+        return ()
+    stem = stem.removeprefix(prefix)
+    if stem in _EMBEDDINGS:
+        return (f"{_EMBEDDINGS[stem]}.{kind}",)
+    if stem == "pooler":
+        return (f"pooler.dense.{kind}",)
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)", stem)
+    if match is None:
+        return ()
+    index, part = match.groups()
+    if part == "attention.qkv":
+        return tuple(f"encoder.layer.{index}.attention.self.{one}.{kind}" for one in _QKV)
+    return (f"encoder.layer.{index}.{_LAYER[part]}.{kind}",)
+
+
+def _given_names(state_dict: Mapping[str, Tensor]) -> dict[str, str]:
+    """Canonical name -> the name as given, of all that are no buffers."""
+    given: dict[str, str] = {}
+    for original in state_dict:
+        name = _canonical_name(original)
+        if _is_buffer(name):
+            continue
+        if name in given:
+            raise InputError(
+                "weights-mismatch", f"{given[name]} and {original} are the same weight: give the weights of one model"
+            )
+        given[name] = original
+    return given
+
+
+def _canonical_name(name: str) -> str:
+    """Any of the accepted spellings -> BertModel's or, for heads, those of the model that has them."""
+    # DistributedDataParallel and torch.compile put their own prefix in front.
+    name = re.sub(r"^((module|_orig_mod)\.)*((bert|distilbert)\.)?", "", name)
+    name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)).replace(".dense_act.", ".dense.")
+    for distilled, original in _DISTILBERT:
+        if name.startswith(distilled) or (distilled.startswith(".") and distilled in name):
+            name = name.replace(distilled, original, 1)
+    return name
+
+
+def _published_name(name: str, config: ModelConfig, *, bare: bool) -> str:
+    """The way back, to the names of the model that has this shape."""
+    if name.startswith(("qa_outputs.", "classifier.")):
+        return name
+    has_place = not name.startswith(("pooler.", "cls.seq_relationship."))
+    if config.type_vocab_size == 0 and has_place:
+        for distilled, original in _DISTILBERT:
+            if original in name:
+                name = name.replace(original, distilled, 1)
+        return name if bare or name.startswith("vocab_") else f"distilbert.{name}"
+    return name if bare or name.startswith("cls.") else f"bert.{name}"
+
+
+def _is_buffer(name: str) -> bool:
+    return name.endswith(("position_ids", "embeddings.token_type_ids"))
+
+
+def _settle_decoder(weights: dict[str, Tensor]) -> None:
+    """Fill in word embedding and prediction bias from their second names; refuse a decoder with values of its own."""
+    for second, first in _TIED.items():
+        if second in weights and not _equal(weights[second], weights.setdefault(first, weights[second])):
+            raise InputError(
+                "weights-mismatch",
+                f"{second} differs from {first}, and this model has one tensor for both: give weights with a tied "
+                f"decoder, or leave {second} out to use {first}",
+            )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Equality that takes two number types; NaN in the same places is equal, too."""
+    return one.shape == other.shape and bool(torch.isclose(one.float(), other.float(), 0.0, 0.0, equal_nan=True).all())
+
+
+def _assemble(name: str, parts: list[Tensor], parameter: Tensor, config: ModelConfig) -> Tensor:
+    """Join the parts of one parameter and pad the vocabulary."""
+    of_vocabulary = name.endswith(("embeddings.word.weight", "masked_words.bias"))
+    needed = [parameter.shape[0] // len(parts), *parameter.shape[1:]]
+    for part in parts:
+        if not part.is_floating_point():
+            raise InputError(
+                "model-unsupported",
+                f"the weights for {name} are {part.dtype}: convert a checkpoint that is not quantised",
+            )
+        unpadded = of_vocabulary and list(part.shape) == [config.vocab_size, *needed[1:]]
+        if list(part.shape) != needed and not unpadded:
+            raise InputError(
+                "weights-mismatch",
+                f"the weights for {name} have shape {list(part.shape)}, the model needs {needed}"
+                + (f" or {config.vocab_size} rows without padding" if of_vocabulary else "")
+                + ": use the preset or configuration these weights were made with",
+            )
+    value = (torch.cat(parts) if len(parts) > 1 else parts[0]).to(parameter.dtype)
+    if of_vocabulary:
+        filler = PADDING_BIAS if name.endswith("masked_words.bias") else 0.0
+        rows = config.padded_vocab_size - config.vocab_size
+        value = torch.cat([value[: config.vocab_size], value.new_full((rows, *value.shape[1:]), filler)])
+    return value
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

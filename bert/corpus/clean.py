@@ -1,0 +1,213 @@
+"""Books and other plain text made paragraph text: one paragraph per line, an empty line after each document.
+
+Consecutive files are grouped to parts of about `PART_BYTES`; a larger file becomes several parts. A document is a file;
+a file of more than `DOCUMENT_CHARACTERS` characters (a book) is cut at blank lines into documents of about that size,
+so that a second segment can come from another document even in a corpus of one book.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from bert.corpus.decode import TextBlocks, find_encoding
+from bert.corpus.files import Source
+from bert.corpus.gutenberg import without_frame
+from bert.data.pool import Progress, Workers
+from bert.data.stages import Counts, Finished, Part, StageFolder
+from common.atomic import atomic_path
+from common.errors import InputError, read_code
+
+PART_BYTES = 16 * 2**20
+"""Bytes of input that go into one part."""
+DOCUMENT_CHARACTERS = 32_768
+"""A document is closed by the paragraph that brings it to this many characters."""
+MOST_PARAGRAPH_CHARACTERS = 2**20
+"""A longer run without a blank line is cut at white space: memory stays bounded."""
+VERSION = 1
+"""Raised when the same input gives other bytes."""
+COUNTS = (
+    "files",
+    "documents",
+    "paragraphs",
+    "characters",
+    "empty files",
+    "NUL bytes",
+    "Gutenberg frames",
+    "credits",
+    "paragraphs without a letter",
+    "cut paragraphs",
+    "UTF-16 files",
+    "UTF-32 files",
+    "windows-1252 files",
+    "latin-1 files",
+    "damaged UTF-8 files",
+)
+"""Names of what is counted; those of files come with the names of the first few."""
+
+# All white space but blank and line feed; looked for in whole blocks, which is faster than splitting each paragraph.
+_OTHER_SPACES = (
+    "\t\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029"
+    "\u202f\u205f\u3000"
+)
+_BLANK_LINES = re.compile(r"\n *(?:\n *)+")
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Files that one worker turns into parts."""
+
+    folder: StageFolder
+    sources: tuple[Source, ...]
+    size: int
+    names: tuple[str, ...]
+
+    def open_names(self) -> list[str]:
+        return [name for name in self.names if not self.folder.is_done(name)]
+
+
+def clean(
+    files: Sequence[Source], folder: StageFolder, workers: Workers, part: Part, progress: Progress
+) -> Finished | None:
+    """Write the paragraphs of `files` to `folder`, as `part-<i>.txt` in the order of the files.
+
+    Args:
+        files: text files, in the order they are to have.
+        folder: where the parts go; those that are finished are kept.
+        workers: processes; a file is the work of one of them.
+        part: the share to make.
+        progress: told the groups of files that are done.
+
+    Returns:
+        The stage; None while other shares of it are not finished.
+
+    Raises:
+        InputError: a file cannot be read or is not text; the message names it.
+        StorageError: the folder cannot be written.
+    """
+    done = folder.finished()
+    if done is not None:
+        return done
+    units = _units(files, folder)
+    mine = [unit for number, unit in enumerate(units) if part.takes(number) and unit.open_names()]
+    progress("clean", 0, len(mine))
+    for number, _ in enumerate(workers.map(_clean_unit, mine), start=1):
+        progress("clean", number, len(mine))
+    return folder.finish([name for unit in units for name in unit.names])
+
+
+def _units(files: Sequence[Source], folder: StageFolder) -> list[_Unit]:
+    groups: list[list[Source]] = []
+    sizes: list[int] = []
+    for source in files:
+        try:
+            size = source.path.stat().st_size
+        except OSError as error:
+            raise InputError(read_code(error), f"cannot read {source.path}: {error.strerror}; was it moved?") from error
+        if groups and sizes[-1] + size <= PART_BYTES:
+            groups[-1].append(source)
+            sizes[-1] += size
+        else:
+            groups.append([source])
+            sizes.append(size)
+    units: list[_Unit] = []
+    made = 0
+    for group, size in zip(groups, sizes, strict=True):
+        count = max(1, -(-size // PART_BYTES))
+        units.append(_Unit(folder, tuple(group), size, tuple(f"part-{made + i:06d}.txt" for i in range(count))))
+        made += count
+    return units
+
+
+def _clean_unit(unit: _Unit) -> None:
+    """Write the parts of a unit that are not there; a part that gets no document is an empty file."""
+    counts = Counts()
+    reached = 0
+    for index, documents in groupby(_documents(unit, counts), key=lambda found: found[0]):
+        for empty in range(reached, index):
+            _write(unit, empty, (), Counts())
+        _write(unit, index, (text for _, text in documents), counts)
+        counts.numbers, counts.names = {}, {}
+        reached = index + 1
+    for empty in range(reached, len(unit.names)):
+        _write(unit, empty, (), counts)
+        counts.numbers, counts.names = {}, {}
+
+
+def _write(unit: _Unit, index: int, documents: Iterable[str], counts: Counts) -> None:
+    name = unit.names[index]
+    if unit.folder.is_done(name):
+        for _ in documents:
+            pass
+        return
+    with atomic_path(unit.folder.path / name) as temporary:
+        with temporary.open("wb") as out:
+            for text in documents:
+                out.write(text.encode("utf-8", errors="replace"))
+        unit.folder.record(name, counts)
+
+
+def _documents(unit: _Unit, counts: Counts) -> Iterator[tuple[int, str]]:
+    """Yield documents as paragraph text, each with the number of the part that its end falls into."""
+    for source in unit.sources:
+        encoding = find_encoding(source)
+        counts.add("files")
+        counts.add("NUL bytes", encoding.nul_bytes)
+        if encoding.count_name is not None:
+            counts.add(encoding.count_name, example=source.name)
+        blocks = TextBlocks(source, encoding)
+        paragraphs = without_frame(_raw_paragraphs(blocks, counts), counts, source.name)
+        kept: list[str] = []
+        size = documents = 0
+        for paragraph in _joined(paragraphs, counts):
+            kept.append(paragraph)
+            size += len(paragraph)
+            if size >= DOCUMENT_CHARACTERS:
+                # By the share of the file that was read, so that the number of parts is known before.
+                index = (blocks.consumed_bytes - 1) * len(unit.names) // max(unit.size, blocks.consumed_bytes)
+                yield index, _document(kept, size, counts)
+                documents += 1
+                kept, size = [], 0
+        if kept:
+            yield len(unit.names) - 1, _document(kept, size, counts)
+        counts.add("empty files", int(not documents and not kept), source.name)
+
+
+def _document(paragraphs: list[str], size: int, counts: Counts) -> str:
+    counts.add("documents")
+    counts.add("paragraphs", len(paragraphs))
+    counts.add("characters", size)
+    return "\n".join(paragraphs) + "\n\n"
+
+
+def _raw_paragraphs(blocks: Iterable[str], counts: Counts) -> Iterator[str]:
+    """Yield what stands between blank lines, line ends kept, other white space made blanks."""
+    rest = ""
+    for block in blocks:
+        for space in _OTHER_SPACES:
+            if space in block:
+                block = block.replace(space, " ")
+        *whole, rest = _BLANK_LINES.split(rest + block)
+        yield from whole
+        while len(rest) > MOST_PARAGRAPH_CHARACTERS:
+            end = max(rest.rfind(blank, 0, MOST_PARAGRAPH_CHARACTERS) for blank in " \n") + 1
+            end = end or MOST_PARAGRAPH_CHARACTERS
+            counts.add("cut paragraphs")
+            yield rest[:end]
+            rest = rest[end:]
+    yield rest
+
+
+def _joined(paragraphs: Iterable[str], counts: Counts) -> Iterator[str]:
+    """Yield paragraphs on one line each, with single blanks; those without a letter are left out."""
+    for paragraph in paragraphs:
+        line = paragraph.replace("\n", " ").strip(" ")
+        if "  " in line:
+            line = " ".join(line.split())
+        if not line:
+            continue
+        if _LETTER.search(line) is None:
+            counts.add("paragraphs without a letter")
+            continue
+        yield line

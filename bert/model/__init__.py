@@ -1,0 +1,1 @@
+"""The model: shapes, encoder, heads, how sequences lie in it, its FLOPs and memory."""

@@ -1,0 +1,101 @@
+"""Data parallelism: PyTorch's DistributedDataParallel over NCCL (GPUs) or gloo (CPUs)."""
+
+import functools
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from bert.model.heads import ClassificationOutput, PretrainingOutput, SpanOutput
+from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, StepPlan
+from bert.parallel.process_group import ProcessGroupStrategy
+from bert.train.observer import Observer
+
+
+class DdpStrategy(ProcessGroupStrategy):
+    """One process per device; gradients are averaged in buckets while the backward pass goes on."""
+
+    def __init__(self, options: Options = NO_OPTIONS) -> None:
+        super().__init__(options)
+        self._wrapped: DistributedDataParallel | None = None
+        # None is PyTorch's own size, 25 MiB behind a small first bucket.
+        self._bucket_mib: int | None = options.get("bucket_mib")
+
+    def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
+        """Wrap the model; `observer.mark("gradients_ready")` tells when the last bucket's gradients are complete.
+
+        Gradients lie in the same buckets in every step, the first one of this process included.
+        """
+        static = "static-graph" in plan.levers and plan.grad_accum_steps == 1
+        if static:
+            _show_outputs()
+        device_ids = [self.device] if self.device.type == "cuda" else None
+        wrapped = DistributedDataParallel(
+            model.to(self.device),
+            device_ids=device_ids,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=self._bucket_mib,
+            static_graph=static,
+        )
+        if not static:  # its first step is what it learns from
+            _assign_buckets(wrapped)
+        reduce = bf16_compress_hook if "bf16-gradients" in plan.levers else allreduce_hook
+
+        def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+            if bucket.is_last():
+                observer.mark("gradients_ready")
+            return reduce(state, bucket)
+
+        wrapped.register_comm_hook(None, average)
+        self._wrapped = wrapped
+        return wrapped
+
+    def accumulate(self, last: bool) -> AbstractContextManager[None]:
+        """Before the last micro-step gradients stay local: one all-reduce per optimizer step, not per micro-step."""
+        if last or self._wrapped is None:
+            return nullcontext()
+        context: AbstractContextManager[None] = self._wrapped.no_sync()
+        return context
+
+
+class _SumOfParameters(torch.nn.Module):
+    """Gives every trainable parameter a gradient, the last registered one first, without data or random numbers."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self) -> torch.Tensor:
+        """Sum of all elements of all trainable parameters."""
+        first, *others = (parameter.sum().float() for parameter in self.model.parameters() if parameter.requires_grad)
+        for other in others:
+            first = first + other
+        return first
+
+
+def _assign_buckets(wrapped: DistributedDataParallel) -> None:
+    """Have the buckets assigned that DistributedDataParallel would otherwise assign after its first backward pass.
+
+    In that pass it uses others. With more than two ranks the place of a gradient in its bucket decides in which order
+    the ranks' values are added up: the first step after a resume would differ in the last bits from the step of the
+    run that was not interrupted.
+    """
+    model = wrapped.module
+    wrapped.module = _SumOfParameters(model)
+    try:
+        wrapped().backward()
+    finally:
+        wrapped.module = model
+    wrapped.zero_grad(set_to_none=True)
+
+
+@functools.cache
+def _show_outputs() -> None:
+    """Tell PyTorch what our models return: with a static graph, DDP has to find the tensors in it at the first step."""
+    from torch.export import register_dataclass
+
+    for kind in (PretrainingOutput, SpanOutput, ClassificationOutput):
+        register_dataclass(kind)

@@ -1,0 +1,305 @@
+"""DeepSpeed's configuration: read, held against the run, and its "auto" values filled in. Imports no torch.
+
+The fields are those of https://www.deepspeed.ai/docs/config-json/. What the run says too (batch sizes, accumulation,
+clipping, precision, ZeRO stage, optimizer) is taken from the run where the file says "auto" or nothing; where the file
+says something else the run is refused. Other "auto" values are left out: DeepSpeed's own defaults hold.
+"""
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert.optim.registry import DEFAULT_BETAS, DEFAULT_EPS
+from bert.parallel.deepspeed_names import check_names
+from bert.parallel.options import ZERO_STAGES
+from common.errors import InputError, UsageError, content_code, read_code
+
+AUTO = "auto"
+
+_LARGEST_FILE_BYTES = 2**20
+_ABSENT = object()
+
+# Sections that would do again, or otherwise, what the suite does itself.
+_REFUSED = {
+    "scheduler": "the schedule is the run's: --schedule, --warmup, --learning-rate",
+    "torch_autocast": "use the sections bf16 or fp16, or none for fp32",
+    "autotuning": "use `bertbench autotune`",
+    "data_efficiency": "the suite draws the batches",
+    "compression_training": "the suite does not measure compressed models",
+    "checkpoint": "checkpoints are the suite's own",
+    "amp": "use the sections bf16 or fp16, or none for fp32",
+    "elasticity": "batch sizes are the run's",
+    "curriculum_learning": "the suite draws the batches",
+    "progressive_layer_drop": "every layer is trained in every step",
+    "sparse_attention": "the model has its own attention",
+}
+# Loss scaling as torch.amp.GradScaler does it, for what an fp16 section leaves open.
+_LOSS_SCALING = {
+    "loss_scale": 0,
+    "initial_scale_power": 16,
+    "loss_scale_window": 2000,
+    "hysteresis": 1,
+    "min_loss_scale": 0,
+}
+# Names DeepSpeed and the suite have for the same optimizer.
+_OPTIMIZERS = {"adamw": ("adamw", "adam"), "lamb": ("lamb",)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What the run says."""
+
+    micro_batch_size: int
+    """Sequences per device and micro-step."""
+    grad_accum_steps: int
+    """Micro-steps per update."""
+    world_size: int
+    """Devices."""
+    precision: str
+    """fp32, tf32, bf16 or fp16."""
+    max_grad_norm: float | None
+    """Norm that gradients are clipped to; None does not clip."""
+    optimizer_norm: float | None = None
+    """Norm to which the optimizer itself clips (LAMB), DeepSpeed then not."""
+    optimizer: str
+    """A name in bert.optim.registry.OPTIMIZERS."""
+    learning_rate: float | None
+    """Highest learning rate; None where the run does not say."""
+    weight_decay: float | None
+    """Likewise."""
+    zero_stage: int | None
+    """0 to 3; None where the run does not say: the file's, else 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """A configuration that holds for the run."""
+
+    config: Mapping[str, Any]
+    """What DeepSpeed is given; without an optimizer, which the suite makes."""
+    zero_stage: int
+    """0 to 3."""
+    optimizer: Mapping[str, Any]
+    """Options of the optimizer that only the file gives, by their names in PyTorch: betas, eps, lr, weight_decay."""
+
+
+def read_deepspeed_config(path: Path) -> dict[str, Any]:
+    """Read a configuration.
+
+    Raises:
+        InputError: it is no file, too large, or not one JSON object.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            raise InputError(
+                "file-limit", f"{path} is no DeepSpeed configuration: it has more than {_LARGEST_FILE_BYTES:,} bytes"
+            )
+        content = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=_no_constant)
+    except OSError as error:
+        raise InputError(
+            read_code(error),
+            f"cannot read the DeepSpeed configuration {path}: {error.strerror}; give a JSON file of DeepSpeed, such as "
+            "those in bench/deepspeed",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            content_code(error), f"the DeepSpeed configuration {path} is no JSON ({error}): see bench/deepspeed"
+        ) from error
+    if not isinstance(content, dict):
+        raise InputError("file-format", f"the DeepSpeed configuration {path} is no JSON object: see bench/deepspeed")
+    return content
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def said_of_training(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a configuration says of a training, by field of bert.train.settings.TrainSettings."""
+    optimizer = config.get("optimizer")
+    params = optimizer.get("params", {}) if isinstance(optimizer, Mapping) else {}
+    places = {
+        "micro_batch_size": config.get("train_micro_batch_size_per_gpu"),
+        "grad_accum_steps": config.get("gradient_accumulation_steps"),
+        "global_batch_size": config.get("train_batch_size"),
+        "max_grad_norm": config.get("gradient_clipping"),
+        "learning_rate": params.get("lr") if isinstance(params, Mapping) else None,
+        "weight_decay": params.get("weight_decay") if isinstance(params, Mapping) else None,
+    }
+    numbers = {name: value for name, value in places.items() if isinstance(value, int | float)}
+    return {name: value for name, value in numbers.items() if not isinstance(value, bool)}
+
+
+def resolve(config: Mapping[str, Any], run: Run) -> Resolved:
+    """Hold a configuration against the run, and fill in what it leaves to it.
+
+    Raises:
+        UsageError: the two say different things (each is named, with both values), or it asks for what is not done.
+    """
+    check_names(config)
+    filled: dict[str, Any] = copy.deepcopy(dict(config))
+    for name, remedy in _REFUSED.items():
+        section = filled.pop(name, None)
+        is_off = isinstance(section, Mapping) and section.get("enabled") is False
+        if _given(section) and not is_off:
+            raise UsageError(
+                "option-not-applicable",
+                f'the section "{name}" of the DeepSpeed configuration cannot be used here: {remedy}',
+            )
+    stage = _stage(filled, run)
+    clipped = filled.get("gradient_clipping")
+    if run.optimizer_norm is not None and clipped == run.optimizer_norm and not isinstance(clipped, bool):
+        filled["gradient_clipping"] = 0.0  # the file agrees; clipped twice would be something else
+    differences = [
+        found for path, value, meaning in _expected(run, stage) if (found := _fill(filled, path, value, meaning))
+    ]
+    optimizer, more = _optimizer(filled.pop("optimizer", None), run)
+    differences += more
+    if differences:
+        raise UsageError(
+            "option-conflict",
+            f"the DeepSpeed configuration and the run do not agree: {'; '.join(differences)}. Change one of them, or "
+            'write "auto" in the file to take what the run says',
+        )
+    _check_zero(filled["zero_optimization"], stage, run)
+    if run.precision == "fp16":
+        filled["fp16"] = {**_LOSS_SCALING, **_without_auto(filled["fp16"])}
+    filled.setdefault("steps_per_print", 2**31 - 1)
+    return Resolved(config=_without_auto(filled), zero_stage=stage, optimizer=optimizer)
+
+
+def _expected(run: Run, stage: int) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+    """Where the file says what the run says too, what it is, and how it is called there."""
+    yield ("train_micro_batch_size_per_gpu",), run.micro_batch_size, "micro batch size"
+    yield ("gradient_accumulation_steps",), run.grad_accum_steps, "accumulation"
+    total = run.micro_batch_size * run.grad_accum_steps * run.world_size
+    yield ("train_batch_size",), total, "global batch size"
+    clipped = "norm gradients are clipped to (0 is none)"
+    if run.optimizer_norm is not None:
+        clipped = f"{run.optimizer} clips to {run.optimizer_norm:g} itself, which the file may say too;"
+    yield ("gradient_clipping",), run.max_grad_norm or 0.0, clipped
+    yield ("fp16", "enabled"), run.precision == "fp16", f"precision {run.precision}"
+    yield ("bf16", "enabled"), run.precision == "bf16", f"precision {run.precision}"
+    yield ("zero_optimization", "stage"), stage, "ZeRO stage"
+
+
+def _stage(filled: dict[str, Any], run: Run) -> int:
+    if "bfloat16" in filled:  # its former name
+        filled.setdefault("bf16", filled.pop("bfloat16"))
+    for name in ("zero_optimization", "fp16", "bf16"):
+        if not isinstance(filled.setdefault(name, {}), dict):
+            raise UsageError(
+                "option-value", f'"{name}" of the DeepSpeed configuration must be an object, not {filled[name]!r}'
+            )
+    given = filled["zero_optimization"].get("stage", AUTO)
+    stage = run.zero_stage if run.zero_stage is not None else 0 if given == AUTO else given
+    if isinstance(stage, bool) or stage not in ZERO_STAGES:
+        raise UsageError(
+            "option-choice",
+            f"zero_optimization.stage={stage!r} of the DeepSpeed configuration is none: use 0, 1, 2 or 3",
+        )
+    return int(stage)
+
+
+def _fill(filled: dict[str, Any], path: tuple[str, ...], value: Any, meaning: str) -> str:
+    """Put a value where the file leaves it open; return how the two differ, nothing where they agree."""
+    *outer, name = path
+    place = filled
+    for part in outer:
+        place = place[part]
+    given = place.get(name, AUTO)
+    if given == AUTO:
+        place[name] = value
+        return ""
+    same = given == value and isinstance(given, bool) == isinstance(value, bool)
+    return "" if same else f"{'.'.join(path)} is {given!r}, the run's {meaning} makes it {value!r}"
+
+
+def _optimizer(section: Any, run: Run) -> tuple[dict[str, Any], list[str]]:
+    """Return what only the file gives of the optimizer, and how it differs from the run's."""
+    if not _given(section):
+        return {}, []
+    if not isinstance(section, dict) or not isinstance(section.get("params", {}), dict):
+        raise UsageError(
+            "option-value", '"optimizer" of the DeepSpeed configuration must be an object with "type" and "params"'
+        )
+    kind, params = section.get("type", AUTO), {**section.get("params", {})}
+    differences = []
+    if kind != AUTO and str(kind).lower() not in _OPTIMIZERS[run.optimizer]:
+        differences.append(f"optimizer.type is {kind!r}, the run's optimizer is {run.optimizer!r}")
+    if str(kind).lower() == "adam" and params.pop("adam_w_mode", True) not in (True, AUTO):
+        differences.append("optimizer.params.adam_w_mode is false, the run decouples the decay (AdamW)")
+    own = {}
+    known = {"lr": run.learning_rate, "weight_decay": run.weight_decay}
+    for name, value in params.items():
+        if value == AUTO or name == "torch_adam":
+            continue
+        if name not in ("lr", "weight_decay", "betas", "eps"):
+            raise UsageError(
+                "option-not-applicable",
+                f"optimizer.params.{name} of the DeepSpeed configuration has no place in {run.optimizer}",
+            )
+        _check_number(name, value)
+        if known.get(name) not in (None, value):
+            differences.append(f"optimizer.params.{name} is {value!r}, the run's is {known[name]!r}")
+        elif value != {"betas": list(DEFAULT_BETAS), "eps": DEFAULT_EPS}.get(name, _ABSENT):
+            own[name] = tuple(value) if name == "betas" else value
+    return own, differences
+
+
+def _check_number(name: str, value: Any) -> None:
+    values = value if name == "betas" and isinstance(value, list) and len(value) == 2 else [value]
+    below = 1.0 if name == "betas" else float("inf")
+    if not all(isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each < below for each in values):
+        raise UsageError(
+            "option-value", f"optimizer.params.{name}={value!r} of the DeepSpeed configuration cannot be used"
+        )
+    if name == "betas" and len(values) != 2:
+        raise UsageError(
+            "option-value", f"optimizer.params.betas={value!r} of the DeepSpeed configuration must be two numbers"
+        )
+
+
+def _check_zero(zero: dict[str, Any], stage: int, run: Run) -> None:
+    for name in ("offload_optimizer", "offload_param", "cpu_offload"):
+        section = zero.get(name)
+        device = section.get("device") if isinstance(section, dict) else section
+        if device not in (None, False, "none", AUTO):
+            raise UsageError(
+                "option-not-applicable",
+                f"zero_optimization.{name} of the DeepSpeed configuration moves work to the host, which is not "
+                "measured here: take it out",
+            )
+        zero.pop(name, None)
+    if zero.get("mics_shard_size", -1) not in (-1, AUTO):
+        raise UsageError(
+            "option-not-applicable",
+            "zero_optimization.mics_shard_size of the DeepSpeed configuration divides the model among some of the "
+            "ranks, which checkpoints here cannot put together: take it out",
+        )
+    if stage > 0 and run.optimizer == "lamb":
+        raise UsageError(
+            "unsupported-combination",
+            f"ZeRO stage {stage} keeps the parameters as one flat vector in pieces, LAMB needs the norm of each of "
+            "them: use optimizer adamw, --zero-stage 0, or strategy fsdp, which runs LAMB",
+        )
+
+
+def _without_auto(section: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            kept[name] = _without_auto(value)
+        elif value != AUTO:
+            kept[name] = value
+    return kept
+
+
+def _given(section: Any) -> bool:
+    """Whether a section says anything besides "auto"."""
+    if isinstance(section, Mapping):
+        return any(_given(value) for value in section.values())
+    return section not in (None, AUTO, False)

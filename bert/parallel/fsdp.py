@@ -1,0 +1,93 @@
+"""Fully sharded data parallelism: PyTorch's FSDP2 (fully_shard) over NCCL (GPUs) or gloo (CPUs).
+
+Each rank holds one part of every parameter, of its gradient and of the optimizer's state; a layer's parameters are put
+together before it is computed and let go of behind it (Rajbhandari et al. 2020, ZeRO stage 3; Zhao et al. 2023).
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from bert.optim.precision import AUTOCAST_DTYPE
+from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, StepPlan
+from bert.parallel.process_group import ProcessGroupStrategy
+from bert.parallel.whole import WholeModel
+from bert.train.observer import Observer
+
+
+class FsdpStrategy(ProcessGroupStrategy):
+    """One process per device; each transformer layer is one unit, what is around the layers another.
+
+    Under bf16 and fp16 parameters travel and are multiplied in that type; gradients are added up, kept and applied in
+    float32, to parameters in float32. Only tensors are cast: activations are what autocast makes of them.
+    """
+
+    def __init__(self, options: Options = NO_OPTIONS) -> None:
+        super().__init__(options)
+        self._sharded: FSDPModule | None = None
+        self._whole: WholeModel | None = None
+
+    def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
+        """Give this rank its part of the model, which is changed in place."""
+        self._whole = WholeModel(model, observer)
+        model.to(self.device)
+        kind = AUTOCAST_DTYPE.get(plan.precision)
+        policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for layer in layers(model):
+            fully_shard(layer, mp_policy=policy)
+        sharded = fully_shard(model, mp_policy=policy)
+        assert isinstance(sharded, FSDPModule)
+        self._sharded = sharded
+        return model
+
+    def accumulate(self, last: bool) -> AbstractContextManager[None]:
+        """Before the last micro-step gradients stay whole and local: one reduce-scatter per optimizer step."""
+        if self._sharded is not None:
+            self._sharded.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def held(self, model: torch.nn.Module) -> list[torch.Tensor]:
+        """This rank's parts of the parameters."""
+        parts = [_part(parameter.detach()) for parameter in model.parameters()]
+        return [part for part in parts if part.numel()]
+
+    def weights(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole tensors of the state dict, one after the other."""
+        for name, value in super().weights(model):
+            yield name, _together(value)
+
+    def moments(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Whole tensors of the optimizer's state, one after the other."""
+        for name, key, value in super().moments(model, optimizer):
+            yield name, key, _together(value)
+
+    def placed(self, whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole tensor, cut as the parameter is."""
+        if whole.ndim == 0 or not isinstance(parameter, DTensor):
+            return super().placed(whole, parameter)
+        part = distribute_tensor(whole.to(self.device), parameter.device_mesh, parameter.placements, src_data_rank=None)
+        return part.clone()
+
+    def whole(self, model: torch.nn.Module) -> AbstractContextManager[torch.nn.Module]:
+        """A plain copy of the model, put together from the parts of all ranks."""
+        assert self._whole is not None
+        return self._whole.filled(self.weights(model), self.device)
+
+
+def layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the transformer layers: the members of the model's lists of modules."""
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    return [layer for each in lists for layer in each]
+
+
+def _part(value: torch.Tensor) -> torch.Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _together(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value

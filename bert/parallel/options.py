@@ -1,0 +1,49 @@
+"""Options of the strategies: which there are, and the one text that records keep of them. Imports no torch."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from common.errors import InputError, UsageError
+from common.flags import flag
+
+ZERO_STAGES = (0, 1, 2, 3)
+
+# Names of the options of each strategy that has some: bucket_mib is the size of the buckets gradients are reduced in,
+# zero_stage one of ZERO_STAGES, config a configuration of DeepSpeed.
+OPTIONS: dict[str, tuple[str, ...]] = {"ddp": ("bucket_mib",), "deepspeed": ("zero_stage", "config")}
+
+
+def options_text(strategy: str, options: Mapping[str, Any]) -> str:
+    """Return the options of a strategy as one canonical text, "" where none are given; None is not given.
+
+    Raises:
+        UsageError: the strategy has no such option, or not with this value.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    foreign = sorted(given.keys() - set(OPTIONS.get(strategy, ())))
+    if foreign:
+        owners = sorted(name for name, own in OPTIONS.items() if set(foreign) & set(own))
+        hint = f": use --strategy {' or '.join(owners)}" if owners else ""
+        unknown = ", ".join("--deepspeed-config" if name == "config" else flag(name) for name in foreign)
+        raise UsageError("option-not-applicable", f"--strategy {strategy} has no option {unknown}{hint}")
+    size = given.get("bucket_mib", 1)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise UsageError("option-value", f"--bucket-mib {size!r} must be a whole number of MiB, at least 1")
+    stage = given.get("zero_stage")
+    if stage is not None and (isinstance(stage, bool) or stage not in ZERO_STAGES):
+        raise UsageError("option-choice", f"--zero-stage {stage!r}: choose one of {', '.join(map(str, ZERO_STAGES))}")
+    if not isinstance(given.get("config", {}), Mapping):
+        raise UsageError("option-value", "the DeepSpeed configuration has to be a JSON object")
+    return json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False) if given else ""
+
+
+def read_options(text: str) -> dict[str, Any]:
+    """Return the options that `options_text` made a text of. Raises InputError where it is none."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError as error:
+        raise InputError("option-value", f"the options of a strategy, {text[:80]!r}, are no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise InputError("option-value", f"the options of a strategy, {text[:80]!r}, are no JSON object")
+    return found

@@ -1,0 +1,1 @@
+"""Ways to compute a training step faster: the registry of them, one module each."""

@@ -1,0 +1,169 @@
+"""bf16 copies of float32 weights, each made once per update, and gradients in bf16 (Micikevicius et al. 2018, 3.1).
+
+Autocast casts every weight at its first use in a step, and every gradient of a weight back to float32. With a copy
+the products read it directly. Where nothing else than the optimizer looks at gradients (one process, one micro-step per
+update), they stay in bf16, in memory that the next step uses again, and `bert.optim.adamw` turns both around while a
+part of them is in the cache.
+
+A copy knows the version of its parameter, which PyTorch raises with every write but those of its fused optimizers: one
+that is behind is made again. `bert.optim.adamw.AdamW` sees to the rest; a fused optimizer of PyTorch's own would not.
+
+Shapes: T rows, I input and O output features, V word pieces, H hidden width.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
+
+LOW = torch.bfloat16
+
+
+class Copy:
+    """The bf16 copy of a float32 parameter."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.values = torch.empty_like(parameter, dtype=LOW, requires_grad=False)
+        self.version = -1
+        """That of the parameter when the copy was made."""
+        self.spare: Tensor | None = None
+        """A gradient that is used up, for the next to be written into."""
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """Return the copy of `parameter`, made anew if that has changed."""
+        if self.version != parameter._version:
+            with torch.no_grad():
+                self.values.copy_(parameter)
+            self.version = parameter._version
+        return self.values
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return x W^T + b in bf16, with the copy of `weight`, whose copy this is."""
+        result: Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
+        return result
+
+    def take_spare(self) -> Tensor | None:
+        """Return memory for a gradient, which is then the caller's; None if there is none."""
+        spare, self.spare = self.spare, None
+        return spare
+
+
+def copy_of(parameter: Tensor) -> Copy | None:
+    """Return the copy that a parameter has; None for one without."""
+    return getattr(parameter, "_bf16", None)
+
+
+def give_copies(parameters: Iterable[nn.Parameter], *, gradients: bool, kind: type[Copy] = Copy) -> None:
+    """Give weights copies of a kind, which linear layers and embeddings under autocast in bf16 then compute with.
+
+    Args:
+        parameters: matrices on their device, whole, in float32; they have to stay the same tensors.
+        gradients: also leave their gradients in bf16: for one micro-step per update, and `bert.optim.adamw.AdamW`.
+        kind: of the copies.
+    """
+    for parameter in parameters:
+        parameter._bf16 = kind(parameter)  # type: ignore[attr-defined]
+        if gradients and hasattr(parameter, "grad_dtype"):  # of PyTorch 2.10 on
+            parameter.grad_dtype = LOW
+
+
+def has_low_gradients(parameter: Tensor) -> bool:
+    """Whether the gradient of a parameter is left in bf16."""
+    return copy_of(parameter) is not None and getattr(parameter, "grad_dtype", None) == LOW
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return x W^T + b [..., O] of x [..., I], W [O, I] and b [O], as nn.functional.linear."""
+    copy = _usable_copy(weight)
+    return F.linear(x, weight, bias) if copy is None else copy.linear(x, weight, bias)
+
+
+class Linear(nn.Linear):
+    """nn.Linear that multiplies the copy of its weight, if it has one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., O] of [..., I]."""
+        return linear(x, self.weight, self.bias)
+
+
+def add_embedding(others: Tensor, ids: Tensor, weight: Tensor, padding: int) -> Tensor:
+    """Return others [..., H] + the rows of weight [V, H] of ids [...]; `padding` gives its row no gradient.
+
+    With gradients in bf16 those of the rows used are added to what the predictions, which share the weight, have left
+    of its gradient by then. Otherwise PyTorch fills a second whole [V, H], and adds both.
+    """
+    own = torch.is_grad_enabled() and others.requires_grad and _usable_copy(weight) is not None
+    if own and has_low_gradients(weight):
+        # In a tuple it is no input: its gradient does not wait for this function's backward pass.
+        result: Tensor = _AddEmbedding.apply(others, ids, weight.detach(), (weight,), padding)  # type: ignore[no-untyped-call]
+        return result
+    return F.embedding(ids, weight, padding) + others
+
+
+def _usable_copy(weight: Tensor) -> Copy | None:
+    copy = copy_of(weight)
+    if copy is None or torch.compiler.is_compiling():
+        return None
+    kind = weight.device.type
+    return copy if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == LOW else None
+
+
+class _Linear(Function):
+    """A linear layer in bf16, whose weight's gradient is bf16 as the products give it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, copy: Copy) -> Tensor:
+        low, values = x.to(LOW), copy.of(weight)
+        ctx.save_for_backward(low, values)
+        ctx.copy, ctx.dtype = copy, x.dtype
+        return F.linear(low, values, bias.to(LOW))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        low, values = ctx.saved_tensors
+        grad = grad.to(LOW)
+        rows = grad.reshape(-1, grad.shape[-1])
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.matmul(grad, values).to(ctx.dtype)
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.mm(rows.t(), low.reshape(-1, low.shape[-1]), out=ctx.copy.take_spare())
+        if ctx.needs_input_grad[2]:
+            grad_bias = rows.sum(0)  # added up in float32, eight times as fast as into float32
+        return grad_x, grad_weight, grad_bias, None
+
+
+class _AddEmbedding(Function):
+    """Rows of an embedding added to a sum, whose gradient goes into the weight's own."""
+
+    @staticmethod
+    def forward(ctx: Any, others: Tensor, ids: Tensor, values: Tensor, weight: tuple[Tensor], padding: int) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.weight, ctx.padding, ctx.shape = weight[0], padding, others.shape
+        return F.embedding(ids, values) + others
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (ids,) = ctx.saved_tensors
+        _add_rows(ctx.weight, ids.flatten(), grad.reshape(-1, grad.shape[-1]), ctx.padding)
+        return grad.sum_to_size(ctx.shape), None, None, None, None
+
+
+@torch.no_grad()
+def _add_rows(weight: Tensor, ids: Tensor, rows: Tensor, padding: int) -> None:
+    """Add to a weight's bf16 gradient: each row's share is summed in float32 and rounded once."""
+    if weight.grad is None:
+        copy = copy_of(weight)
+        spare = None if copy is None else copy.take_spare()
+        weight.grad = torch.zeros_like(weight, dtype=LOW) if spare is None else spare.zero_()
+    used, which = torch.unique(ids, return_inverse=True)
+    sums = torch.zeros(len(used), rows.shape[1], dtype=torch.float32, device=rows.device)
+    sums.index_add_(0, which, rows.float())
+    sums[used == padding] = 0.0
+    sums += weight.grad.index_select(0, used)
+    weight.grad.index_copy_(0, used, sums.to(LOW))

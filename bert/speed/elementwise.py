@@ -1,0 +1,212 @@
+"""What stands between the matrix products of a layer: by PyTorch's functions, or by loops of our own in C.
+
+A loop reads every value once. For dropout, residual connection and LayerNorm PyTorch passes over them for the mask, the
+sum, the norm and the cast, and in the backward pass for the cast, the sum of two gradients, the norm, the mask and a
+cast again. The loop gives its result twice: in float32 for the next residual connection, and in the type of the
+products for the next linear layer. PyTorch's GELU is as fast as one pass over memory; of it the backward pass alone is
+done here.
+
+Shapes: T rows, H hidden width.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
+
+from bert.speed.dropout import dropout_add, keep_mask, keep_scale, own_kernels, random_levels, threshold
+from bert.speed.native import is_wanted, loops
+
+# Types of what linear layers give for which there are loops.
+LOOP_TYPES = {torch.bfloat16: "bf16", torch.float32: "float"}
+
+
+class Stream(NamedTuple):
+    """Hidden states between two parts of a layer, twice."""
+
+    wide: Tensor
+    """For the next residual connection."""
+    narrow: Tensor
+    """For the next linear layer: in the type of its products, if they are at hand in it."""
+
+
+def stream(hidden: Tensor | Stream) -> Stream:
+    """Return hidden states as a Stream."""
+    return hidden if isinstance(hidden, Stream) else Stream(hidden, hidden)
+
+
+def residual_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, probability: float, fused: bool = False) -> Stream:
+    """Return LayerNorm(dropout(x) + residual) of x and residual [..., H].
+
+    Args:
+        x: what a linear layer gives.
+        residual: as the LayerNorm before gave it.
+        norm: with weight and bias; it says whether this is training.
+        probability: of dropout.
+        fused: whether in training on a CPU it is done in one pass each way, with random numbers of its own.
+
+    Raises:
+        MissingToolError: there is no C compiler.
+    """
+    if fused and norm.training and own_kernels(x) and _fits(x, residual, norm):
+        given = _ResidualNorm.apply(x, residual, norm.weight, norm.bias, norm.eps, probability)  # type: ignore[no-untyped-call]
+        return Stream(given[0], given[-1])
+    return stream(norm(dropout_add(x, residual, probability, norm.training)))
+
+
+def gelu(x: Tensor, fused: bool = False) -> Tensor:
+    """Return GELU(x) of any shape, by the error function; `fused` as in `residual_norm`."""
+    if fused and own_kernels(x) and x.requires_grad and x.dtype in LOOP_TYPES and is_wanted():
+        result: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
+        return result
+    return F.gelu(x)
+
+
+def _fits(x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> bool:
+    """Whether the types are those of weights in float32, with or without autocast, or wider."""
+    wide = residual.dtype
+    return (
+        wide == norm.weight.dtype == norm.bias.dtype == torch.promote_types(x.dtype, wide)
+        and wide == torch.promote_types(wide, torch.float32)
+    )  # fmt: skip
+
+
+class _ResidualNorm(Function):
+    """LayerNorm(dropout(x) + residual), in the residual's type and, if x has another one, in that too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, probability: float
+    ) -> tuple[Tensor, ...]:
+        by_loops = _has_loops(x, residual)
+        levels = random_levels(x, by_loops) if probability else None
+        with torch.autocast("cpu", enabled=False):
+            forward = _loop_forward if by_loops else _forward
+            x, residual = x.contiguous(), residual.contiguous()
+            *results, mean, inverse = forward(x, residual, levels, weight, bias, eps, probability)
+        ctx.save_for_backward(x, residual, levels, weight, mean, inverse)
+        ctx.probability = probability
+        return tuple(results)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, residual, levels, weight, mean, inverse = ctx.saved_tensors
+        with torch.autocast("cpu", enabled=False):
+            backward = _loop_backward if _has_loops(x, residual) else _backward
+            own = [grad.contiguous() for grad in grads]
+            return *backward(own, x, residual, levels, weight, mean, inverse, ctx.probability), None, None
+
+
+class _Gelu(Function):
+    """PyTorch's GELU with a backward pass of our own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x)
+        return F.gelu(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        grad, grad_x = grad.contiguous(), torch.empty_like(x)
+        loop = getattr(loops(), f"gelu_backward_{LOOP_TYPES[x.dtype]}")
+        loop(x.numel(), torch.get_num_threads(), grad.data_ptr(), x.data_ptr(), grad_x.data_ptr())
+        return grad_x
+
+
+def _has_loops(x: Tensor, residual: Tensor) -> bool:
+    return residual.dtype == torch.float32 and x.dtype in LOOP_TYPES and is_wanted()
+
+
+def _forward(
+    x: Tensor, residual: Tensor, levels: Tensor | None, weight: Tensor, bias: Tensor, eps: float, probability: float
+) -> tuple[Tensor, ...]:
+    """Return the norm [..., H], in the type of x too if that is another one, and of the sum the mean and the inverse of
+    the standard deviation [..., 1] (Ba et al. 2016, arXiv 1607.06450, eq. 3 over H).
+    """
+    summed = _sum(x, residual, levels, probability)
+    mean = summed.mean(-1, keepdim=True)
+    inverse = torch.rsqrt((summed - mean).square().mean(-1, keepdim=True) + eps)
+    wide = (summed - mean) * inverse * weight + bias
+    return wide, *([] if x.dtype == wide.dtype else [wide.to(x.dtype)]), mean, inverse
+
+
+def _backward(
+    grads: list[Tensor],
+    x: Tensor,
+    residual: Tensor,
+    levels: Tensor | None,
+    weight: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    probability: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of x and residual [..., H], and of weight and bias [H], from those of the results."""
+    grad = grads[0] if len(grads) == 1 else grads[0] + grads[1].to(grads[0].dtype)
+    normed = (_sum(x, residual, levels, probability) - mean) * inverse
+    weighted = grad * weight
+    along = (weighted * normed).mean(-1, keepdim=True)
+    grad_sum = (weighted - weighted.mean(-1, keepdim=True) - normed * along) * inverse
+    grad_x = grad_sum if levels is None else grad_sum * _factors(levels, probability, grad_sum.dtype)
+    rows = tuple(range(grad.dim() - 1))
+    return grad_x.to(x.dtype), grad_sum, (grad * normed).sum(rows), grad.sum(rows)
+
+
+def _sum(x: Tensor, residual: Tensor, levels: Tensor | None, probability: float) -> Tensor:
+    wide = x.to(residual.dtype)
+    return residual + (wide if levels is None else wide * _factors(levels, probability, wide.dtype))
+
+
+def _factors(levels: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
+    return keep_mask(levels, probability, dtype).mul_(keep_scale(probability))
+
+
+def _loop_forward(
+    x: Tensor, residual: Tensor, levels: Tensor | None, weight: Tensor, bias: Tensor, eps: float, probability: float
+) -> tuple[Tensor, ...]:
+    """`_forward`, in one pass."""
+    width = x.shape[-1]
+    wide = torch.empty_like(residual)
+    narrow = None if x.dtype == wide.dtype else torch.empty_like(x)
+    mean, inverse = (torch.empty(*x.shape[:-1], 1) for _ in range(2))
+    weight, bias = weight.contiguous(), bias.contiguous()
+    getattr(loops(), f"norm_forward_{LOOP_TYPES[x.dtype]}")(
+        mean.numel(), width, torch.get_num_threads(), x.data_ptr(), residual.data_ptr(), address(levels),
+        threshold(probability), keep_scale(probability), eps, weight.data_ptr(), bias.data_ptr(), wide.data_ptr(),
+        address(narrow), mean.data_ptr(), inverse.data_ptr(),
+    )  # fmt: skip
+    return wide, *([] if narrow is None else [narrow]), mean, inverse
+
+
+def _loop_backward(
+    grads: list[Tensor],
+    x: Tensor,
+    residual: Tensor,
+    levels: Tensor | None,
+    weight: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    probability: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`_backward`, in one pass."""
+    width, threads = x.shape[-1], torch.get_num_threads()
+    grad_x, grad_residual = torch.empty_like(x), torch.empty_like(residual)
+    sums, weight = torch.zeros(threads, 3, width), weight.contiguous()
+    getattr(loops(), f"norm_backward_{LOOP_TYPES[x.dtype]}")(
+        mean.numel(), width, threads, grads[0].data_ptr(), address(grads[1] if len(grads) > 1 else None),
+        x.data_ptr(), residual.data_ptr(), address(levels), threshold(probability), keep_scale(probability),
+        weight.data_ptr(), mean.data_ptr(), inverse.data_ptr(), grad_x.data_ptr(), grad_residual.data_ptr(),
+        sums.data_ptr(),
+    )  # fmt: skip
+    grad_weight, grad_bias, _ = sums.sum(0)
+    return grad_x, grad_residual, grad_weight, grad_bias
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Return where the first element lies, for a loop; NULL for none."""
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,105 @@
+"""Linear layers whose products are made in FP8, with one scale per tensor (Micikevicius et al. 2022, arXiv 2209.05433).
+
+Inputs and weights are cast to E4M3, gradients of outputs to E5M2, each divided so that its largest number is the
+format's. The scale is of the numbers at hand ("dynamic" in torchao); results are bf16. Weights are cast once per
+update.
+
+On an H100 it is slower than bf16 (docs/results/2026-11-24-h100.md): casts and scales cost more than the products gain.
+The tests hold it against float32 on a CPU too, where PyTorch has the same operator.
+
+Shapes: T rows, I input and O output features. The operator wants each a multiple of 16: rows are padded with zeros.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
+
+from bert.speed.copies import LOW, Copy, copy_of
+
+_INPUT, _GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
+_MULTIPLE = 16
+
+
+class Fp8Copy(Copy):
+    """The FP8 copy of a float32 weight [O, I], made of its bf16 copy."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        super().__init__(parameter)
+        self._cast: tuple[Tensor, Tensor, Tensor] | None = None
+        self._cast_version = -1
+
+    def cast(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return [O, I], its transpose [I, O], both in rows, and the scale that they are multiplied by."""
+        values = self.of(weight)
+        # Of the bf16 copy: PyTorch's fused optimizers leave the version of the parameter as it is.
+        if self._cast is None or self._cast_version != values._version:
+            with torch.no_grad():
+                low, scale = quantize(values, _INPUT)
+                self._cast, self._cast_version = (low, low.t().contiguous(), scale), values._version
+        return self._cast
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return x W^T + b in bf16."""
+        result: Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
+        return result
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether the operator takes such a matrix."""
+    return all(size % _MULTIPLE == 0 for size in weight.shape)
+
+
+def products_dtype(model: nn.Module, otherwise: torch.dtype) -> torch.dtype:
+    """Return the type of the factors of a model's fastest products: FP8 where a weight has an FP8 copy."""
+    return _INPUT if any(isinstance(copy_of(one), Fp8Copy) for one in model.parameters()) else otherwise
+
+
+def quantize(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return values in FP8, and the float32 scalar that they have to be multiplied by. Zeros stay zeros."""
+    largest = values.abs().amax().float()
+    scale = (largest / torch.finfo(dtype).max).clamp(min=torch.finfo(torch.float32).tiny)
+    return (values.float() / scale).to(dtype), scale
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., K] -> [T, K] with T a multiple of 16."""
+    flat = x.reshape(-1, x.shape[-1])
+    missing = -len(flat) % _MULTIPLE
+    return torch.nn.functional.pad(flat, (0, 0, 0, missing)) if missing else flat
+
+
+def _multiply(first: Tensor, second: Tensor, first_scale: Tensor, second_scale: Tensor) -> Tensor:
+    """Return first [M, K] times second [N, K] transposed, in bf16; both lie in rows."""
+    product: Tensor = torch._scaled_mm(first, second.t(), scale_a=first_scale, scale_b=second_scale, out_dtype=LOW)
+    return product
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, copy: Fp8Copy) -> Tensor:
+        low, scale = quantize(_rows(x), _INPUT)
+        values, transposed, weight_scale = copy.cast(weight)
+        ctx.save_for_backward(low, scale, transposed, weight_scale)
+        ctx.copy, ctx.shape, ctx.dtype = copy, x.shape, x.dtype
+        rows = x.numel() // x.shape[-1]
+        product = _multiply(low, values, scale, weight_scale)[:rows].add_(bias.to(LOW))
+        return product.view(*x.shape[:-1], len(values))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        low, scale, transposed, weight_scale = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.shape[-1])
+        quantized, grad_scale = quantize(_rows(grad), _GRADIENT)
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            product = _multiply(quantized, transposed, grad_scale, weight_scale)[: len(flat)]
+            grad_x = product.view(ctx.shape).to(ctx.dtype)
+        if ctx.needs_input_grad[1]:
+            columns, inputs = quantized.t().contiguous(), low.t().contiguous()
+            grad_weight = _multiply(columns, inputs, grad_scale, scale)
+            spare = ctx.copy.take_spare()
+            grad_weight = grad_weight if spare is None else spare.copy_(grad_weight)
+        return grad_x, grad_weight, flat.sum(0), None

@@ -1,0 +1,256 @@
+"""Ways to compute a training step faster, each a switch. Imports no torch until one is set.
+
+None changes what is computed but for rounding, and for the random numbers of dropout. Which are on where nothing is
+said is what measured best on that class of device (docs/explanation/speed.md); one that has not been measured is off.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bert.speed.native import compiled, is_wanted
+from common.errors import MissingToolError, UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One switch."""
+
+    does: str
+    """What it does, in words."""
+    on: tuple[str, ...]
+    """Device types on which it is on where nothing is said."""
+    compiled: bool = False
+    """Whether on a CPU a C compiler is needed."""
+
+
+LEVERS = {
+    "unpad": Lever("the layers compute real tokens alone, one sequence behind the other", ("cpu", "cuda")),
+    "pack": Lever("the layers compute rows that several sequences share; not with unpad", ()),
+    "chunks": Lever("attention of a few sequences at a time, whose weights stay in the cache", ("cpu",)),
+    "bf16-weights": Lever(
+        "with bf16, copies of the weights made once per update, and gradients in bf16 where nothing else reads them",
+        ("cpu",),
+    ),
+    "fused-elementwise": Lever(
+        "dropout, residual and norm in one pass each way, attention's softmax and dropout too; GELU's backward pass",
+        ("cpu",),
+        compiled=True,
+    ),
+    "bf16-attention": Lever("with bf16, attention's products in bf16 too, where the CPU has instructions", ("cpu",)),
+    "fp8": Lever("with bf16, the layers' linear products in FP8", ()),
+    "compile": Lever(
+        "torch.compile of every layer, which fuses what stands between products; with unpad on a GPU, in 16-bit types",
+        (),
+    ),
+    "cuda-graphs": Lever("as compile, and replayed as CUDA graphs; not with unpad, accumulation or checkpointing", ()),
+    "static-graph": Lever("ddp is told that every step uses the same parameters; not with accumulation", ()),
+    "bf16-gradients": Lever("ddp sends gradients in bf16", ()),
+}
+
+# Names that cannot stand together, and why.
+_EXCLUSIVE = (
+    (
+        "unpad",
+        "pack",
+        "are two ways to lay out one batch; leave out unpad for few shapes, or pack for real tokens alone",
+    ),
+    ("unpad", "cuda-graphs", "do not fit, shapes change with every batch: give pack in place of unpad, or neither"),
+    ("fp8", "compile", "do not fit, what is compiled casts for itself: leave one out"),
+    ("fp8", "cuda-graphs", "do not fit, what is compiled casts for itself: leave one out"),
+)
+
+
+def resolve_levers(text: str, device_type: str) -> frozenset[str]:
+    """Return the levers that a text names: names joined by "+", "none", or "auto" for those of the device type.
+
+    What has to be compiled is compiled here, if it has not been before; what cannot be is left out of "auto".
+
+    Raises:
+        UsageError: a name that does not exist, or two that exclude each other.
+        MissingToolError: one that has to be compiled, and cannot be.
+    """
+    if text == AUTO:
+        return frozenset(name for name in default_levers(device_type) if _missing(name, device_type) is None)
+    check_levers(text)
+    names = [] if text == NONE else text.split("+")
+    if device_type == "cpu" and {"unpad", "compile"} <= set(names):
+        raise UsageError(
+            "option-conflict",
+            f"levers {text!r}: on a CPU unpad and compile do not fit, attention without padding is there no operation "
+            "that a compiler knows: give pack in place of unpad, or neither",
+        )
+    for name in names:
+        missing = _missing(name, device_type)
+        if missing is not None:
+            raise MissingToolError(
+                missing.code, f"lever {name!r} is compiled here, and {missing}; or leave it out with --levers"
+            )
+    return frozenset(names)
+
+
+def check_levers(text: str) -> None:
+    """Refuse a text of levers that no device takes.
+
+    Raises:
+        UsageError: a name that does not exist, or two that exclude each other everywhere.
+    """
+    names = [] if text in (AUTO, NONE) else text.split("+")
+    unknown = [name for name in names if name not in LEVERS]
+    if unknown:
+        raise UsageError(
+            "option-choice",
+            f"levers {text!r}: there is no {unknown[0]!r}; give auto, none, or some of {' '.join(LEVERS)} joined by +",
+        )
+    for one, other, why in _EXCLUSIVE:
+        if {one, other} <= set(names):
+            raise UsageError("option-conflict", f"levers {text!r}: {one} and {other} {why}")
+
+
+def default_levers(device_type: str) -> frozenset[str]:
+    """Return the levers of a device type where nothing is said and nothing is missing."""
+    return frozenset(name for name, lever in LEVERS.items() if device_type in lever.on)
+
+
+def _missing(name: str, device_type: str) -> MissingToolError | None:
+    """Return what a lever needs that is not installed, and how to get it; None if it can be used."""
+    if LEVERS[name].compiled and device_type == "cpu" and is_wanted():
+        try:
+            compiled()
+        except MissingToolError as error:
+            return error
+    return None
+
+
+def levers_text(names: Iterable[str]) -> str:
+    """Return the one text that records keep of levers: "chunks+unpad", or "none"."""
+    return "+".join(sorted(names)) or NONE
+
+
+def recorded_levers(text: str, device_type: str) -> str:
+    """Return what records keep of the levers that a text names: "" for those of the device type, with none missing.
+
+    Raises:
+        UsageError: a name that does not exist.
+        MissingToolError: one that has to be compiled, and cannot be.
+    """
+    names = resolve_levers(text, device_type)
+    return "" if names == default_levers(device_type) else levers_text(names)
+
+
+def check_precision(text: str, precision: str) -> None:
+    """Refuse levers that were named and do nothing in a precision; those that "auto" stands for may do nothing.
+
+    Raises:
+        UsageError: one that is for bf16 alone, in another precision.
+    """
+    idle = [name for name in text.split("+") if name in _OF_BF16]
+    if idle and precision != "bf16":
+        raise UsageError(
+            "unsupported-combination",
+            f"levers {text!r} in {precision}: without bf16 {' and '.join(idle)} would change nothing; give bf16 as the "
+            "precision, or leave out what needs it",
+        )
+
+    if {"unpad", "compile"} <= set(text.split("+")) and precision not in ("bf16", "fp16"):
+        raise UsageError(
+            "unsupported-combination",
+            f"levers {text!r} in {precision}: attention without padding is compiled in 16-bit types alone; give bf16 "
+            "or fp16 as the precision, or pack in place of unpad",
+        )
+
+
+_OF_BF16 = frozenset({"bf16-weights", "fp8"})
+
+
+def use_levers(
+    model: "nn.Module", names: frozenset[str], grad_accum_steps: int = 1, *, activation_checkpointing: bool = False
+) -> None:
+    """Have every encoder in `model` compute with these levers; before it is wrapped, compiled or run.
+
+    Args:
+        model: what is trained.
+        names: levers that are on.
+        grad_accum_steps: micro-steps per update.
+        activation_checkpointing: whether the layers make their activations again in the backward pass.
+
+    Raises:
+        UsageError: cuda-graphs with accumulation, which would add up gradients that each replay writes over; with
+            activation checkpointing, whose second forward pass replays over what the first one keeps (pytorch#154306).
+    """
+    if "cuda-graphs" in names and activation_checkpointing:
+        raise UsageError(
+            "unsupported-combination",
+            "levers cuda-graphs with activation checkpointing: PyTorch cannot replay a layer whose activations are "
+            "made again in the backward pass; give compile in place of cuda-graphs, or leave out activation "
+            "checkpointing",
+        )
+    if "cuda-graphs" in names and grad_accum_steps > 1:
+        raise UsageError(
+            "unsupported-combination",
+            f"levers cuda-graphs with {grad_accum_steps} micro-steps per update: a replay writes over the gradients of "
+            "the one before; give compile in place of cuda-graphs, or a larger micro batch without accumulation",
+        )
+    from bert.model.attention import SelfAttention
+    from bert.model.encoder import BertEncoder, Layer
+
+    for part in model.modules():
+        if isinstance(part, BertEncoder):
+            part.unpads = "unpad" in names
+            part.packs = "pack" in names
+            part.replays = "cuda-graphs" in names
+            part.compiles = bool(names & _COMPILING)
+            if names & _COMPILING:
+                for layer in part.layers:
+                    layer.compile(mode="reduce-overhead" if "cuda-graphs" in names else None)
+        elif isinstance(part, Layer):
+            part.fused = "fused-elementwise" in names
+        elif isinstance(part, SelfAttention):
+            part.in_chunks = "chunks" in names
+            part.in_bf16 = "bf16-attention" in names
+            part.fused = "fused-elementwise" in names
+
+
+_COMPILING = frozenset({"compile", "cuda-graphs"})
+
+# Strategies that leave every parameter whole and the same tensor, and the optimizer as it is.
+_WHOLE_PARAMETERS = frozenset({"single", "ddp"})
+
+
+def use_weight_copies(
+    model: "nn.Module", names: frozenset[str], *, precision: str, strategy: str, grad_accum_steps: int, optimizer: str
+) -> None:
+    """Give a wrapped model, before its first step, the copies that "bf16-weights" and "fp8" ask for, if they fit.
+
+    Args:
+        model: on its device, wrapped by the strategy.
+        names: levers that are on.
+        precision: of the products; only bf16 has copies.
+        strategy: its name; none that cuts parameters up or wraps the optimizer has copies.
+        grad_accum_steps: micro-steps per update; several add their gradients up in float32.
+        optimizer: its name; AdamW alone takes gradients in bf16.
+    """
+    asked = names & {"bf16-weights", "fp8"} and not names & _COMPILING  # what is compiled casts for itself
+    if not asked or precision != "bf16" or strategy not in _WHOLE_PARAMETERS:
+        return
+    from torch import nn
+
+    from bert.model.encoder import Embeddings, Layer
+    from bert.speed.copies import Copy, Linear, give_copies
+    from bert.speed.fp8 import Fp8Copy, fits
+
+    layers = [part for part in model.modules() if isinstance(part, Layer)]
+    inner = {part.weight for layer in layers for part in layer.modules() if isinstance(part, Linear)}
+    weights = [part.weight for part in model.modules() if isinstance(part, Linear)]
+    weights += [part.word.weight for part in model.modules() if isinstance(part, Embeddings)]
+    alone = strategy == "single" and grad_accum_steps == 1 and optimizer == "adamw"
+    for weight in weights:
+        kind = Fp8Copy if "fp8" in names and weight in inner and fits(weight) else Copy
+        wanted = kind is Fp8Copy or "bf16-weights" in names
+        if wanted and isinstance(weight, nn.Parameter) and weight.requires_grad:
+            give_copies([weight], gradients=alone, kind=kind)

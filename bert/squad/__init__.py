@@ -1,1 +1,0 @@
-"""SQuAD after the model: from logits to answers, from answers to the official scores. Imports no torch."""

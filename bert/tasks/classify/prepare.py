@@ -1,0 +1,301 @@
+"""From a CSV to its database: rows read, cut into word pieces, folded, divided; whole or not at all, and only once."""
+
+import dataclasses
+import glob
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert.data.pool import Progress
+from bert.data.vocabulary import Vocabulary, load_vocabulary
+from bert.tasks.classify import reading
+from bert.tasks.classify.config import CsvConfig
+from bert.tasks.classify.encoding import check_file
+from bert.tasks.classify.form import FoundForm, find_form
+from bert.tasks.classify.schema import (
+    APPLICATION_ID,
+    SCHEMA_VERSION,
+    SPLITS,
+    TABLES,
+    database_errors,
+    is_database,
+    opened,
+)
+from bert.tasks.classify.splits import divide
+from bert.tasks.classify.store import TextSource, checksum_of, open_source, remake, source_fingerprint, split_sizes
+from bert.tasks.classify.writer import Writer
+from common.atomic import atomic_path
+from common.errors import InputError, SchemaError, read_code
+from common.locks import locked
+
+_DIVIDING = ("seed", "validation", "test", "max_seq_length", "lower_case", "vocabulary")
+"""Options that never leave the samples and splits as they were."""
+_UNKNOWN_BEFORE = {"quote_char": None, "skip_initial_space": False}
+"""Options of later versions, and what they are where they are not given."""
+MANY_LABELS = 0.5
+"""Labels per text from which on the column is taken for something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class CsvSummary:
+    """What a preparation made."""
+
+    source: TextSource
+    """The database."""
+    sizes: Mapping[str, Mapping[str, int]]
+    """Texts and rows of each split."""
+    kept: bool
+    """Whether an earlier call had finished it."""
+    seconds: float
+    """Wall time."""
+    replaced: str | None = None
+    """How the database differed that was there before, in words; None where there was none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        source = self.source
+        return {
+            "input": source.origin["name"],
+            "database": str(source.path),
+            "fingerprint": source.fingerprint,
+            "kept": self.kept,
+            "seconds": self.seconds,
+            "settings": dict(source.settings),
+            "labels": dict(zip(source.labels, source.label_texts, strict=True)),
+            "splits": {name: dict(sizes) for name, sizes in self.sizes.items()},
+            "counts": source.counts.numbers,
+            "examples": source.counts.names,
+        }
+
+
+def prepare(config: CsvConfig, progress: Progress, vocabulary: Vocabulary | None = None) -> CsvSummary:
+    """Make the database of a CSV, or keep the one that an earlier call made of the same CSV with the same options.
+
+    One process at a time makes it, others wait and keep what it has made. A database of another CSV, or with results
+    of trainings on other samples, is replaced only where `replace` is given. One that an earlier version made of this
+    CSV with these options is kept. Memory does not depend on the size of the CSV.
+
+    Args:
+        config: what is asked for.
+        progress: told of rows that have been read.
+        vocabulary: in place of the file that is named.
+
+    Raises:
+        InputError: the CSV or the vocabulary cannot be read, or has nothing to train on; or the output is a file that
+            was not made here, or is not to be replaced.
+        StorageError: it cannot be written.
+        LockedError: another program holds the database.
+    """
+    began = time.monotonic()
+    path = config.database
+    vocabulary = vocabulary or load_vocabulary(config.vocab, config.lower_case)
+    check_file(config.input)
+    found, differs = _finished(config, vocabulary)
+    kept = found is not None
+    if found is None:
+        with locked(path.parent, "another preparation", "wait for it", wait=True, name=lock_name(path), remove=True):
+            found, differs = _finished(config, vocabulary)
+            kept = found is not None
+            if found is None:
+                for left_over in path.parent.glob(f".{glob.escape(path.name)}.*.tmp*"):
+                    left_over.unlink(missing_ok=True)  # of one that was killed: nobody else writes here now
+                _build(config, vocabulary, progress)
+                found = open_source(path)
+    return CsvSummary(found, split_sizes(path), kept, time.monotonic() - began, differs)
+
+
+def lock_name(path: Path) -> str:
+    """Return the name of the file beside a database that is locked while it, or files beside it, are made."""
+    return f".{path.stem}.lock"
+
+
+def _finished(config: CsvConfig, vocabulary: Vocabulary) -> tuple[TextSource | None, str | None]:
+    """Return the database where it was made of this CSV with these options; else how the one there differs, in words.
+
+    Raises:
+        InputError: the file there was not made here, is damaged, or is not to be replaced.
+        SchemaError: it is of another version.
+    """
+    path = config.database
+    if not path.exists():
+        return None, None
+    if path.is_file() and path.stat().st_size and os.access(path, os.R_OK) and not is_database(path):
+        raise InputError(
+            "folder-occupied",
+            f"{path} is a file that is no SQLite database, and nothing is written over it: give another --output, such "
+            f"as {path.with_name(path.stem + '-texts.sqlite')}",
+        )
+    try:
+        found = open_source(path)
+    except (InputError, SchemaError) as error:
+        raise type(error)(
+            error.code, f"{error}; nothing is written over it, another --output leaves it as it is"
+        ) from error
+    if not is_of(found, config.input):
+        name = found.origin.get("name")
+        if name != config.input.name and not config.replace:
+            raise InputError(
+                "folder-occupied",
+                f"{path} was made of {name}, not of {config.input.name}: give --output FILE.sqlite of `bertbench data "
+                "csv` for another file, or --replace to write over it",
+            )
+        return None, f"was of {name}" if name != config.input.name else f"was of {name} as it was before"
+    before, wanted = found.origin.get("options") or {}, _options(config, vocabulary)
+    # An earlier version had not all of them: it is kept where nobody asks for anything else.
+    others = [name for name in wanted if before.get(name, _UNKNOWN_BEFORE.get(name)) != wanted[name]]
+    if not others:
+        return found, None
+    certain = [name for name in others if name in _DIVIDING]
+    if certain and not config.replace:
+        with opened(path, remake(path)) as connection:
+            runs = connection.execute("SELECT count(*) FROM runs").fetchone()[0]
+        if runs:
+            find_form(config.input, config)  # refuses columns that are not there, which no other --output would help
+            _refuse_losing_runs(config, path, runs, _differences(certain, before, wanted))
+    return None, f"had {_differences(others, before, wanted)}"
+
+
+def _differences(names: Sequence[str], before: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Say in words what options were, and are."""
+    said = []
+    for name in names:
+        values = [str(found.get(name)) for found in (before, wanted)]
+        said.append("another vocabulary" if name == "vocabulary" else f"{name} {values[0]}, not {values[1]}")
+    return "; ".join(said)
+
+
+def _refuse_losing_runs(config: CsvConfig, path: Path, runs: int, why: str = "its samples are others") -> None:
+    if not config.replace:
+        raise InputError(
+            "folder-occupied",
+            f"{path} holds the results of {runs} training{'s' * (runs != 1)} on it as it is ({why}): give --output "
+            "FILE.sqlite of `bertbench data csv` for another file, or --replace to make it anew without them",
+        )
+
+
+def _options(config: CsvConfig, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Everything the database depends on that is given, as JSON values."""
+    given = dataclasses.asdict(config)
+    for name in ("input", "vocab", "output", "replace"):
+        del given[name]
+    return {**given, "vocabulary": vocabulary.fingerprint}
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    except OSError as error:
+        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; give a CSV file") from error
+
+
+def _build(config: CsvConfig, vocabulary: Vocabulary, progress: Progress) -> None:
+    path = config.database
+    before = config.input.stat()
+    form = find_form(config.input, config)
+    digest = _digest(config.input)
+    runs = _runs_before(path)
+    settings = _settings(config, form, vocabulary)
+    with (
+        atomic_path(path) as temporary,
+        database_errors(path, remake(path)),
+        closing(sqlite3.connect(temporary)) as connection,
+    ):
+        # Nobody else sees the file before it is whole and has its name.
+        connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + TABLES)
+        writer = Writer(connection, config, form, vocabulary)
+        for row in reading.read_rows(config.input, form):
+            writer.add(row)
+            progress("rows", writer.counts.get("rows"), None)
+        writer.end()
+        divide(connection, config.validation, config.test)
+        after = config.input.stat()
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise InputError("file-changed", f"{config.input} changed while it was read: run the same command again")
+        checksums = {split: checksum_of(connection, path, split) for split in SPLITS}
+        fingerprint = source_fingerprint(SCHEMA_VERSION, settings, list(writer.labels), checksums)
+        kept = [run for run in runs if run[1] == fingerprint]
+        if len(kept) < len(runs):
+            _refuse_losing_runs(config, path, len(runs) - len(kept))
+        meta = {
+            "fingerprint": fingerprint,
+            "settings": settings,
+            "origin": {
+                "name": config.input.name,
+                "bytes": after.st_size,
+                "modified_ns": after.st_mtime_ns,
+                "digest": digest,
+                "options": _options(config, vocabulary),
+            },
+            "counts": writer.counts.to_json(),
+            "checksums": checksums,
+            "vocabulary": list(vocabulary.pieces),
+        }
+        rows = ((name, json.dumps(value, ensure_ascii=False)) for name, value in meta.items())
+        connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+        connection.executemany("INSERT INTO runs (ended, fingerprint, result) VALUES (?, ?, ?)", kept)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.commit()
+    progress("rows", writer.counts.get("rows"), writer.counts.get("rows"))
+
+
+def _settings(config: CsvConfig, form: FoundForm, vocabulary: Vocabulary) -> dict[str, Any]:
+    assert form.label is not None
+    return {
+        "text": form.column(form.text),
+        "label": form.column(form.label),
+        "encoding": form.encoding,
+        "encoding_from": form.encoding_from,
+        "delimiter": form.dialect.delimiter,
+        "delimiter_from": form.delimiter_from,
+        "quoting": form.dialect.quoting,
+        "quote_char": form.dialect.quote_char,
+        "skip_initial_space": form.dialect.skip_initial_space,
+        "columns": form.width,
+        "header": None if form.header is None else list(form.header),
+        "lower_case": vocabulary.lower_case,
+        "vocabulary": vocabulary.fingerprint,
+        "vocab_size": len(vocabulary.pieces),
+        "token_bytes": 2 if len(vocabulary.pieces) <= 2**16 else 4,
+        "max_seq_length": config.max_seq_length,
+        "validation": config.validation,
+        "test": config.test,
+        "seed": config.seed,
+    }
+
+
+def _runs_before(path: Path) -> list[tuple[str, str, str]]:
+    """Results of trainings on the database that is made anew."""
+    if not path.exists():
+        return []
+    with opened(path, remake(path)) as connection:
+        return connection.execute("SELECT ended, fingerprint, result FROM runs ORDER BY number").fetchall()
+
+
+def current(csv_file: Path, database: Path) -> TextSource | None:
+    """Return a database where it was made of this CSV as it is now, with whatever options; else None.
+
+    Raises:
+        InputError: the file there was not made here, or is damaged.
+        SchemaError: it is of another version.
+    """
+    if not database.exists():
+        return None
+    found = open_source(database)
+    return found if is_of(found, csv_file) else None
+
+
+def is_of(found: TextSource, csv_file: Path) -> bool:
+    """Whether a database was made of a CSV with this content; the content is read where size or time are others."""
+    state = csv_file.stat()
+    before = tuple(found.origin.get(name) for name in ("name", "bytes", "modified_ns"))
+    now = (csv_file.name, state.st_size, state.st_mtime_ns)
+    return before == now or found.origin.get("digest") == _digest(csv_file)

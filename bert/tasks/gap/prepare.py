@@ -1,0 +1,264 @@
+"""`bertbench data gap`: TSVs to files of features. Imports no torch."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert.data.feature_files import keep_notes, keep_vocabulary, lock_for_features
+from bert.data.pool import Progress
+from bert.data.ragged import Ragged
+from bert.data.rows import TokenRows
+from bert.data.stages import Counts
+from bert.data.vocabulary import Vocabulary, load_vocabulary
+from bert.tasks.gap.config import MENTIONS, GapConfig
+from bert.tasks.gap.examples import GapExample, Mention
+from bert.tasks.gap.features import GENDER_NAMES, MENTION_ENDS, MENTION_STARTS, GapFeatures, Settings
+from bert.tasks.gap.mentions import TokenText, fit, tokenize
+from bert.tasks.gap.reading import Flaw, GapFile, read_gap, told_flaws
+from bert.tasks.gap.store import (
+    FORM,
+    SCHEMA_VERSION,
+    file_name,
+    texts,
+    write_features,
+    write_readable,
+)
+from common.errors import InputError
+
+_BATCH = 500
+"""Rows that are tokenised at once."""
+_MOST_TOLD = 5
+
+
+@dataclass(frozen=True, slots=True)
+class GapSummary:
+    """What became of one TSV."""
+
+    input: Path
+    """The TSV."""
+    features: Path
+    """The file of features; the readable TSV lies beside it."""
+    settings: Settings
+    """What they were made with."""
+    kept: bool
+    """It was finished before."""
+    counts: Counts
+    """What was met."""
+    flaws: tuple[Flaw, ...]
+    """Rows that were left out."""
+    notes: tuple[str, ...]
+    """What the user should know."""
+    seconds: float
+    """From reading to the finished file."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "input": str(self.input),
+            "features": str(self.features),
+            "settings": dataclasses.asdict(self.settings),
+            "kept": self.kept,
+            "counts": self.counts.numbers,
+            "left_out": [dataclasses.asdict(flaw) for flaw in self.flaws],
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+        }
+
+
+def prepare(config: GapConfig, progress: Progress) -> list[GapSummary]:
+    """Make the features of each input; those that are finished are kept.
+
+    Args:
+        config: what to make.
+        progress: told about rows.
+
+    Raises:
+        InputError: an input or the vocabulary is not as it has to be, or no row can be used.
+        UsageError: what an input is for cannot be told.
+        StorageError: the output cannot be written.
+    """
+    files = [read_gap(path) for path in config.input]
+    splits = [config.split_of(path) for path in config.input]
+    vocabulary = load_vocabulary(config.vocab, config.lower_case)
+    settings = [
+        Settings(split, config.lower_case, vocabulary.fingerprint, len(vocabulary.pieces), config.max_seq_length)
+        for split in splits
+    ]
+    made = [_features(file, own, vocabulary, progress) for file, own in zip(files, settings, strict=True)]
+    pairs = list(zip(files, made, strict=True))
+    with lock_for_features(config.output, lambda: all(_is_finished(config, *pair) for pair in pairs)):
+        return [_written(config, *pair, vocabulary) for pair in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Features of one file, and what was met."""
+
+    features: GapFeatures
+    counts: Counts
+    flaws: tuple[Flaw, ...]
+    seconds: float
+
+
+def _written(config: GapConfig, file: GapFile, made: _Made, vocabulary: Vocabulary) -> GapSummary:
+    began = time.monotonic()
+    path = config.output / file_name(made.features.settings, file.fingerprint)
+    notes = _notes(file, made, config.vocab)
+    kept = FORM.finished(path, made.features.fingerprint, notes) is not None
+    if not kept:
+        write_features(path, made.features, made.counts)
+    if not kept or not path.with_suffix(".tsv").is_file():
+        write_readable(path, made.features, vocabulary)
+    keep_vocabulary(path, config.vocab)
+    names = {"features": path.name, "input": str(file.path.resolve()), "vocab": str(config.vocab.resolve())}
+    keep_notes(path, {"schema_version": SCHEMA_VERSION, **names})
+    seconds = made.seconds + time.monotonic() - began
+    return GapSummary(file.path, path, made.features.settings, kept, made.counts, made.flaws, tuple(notes), seconds)
+
+
+def _is_finished(config: GapConfig, file: GapFile, made: _Made) -> bool:
+    path = config.output / file_name(made.features.settings, file.fingerprint)
+    return FORM.finished(path, made.features.fingerprint, []) is not None and path.with_suffix(".tsv").is_file()
+
+
+def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary, progress: Progress) -> _Made:
+    began = time.monotonic()
+    examples, flaws = _usable(file, settings)
+    counts, kept, fitted = Counts({"rows": len(file.examples) + len(file.flaws)}), list[GapExample](), list[TokenText]()
+    title = f"features of {file.path.name}"
+    for first in range(0, len(examples), _BATCH):
+        some = examples[first : first + _BATCH]
+        for example, text in zip(some, tokenize(some, vocabulary), strict=True):
+            flaw, short = _fit(example, text, settings.max_seq_length)
+            counts.add("tokens", len(text.ids))
+            counts.add("unknown tokens", int(np.count_nonzero(text.ids == vocabulary.ids["[UNK]"])))
+            if short is None or flaw is not None:
+                flaws += [flaw] if flaw else []
+                continue
+            if len(short.ids) < len(text.ids):
+                counts.add("windowed", 1, example.place)
+            kept.append(example)
+            fitted.append(short)
+        progress(title, min(first + _BATCH, len(examples)), len(examples))
+    if not kept:
+        raise InputError("rows-invalid", f"no row of {file.path} can be used: {'; '.join(told_flaws(flaws))}")
+    features = _together(kept, fitted, flaws, settings, vocabulary, FORM.fingerprint(settings, file.fingerprint))
+    counts.add("features", len(kept))
+    counts.add("left out", len(flaws))
+    for example in kept:
+        counts.add(f"pronouns: {example.gender or 'of no gender'}", 1, None if example.gender else example.place)
+    return _Made(features, counts, tuple(sorted(flaws, key=lambda flaw: flaw.line)), time.monotonic() - began)
+
+
+def _usable(file: GapFile, settings: Settings) -> tuple[list[GapExample], list[Flaw]]:
+    """Return the rows to make features of, and the flaws of the others. Raises InputError: answers are missing."""
+    flaws, kept = list(file.flaws), []
+    unanswered = [
+        Flaw(e.line, e.id, "missing labels", "A-coref and B-coref are not both given")
+        for e in file.examples
+        if None in (e.a_coref, e.b_coref)
+    ]
+    if settings.split == "training" and not file.labelled:
+        raise InputError(
+            "columns-missing",
+            f"{file.path} has no columns A-coref and B-coref, which training needs: give development of GAP, or "
+            "--split test to predict with",
+        )
+    if settings.split != "training" and len(unanswered) == len(file.examples):
+        return list(file.examples), flaws
+    if settings.split != "training" and unanswered:
+        raise InputError(
+            "labels-invalid",
+            f"some rows of {file.path} have answers and others have none: {'; '.join(told_flaws(unanswered))}; give "
+            "all, or take both columns out to predict them",
+        )
+    for example in file.examples:
+        if example.label is not None:
+            kept.append(example)
+        elif None not in (example.a_coref, example.b_coref):
+            flaws.append(Flaw(example.line, example.id, "both names as the answer", "A-coref and B-coref are TRUE"))
+    return kept, [*flaws, *unanswered]
+
+
+def _fit(example: GapExample, text: TokenText, max_seq_length: int) -> tuple[Flaw | None, TokenText | None]:
+    if (text.starts == text.ends).any():
+        empty = example.mentions[int(np.flatnonzero(text.starts == text.ends)[0])]
+        return Flaw(example.line, example.id, "a mention without word pieces", f"{empty.text[:40]!r}"), None
+    short = fit(text, max_seq_length)
+    if short is None:
+        mentions = int((text.ends - text.starts).sum())
+        detail = f"its mentions have {mentions} tokens"
+        return Flaw(example.line, example.id, f"mentions beyond {max_seq_length} tokens", detail), None
+    return None, short
+
+
+def _together(
+    examples: Sequence[GapExample],
+    fitted: Sequence[TokenText],
+    flaws: Sequence[Flaw],
+    settings: Settings,
+    vocabulary: Vocabulary,
+    fingerprint: str,
+) -> GapFeatures:
+    ids = Ragged.of([[vocabulary.cls_id, *text.ids.tolist(), vocabulary.sep_id] for text in fitted])
+    labels = [-1 if example.label is None else example.label for example in examples]
+    has_labels = bool(labels) and min(labels) >= 0
+    # The token before all others is [CLS].
+    columns = {
+        MENTION_STARTS: np.stack([text.starts for text in fitted]).reshape(-1, MENTIONS) + 1,
+        MENTION_ENDS: np.stack([text.ends for text in fitted]).reshape(-1, MENTIONS) + 1,
+    }
+    rows = TokenRows(
+        ids=ids,
+        second=ids.lengths,
+        labels=np.array(labels if has_labels else [], np.int64),
+        columns=columns,
+        fingerprint=fingerprint,
+        vocab_size=settings.vocab_size,
+        vocabulary=settings.vocabulary,
+        pad_id=vocabulary.pad_id,
+        max_seq_length=settings.max_seq_length,
+    )
+    names = {example.id for example in examples}
+    absent = dict.fromkeys(flaw.id for flaw in flaws if flaw.id and flaw.id not in names)
+    genders = np.array([GENDER_NAMES.index(example.gender) for example in examples], np.uint8)
+    return GapFeatures(settings, rows, texts([e.id for e in examples]), genders, texts(list(absent)))
+
+
+def _notes(file: GapFile, made: _Made, vocab: Path) -> list[str]:
+    """Return what is odd about a file."""
+    counts = made.counts
+    notes = [f"left out: {told}" for told in told_flaws(made.flaws)]
+    if file.unquoted:
+        notes.append(f"{file.unquoted:,} row(s) stood in quotation marks, which were taken off")
+    notes += _ambiguous(file)
+    if unknown := counts.get("pronouns: of no gender"):
+        places = ", ".join(counts.names["pronouns: of no gender"])
+        notes.append(f"{unknown:,} pronoun(s) are none of he, his, him, she, her, hers: {places}")
+    if counts.get("unknown tokens") > 0.05 * max(1, counts.get("tokens")):
+        share = counts.get("unknown tokens") / counts.get("tokens")
+        notes.append(f"{share:.0%} of the tokens are [UNK]: does {vocab} fit the casing and the language?")
+    return notes
+
+
+def _ambiguous(file: GapFile) -> list[str]:
+    """Return which rows have mentions that stand where another one does: no model can tell those apart."""
+    kinds = {
+        "A and B at the same offset": [e for e in file.examples if e.a.offset == e.b.offset],
+        "a name on the pronoun": [e for e in file.examples if _overlap(e.a, e.pronoun) or _overlap(e.b, e.pronoun)],
+    }
+    return [f"{len(found):,} row(s) have {kind}: {_places(found)}" for kind, found in kinds.items() if found]
+
+
+def _overlap(one: Mention, other: Mention) -> bool:
+    return one.offset < other.end and other.offset < one.end
+
+
+def _places(examples: Sequence[GapExample]) -> str:
+    more = ", ..." if len(examples) > _MOST_TOLD else ""
+    return ", ".join(example.place for example in examples[:_MOST_TOLD]) + more

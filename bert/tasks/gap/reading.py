@@ -1,0 +1,234 @@
+"""GAP's TSVs, read and checked row by row.
+
+The published files know no quoting: a quotation mark is a character of the text. A file that a spreadsheet or a CSV
+library has written again has fields in quotation marks, with those inside doubled. Which of the two a row is shows in
+its offsets: they fit one reading of it.
+"""
+
+import csv
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert.data.bounded import read_at_most
+from bert.tasks.gap.examples import COLUMNS, LABEL_COLUMNS, GapExample, Mention
+from common.errors import InputError, read_code
+
+MOST_BYTES = 2**30
+"""Size beyond which a file is taken for something else (GAP's largest has 1 MB)."""
+_MOST_TOLD = 5
+_TRUTHS = {"true": True, "false": False, "": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """A row that cannot be used."""
+
+    line: int
+    """Its line, from 1."""
+    id: str
+    """Its name, where it has one."""
+    kind: str
+    """What is wrong, in words that fit all rows of which it is."""
+    detail: str
+    """What is wrong with this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapFile:
+    """A file, read."""
+
+    path: Path
+    """Where it is."""
+    examples: tuple[GapExample, ...]
+    """The rows that can be used, in order, each with an id of its own."""
+    flaws: tuple[Flaw, ...]
+    """The others."""
+    labelled: bool
+    """Whether it has the columns of the answers."""
+    unquoted: int
+    """Rows whose fields were taken out of quotation marks."""
+    fingerprint: str
+    """Hash of the file's content."""
+
+
+class _RowError(Exception):
+    """A row that cannot be used: (kind, detail)."""
+
+
+def read_gap(path: Path) -> GapFile:
+    """Read a TSV of GAP, with or without answers; rows that cannot be used are named.
+
+    Raises:
+        InputError: it cannot be read, is no UTF-8 text, has no header or another one, or no row of it can be used; the
+            message has the lines.
+    """
+    content = _content(path)
+    lines = _decoded(path, content).split("\n")
+    names = _header(path, lines[0].removesuffix("\r"))
+    labelled = set(LABEL_COLUMNS) <= set(names)
+    examples: dict[str, GapExample] = {}
+    flaws: list[Flaw] = []
+    unquoted = 0
+    for number, line in enumerate(lines[1:], start=2):
+        row = line.removesuffix("\r")
+        if not row.strip():
+            continue
+        example, flaw, quoted = _read_row(row, number, names)
+        unquoted += quoted
+        if example is not None and example.id in examples:
+            first = examples[example.id].line
+            flaw = Flaw(number, example.id, "repeated ids", f"its id stands in line {first} already")
+        elif example is not None:
+            examples[example.id] = example
+        if flaw is not None:
+            flaws.append(flaw)
+    if not examples:
+        told = "; ".join(told_flaws(flaws)) or "it has none below its header"
+        raise InputError("rows-invalid" if flaws else "file-empty", f"no row of {path} can be used: {told}")
+    fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
+    return GapFile(path, tuple(examples.values()), tuple(flaws), labelled, unquoted, fingerprint)
+
+
+def told_flaws(flaws: Sequence[Flaw]) -> list[str]:
+    """Return one text for each kind of flaw: how many, in which lines, and what is wrong with the first."""
+    kinds: dict[str, list[Flaw]] = {}
+    for flaw in flaws:
+        kinds.setdefault(flaw.kind, []).append(flaw)
+    return [
+        f"{len(found):,} row(s) with {kind}, {told_lines([flaw.line for flaw in found])} "
+        f"(line {found[0].line}: {found[0].detail})"
+        for kind, found in kinds.items()
+    ]
+
+
+def told_lines(numbers: Sequence[int]) -> str:
+    """Return the numbers of lines in words, the first few of many."""
+    some = ", ".join(map(str, numbers[:_MOST_TOLD]))
+    return f"line{'s' * (len(numbers) > 1)} {some}{', ...' if len(numbers) > _MOST_TOLD else ''}"
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = read_at_most(file, MOST_BYTES)
+    except OSError as error:
+        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; give a TSV of GAP") from error
+    if len(content) > MOST_BYTES:
+        raise InputError("file-limit", f"{path} has more than {MOST_BYTES // 2**20} MiB: too long for a TSV of GAP")
+    if not content.strip():
+        raise InputError("file-empty", f"{path} is empty: give a TSV of GAP")
+    return content
+
+
+def _decoded(path: Path, content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            "file-encoding", f"{path}, line {line}, is not UTF-8 text: offsets count its characters, save it so"
+        ) from error
+
+
+def _header(path: Path, line: str) -> list[str]:
+    """Return the names of the columns; the line may be in quotation marks."""
+    names = _spelled([name.strip() for name in next(iter(_unquoted(line)), [])])
+    missing = [name for name in COLUMNS if name not in names]
+    if not missing and (some := [name for name in LABEL_COLUMNS if name in names]) and len(some) == 1:
+        raise InputError(
+            "columns-missing",
+            f"{path} has a column {some[0]} without the other of {' and '.join(LABEL_COLUMNS)}: add it",
+        )
+    twice = sorted({name for name in names if names.count(name) > 1} & {*COLUMNS, *LABEL_COLUMNS})
+    if not missing and not twice:
+        return names
+    if twice:
+        raise InputError("data-ambiguous", f"{path} has the column {twice[0]} twice: leave one")
+    why = f"line 1 lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+    if len(missing) == len(COLUMNS):
+        parted = "commas" if line.count(",") >= len(COLUMNS) - 1 and "\t" not in line else ""
+        why = f"line 1 is parted by {parted}" if parted else f"line 1 is no header: {line[:60]!r}"
+    raise InputError(
+        "file-format" if len(missing) == len(COLUMNS) else "columns-missing",
+        f"{path} is no TSV of GAP ({why}): its first line has to be {'<tab>'.join(COLUMNS)}, and to train or to score "
+        f"{' and '.join(LABEL_COLUMNS)} too",
+    )
+
+
+def _spelled(names: Sequence[str]) -> list[str]:
+    """Return the names with GAP's own for those that differ from one in case, or in _ for -, alone."""
+    known = {name.lower(): name for name in (*COLUMNS, *LABEL_COLUMNS) if name not in names}
+    return [known.get(name.lower().replace("_", "-"), name) for name in names]
+
+
+def _read_row(row: str, line: int, names: Sequence[str]) -> tuple[GapExample | None, Flaw | None, bool]:
+    """Return the example or the flaw of a row, and whether its fields were taken out of quotation marks."""
+    example, flaw = _checked(row.split("\t"), line, names)
+    if example is None and '"' in row:
+        for cells in _unquoted(row):
+            again, other = _checked(cells, line, names)
+            if again is not None or len(cells) == len(names):
+                return again, other, again is not None
+    return example, flaw, False
+
+
+def _unquoted(row: str) -> Iterator[list[str]]:
+    try:
+        yield next(csv.reader([row], delimiter="\t", strict=True))
+    except (csv.Error, StopIteration):
+        return
+
+
+def _checked(cells: Sequence[str], line: int, names: Sequence[str]) -> tuple[GapExample | None, Flaw | None]:
+    try:
+        if len(cells) != len(names):
+            raise _RowError("another number of columns", f"{len(cells)} in place of {len(names)}")
+        return _example(dict(zip(names, cells, strict=True)), line), None
+    except _RowError as error:
+        kind, detail = error.args
+        place = names.index("ID")
+        return None, Flaw(line, cells[place].strip() if place < len(cells) else "", kind, detail)
+
+
+def _example(cells: Mapping[str, str], line: int) -> GapExample:
+    name, text = cells["ID"].strip(), cells["Text"]
+    if not name:
+        raise _RowError("no id", "the column ID is empty")
+    if not name.isprintable():
+        raise _RowError("ids that cannot be printed", f"the column ID is {name[:40]!r}")
+    mentions = {column: _mention(cells, column, text) for column in ("Pronoun", "A", "B")}
+    truths = {column: _truth(cells, column) for column in LABEL_COLUMNS if column in cells}
+    return GapExample(
+        line,
+        name,
+        text,
+        mentions["Pronoun"],
+        mentions["A"],
+        mentions["B"],
+        truths.get("A-coref"),
+        truths.get("B-coref"),
+    )
+
+
+def _mention(cells: Mapping[str, str], column: str, text: str) -> Mention:
+    mention, given = cells[column], cells[f"{column}-offset"].strip()
+    if not mention.strip():
+        raise _RowError("an empty mention", f"the column {column} is empty")
+    if not (given.isascii() and given.isdigit()) or len(given) > 9:
+        raise _RowError("offsets that are no numbers", f"{column}-offset is {given[:40]!r}")
+    offset = int(given)
+    if not text.startswith(mention, offset):
+        there = text[offset : offset + len(mention)]
+        places = text.count(mention)
+        hint = f", it stands at {text.index(mention)}" if places == 1 else f", the text has it {places} times"
+        raise _RowError("misaligned offsets", f"{column} is {mention[:40]!r}, at {offset} stands {there[:40]!r}{hint}")
+    return Mention(mention, offset)
+
+
+def _truth(cells: Mapping[str, str], column: str) -> bool | None:
+    given = cells[column].strip().lower()
+    if given not in _TRUTHS:
+        raise _RowError("labels that are neither TRUE nor FALSE", f"{column} is {cells[column][:40]!r}")
+    return _TRUTHS[given]

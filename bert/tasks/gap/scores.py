@@ -1,0 +1,196 @@
+"""The official scores of GAP, and what else a prediction is judged by. Imports no torch.
+
+Rules: Webster et al. 2018 (arXiv 1810.05201), section 4, as the published scorer has them: each of the two names of a
+row is a decision of its own, about which the answer is TRUE or FALSE. A name without a decision counts as a false
+negative, whether the pronoun means it or not. Log loss is that of the competition on Kaggle ("Gendered Pronoun
+Resolution", evaluation page): the three probabilities of a row are divided by their sum and kept 1e-15 away from 0
+and 1.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert.tasks.gap.examples import FEMININE, LABELS, MASCULINE
+
+OVERALL = "overall"
+_LEAST_PROBABILITY = 1e-15
+
+Decision = tuple[bool | None, bool | None]
+"""Whether the pronoun means A, and B; None where nothing was decided."""
+NO_DECISION: Decision = (None, None)
+DECISIONS: tuple[Decision, ...] = ((False, False), (True, False), (False, True))
+"""By class, in the order of LABELS."""
+ANSWERS = (*LABELS, "both", "none")
+"""Columns of a confusion matrix: what a system can answer; none where it decided nothing, or only about one name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """What is right for one row, and what the row is like."""
+
+    a_coref: bool
+    """Whether the pronoun means A."""
+    b_coref: bool
+    """Whether the pronoun means B."""
+    gender: str | None
+    """Of the pronoun: masculine or feminine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Decisions about names, counted."""
+
+    true_positives: int = 0
+    """Rightly said to be meant."""
+    false_positives: int = 0
+    """Wrongly said to be meant."""
+    false_negatives: int = 0
+    """Wrongly said not to be meant, and those without a decision."""
+    true_negatives: int = 0
+    """Rightly said not to be meant."""
+
+    @property
+    def recall(self) -> float:
+        """Return true positives of all that are meant, in percent; 0 where there are none."""
+        found = self.true_positives + self.false_negatives
+        return 100.0 * self.true_positives / found if found else 0.0
+
+    @property
+    def precision(self) -> float:
+        """Return true positives of all that were said to be meant, in percent; 0 where there are none."""
+        said = self.true_positives + self.false_positives
+        return 100.0 * self.true_positives / said if said else 0.0
+
+    @property
+    def f1(self) -> float:
+        """Return the harmonic mean of recall and precision, in percent; 0 where both are."""
+        recall, precision = self.recall, self.precision
+        return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+    def to_json(self) -> dict[str, float]:
+        """Return percentages and counts by name."""
+        counts = {name: getattr(self, name) for name in self.__slots__}
+        return {"recall": self.recall, "precision": self.precision, "f1": self.f1, **counts}
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How good the decisions are."""
+
+    tallies: Mapping[str, Tally]
+    """overall, masculine, feminine."""
+    rows: int
+    """Rows of the dataset."""
+    accuracy: float
+    """Fraction of the rows of which both decisions are right."""
+    log_loss: float | None
+    """In nats, over the rows with probabilities; None where there are none."""
+    probable: int
+    """Rows with probabilities."""
+    confusion: npt.NDArray[np.int64]
+    """Rows by what is right (LABELS, and both) and what was answered (ANSWERS) [4, 5]."""
+    missing: tuple[str, ...] = ()
+    """Ids of rows without a decision."""
+    extra: tuple[str, ...] = ()
+    """Ids that no row has."""
+    notes: tuple[str, ...] = field(default=())
+    """What is odd about the inputs, for people."""
+
+    @property
+    def bias(self) -> float | None:
+        """Return F1 of the feminine rows over that of the masculine ones; None where one of them is 0."""
+        feminine, masculine = self.tallies[FEMININE].f1, self.tallies[MASCULINE].f1
+        return feminine / masculine if feminine and masculine else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            **{name: tally.to_json() for name, tally in self.tallies.items()},
+            "bias": self.bias,
+            "rows": self.rows,
+            "accuracy": self.accuracy,
+            "log_loss": self.log_loss,
+            "rows_with_probabilities": self.probable,
+            "confusion": {
+                name: dict(zip(ANSWERS, row, strict=True))
+                for name, row in zip(ANSWERS[:-1], self.confusion.tolist(), strict=True)
+            },
+            "missing": list(self.missing),
+            "extra": list(self.extra),
+            "notes": list(self.notes),
+        }
+
+
+def score(
+    golds: Mapping[str, Gold],
+    decisions: Mapping[str, Decision],
+    probabilities: Mapping[str, Sequence[float]] | None = None,
+    notes: Sequence[str] = (),
+) -> Scores:
+    """Score decisions as the official scorer does.
+
+    Args:
+        golds: what is right, by id; at least one.
+        decisions: what a system says, by id; rows without are missing.
+        probabilities: of neither, A and B, not negative and of a sum above 0, by id; None where there are none.
+        notes: to be kept with the scores.
+    """
+    counts = {name: [0, 0, 0, 0] for name in (OVERALL, MASCULINE, FEMININE)}
+    confusion = np.zeros((len(ANSWERS) - 1, len(ANSWERS)), np.int64)
+    losses = []
+    for name, gold in golds.items():
+        decision = decisions.get(name, NO_DECISION)
+        truth = (gold.a_coref, gold.b_coref)
+        for group in (OVERALL, *((gold.gender,) if gold.gender in counts else ())):
+            for right, said in zip(truth, decision, strict=True):
+                counts[group][_cell(right, said)] += 1
+        confusion[_answer(truth), _answer(decision)] += 1
+        if probabilities is not None and name in probabilities and truth != (True, True):
+            losses.append(log_loss(probabilities[name], DECISIONS.index(truth)))
+    return Scores(
+        tallies={group: Tally(*found) for group, found in counts.items()},
+        rows=len(golds),
+        accuracy=float(np.trace(confusion)) / len(golds),
+        log_loss=float(np.mean(losses)) if losses else None,
+        probable=len(losses),
+        confusion=confusion,
+        missing=tuple(name for name in golds if name not in decisions),
+        extra=tuple(name for name in decisions if name not in golds),
+        notes=tuple(notes),
+    )
+
+
+def log_loss(probabilities: Sequence[float], label: int) -> float:
+    """Return the loss of one row in nats.
+
+    Args:
+        probabilities: of the classes, not negative and of a sum above 0.
+        label: the class that is right.
+    """
+    share = probabilities[label] / sum(probabilities)
+    return float(-np.log(min(max(share, _LEAST_PROBABILITY), 1 - _LEAST_PROBABILITY)))
+
+
+def decisions_of(ids: Sequence[str], classes: npt.NDArray[np.int64]) -> dict[str, Decision]:
+    """Return the decisions that classes [N] of rows come to, by id."""
+    return {name: DECISIONS[number] for name, number in zip(ids, classes.tolist(), strict=True)}
+
+
+def _cell(right: bool, said: bool | None) -> int:
+    """The place in Tally's fields of one decision."""
+    if said is None:
+        return 2
+    if said:
+        return 0 if right else 1
+    return 2 if right else 3
+
+
+def _answer(decision: Decision) -> int:
+    """The place in ANSWERS of a decision."""
+    if None in decision:
+        return len(ANSWERS) - 1
+    return DECISIONS.index(decision) if decision in DECISIONS else ANSWERS.index("both")

@@ -1,0 +1,116 @@
+"""The files that GLUE's server takes: a header `index<TAB>prediction`, a line for each row. Imports no torch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from bert.tasks.glue.tables import GlueTable, label_of, read_lines, row_number
+from bert.tasks.glue.tasks import REGRESSION_RANGE, GlueSpec
+from common.atomic import write_text
+from common.errors import InputError
+
+HEADER = ("index", "prediction")
+_MOST_NAMED = 5
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Answers beside the labels of the same rows."""
+
+    predictions: npt.NDArray[np.float64]
+    """Class or number of each row [N]."""
+    labels: npt.NDArray[np.float64]
+    """The right one [N]."""
+    extra: tuple[int, ...]
+    """Indexes of answers to rows that the table does not have."""
+
+
+def answer_file(spec: GlueSpec, split: str) -> str:
+    """Return the name of the file of a split's answers; that of a test split is the one GLUE's server knows."""
+    return spec.submissions.get(split, f"{spec.folder}-{split}.tsv")
+
+
+def answers_text(spec: GlueSpec, split: str, index: npt.NDArray[np.int64], predictions: npt.NDArray[np.generic]) -> str:
+    """Return the file of answers, in the order of the index.
+
+    Classes stand by their names where the task has names. Numbers for GLUE's server are put into the range of the
+    labels; those to score are left as they are.
+    """
+    order = np.argsort(index, kind="stable")
+    low, high = REGRESSION_RANGE if split in spec.submissions else (-math.inf, math.inf)
+    lines = ["\t".join(HEADER)]
+    for row in order.tolist():
+        value = float(predictions[row])
+        told = f"{min(high, max(low, value)):.7g}" if spec.is_regression else spec.classes[int(value)]
+        lines.append(f"{int(index[row])}\t{told}")
+    return "\n".join(lines) + "\n"
+
+
+def write_answers(
+    path: Path, spec: GlueSpec, split: str, index: npt.NDArray[np.int64], predictions: npt.NDArray[np.generic]
+) -> None:
+    """Write answers, whole or not at all. Raises StorageError."""
+    write_text(path, answers_text(spec, split, index, predictions))
+
+
+def read_answers(path: Path, spec: GlueSpec) -> dict[int, float]:
+    """Return the class, or number, that a file says for each index.
+
+    Raises:
+        InputError: it cannot be read, has another header, a line of another form, an answer that is none of the task's,
+            or two answers for one index; the message has the line's number.
+    """
+    lines = read_lines(path, "a file of answers, as `bertbench predict glue` writes it")
+    if tuple(lines[0].split("\t")) != HEADER:
+        raise InputError(
+            "file-format",
+            f"{path}, line 1: {lines[0][:_SHOWN]!r} is not the header of answers to GLUE, 'index<TAB>prediction': give "
+            "a file of `bertbench predict glue`, or of that form",
+        )
+    found: dict[int, float] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        if not line.strip():
+            continue
+        index, separator, text = line.partition("\t")
+        row, value = row_number(index), label_of(spec, text.strip(), anywhere=True)
+        if not separator or row is None:
+            raise InputError(
+                "rows-invalid",
+                f"{path}, line {number}: {line[:_SHOWN]!r} is no index and prediction with a tab between",
+            )
+        if value is None:
+            answers = ", ".join(spec.classes) or "a number"
+            raise InputError(
+                "answers-invalid", f"{path}, line {number}: {text[:_SHOWN]!r} is no answer of {spec.name}: {answers}"
+            )
+        if row in found:
+            raise InputError("answers-invalid", f"{path}, line {number}: a second answer for index {row}: leave one")
+        found[row] = value
+    return found
+
+
+def pair(table: GlueTable, answers: Mapping[int, float], source: Path) -> Paired:
+    """Put answers beside the labels of a table.
+
+    Raises:
+        InputError: a row has no answer, and no score is defined without one; the message names the first ones.
+    """
+    missing = [row.index for row in table.rows if row.index not in answers]
+    if missing:
+        shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." if len(missing) > _MOST_NAMED else "")
+        raise InputError(
+            "answers-invalid",
+            f"{source} has no answer for {len(missing):,} of the {len(table.rows):,} rows of {table.source} (index "
+            f"{shown}): GLUE's scores need every one; predict the same table",
+        )
+    known = {row.index for row in table.rows}
+    return Paired(
+        np.array([answers[row.index] for row in table.rows]),
+        np.array([row.label for row in table.rows], dtype=np.float64),
+        tuple(sorted(answers.keys() - known)),
+    )

@@ -1,0 +1,76 @@
+"""What a plan asks of GLUE's data: features files. Imports no torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert.data.lengths import is_synthetic
+from bert.data.rows import TokenRows
+from bert.tasks.classification_data import EVALUATION, TRAINING, ClassificationData
+from bert.tasks.data import DataSource, Trained
+from bert.tasks.glue.store import command, find_all, open_features, training_splits
+from bert.tasks.glue.tasks import TASKS, GlueSpec, task_of
+from bert.tasks.options import TaskOption
+from common.errors import InputError, UsageError
+
+
+class GlueData(ClassificationData):
+    """Sentences and pairs of sentences of one of GLUE's tasks."""
+
+    name = "glue"
+    options = (TaskOption(name="task", kind=str, choices=tuple(TASKS)),)
+
+    def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:
+        """Read features; `split` is training, evaluation, or one of the task's own."""
+        task = options.get("task")
+        splits = training_splits(split, task) if split in (TRAINING, EVALUATION) else (split,)
+        return open_features(source, splits, task).rows
+
+    def labels(self, options: Mapping[str, Any]) -> int:
+        """Classes of the task, 1 for a regression; 2, as most have, where no task is named."""
+        return TASKS[options["task"]].labels if "task" in options else 2
+
+    def regression(self, options: Mapping[str, Any]) -> bool:
+        """Whether the task's labels are numbers (stsb)."""
+        return "task" in options and TASKS[options["task"]].is_regression
+
+    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
+        """The task that the features are of, where none was named; cola for made-up data."""
+        if "task" in options:
+            return options
+        if is_synthetic(source.source):
+            return {**options, "task": "cola"}
+        features = open_features(Path(source.source), training_splits(TRAINING))
+        return {**options, "task": features.settings.task}
+
+    def evaluation_rows(
+        self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any], training: TokenRows
+    ) -> TokenRows:
+        """As the other tasks do; where nothing is named, the dev rows beside the training rows."""
+        if wanted is None and Path(source).is_file():
+            wanted = str(Path(source).parent)
+        return super().evaluation_rows(source, seq_len, wanted, options, training)
+
+    def prepare_command(self, seq_len: int) -> str:
+        """The command that makes features."""
+        return command(max_seq_length=seq_len)
+
+    def next_command(self, trained: Trained) -> list[str] | None:
+        """Answers to all tables of the task beside the one it was trained on, or to those it was evaluated on."""
+        if is_synthetic(trained.data):
+            return None
+        task = str(trained.options["task"])
+        features = Path(trained.eval_data or trained.folder())
+        try:
+            if features.is_dir():
+                find_all(features, task)
+        except InputError:
+            return None
+        return trained.prediction(self.name, "--task", task, "--features", str(features))
+
+
+def spec_of(options: Mapping[str, Any]) -> GlueSpec:
+    """Return the task that resolved options name. Raises UsageError where they name none."""
+    if "task" not in options:
+        raise UsageError("option-missing", f"which task of GLUE: give --task {' | '.join(TASKS)}")
+    return task_of(options["task"])

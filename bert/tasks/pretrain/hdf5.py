@@ -1,0 +1,168 @@
+"""The stage `hdf5`: token ids in, shards of pretraining instances out."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bert.data.pool import Progress, Workers
+from bert.data.stages import Counts, Finished, Part, StageFolder
+from bert.data.vocabulary import Vocabulary
+from bert.tasks.pretrain.config import InstanceConfig
+from bert.tasks.pretrain.instances import Instances, plan_instances
+from bert.tasks.pretrain.masking import Pieces, pieces_of
+from bert.tasks.pretrain.shard_writer import DEFAULT_GZIP_LEVEL, ShardHeader, write_blocks
+from bert.tasks.pretrain.shards import check_shard
+from bert.tasks.pretrain.tokens import read_tokens
+from common.errors import InputError, UsageError
+
+STAGE = "hdf5"
+VERSION = 1
+"""Raised when the code writes other bytes."""
+SUFFIX = ".hdf5"
+SPLITS = ("training", "test")
+"""In the names of shards; the place in this list goes into the seed."""
+RANDOM_PAIRS = "pairs with a random second segment"
+REAL_TOKENS = "tokens in instances"
+ALL_TOKENS = "tokens in instances, padding included"
+PREDICTIONS = "masked tokens"
+_NAME = re.compile(r"(?P<dataset>.+)_(?P<split>training|test)_(?P<number>\d+)")
+
+
+def instances_of(split: str) -> str:
+    """Return the name under which the instances of a split are counted."""
+    return f"{split} instances"
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    tokens: Path
+    name: str
+    stream: tuple[int, int]
+    folder: StageFolder
+    pieces: Pieces
+    config: InstanceConfig
+    length_bins: int | None
+    gzip_level: int
+
+
+def make_shards(
+    tokens: Sequence[Path],
+    folder: StageFolder,
+    vocabulary: Vocabulary,
+    config: InstanceConfig,
+    workers: Workers,
+    part: Part,
+    progress: Progress,
+    length_bins: int | None = None,
+    gzip_level: int = DEFAULT_GZIP_LEVEL,
+) -> Finished | None:
+    """Make one HDF5 shard of each file of token ids; whole shards of the same settings are kept.
+
+    Args:
+        tokens: files `<dataset>_{training|test}_<i>.npz` of the stage `tokens`.
+        folder: where the shards go; its settings must name all that follows.
+        vocabulary: the one the ids are of.
+        config: how to cut and mask.
+        workers: processes; the bytes do not depend on them.
+        part: the share of the shards to make.
+        progress: called with "hdf5" and the shards of this share that are done.
+        length_bins: rows come by their length, in bins of this many tokens.
+        gzip_level: 0 (stored plainly, can be mapped into memory) to 9.
+
+    Returns:
+        The stage, or None while other parts are unfinished.
+
+    Raises:
+        InputError: token ids that cannot be read, hold no text or are not of this vocabulary.
+        UsageError: a gzip level or bins that do not exist.
+        StorageError: the folder cannot be written or the disk is full; finished shards are kept.
+    """
+    _check_options(config, length_bins, gzip_level)
+    pieces = pieces_of(vocabulary)
+    jobs = [
+        _Job(path, path.stem + SUFFIX, _stream(path), folder, pieces, config, length_bins, gzip_level)
+        for path in tokens
+    ]
+    finished = folder.finished()
+    if finished is not None and all(_is_whole(job) for job in jobs):
+        return finished
+    mine = [job for number, job in enumerate(jobs) if part.takes(number)]
+    missing = [job for job in mine if not _is_whole(job)]
+    done = len(mine) - len(missing)
+    progress(STAGE, done, len(mine))
+    for _ in workers.map(_make, missing):
+        done += 1
+        progress(STAGE, done, len(mine))
+    return folder.finish([job.name for job in jobs])
+
+
+def _check_options(config: InstanceConfig, length_bins: int | None, gzip_level: int) -> None:
+    if not 0 <= gzip_level <= 9:
+        raise UsageError("option-value", f"--gzip-level {gzip_level} must be 0 (stored plainly) to 9 (smallest)")
+    if length_bins is not None and (length_bins < 1 or config.seq_len % length_bins):
+        raise UsageError(
+            "option-value",
+            f"--length-bins {length_bins} must divide the sequence length {config.seq_len}, such as "
+            f"{config.seq_len // 4 if config.seq_len % 4 == 0 else config.seq_len}",
+        )
+
+
+def _stream(path: Path) -> tuple[int, int]:
+    """Return the numbers that tell the random numbers of a shard from those of others."""
+    match = _NAME.fullmatch(path.stem)
+    if match is None:
+        raise InputError(
+            "record-foreign", f"{path} is not named <dataset>_training_<number> or <dataset>_test_<number>"
+        )
+    return SPLITS.index(match["split"]), int(match["number"])
+
+
+def _is_whole(job: _Job) -> bool:
+    """Return whether the shard is there, is not cut off, and was made with these settings from this input."""
+    if not job.folder.is_done(job.name):
+        return False
+    try:
+        job.folder.recorded(job.name)
+        return check_shard(job.folder.path / job.name).settings == job.folder.fingerprint
+    except InputError:
+        return False
+
+
+def _make(job: _Job) -> None:
+    shard = read_tokens(job.tokens)
+    if len(shard.ids) and int(shard.ids.max()) >= job.pieces.size:
+        raise InputError(
+            "vocabulary-mismatch",
+            f"{job.tokens} holds the id {int(shard.ids.max())}, but the vocabulary only {job.pieces.size} pieces: "
+            "run the stage tokens again with this vocabulary",
+        )
+    plan = plan_instances(shard, job.pieces, job.config, job.stream, job.length_bins)
+    header = ShardHeader(
+        samples=len(plan),
+        seq_len=job.config.seq_len,
+        max_predictions=job.config.max_predictions,
+        settings=job.folder.fingerprint,
+        gzip_level=job.gzip_level,
+        bin_lengths=plan.bin_lengths,
+        bin_counts=plan.bin_counts,
+    )
+    counts = Counts()
+    write_blocks(
+        job.folder.path / job.name,
+        header,
+        _counted(plan.blocks(), SPLITS[job.stream[0]], counts),
+        written=lambda: job.folder.record(job.name, counts),
+    )
+
+
+def _counted(blocks: Iterator[Instances], split: str, counts: Counts) -> Iterator[Instances]:
+    for block in blocks:
+        counts.add(instances_of(split), len(block))
+        counts.add(RANDOM_PAIRS, int(block.next_sentence_labels.sum(dtype=np.int64)))
+        counts.add(REAL_TOKENS, int(block.input_mask.sum(dtype=np.int64)))
+        counts.add(ALL_TOKENS, block.input_mask.size)
+        counts.add(PREDICTIONS, int(np.count_nonzero(block.masked_lm_positions)))
+        yield block

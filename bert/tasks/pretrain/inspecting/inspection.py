@@ -1,0 +1,258 @@
+"""A folder of HDF5 shards inspected: every invariant of the format checked, its statistics, a few decoded instances.
+
+The work is done shard by shard, in blocks of rows and in several processes: memory does not grow with the data, and
+the result does not depend on the number of processes.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert.data.pool import Progress, Workers
+from bert.tasks.pretrain.inspecting.decoding import Sample, decode_row
+from bert.tasks.pretrain.inspecting.folder_checks import FOLDER_CHECKS, FolderContext, check_folder, context_of
+from bert.tasks.pretrain.inspecting.invariants import NEEDS_BINS, NEEDS_SIZE, NEEDS_SPECIALS, ROW_CHECKS
+from bert.tasks.pretrain.inspecting.shard_checks import FILE_CHECKS, ShardFindings, ShardWork, Violations, inspect_shard
+from bert.tasks.pretrain.inspecting.shard_files import ShardGroup, shard_groups, split_of
+from bert.tasks.pretrain.inspecting.split_figures import SplitFigures, figures_of
+from bert.tasks.pretrain.inspecting.tallies import Tally
+from common.errors import InputError, UsageError
+
+SPLITS = ("training", "test")
+CHECKS = {**FOLDER_CHECKS, **FILE_CHECKS, **ROW_CHECKS}
+"""Name -> what must hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One invariant of the format."""
+
+    name: str
+    """Its name."""
+    says: str
+    """What must hold."""
+    violations: int
+    """Files, datasets or rows that break it."""
+    first: str | None
+    """Where the first violation is, and what it is; None without one."""
+    skipped: str | None
+    """Why it could not be checked; None where it was."""
+
+    @property
+    def status(self) -> str:
+        """ "passed", "failed" or "skipped"."""
+        return "failed" if self.violations else "skipped" if self.skipped is not None else "passed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    """One folder of shards."""
+
+    folder: Path
+    """The folder."""
+    splits: tuple[SplitFigures, ...]
+    """Figures of the splits that hold instances, training first."""
+    checks: tuple[Check, ...]
+    """All invariants, in a fixed order."""
+    samples: tuple[Sample, ...]
+    """Instances chosen at random, decoded."""
+    test_in_training: int | None
+    """Test instances that are also training instances, masks included; None where a split was not read."""
+    vocab_size: int | None
+    """Word pieces; None = not known."""
+    notes: tuple[str, ...]
+    """What a user should know."""
+
+    @property
+    def passed(self) -> bool:
+        """No check failed."""
+        return all(check.status != "failed" for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        plain = {**dataclasses.asdict(self), "folder": str(self.folder), "passed": self.passed}
+        for values, check in zip(plain["checks"], self.checks, strict=True):
+            values["status"] = check.status
+        return plain
+
+
+def inspect(
+    folder: Path,
+    workers: Workers,
+    *,
+    split: str = "both",
+    seq_len: int | None = None,
+    vocab: Path | None = None,
+    samples: int = 3,
+    seed: int = 0,
+    progress: Progress = lambda stage, done, total: None,
+) -> list[Inspection]:
+    """Inspect each folder of shards at or below `folder`.
+
+    Args:
+        folder: the shards' own folder, or one above one or several preparations.
+        workers: processes to share the shards between.
+        split: "training", "test" or "both".
+        seq_len: only preparations of this length.
+        vocab: vocabulary of shards that have none beside them.
+        samples: instances to decode from each folder.
+        seed: of their choice.
+        progress: told how many shards are done.
+
+    Raises:
+        InputError: no such folder, no shard in it (of that split, of that length), or `vocab` is no vocabulary.
+        UsageError: an option without meaning.
+    """
+    if split not in (*SPLITS, "both"):
+        raise UsageError("option-choice", f"split {split!r} must be training, test or both")
+    if samples < 0 or seed < 0:
+        raise UsageError("option-value", f"--samples {samples} and --seed {seed} must not be negative")
+    wanted = SPLITS if split == "both" else (split,)
+    groups = [group for group in shard_groups(folder, seq_len) if any(group.of_split(name) for name in wanted)]
+    if not groups:
+        raise InputError("data-missing", f"{folder} holds no {split} shards: give another --split")
+    contexts = [context_of(group, vocab) for group in groups]
+    chosen = [[path for name in wanted for path in group.of_split(name)] for group in groups]
+    work = [ShardWork(path, context.rules) for paths, context in zip(chosen, contexts, strict=True) for path in paths]
+    results = workers.map(inspect_shard, work)
+    inspections, done = [], 0
+    for group, context, paths in zip(groups, contexts, chosen, strict=True):
+        gathered = _Gathered(context)
+        for _ in paths:
+            gathered.add(next(results))
+            done += 1
+            progress("inspect", done, len(work))
+        inspections.append(_conclude(group, gathered, samples, seed))
+    return inspections
+
+
+class _Gathered:
+    """What was found in the shards of a folder, added up as they come: only one tally per split is kept."""
+
+    def __init__(self, context: FolderContext) -> None:
+        self.context = context
+        self.found: list[ShardFindings] = []
+        self.violations = Violations()
+        self.tallies: dict[str, Tally] = {}
+        self.counted: dict[str, list[ShardFindings]] = {}
+
+    def add(self, findings: ShardFindings) -> None:
+        split, tally = split_of(findings.path), findings.tally
+        # Rows of another width cannot be added up: the check same_widths names the shard.
+        findings = dataclasses.replace(findings, tally=None)
+        self.found.append(findings)
+        self.violations.merge(findings.violations)
+        if tally is None:
+            return
+        known = next(iter(self.tallies.values()), tally)
+        if len(known.lengths) != len(tally.lengths):
+            return
+        self.counted.setdefault(split, []).append(findings)
+        if split in self.tallies:
+            self.tallies[split].merge(tally)
+        else:
+            self.tallies[split] = tally
+
+
+def _conclude(group: ShardGroup, gathered: _Gathered, samples: int, seed: int) -> Inspection:
+    context, tallies = gathered.context, gathered.tallies
+    check_folder(group, gathered.found, context)
+    violations = context.violations
+    violations.merge(gathered.violations)
+    rules = context.rules
+    pieces = None if context.vocabulary is None else context.vocabulary.pieces
+    splits = tuple(
+        figures_of(
+            split,
+            tallies[split],
+            len(gathered.counted[split]),
+            sum(one.file_bytes for one in gathered.counted[split]),
+            max_predictions=max(one.max_predictions or 0 for one in gathered.counted[split]),
+            bins=max(one.bins for one in gathered.counted[split]),
+            specials=rules.specials,
+            vocab_size=rules.vocab_size,
+            pieces=pieces,
+        )
+        for split in SPLITS
+        if split in tallies
+    )
+    both = len(tallies) == len(SPLITS)
+    leaked = tallies["test"].distinct.shared_with(tallies["training"].distinct) if both else None
+    counted = [one for split in SPLITS for one in gathered.counted.get(split, [])]
+    return Inspection(
+        folder=group.folder,
+        splits=splits,
+        checks=_checks(gathered, violations),
+        samples=_samples(counted, samples, seed, context),
+        test_in_training=leaked,
+        vocab_size=rules.vocab_size,
+        notes=(*context.notes, *_doubts(splits, leaked)),
+    )
+
+
+def _checks(gathered: _Gathered, violations: Violations) -> tuple[Check, ...]:
+    context = gathered.context
+    skipped = dict(context.skipped)
+    if context.rules.specials is None:
+        skipped |= dict.fromkeys(NEEDS_SPECIALS, "the special ids are not known; give --vocab FILE")
+    if context.rules.vocab_size is None:
+        skipped |= dict.fromkeys(NEEDS_SIZE, "the vocabulary's size is not known; give --vocab FILE")
+    if not any(one.bins for one in gathered.found):
+        skipped |= dict.fromkeys((*NEEDS_BINS, "bins_add_up"), "the rows are not binned")
+    if not gathered.tallies:
+        skipped |= {name: "no rows could be read" for name in ROW_CHECKS if name not in skipped}
+    return tuple(
+        Check(name, says, violations.counts.get(name, 0), violations.firsts.get(name), skipped.get(name))
+        for name, says in CHECKS.items()
+    )
+
+
+def _samples(counted: Sequence[ShardFindings], number: int, seed: int, context: FolderContext) -> tuple[Sample, ...]:
+    sizes = np.array([one.instances for one in counted], dtype=np.int64)
+    total = int(sizes.sum())
+    if not total or not number:
+        return ()
+    chosen = np.random.default_rng(seed).choice(total, min(number, total), replace=False)
+    ends = np.cumsum(sizes)
+    pieces = None if context.vocabulary is None else context.vocabulary.pieces
+    samples = []
+    for index in np.sort(chosen).tolist():
+        place = int(np.searchsorted(ends, index, side="right"))
+        row = index - int(ends[place] - sizes[place])
+        samples.append(decode_row(counted[place].path, row, pieces, context.rules.specials))
+    return tuple(samples)
+
+
+def _doubts(splits: Sequence[SplitFigures], leaked: int | None) -> list[str]:
+    """What no invariant forbids, and good data does not show."""
+    notes = []
+    for figures in splits:
+        for share, what in (
+            (figures.shown_mask, "show [MASK]"),
+            (figures.shown_same, "show their own piece"),
+            (figures.shown_random, "show another piece"),
+        ):
+            if share is not None and share.by_chance is False and share.interval and share.value is not None:
+                low, high = share.interval
+                notes.append(
+                    f"{figures.split}: {share.value:.2%} of the masked positions {what}; {share.expected:.0%} is "
+                    f"meant, and chance gives {low:.2%} to {high:.2%}"
+                )
+        random = figures.random_second
+        if random.interval is not None and (random.interval[1] < 0.5 or random.interval[0] > 0.9):
+            notes.append(
+                f"{figures.split}: {random.count / random.total:.1%} of the second segments are random; a half or "
+                "somewhat more is usual"
+            )
+        if figures.duplicates > 0.01 * figures.instances:
+            notes.append(
+                f"{figures.split}: {figures.duplicates / figures.instances:.1%} of the instances equal an earlier one, "
+                "masks included: the text repeats, or a shard is there twice"
+            )
+    if leaked:
+        notes.append(f"{leaked:,} test instances are training instances, too: a test with them measures memory")
+    return notes

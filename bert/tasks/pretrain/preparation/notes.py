@@ -1,0 +1,62 @@
+"""What a user should know about the input and the output, in sentences."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bert.data.vocabulary import Vocabulary, casing_note
+from bert.tasks.pretrain.preparation.summary import StageSummary
+
+MOST_UNKNOWN = 0.01
+"""Share of [UNK] above which a vocabulary does not fit the text."""
+# What was counted -> the sentence that says so; {count} and {names} are filled in.
+_SENTENCES = {
+    "truncated dumps": "{count} dump(s) end too early, their whole pages were used: {names}",
+    "pages that are no valid XML, left out": "{count} page(s) are no valid XML and were left out: {names}",
+    "pages over 1 MiB, cut before they were parsed": "{count} very long page(s) were parsed in pieces: {names}",
+    "tables that are never closed": "{count} table(s) are never closed and were ended at the next heading or "
+    "paragraph: {names}",
+    "control characters taken out": "{count} character(s) that XML forbids were taken out",
+    "latin-1 files": "{count} file(s) are not UTF-8 and were read as latin-1: {names}",
+    "windows-1252 files": "{count} file(s) are not UTF-8 and were read as windows-1252: {names}",
+    "UTF-16 files": "{count} file(s) are UTF-16: {names}",
+    "UTF-32 files": "{count} file(s) are UTF-32: {names}",
+    "damaged UTF-8 files": "{count} file(s) are damaged UTF-8, some characters became U+FFFD: {names}",
+    "empty files": "{count} empty file(s) were left out: {names}",
+    "NUL bytes": "{count} NUL byte(s) were taken out",
+    "Gutenberg frames": "the Project Gutenberg header and footer of {count} file(s) were left out",
+    "cut paragraphs": "{count} paragraph(s) of over a million characters were cut",
+    "cut sentences": "{count} sentence(s) of over 4,096 characters were cut",
+    "shards with one document": "{count} shard(s) have one document only, so their random segments come from it too; "
+    "use fewer --shards",
+}
+
+
+def notes_of(
+    stages: Sequence[StageSummary], replaced: int, vocabulary: Vocabulary | None, changed: Sequence[Path] = ()
+) -> Iterator[str]:
+    """Yield the notes on a call.
+
+    Args:
+        stages: what its stages met.
+        replaced: files of other settings or input that were removed.
+        vocabulary: what the text was tokenised with, if it was.
+        changed: files that were changed since they were finished.
+    """
+    if replaced:
+        yield f"{replaced} file(s) of other settings or other input were replaced"
+    if changed:
+        more = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
+        yield f"{changed[0]}{more} had another size than it was written with, and was made again"
+    casing = None if vocabulary is None else casing_note(vocabulary)
+    if casing is not None:
+        yield casing
+    for stage in stages:
+        for name, sentence in _SENTENCES.items():
+            count = stage.counts.get(name, 0)
+            if count:
+                examples = stage.examples.get(name, ())
+                names = ", ".join(examples) + (", ..." if len(examples) < count else "")
+                yield sentence.format(count=f"{count:,}", names=names)
+        unknown = stage.counts.get("unknown tokens", 0) / max(1, stage.counts.get("tokens", 0))
+        if unknown > MOST_UNKNOWN:
+            yield f"{unknown:.1%} of the tokens are [UNK]: is the vocabulary one of this language and casing?"

@@ -1,0 +1,90 @@
+"""What a plan asks of pretraining's data: folders of HDF5 shards. Imports no torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert.data.lengths import SYNTHETIC, check_distribution, default_max_predictions, is_synthetic, lengths_folder
+from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
+from bert.tasks.data import NO_OPTIONS, DataSource, Trained
+from bert.tasks.options import TaskOption
+from common.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from bert.data.loading.folder import ShardFolder
+
+
+def open_test_shards(folder: Path, seq_len: int) -> "ShardFolder":
+    """Look at the test shards of a folder. Raises InputError: there are none, or a damaged one."""
+    from bert.data.loading.folder import folder_info
+
+    try:
+        return folder_info(folder, "test", seq_len)
+    except InputError as error:
+        raise InputError(error.code, f"{error}; or train without evaluation (--eval-every 0)") from error
+
+
+class PretrainData:
+    """Shards, or made-up instances."""
+
+    seq_len = 128
+    paddings: tuple[str, ...] = ()
+    options: tuple[TaskOption, ...] = ()
+    defaults: Mapping[str, Any] = NO_OPTIONS
+
+    def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
+        """Look at a folder's shards. Raises InputError: it holds none, or one of them is damaged."""
+        modelled = lengths_folder(data)
+        if modelled is None and is_synthetic(data):
+            check_distribution(data, seq_len)
+            return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
+        from bert.data.loading.folder import folder_info
+
+        info = folder_info((modelled or Path(data)).resolve(), seq_len=seq_len)
+        source, fingerprint = str(info.path), info.fingerprint
+        if modelled is not None:
+            from bert.data.loading.sample_lengths import folder_lengths
+
+            source, fingerprint = f"{SYNTHETIC}:{source}", folder_lengths(info).fingerprint
+        vocab_size = info.vocab_size or BERT_UNCASED_VOCAB_SIZE
+        samples = None if modelled is not None else info.samples
+        return DataSource(source, fingerprint, info.seq_len, info.max_predictions, vocab_size, samples)
+
+    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
+        """There are none."""
+        return options
+
+    def check_evaluation(
+        self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
+    ) -> None:
+        """Look at the test shards. Raises InputError: there are none; UsageError where others are wanted."""
+        if wanted is not None:
+            raise UsageError(
+                "option-not-applicable",
+                f"--eval-data {wanted}: pretraining is evaluated on the test shards in its data folder, leave it out",
+            )
+        if is_synthetic(source):
+            return
+        open_test_shards(Path(source), seq_len)
+
+    def max_predictions(self, seq_len: int) -> int:
+        """As published, else 15 % of the length."""
+        return default_max_predictions(seq_len)
+
+    def prepare_command(self, seq_len: int) -> str:
+        """The command that makes shards."""
+        return f"bertbench data pretrain --seq-len {seq_len}"
+
+    def next_command(self, trained: Trained) -> list[str] | None:
+        """A conversion, so that fine-tuning anywhere can begin from it."""
+        return trained.conversion()
+
+    def loss_label(self, options: Mapping[str, Any] = NO_OPTIONS) -> str:
+        """Masked words and next sentences."""
+        return "MLM + NSP"
+
+    def head_parameters(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> int:
+        """Transform, LayerNorm and bias of the masked words; pooler and next-sentence classifier."""
+        hidden = config.hidden_size
+        words = hidden * hidden + 3 * hidden + config.padded_vocab_size
+        return words + hidden * hidden + hidden + 2 * hidden + 2

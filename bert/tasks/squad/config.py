@@ -1,0 +1,95 @@
+"""What a preparation of SQuAD features is asked for: the options of `bertbench data squad`, checked."""
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from bert.tasks.squad.features import Settings
+from bert.tasks.squad.windows import SPECIAL_TOKENS
+from common.errors import UsageError
+from common.flags import flag
+
+Mode = Literal["merge", "spill"]
+MODES: tuple[Mode, ...] = ("merge", "spill")
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Settings)}
+DEFAULT_OUTPUT = Path("runs/squad")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SquadConfig:
+    """SQuAD's JSON in, files of windows out; a call with the same options keeps what is finished."""
+
+    input: tuple[Path, ...]
+    """JSON of SQuAD 1.1 or 2.0, plain or .gz; several make one file of features each."""
+    vocab: Path
+    """BERT vocab.txt."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder for the features."""
+    split: Literal["training", "evaluation"] | None = None
+    """What they are for; default by the input's name: *train* or *dev*, *test*, *valid*, *eval*."""
+    squad_version: Literal["auto", "1.1", "2.0"] = "auto"
+    """What the input has to be; auto = either, told by its questions."""
+    lower_case: bool = True
+    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps capitals, for a cased vocabulary."""
+    max_seq_length: int = _DEFAULTS["max_seq_length"]
+    """Tokens of a window at most: [CLS] question [SEP] document [SEP]."""
+    doc_stride: int = _DEFAULTS["doc_stride"]
+    """Document tokens from the beginning of one window to that of the next."""
+    max_query_length: int = _DEFAULTS["max_query_length"]
+    """Word pieces of the question; the rest is cut."""
+    drop_unanswerable_windows: bool = False
+    """Leave out windows of a training question that do not hold its whole answer."""
+    mode: Mode = "merge"
+    """How workers hand over: merge = through memory, spill = through files; the result is the same."""
+    workers: int | None = None
+    """Processes, never more than CPUs; default CPUs - 1, or 1 for a small input; the result does not depend on it."""
+
+    def __post_init__(self) -> None:
+        """Refuse options no windows can be made with."""
+        if not self.input:
+            raise UsageError(
+                "option-missing",
+                "give --input DATASET.json: SQuAD 1.1 or 2.0 (`bertbench data download squad` gets it)",
+            )
+        if self.split is not None and len(self.input) > 1:
+            raise UsageError(
+                "option-conflict",
+                f"--split {self.split} is for one --input, and these are {len(self.input)}: give it alone",
+            )
+        for name in ("doc_stride", "max_query_length"):
+            if getattr(self, name) < 1:
+                raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError("option-value", f"--workers {self.workers} must be at least 1")
+        smallest = self.max_query_length + SPECIAL_TOKENS + 1
+        if self.max_seq_length < smallest:
+            raise UsageError(
+                "option-value",
+                f"--max-seq-length {self.max_seq_length} has no place for a question of --max-query-length "
+                f"{self.max_query_length} word pieces, {SPECIAL_TOKENS} special tokens and a document: give {smallest} "
+                "or more, or a smaller --max-query-length",
+            )
+        if self.drop_unanswerable_windows and self.split == "evaluation":
+            raise UsageError(
+                "option-conflict", "--drop-unanswerable-windows is for training: an evaluation needs every window"
+            )
+
+    def split_of(self, path: Path) -> str:
+        """Return what the features of a file are for. Raises UsageError: its name does not say."""
+        if self.split is not None:
+            return self.split
+        name = path.name.lower()
+        splits = {"training": ("train",), "evaluation": ("dev", "test", "valid", "eval")}
+        found = [split for split, words in splits.items() if any(word in name for word in words)]
+        if len(found) != 1:
+            raise UsageError(
+                "option-missing",
+                f"what {path.name} is for cannot be told from its name: give --split training or --split evaluation",
+            )
+        return found[0]
+
+
+def cpu_count() -> int:
+    """Return how many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

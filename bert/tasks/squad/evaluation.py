@@ -1,0 +1,115 @@
+"""How a model answers questions: the logits of all windows from all ranks, decoded and scored as officially."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bert.data.loading.order import spread
+from bert.data.loading.squad_batches import evaluation_batches, put_values
+from bert.model.models import BertForQuestionAnswering
+from bert.optim.precision import Precision
+from bert.tasks.base import DataSpec, Evaluation
+from bert.tasks.evaluation import outputs
+from bert.tasks.squad.features import Int64, SquadFeatures
+from bert.tasks.squad.golds import Golds, golds_of
+from bert.tasks.squad.logits import WindowLogits
+from bert.tasks.squad.predictions import decode
+from bert.tasks.squad.scores import score
+from bert.tasks.squad.source import open_evaluation
+from common.errors import UsageError
+
+# Of SQuAD 1.1's scores: the name that 2.0 has for the same.
+_SAME = {"exact_match": "exact"}
+
+
+class Questions:
+    """The questions of a features file, or `samples` of them, spread evenly; the windows are shared by the ranks.
+
+    Raises:
+        InputError: there are no features, they are damaged, their windows are longer than those that are trained on,
+            no question has a window, or the vocabulary they were made with is not to be found.
+    """
+
+    def __init__(self, spec: DataSpec, source: Path, samples: int = 0) -> None:
+        self.features, self._vocabulary = open_evaluation(source, spec.seq_len)
+        self._spec = spec
+        self._questions = spread(len(self.features.question_ids), samples)
+        self._golds = _some_of(golds_of(self.features), self._questions)
+        self.fingerprint = f"{self.features.fingerprint}/{len(self._questions)}"
+
+    def measure(self, model: torch.nn.Module, device: torch.device, precision: Precision) -> torch.Tensor:
+        """Return start and end logits [2 x sum of lengths] of this rank's windows, 0 for the others.
+
+        Raises:
+            UsageError: the model has no head for answers.
+        """
+        spec = self._spec
+        chosen = np.flatnonzero(np.isin(self.features.window_question, self._questions))
+        logits = window_logits(
+            model, self.features, device, precision, spec.micro_batch_size, spec.rank, spec.world_size, chosen
+        )
+        return torch.from_numpy(logits.astype(np.float64).reshape(-1))
+
+    def score(self, total: torch.Tensor) -> Evaluation:
+        """Decode and score the logits of all windows. Raises InputError where one is not a finite number."""
+        start, end = total.numpy().astype(np.float32).reshape(2, -1)
+        offsets = self.features.input_ids.offsets
+        answers = decode(self.features, WindowLogits(start, end, offsets - offsets[0]), self._vocabulary, n_best=False)
+        wanted = set(self._golds.ids)
+        predictions = {name: text for name, text in answers.predictions.items() if name in wanted}
+        odds = {name: value for name, value in answers.null_odds.items() if name in wanted}
+        found = score(self._golds, predictions, odds or None).values
+        values = {_SAME.get(name, name): float(value) for name, value in found.items()}
+        totals = {name: int(value) for name, value in found.items() if name.endswith("total") and name != "total"}
+        kept = {name: value for name, value in values.items() if not name.startswith("pr_") and "total" not in name}
+        return Evaluation(values=kept, samples=len(self._questions), counts=totals)
+
+
+def window_logits(
+    model: torch.nn.Module,
+    features: SquadFeatures,
+    device: torch.device,
+    precision: Precision,
+    micro_batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    chosen: Int64 | None = None,
+    told: Callable[[int], None] | None = None,
+) -> npt.NDArray[np.float32]:
+    """Return the logits [2, sum of lengths] of a rank's windows, starts and ends, 0 for those of other ranks.
+
+    Args:
+        model: a BertForQuestionAnswering on `device`, in evaluation mode.
+        features: the windows.
+        device: where to compute.
+        precision: what to compute in.
+        micro_batch_size: windows at a time.
+        rank: this rank.
+        world_size: ranks in all.
+        chosen: numbers of the windows that are wanted; None is all.
+        told: called with the number of windows done so far.
+
+    Raises:
+        UsageError: the model has no head for answers.
+    """
+    if not isinstance(model, BertForQuestionAnswering):
+        raise UsageError(
+            "weights-mismatch", f"{type(model).__name__} has no head that finds answers: give a model trained on squad"
+        )
+    flat = np.zeros((2, int(features.lengths.sum())), dtype=np.float32)
+    batches = evaluation_batches(features, micro_batch_size, rank, world_size, chosen)
+    for numbers, output in outputs(model, batches, device, precision, told):
+        for row, logits in enumerate((output.start_logits, output.end_logits)):
+            put_values(features, numbers, logits.float().cpu().numpy(), flat[row])
+    return flat
+
+
+def _some_of(golds: Golds, questions: Int64) -> Golds:
+    numbers = questions.tolist()
+    return replace(
+        golds, ids=tuple(golds.ids[n] for n in numbers), answers=tuple(golds.answers[n] for n in numbers), notes=()
+    )

@@ -1,0 +1,138 @@
+"""The gold answers of a dataset: what predictions are scored against."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert.tasks.squad.json_file import is_dataset, kind_of, read_json
+from bert.tasks.squad.reading import declares_2_0
+from common.errors import InputError
+
+if TYPE_CHECKING:
+    from bert.tasks.squad.features import SquadFeatures
+
+
+@dataclass(frozen=True, slots=True)
+class Golds:
+    """The questions of a dataset in the order of the file, an id that comes twice included twice."""
+
+    version: str
+    """'1.1' or '2.0': whose rules score them."""
+    ids: tuple[str, ...]
+    """Id of each question."""
+    answers: tuple[tuple[str, ...], ...]
+    """Texts of each question's gold answers; none where it has no answer (2.0)."""
+    notes: tuple[str, ...] = ()
+    """What is odd about the file, for people."""
+
+    @property
+    def duplicates(self) -> int:
+        """Return how many questions have the id of an earlier one."""
+        return len(self.ids) - len(set(self.ids))
+
+
+def read_golds(path: Path) -> Golds:
+    """Read the gold answers of a SQuAD file (JSON, also .gz).
+
+    The rules of 2.0 hold where the file says so ("version": "v2.0") or a question has an `is_impossible`, as for
+    `bertbench data squad`.
+
+    Raises:
+        InputError: the file cannot be read, is no SQuAD dataset, has no question, or a question lacks its id or its
+            answers, which for 2.0 may be none; the message names article, paragraph and question.
+    """
+    content = read_json(path, "SQuAD dataset")
+    if not is_dataset(content):
+        found = f"an object with {_some(content)}" if isinstance(content, dict) else kind_of(content)
+        raise InputError(
+            "file-format",
+            f'{path} is no SQuAD dataset: it holds {found}, needed is {{"data": [...]}}; '
+            "give train-*.json or dev-*.json",
+        )
+    ids, answers, flags = [], [], []
+    for question, where in _questions(content["data"], path):
+        ids.append(_text(question, "id", where))
+        found = _field(question, "answers", list, where)
+        answers.append(tuple(_text(answer, "text", f"{where}, answer {n}") for n, answer in enumerate(found, start=1)))
+        flags.append(question.get("is_impossible"))
+    if not ids:
+        raise InputError("file-empty", f"{path} has no questions: nothing can be scored with it")
+    declared = declares_2_0(content.get("version", ""))
+    version = "2.0" if declared or any(flag is not None for flag in flags) else "1.1"
+    if version == "1.1" and (without := [name for name, found in zip(ids, answers, strict=True) if not found]):
+        raise InputError(
+            "labels-invalid",
+            f"{path}: {len(without):,} of {len(ids):,} questions have no gold answer, the first is "
+            f"{without[0][:60]!r}: "
+            'the rules of 1.1 cannot score them; where this is a file of 2.0, give it "version": "v2.0"',
+        )
+    return _with_notes(Golds(version, tuple(ids), tuple(answers)), flags, declared)
+
+
+def golds_of(features: "SquadFeatures") -> Golds:
+    """Return the gold answers kept beside the features of a file."""
+    count = len(features.question_ids)
+    ids = tuple(features.question_ids.text(number) for number in range(count))
+    bounds = features.question_answers.tolist()
+    answers = tuple(
+        tuple(features.answers.text(row) for row in range(bounds[number], bounds[number + 1]))
+        for number in range(count)
+    )
+    return _with_notes(Golds(features.settings.version, ids, answers), [], declared=True)
+
+
+def _with_notes(golds: Golds, flags: list[Any], declared: bool) -> Golds:
+    notes = []
+    if golds.version == "2.0" and not declared:
+        notes.append('the rules of 2.0 are used: some questions have an "is_impossible", the file has no "v2.0"')
+    against = sum(flag is not None and bool(flag) == bool(a) for flag, a in zip(flags, golds.answers, strict=False))
+    if against:
+        notes.append(f'{against:,} question(s) whose "is_impossible" contradicts the answers: the answers count')
+    if golds.duplicates:
+        rule = "each is scored" if golds.version == "1.1" else "the last one counts"
+        notes.append(
+            f"{golds.duplicates:,} question(s) with the id of an earlier one: {rule}, as in the official script"
+        )
+    return Golds(golds.version, golds.ids, golds.answers, tuple(notes))
+
+
+def _questions(articles: list[Any], path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each question with its place: file, article, paragraph, question, counted from 1."""
+    for a, article in enumerate(articles, start=1):
+        of_article = f"{path}, article {a}"
+        if isinstance(article, dict) and isinstance(article.get("title"), str):
+            of_article += f" ({article['title'][:60]!r})"
+        for p, paragraph in enumerate(_field(article, "paragraphs", list, of_article), start=1):
+            of_paragraph = f"{of_article}, paragraph {p}"
+            for q, question in enumerate(_field(paragraph, "qas", list, of_paragraph), start=1):
+                where = f"{of_paragraph}, question {q}"
+                if not isinstance(question, dict):
+                    raise InputError(
+                        "rows-invalid",
+                        f"{where} is {kind_of(question)}, needed is an object with id, question, answers",
+                    )
+                if isinstance(question.get("id"), str):
+                    where += f" ({question['id'][:60]!r})"
+                yield question, where
+
+
+def _field(holder: Any, name: str, kind: type, where: str) -> Any:
+    if not isinstance(holder, dict):
+        raise InputError("rows-invalid", f"{where} is {kind_of(holder)}, needed is an object with {name!r}")
+    if name not in holder:
+        raise InputError("rows-invalid", f"{where} has no {name!r}: scoring needs it")
+    if not isinstance(holder[name], kind):
+        needed = "a list" if kind is list else "text"
+        raise InputError("rows-invalid", f"{where}: {name!r} is {kind_of(holder[name])}, needed is {needed}")
+    return holder[name]
+
+
+def _text(holder: Any, name: str, where: str) -> str:
+    text: str = _field(holder, name, str, where)
+    return text
+
+
+def _some(content: dict[str, Any]) -> str:
+    names = ", ".join(repr(str(name)[:30]) for name in list(content)[:3])
+    return f"{len(content):,} fields ({names}{', ...' if len(content) > 3 else ''})" if content else "no field"

@@ -1,0 +1,279 @@
+"""`bertbench data squad`: a dataset to a file of features, by one process or several. Imports no torch."""
+
+import dataclasses
+import functools
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert.data.feature_files import SUFFIX, lock_for_features, new_folder
+from bert.data.pool import LostWorkerError, Progress, Workers
+from bert.data.stages import Counts
+from bert.data.vocabulary import Vocabulary, load_vocabulary
+from bert.tasks.squad.config import Mode, SquadConfig, cpu_count
+from bert.tasks.squad.features import Settings
+from bert.tasks.squad.parts import SHARES, Place, cut, make_and_keep, parts_place, received, shares_of
+from bert.tasks.squad.reading import Dataset, RawParagraph, check_there, read_dataset, together
+from bert.tasks.squad.store import (
+    FORM,
+    file_name,
+    write_features,
+    write_notes,
+)
+from bert.tasks.squad.targets import NO_ANSWER
+from bert.tasks.squad.unit import Part, Unit, warm_up
+from common.errors import InputError, UsageError
+
+_GZIP_RATIO = 5
+"""Of SQuAD's JSON, about."""
+SMALL_BYTES = 16 * 2**20
+"""Bytes of JSON up to which one process is faster than several, whose start takes longer than their work."""
+
+
+@dataclass(frozen=True, slots=True)
+class SquadSummary:
+    """What became of one dataset."""
+
+    input: Path
+    """The dataset."""
+    features: Path
+    """The file of features."""
+    settings: Settings
+    """What they were made with."""
+    kept: bool
+    """It was finished before."""
+    counts: Counts
+    """What was met."""
+    workers: int
+    """Processes."""
+    mode: Mode
+    """How they handed over."""
+    seconds: float
+    """From reading to the finished file."""
+    shares: Mapping[str, float]
+    """Seconds by SHARES; they add up to `seconds`."""
+    notes: tuple[str, ...]
+    """What the user should know."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        plain = {
+            "input": str(self.input),
+            "features": str(self.features),
+            "settings": dataclasses.asdict(self.settings),
+        }
+        rest = {
+            "kept": self.kept,
+            "counts": self.counts.numbers,
+            "examples": self.counts.names,
+            "workers": self.workers,
+        }
+        times = {"mode": self.mode, "seconds": self.seconds, "shares": dict(self.shares), "notes": list(self.notes)}
+        return {**plain, **rest, **times}
+
+
+def prepare(config: SquadConfig, progress: Progress, pool: Workers | None = None) -> list[SquadSummary]:
+    """Make the features of each input; those that are finished are kept.
+
+    Args:
+        config: what to make.
+        progress: told about units of work.
+        pool: processes to use in place of own ones.
+
+    Raises:
+        InputError: an input or the vocabulary is not as it has to be, or no question can be used.
+        UsageError: what an input is for cannot be told, or a worker died; nothing half-written is left.
+        StorageError: the output cannot be written.
+    """
+    for path in config.input:
+        check_there(path)
+    splits = [config.split_of(path) for path in config.input]
+    with new_folder(config.output):
+        return [_prepare(config, path, split, progress, pool) for path, split in zip(config.input, splits, strict=True)]
+
+
+def _prepare(config: SquadConfig, source: Path, split: str, progress: Progress, pool: Workers | None) -> SquadSummary:
+    began = time.monotonic()
+    vocabulary = load_vocabulary(config.vocab, config.lower_case)
+    count, notes = (pool.count, []) if pool else _worker_count(config, source)
+    with nullcontext(pool) if pool else Workers(count) as workers:
+        # Most likely there is nothing to do where the folder holds such features.
+        is_new = not any(config.output.glob(f"squad-{split}-*{SUFFIX}"))
+        with _started(workers, config.vocab, vocabulary) if is_new and not pool else nullcontext():
+            dataset = read_dataset(source, config.squad_version)
+            settings = _settings(config, split, dataset.version, vocabulary)
+            path = config.output / file_name(settings, dataset.fingerprint)
+            read = time.monotonic() - began
+        starting = time.monotonic() - began - read
+        known_of = functools.partial(FORM.finished, path, FORM.fingerprint(settings, dataset.fingerprint))
+        with lock_for_features(config.output, lambda: known_of([]) is not None):
+            _remove_parts(config.output)
+            known = known_of(notes)
+            if known is None:
+                work = _Work(config, dataset, settings, vocabulary, path, progress)
+                counts, shares = work.run(workers)
+                shares["reading"] += read
+                shares["starting"] += starting
+            else:
+                # The dataset may lie elsewhere by now.
+                write_notes(path, source, dataset.fingerprint, config.vocab, settings, known)
+                counts, shares = known, {**dict.fromkeys(SHARES, 0.0), "reading": time.monotonic() - began}
+    notes += _notes_of(config, counts, path)
+    seconds = sum(shares.values())
+    kept = known is not None
+    return SquadSummary(source, path, settings, kept, counts, count, config.mode, seconds, shares, tuple(notes))
+
+
+def _settings(config: SquadConfig, split: str, version: str, vocabulary: Vocabulary) -> Settings:
+    return Settings(
+        split=split,
+        version=version,
+        lower_case=config.lower_case,
+        vocabulary=vocabulary.fingerprint,
+        vocab_size=len(vocabulary.pieces),
+        max_seq_length=config.max_seq_length,
+        doc_stride=config.doc_stride,
+        max_query_length=config.max_query_length,
+        drop_unanswerable_windows=config.drop_unanswerable_windows and split == "training",
+    )
+
+
+@contextmanager
+def _started(workers: Workers, path: Path, vocabulary: Vocabulary) -> Iterator[None]:
+    """Start the processes while the body runs, and wait for them after it."""
+    if workers.count == 1:
+        yield
+        return
+    begin = functools.partial(warm_up, path, vocabulary.lower_case)
+    thread = threading.Thread(target=_start_all, args=(workers, begin, vocabulary.fingerprint))
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _start_all(workers: Workers, begin: Callable[[str], None], fingerprint: str) -> None:
+    # What goes wrong here goes wrong again, and is told, when there is work.
+    with suppress(Exception):
+        list(workers.map(begin, [fingerprint] * workers.count))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One file to make."""
+
+    config: SquadConfig
+    dataset: Dataset
+    settings: Settings
+    vocabulary: Vocabulary
+    path: Path
+    progress: Progress
+
+    def run(self, workers: Workers) -> tuple[Counts, dict[str, float]]:
+        """Make the file; return what was met, and where the time went but for reading the dataset."""
+        began = time.monotonic()
+        with parts_place(self.config.mode, self.path, workers.count) as place:
+            parts = list(self._parts(workers, place))
+            made = time.monotonic()
+            counts = Counts({"articles": self.dataset.articles})
+            for part in parts:
+                counts.merge(part.counts.to_json())
+            if not counts.get("questions"):
+                raise _nothing(self.dataset.path, counts)
+            columns = [part.columns for part in parts if isinstance(part.columns, dict)]
+            assert len(columns) == len(parts), "every part has been received"
+            fingerprint = FORM.fingerprint(self.settings, self.dataset.fingerprint)
+            write_features(self.path, columns, self.settings, fingerprint, self.vocabulary, counts)
+            dataset = self.dataset
+            write_notes(self.path, dataset.path, dataset.fingerprint, self.config.vocab, self.settings, counts)
+        return counts, shares_of(parts, workers.count, began, made)
+
+    def _parts(self, workers: Workers, place: Place) -> Iterator[Part]:
+        runs = list(cut(self.dataset.paragraphs, workers.count))
+        units = (self._unit(number, run) for number, run in enumerate(runs))
+        function = functools.partial(make_and_keep, place=place)
+        seen: set[str] = set()
+        title = f"features of {self.dataset.path.name}"
+        self.progress(title, 0, len(runs))
+        try:
+            for number, part in enumerate(workers.map(function, units)):
+                known = seen.intersection(part.ids)
+                if known:
+                    unit = dataclasses.replace(self._unit(number, runs[number]), known_ids=frozenset(known))
+                    part = function(unit)
+                seen.update(part.ids)
+                yield received(part)
+                self.progress(title, number + 1, len(runs))
+        except (UsageError, LostWorkerError) as error:
+            if isinstance(error, UsageError) and not isinstance(error.__cause__, LostWorkerError):
+                raise
+            raise UsageError(
+                "worker-lost",
+                "a worker process ended unexpectedly, most likely for lack of memory, and nothing was written: run the "
+                f"same command again with fewer than --workers {workers.count}",
+            ) from error
+
+    def _unit(self, number: int, run: Sequence[RawParagraph]) -> Unit:
+        places = tuple(paragraph.place for paragraph in run)
+        return Unit(number, self.dataset.path, places, together(run), self.settings, self.config.vocab)
+
+
+def _worker_count(config: SquadConfig, source: Path) -> tuple[int, list[str]]:
+    cpus = cpu_count()
+    if config.workers is None:
+        size = source.stat().st_size if source.is_file() else 0
+        is_small = size * (_GZIP_RATIO if source.suffix == ".gz" else 1) <= SMALL_BYTES
+        return 1 if is_small else max(1, cpus - 1), []
+    if config.workers > cpus:
+        return cpus, [f"--workers {config.workers} is more than the {cpus} CPUs there are: {cpus} are used"]
+    return config.workers, []
+
+
+def _remove_parts(folder: Path) -> None:
+    """Remove what workers of a killed preparation left; nobody else is at work in the folder."""
+    for path in folder.glob(".squad-*.parts"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _nothing(path: Path, counts: Counts) -> InputError:
+    reasons = "; ".join(f"{name}: {count:,}" for name, count in counts.numbers.items() if name.startswith("left out"))
+    return InputError(
+        "rows-invalid" if reasons else "file-empty",
+        f"no question of {path} can be used ({reasons or 'it holds none'}): give another --input or --split",
+    )
+
+
+def _notes_of(config: SquadConfig, counts: Counts, path: Path) -> list[str]:
+    """Return what is odd about the data."""
+    said = []
+    for name, count in counts.numbers.items():
+        if name.startswith("left out") and count:
+            some = ", ".join(counts.names.get(name, ())[:3])
+            said.append(f"{count:,} question(s) {name}; such as {some}")
+    for name in (
+        "empty contexts",
+        "misaligned answers",
+        "answers without a start",
+        "impossible questions with answers",
+        "questions without answers",
+    ):
+        is_told = name == "questions without answers" and counts.get(NO_ANSWER)
+        if counts.get(name) and not is_told:
+            said.append(f"{counts.get(name):,} {name}, such as {counts.names[name][0]}")
+    unknown = counts.get("unknown context tokens") / max(1, counts.get("context tokens"))
+    if unknown > 0.05:
+        said.append(
+            f"{unknown:.0%} of the text's tokens are [UNK]: does {config.vocab} fit the casing and the language?"
+        )
+    others = sorted(
+        other.name for other in path.parent.glob(f"{path.name.split('-v')[0]}-*.safetensors") if other != path
+    )
+    if others:
+        said.append(f"{path.parent} holds other features of this split, too ({others[0]}): name the file to use")
+    return said

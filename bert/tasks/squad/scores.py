@@ -1,0 +1,191 @@
+"""The official scores of SQuAD 1.1 and 2.0, with the official scripts' order of sums, so that every digit agrees.
+
+Rules: Rajpurkar et al. 2016, section 6.1 (exact match, F1); Rajpurkar et al. 2018, section 5 (questions without
+answer). Missing predictions count as 0, all of them too; the script of 1.1 does so, that of 2.0 fails with them.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bert.tasks.squad.golds import Golds
+from bert.tasks.squad.thresholds import NullAnalysis, Ranked, analyze
+from common.errors import InputError, UsageError
+
+USUAL_THRESHOLD = 1.0
+"""A question whose no-answer score is above this counts as answered with "" (the official script's default)."""
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = {ord(sign): None for sign in string.punctuation}
+_BEST = ("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh")
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the official script prints, and what it was made of."""
+
+    version: str
+    """'1.1' or '2.0'."""
+    values: dict[str, float]
+    """The official names, in the official order; percentages, counts and thresholds."""
+    questions: int
+    """Questions of the dataset, the denominator."""
+    missing: tuple[str, ...]
+    """Ids of questions without a prediction; each counts as 0."""
+    extra: tuple[str, ...]
+    """Ids predicted that no question has; they count nothing."""
+    notes: tuple[str, ...]
+    """What is odd about the inputs, for people."""
+    analysis: NullAnalysis | None = None
+    """Curves over the no-answer scores (2.0, where they were given)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the scores as plain JSON values, without the curves."""
+        return {
+            "version": self.version,
+            "scores": self.values,
+            "questions": self.questions,
+            "missing": list(self.missing),
+            "extra": list(self.extra),
+            "notes": list(self.notes),
+        }
+
+
+def normalize(text: str) -> str:
+    """Lower the case, drop ASCII punctuation, then the words a, an and the; one blank between words."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def score(
+    golds: Golds,
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float] | None = None,
+    threshold: float | None = None,
+) -> Scores:
+    """Score predictions by the rules of the dataset's version.
+
+    Args:
+        golds: the dataset.
+        predictions: answer by question id.
+        null_odds: no-answer score by question id, in the file's order, which decides between equal ones; 2.0 only.
+        threshold: a no-answer score above it counts as the answer ""; None = 1.0.
+
+    Raises:
+        InputError: there are predictions, and none belongs to the dataset; a predicted question has no no-answer score.
+        UsageError: `null_odds` with a dataset of version 1.1, or `threshold` without `null_odds`.
+    """
+    if null_odds is None and threshold is not None:
+        raise UsageError("option-missing", "a threshold needs no-answer scores: give --na-prob null_odds.json, too")
+    if null_odds is not None and golds.version == "1.1":
+        raise UsageError(
+            "option-not-applicable",
+            "--na-prob is for SQuAD 2.0, and every question of this dataset has an answer: leave it out",
+        )
+    known = dict.fromkeys(golds.ids)
+    missing = tuple(name for name in known if name not in predictions)
+    extra = tuple(name for name in predictions if name not in known)
+    if predictions and len(missing) == len(known):
+        raise InputError(
+            "answers-invalid",
+            f"none of the {len(predictions):,} predictions belongs to the dataset's {len(known):,} questions: "
+            "give the dataset they were made for",
+        )
+    notes = list(golds.notes)
+    if golds.version == "1.1":
+        return Scores("1.1", _score_1(golds, predictions), len(golds.ids), missing, extra, tuple(notes))
+    usual = USUAL_THRESHOLD if threshold is None else threshold
+    values, analysis = _score_2(golds, predictions, null_odds, usual)
+    if null_odds is not None:
+        unknown = sum(name not in known for name in null_odds)
+        notes += [f"{unknown:,} no-answer score(s) of ids that no question has"] * (unknown > 0)
+    return Scores("2.0", values, len(known), missing, extra, tuple(notes), analysis)
+
+
+def _score_1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
+    exact, f1 = 0, 0.0
+    for name, answers in zip(golds.ids, golds.answers, strict=True):
+        if name in predictions:
+            exact_here, f1_here = _best(answers, predictions[name], empty_counts=False)
+            exact += exact_here
+            f1 += f1_here
+    total = len(golds.ids)
+    return {"exact_match": 100.0 * exact / total, "f1": 100.0 * f1 / total}
+
+
+def _score_2(
+    golds: Golds, predictions: Mapping[str, str], null_odds: Mapping[str, float] | None, threshold: float
+) -> tuple[dict[str, float], NullAnalysis | None]:
+    answered: dict[str, bool] = {}
+    raw: dict[str, tuple[int, float]] = {}
+    for name, answers in zip(golds.ids, golds.answers, strict=True):
+        answered[name] = bool(answers)
+        if name in predictions:
+            kept = [answer for answer in answers if normalize(answer)] or [""]
+            raw[name] = _best(kept, predictions[name], empty_counts=True)
+    final: dict[str, tuple[float, float]] = dict.fromkeys(answered, (0, 0.0))
+    final |= raw
+    if null_odds is not None:
+        without = [name for name in raw if name not in null_odds]
+        if without:
+            raise InputError(
+                "answers-invalid",
+                f"{len(without):,} of the {len(raw):,} predicted questions have no no-answer score, the first is "
+                f"{without[0][:60]!r}: give the file of the same prediction",
+            )
+        for name in raw:
+            if null_odds[name] > threshold:
+                final[name] = (float(not answered[name]),) * 2
+    values: dict[str, float] = {}
+    for prefix, names in (
+        ("", list(answered)),
+        ("HasAns_", [name for name, has in answered.items() if has]),
+        ("NoAns_", [name for name, has in answered.items() if not has]),
+    ):
+        if names:
+            values[f"{prefix}exact"] = _percent((final[name][0] for name in names), len(names))
+            values[f"{prefix}f1"] = _percent((final[name][1] for name in names), len(names))
+            values[f"{prefix}total"] = len(names)
+    if null_odds is None:
+        return values, None
+    ranked = [
+        Ranked(null_odds[name], answered[name], predictions[name] != "", *raw[name])
+        for name in sorted((name for name in null_odds if name in raw), key=lambda name: null_odds[name])
+    ]
+    analysis = analyze(ranked, questions=len(answered), answerable=sum(answered.values()))
+    values |= zip(_BEST, (*analysis.best_exact, *analysis.best_f1), strict=True)
+    values |= {f"pr_{name}_ap": curve.average_precision for name, curve in analysis.curves.items()}
+    return values, analysis
+
+
+def _percent(values: Iterable[float], total: int) -> float:
+    # A plain sum: sum() of Python 3.12 rounds less often than the one that made the official figures.
+    result = 0.0
+    for value in values:
+        result += value
+    return 100.0 * result / total
+
+
+def _best(golds: Iterable[str], prediction: str, *, empty_counts: bool) -> tuple[int, float]:
+    """Exact match (0 or 1) and F1 of the gold answer that fits best."""
+    found = normalize(prediction)
+    words = found.split()
+    exact, f1 = 0, 0.0
+    for gold in dict.fromkeys(golds):
+        wanted = normalize(gold)
+        if found == wanted:
+            exact = 1
+        f1 = max(f1, _f1(words, wanted.split(), empty_counts=empty_counts))
+    return exact, f1
+
+
+def _f1(found: list[str], wanted: list[str], *, empty_counts: bool) -> float:
+    """F1 of two bags of words; two empty ones agree by the rules of 2.0 and not by those of 1.1."""
+    if not found or not wanted:
+        return float(empty_counts and found == wanted)
+    common = (Counter(found) & Counter(wanted)).total()
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(found), common / len(wanted)
+    return (2 * precision * recall) / (precision + recall)

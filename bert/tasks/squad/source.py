@@ -1,0 +1,137 @@
+"""What a plan asks of SQuAD's data: features files. Imports no torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthetic, lengths_folder
+from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
+from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Trained
+from bert.tasks.options import TaskOption
+from common.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from bert.data.vocabulary import Vocabulary
+    from bert.tasks.squad.features import SquadFeatures
+
+
+def open_evaluation(source: Path, seq_len: int) -> "tuple[SquadFeatures, Vocabulary]":
+    """Return the features to evaluate on and the vocabulary they were made with.
+
+    Args:
+        source: a features file, or a folder with one.
+        seq_len: tokens of the windows that are trained on, at most.
+
+    Raises:
+        InputError: there are no features, they are damaged, their windows are longer, there is none, or the vocabulary
+            is not to be found.
+    """
+    from bert.tasks.squad.store import open_features, vocabulary_of
+
+    features = open_features(source, "evaluation")
+    settings = features.settings
+    if settings.max_seq_length > seq_len:
+        raise InputError(
+            "data-mismatch",
+            f"the windows in {source} have up to {settings.max_seq_length} tokens, those that are trained on "
+            f"{seq_len}: make both with the same --max-seq-length",
+        )
+    if not len(features):
+        raise InputError(
+            "data-missing", f"the features in {source} hold no window: make them from questions with contexts"
+        )
+    return features, vocabulary_of(source, settings)
+
+
+class SquadData:
+    """Windows of questions and contexts, real or made up."""
+
+    seq_len = 384
+    paddings: tuple[str, ...] = PADDINGS
+    options: tuple[TaskOption, ...] = ()
+    defaults: Mapping[str, Any] = MappingProxyType({**FINE_TUNING, "seq_len": 384, "epochs": 2.0, "evaluates": False})
+
+    def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
+        """Look at a features file. Raises InputError: there is none, or it is damaged."""
+        modelled = lengths_folder(data)
+        if modelled is None and is_synthetic(data):
+            check_distribution(data, seq_len, "squad")
+            return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
+        from bert.data.loading.flat_batches import lengths_fingerprint
+        from bert.tasks.squad.store import open_features
+
+        path = (modelled or Path(data)).resolve()
+        features = open_features(path, "training")
+        settings = features.settings
+        source, fingerprint = str(path), features.fingerprint
+        if modelled is not None:
+            source, fingerprint = (
+                f"{SYNTHETIC}:{source}",
+                lengths_fingerprint(settings.max_seq_length, features.lengths),
+            )
+        samples = None if modelled is not None else len(features)
+        return DataSource(
+            source, fingerprint, settings.max_seq_length, None, settings.vocab_size, samples, settings.vocabulary
+        )
+
+    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
+        """There are none."""
+        return options
+
+    def check_evaluation(
+        self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
+    ) -> None:
+        """Look at the features to evaluate on.
+
+        Raises:
+            UsageError: none are named.
+            InputError: they are missing or damaged, longer than those that are trained on, or of another vocabulary.
+        """
+        if is_synthetic(source):
+            return
+        if wanted is None:
+            raise UsageError(
+                "option-missing",
+                "no data to evaluate on: give --eval-data, the features of a dev file, or --eval-every 0",
+            )
+        from bert.tasks.squad.store import open_features
+
+        features, _ = open_evaluation(Path(wanted), seq_len)
+        if features.settings.vocabulary != open_features(Path(source), "training").settings.vocabulary:
+            raise InputError(
+                "vocabulary-mismatch",
+                f"the features in {wanted} were made with another vocabulary than those in {source}: their "
+                "ids mean other words, make both with the same vocab.txt and casing",
+            )
+
+    def max_predictions(self, seq_len: int) -> int:
+        """0: no word is masked."""
+        return 0
+
+    def prepare_command(self, seq_len: int) -> str:
+        """The command that makes features."""
+        from bert.data.loading.squad_batches import prepare_command
+
+        return prepare_command(seq_len)
+
+    def next_command(self, trained: Trained) -> list[str] | None:
+        """A prediction of what it was evaluated on, else of the windows to evaluate on beside the data."""
+        from bert.tasks.squad.store import open_features
+
+        if is_synthetic(trained.data):
+            return None
+        features = Path(trained.eval_data or trained.folder())
+        try:
+            open_features(features, "evaluation")
+        except InputError:
+            return None
+        return trained.prediction("squad", "--features", str(features))
+
+    def loss_label(self, options: Mapping[str, Any] = NO_OPTIONS) -> str:
+        """First and last tokens of the answers."""
+        return "mean of start and end"
+
+    def head_parameters(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> int:
+        """Two scores for each token; there is no pooler."""
+        return 2 * config.hidden_size + 2

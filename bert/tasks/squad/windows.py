@@ -1,0 +1,126 @@
+"""Windows over a context, and which of them shows a token with the most text around it. Imports no torch.
+
+Source: google-research/bert, run_squad.py (convert_examples_to_features, _check_is_max_context). A window begins every
+`doc_stride` tokens (or every window's length, where that is shorter), which is a step and not an overlap.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from bert.tasks.squad.features import Int64
+from bert.tasks.squad.words import spread
+
+SPECIAL_TOKENS = 3
+"""[CLS], and [SEP] after the question and at the end."""
+_LENGTH_WEIGHT = 0.01
+"""Of a window's length in the score of a token's context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """W windows of Q questions, question by question."""
+
+    counts: Int64
+    """Windows of each question [Q], at least one: a context without tokens has one empty window."""
+    question: Int64
+    """Number of each window's question [W]."""
+    first: Int64
+    """Number of each window's first token in its context [W]."""
+    tokens: Int64
+    """Context tokens of each window [W]."""
+    sharing: int
+    """Windows that show the same token at most."""
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> "Windows":
+        """Return some of the windows: those where `kept` [W] is true."""
+        counts = np.bincount(self.question[kept], minlength=len(self.counts))
+        return Windows(counts, self.question[kept], self.first[kept], self.tokens[kept], self.sharing)
+
+
+def place_windows(context_tokens: Int64, most_tokens: Int64, doc_stride: int) -> Windows:
+    """Place the windows of each question.
+
+    Args:
+        context_tokens: tokens of each question's context [Q].
+        most_tokens: place for them in a window [Q], at least 1.
+        doc_stride: tokens from the beginning of one window to that of the next.
+    """
+    step = np.minimum(most_tokens, doc_stride)
+    counts = 1 + np.maximum(0, -(-(context_tokens - most_tokens) // step))
+    question = np.repeat(np.arange(len(counts)), counts)
+    first = spread(np.zeros_like(counts), counts) * step[question]
+    tokens = np.minimum(most_tokens[question], context_tokens[question] - first)
+    return Windows(counts, question, first, tokens, int((-(-most_tokens // step)).max(initial=1)))
+
+
+def greatest_context(windows: Windows, context_tokens: Int64) -> npt.NDArray[np.uint8]:
+    """Return for each token of each window, window by window, 1 where no other window shows more text around it.
+
+    The score of a token in a window is min(tokens to its left, to its right) + 0.01 * tokens of the window; of equal
+    scores the first window's counts.
+    """
+    found = np.ones(int(windows.tokens.sum()), np.uint8)
+    several = windows.counts[windows.question] > 1
+    if not several.any():
+        return found
+    # Each token of a context that several windows share has one place in `best` and `winner`.
+    places = np.where(windows.counts > 1, context_tokens, 0)
+    starts = np.cumsum(places) - places
+    best = np.full(int(places.sum()), -np.inf)
+    winner = np.full(int(places.sum()), -1, np.int64)
+    rank = spread(np.zeros_like(windows.counts), windows.counts)
+    # Windows so many ranks apart show no token together: each place is met at most once per pass.
+    rank %= windows.sharing
+    for number in range(min(windows.sharing, int(windows.counts.max()))):
+        chosen = np.flatnonzero(several & (rank == number))
+        lengths = windows.tokens[chosen]
+        left = spread(np.zeros_like(lengths), lengths)
+        size = np.repeat(lengths, lengths)
+        score = np.minimum(left, size - 1 - left) + _LENGTH_WEIGHT * size
+        place = np.repeat(starts[windows.question[chosen]] + windows.first[chosen], lengths) + left
+        window = np.repeat(chosen, lengths)
+        better = (score > best[place]) | ((score == best[place]) & (window < winner[place]))
+        best[place[better]] = score[better]
+        winner[place[better]] = window[better]
+    all_starts = np.cumsum(windows.tokens) - windows.tokens
+    chosen = np.flatnonzero(several)
+    lengths = windows.tokens[chosen]
+    place = spread(starts[windows.question[chosen]] + windows.first[chosen], lengths)
+    found[spread(all_starts[chosen], lengths)] = winner[place] == np.repeat(chosen, lengths)
+    return found
+
+
+def input_rows(
+    queries: tuple[bytes, Int64], contexts: tuple[bytes, Int64], windows: Windows, question_context: Int64, marks: bytes
+) -> bytes:
+    """Return [CLS] question [SEP] document [SEP] of each window, one row after the other.
+
+    Args:
+        queries: ids of all questions as bytes, and where each one's begin, in bytes.
+        contexts: likewise for the contexts.
+        windows: of the questions.
+        question_context: number of each question's context.
+        marks: the ids of [CLS] and [SEP], as bytes.
+    """
+    size = len(marks) // 2
+    cls, sep = marks[:size], marks[size:]
+    query_bytes, query_offsets = queries
+    context_bytes, context_offsets = contexts
+    offsets = query_offsets.tolist()
+    heads = [cls + query_bytes[begin:end] + sep for begin, end in pairwise(offsets)]
+    begins = context_offsets[question_context[windows.question]] + windows.first * size
+    ends = begins + windows.tokens * size
+    return b"".join(_parts(heads, context_bytes, windows, begins, ends, sep))
+
+
+def _parts(
+    heads: list[bytes], context: bytes, windows: Windows, begins: Int64, ends: Int64, sep: bytes
+) -> Iterable[bytes]:
+    for question, begin, end in zip(windows.question.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        yield heads[question]
+        yield context[begin:end]
+        yield sep

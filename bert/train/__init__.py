@@ -1,0 +1,1 @@
+"""A training run: its settings, its checkpoints, its evaluation, and resuming it exactly. See bert.train.run."""

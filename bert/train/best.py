@@ -1,0 +1,100 @@
+"""The evaluations of a run: made when they are due, each held against the best so far."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from bert.optim.precision import Precision
+from bert.parallel.base import Strategy
+from bert.tasks.base import DataIdentity, DataSpec, Evaluation, EvaluationSpec, Evaluator, TrainableTask, deciding
+from bert.train.agreement import any_rank, together
+from bert.train.checkpoint import checkpoint_path
+from bert.train.evaluate import evaluate
+from bert.train.events import Best, Evaluated
+from bert.train.settings import TrainSettings
+from bert.train.state import TrainState
+
+
+class Evaluations:
+    """What a run is evaluated on, the latest evaluation and the best one. The same on every rank.
+
+    Raises:
+        UsageError: the best is to be told by a score that the task has not.
+    """
+
+    def __init__(
+        self, settings: TrainSettings, task: TrainableTask, strategy: Strategy, warn: Callable[[str], None]
+    ) -> None:
+        self.latest: Evaluation | None = None
+        self.best: Best | None = None
+        self._every = settings.eval_every
+        self._wanted = EvaluationSpec(source=settings.eval_data, samples=settings.eval_samples)
+        self._task = task
+        self._score, self._higher_is_better = deciding(task, settings.best_by)
+        self._strategy = strategy
+        self._warn = warn
+        self._evaluator: Evaluator | None = None
+        self._evaluated = -1  # updates of the run when the latest one was made
+
+    def open(self, spec: DataSpec, data: DataIdentity) -> None:
+        """Open what to evaluate on, if the run is to be evaluated; every rank has to call it.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        if self._every == 0:
+            return
+        if data.fingerprint is None:
+            self._warn("made-up data has no test shards and no answers: the run is not evaluated")
+            return
+        self._evaluator = together(self._strategy, lambda: self._task.evaluator(spec, self._wanted))
+
+    def take_over(self, state: TrainState, folder: Path) -> None:
+        """Go on from a checkpoint in `folder`, with its best evaluation where new ones can be held against it."""
+        self.latest = state.evaluation
+        self.best = self._still_best(state.best, folder)
+
+    def begin(self, applied_steps: int) -> None:
+        """Say where the run begins or goes on: an evaluation that is due there is made if it never was."""
+        if applied_steps == 0 or self.latest is not None:
+            self._evaluated = applied_steps
+
+    def due(self, applied_steps: int, done: bool) -> bool:
+        """Whether the model is to be evaluated after this many updates, `done` after the last of them."""
+        due = self._evaluator is not None and (done or applied_steps % self._every == 0)
+        return due and applied_steps != self._evaluated
+
+    def make(self, model: torch.nn.Module, precision: Precision, applied_steps: int) -> Evaluated:
+        """Evaluate the model, without what the strategy wraps around it; every rank has to call it."""
+        assert self._evaluator is not None
+        began = time.perf_counter()
+        self.latest = evaluate(model, self._evaluator, self._strategy, precision)
+        self._evaluated = applied_steps
+        name = self._score
+        if name not in self.latest.values:
+            self._warn(f"the evaluation found no {name}, by which the best checkpoint is told")
+        value = float(self.latest.values.get(name, math.nan))
+        gain = math.inf if self.best is None else value - self.best.value
+        best = math.isfinite(value) and (gain if self._higher_is_better or self.best is None else -gain) > 0
+        if best:
+            self.best = Best(applied_steps=applied_steps, score=name, value=value, data=self._evaluator.fingerprint)
+        seconds = time.perf_counter() - began
+        return Evaluated(applied_steps=applied_steps, evaluation=self.latest, seconds=seconds, best=best)
+
+    def _still_best(self, best: Best | None, folder: Path) -> Best | None:
+        if best is None or self._evaluator is None:
+            return best
+        name = checkpoint_path(folder, best.applied_steps).name
+        if any_rank(self._strategy, not (folder / name).is_dir()):
+            self._warn(f"{name}, the best checkpoint so far, is gone: the next evaluation counts as the best")
+        elif best.score != self._score:
+            by = f"by {best.score}, not by {self._score}"
+            self._warn(f"{name} was the best checkpoint {by}: the next evaluation counts as the best")
+        elif best.data != self._evaluator.fingerprint:
+            self._warn(f"{name} was the best checkpoint on other samples: the next evaluation counts as the best")
+        else:
+            return best
+        return None

@@ -1,0 +1,286 @@
+"""Checkpoints: folders that are whole or not there, the latest few of them kept.
+
+    step-0000123/
+        config.json model.safetensors   the model (bert.checkpoints.ours)
+        vocab.txt                       the vocabulary of the data, where it lies beside them
+        optimizer.safetensors           moments by parameter name
+        rng-<rank>.safetensors          random number generators, written by each rank
+        state.json                      bert.train.state, and size and CRC-32 of every other file
+
+A checkpoint is written into a temporary folder, confirmed by the disk and renamed, and taken away by a rename too:
+under its own name it is whole at every instant. In a run over several nodes all of them have to see the folder.
+"""
+
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from bert.checkpoints.folder import sync_folder
+from bert.checkpoints.model_config import read_json
+from bert.checkpoints.ours import config_of, write_model
+from bert.checkpoints.tensor_files import write_safetensors
+from bert.parallel.base import Strategy
+from bert.tasks.pretrain.naming import VOCABULARY_FILE
+from bert.train.agreement import known_to_first, together
+from bert.train.state import TrainState
+from bert.train.tensors import OPTIMIZER_FILE, collected, rng_file, save_rng
+from common.atomic import storage_errors, write_json, write_text
+from common.errors import InputError, SchemaError, StorageError, read_code
+
+T = TypeVar("T")
+
+STATE_FILE = "state.json"
+_NAME = re.compile(r"step-(\d{7,})")
+_LEFT_OVER = re.compile(r"\.step-\d{7,}\.(new|old)")
+_CHUNK_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint."""
+
+    path: Path
+    """Its folder."""
+    state: TrainState
+    """Where the run stood."""
+
+
+def checkpoint_path(folder: Path, applied_steps: int) -> Path:
+    """Folder of the checkpoint after so many updates."""
+    return folder / f"step-{applied_steps:07d}"
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Updates after which there are checkpoints in `folder`, ascending, whole or not. Raises StorageError."""
+    try:
+        names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    except OSError as error:
+        raise StorageError(
+            read_code(error), f"cannot look into {folder}: {error.strerror}; choose another folder"
+        ) from error
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: TrainState,
+    strategy: Strategy,
+    vocabulary: str | None = None,
+) -> tuple[Path, int]:
+    """Write a checkpoint and remove those beyond the latest `state.settings.keep`; every rank has to call it.
+
+    That of the best evaluation stays too.
+
+    Args:
+        folder: where the checkpoints of the run lie.
+        model: the one that the strategy has wrapped, without what is around it.
+        optimizer: over its parameters.
+        state: where the run stands, the same on every rank.
+        strategy: the ranks.
+        vocabulary: content of the vocab.txt to put beside the weights.
+
+    Returns:
+        Its folder and the size of its files in bytes (0 on other ranks than the first).
+
+    Raises:
+        StorageError: on every rank, where one of them could not write; earlier checkpoints are as they were.
+    """
+    final = checkpoint_path(folder, state.applied_steps)
+    temporary = final.with_name(f".{final.name}.new")
+
+    def begin() -> None:
+        if strategy.rank == 0:
+            remove_left_overs(folder)
+            temporary.mkdir(parents=True)
+
+    def write() -> None:
+        if not temporary.is_dir():
+            raise StorageError(
+                "folder-not-shared", f"rank {strategy.rank} does not see {temporary}: use a folder that all nodes share"
+            )
+        save_rng(temporary / rng_file(strategy.rank), strategy.device)
+
+    def write_weights(weights: Mapping[str, torch.Tensor]) -> None:
+        if strategy.rank == 0:
+            write_model(temporary, config_of(model), weights)
+
+    def write_moments(moments: Mapping[str, torch.Tensor]) -> None:
+        if strategy.rank == 0:
+            write_safetensors(temporary / OPTIMIZER_FILE, moments)
+            if vocabulary is not None:
+                write_text(temporary / VOCABULARY_FILE, vocabulary)
+
+    def finish() -> int:
+        if strategy.rank != 0:
+            return 0
+        size = _seal(temporary, state, strategy.world_size)
+        _replace(temporary, final)
+        best = None if state.best is None else state.best.applied_steps
+        _prune(folder, state.applied_steps, state.settings.keep, best)
+        return size
+
+    try:
+        for action in (begin, write):
+            together(strategy, _storing(final, action))
+        # Ranks that hold parts put them together here, outside of what may fail on one of them alone.
+        keep = strategy.rank == 0
+        parts = collected(strategy.weights(model), keep)
+        together(strategy, _storing(final, partial(write_weights, parts)))
+        del parts
+        named = ((f"{name}.{key}", value) for name, key, value in strategy.moments(model, optimizer))
+        parts = collected(named, keep)
+        together(strategy, _storing(final, partial(write_moments, parts)))
+        del parts
+        return final, together(strategy, _storing(final, finish))
+    except BaseException:
+        if strategy.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _storing(path: Path, action: Callable[[], T]) -> Callable[[], T]:
+    def attempt() -> T:
+        try:
+            with storage_errors(path):
+                return action()
+        except OSError as error:
+            raise StorageError(
+                "write-failed", f"cannot write {path}: {error.strerror}; the checkpoints before it are whole"
+            ) from error
+
+    return attempt
+
+
+def _seal(temporary: Path, state: TrainState, ranks: int) -> int:
+    """Write state.json, which makes a checkpoint of the files; return their size in bytes."""
+    wanted = [rng_file(rank) for rank in range(ranks)]
+    absent = [name for name in wanted if not (temporary / name).is_file()]
+    if absent:
+        raise StorageError(
+            "folder-not-shared", f"{temporary} lacks {', '.join(absent)}: use a folder that all nodes share"
+        )
+    files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in sorted(temporary.iterdir())}
+    write_json(temporary / STATE_FILE, {**state.to_json(), "files": files})
+    sync_folder(temporary)
+    return sum(path.stat().st_size for path in temporary.iterdir())
+
+
+def _replace(temporary: Path, final: Path) -> None:
+    """Rename the new folder; one of that name, which was damaged or is of an abandoned course, goes."""
+    old = final.with_name(f".{final.name}.old")
+    if final.exists():
+        final.rename(old)
+    temporary.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _prune(folder: Path, applied_steps: int, keep: int, best: int | None) -> None:
+    # Newer ones are damaged, or the run would have begun from them: they do not count, and are written anew in time.
+    for step in [step for step in saved_steps(folder) if step <= applied_steps][:-keep]:
+        if step == best:
+            continue
+        path = checkpoint_path(folder, step)
+        old = path.with_name(f".{path.name}.old")
+        path.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_left_overs(folder: Path) -> None:
+    """Remove what an interrupted process left half written or half removed; the folder's lock has to be held."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _LEFT_OVER.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def latest(folder: Path, warn: Callable[[str], None], whole: bool = True) -> Checkpoint | None:
+    """Return the newest undamaged checkpoint in `folder`; damaged newer ones are named to `warn`. None: there is none.
+
+    Args:
+        folder: where the checkpoints of a run lie.
+        warn: told of damaged ones.
+        whole: check all bytes, not only the sizes of files.
+
+    Raises:
+        InputError: there are checkpoints, but all are damaged.
+        SchemaError: a newer version wrote the newest.
+    """
+    steps = saved_steps(folder)
+    for step in reversed(steps):
+        path = checkpoint_path(folder, step)
+        try:
+            return read(path, whole)
+        except SchemaError:
+            raise
+        except InputError as error:
+            warn(f"{error}; the checkpoint before it is used")
+    if steps:
+        raise InputError(
+            "checkpoint-missing",
+            f"all {len(steps)} checkpoints in {folder} are damaged: remove them to begin anew, or give another folder",
+        )
+    return None
+
+
+def latest_on_all(folder: Path, strategy: Strategy, warn: Callable[[str], None]) -> Checkpoint | None:
+    """Return what `latest` gives on the first rank, on every rank; raises as it does, on every rank."""
+    found = together(strategy, lambda: latest(folder, warn) if strategy.rank == 0 else None)
+    step = known_to_first(strategy, 0 if found is None else found.state.applied_steps + 1) - 1
+    if step < 0:
+        return None
+    return together(strategy, lambda: found or read(checkpoint_path(folder, step), whole=False))
+
+
+def read(path: Path, whole: bool = True) -> Checkpoint:
+    """Read a checkpoint's state and check its files, all of their content where `whole`.
+
+    Raises:
+        InputError: it is no checkpoint, or damaged; the message names what is wrong.
+        SchemaError: a newer version wrote it.
+    """
+    content = read_json(path / STATE_FILE)
+    try:
+        state = TrainState.from_json(content)
+    except InputError as error:
+        raise type(error)(error.code, f"the checkpoint {path} cannot be used: {error}") from error
+    files = content.get("files")
+    if not isinstance(files, dict) or not {"model.safetensors", OPTIMIZER_FILE}.issubset(files):
+        raise InputError("file-damaged", f"the checkpoint {path} is damaged: {STATE_FILE} does not list its files")
+    for name, noted in files.items():
+        problem = _problem(path / name, noted, whole) if "/" not in name else "is no name of a file"
+        if problem:
+            raise InputError("file-damaged", f"the checkpoint {path} is damaged: {name} {problem}")
+    return Checkpoint(path, state)
+
+
+def _problem(file: Path, noted: object, whole: bool) -> str:
+    """Say what is wrong with a file; nothing when it is as it was written."""
+    if not isinstance(noted, dict):
+        return "has no size in the list"
+    try:
+        size = file.stat().st_size
+        if size != noted.get("bytes"):
+            return f"has {size} bytes, {noted.get('bytes')} were written"
+        if whole and _crc32(file) != noted.get("crc32"):
+            return "holds other bytes than were written"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return ""
+
+
+def _crc32(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            value = zlib.crc32(chunk, value)
+    return value

@@ -1,0 +1,236 @@
+"""The training loop: batches in, optimizer steps out, observers told of everything in between."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from bert.data.batch import Batch, BatchCounts
+from bert.optim.lamb import Lamb
+from bert.optim.precision import Precision
+from bert.parallel.base import Strategy
+from bert.train.observer import Observer, StepResult
+from common.errors import BertbenchError, InputError, UsageError
+
+ComputeLoss = Callable[[torch.nn.Module, Batch], torch.Tensor]
+
+# Each overflow halves the scale: after so many in a row, from 2**16 down to 2**-16, the scale is not what overflows.
+MAX_SKIPPED_IN_A_ROW = 32
+
+
+class DivergenceError(BertbenchError):
+    """Training has run into numbers that are not finite; `step` and `learning_rate` say where."""
+
+    def __init__(self, message: str, step: int, learning_rate: float) -> None:
+        super().__init__("training-diverged", message)
+        self.step = step
+        self.learning_rate = learning_rate
+
+    def __reduce__(self) -> tuple[type["DivergenceError"], tuple[str, int, float]]:
+        """Pickle the arguments of this class, not those of its base."""
+        return type(self), (str(self), self.step, self.learning_rate)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the updates are; a checkpoint keeps it."""
+
+    applied_steps: int = 0
+    """Updates made: what the learning rate is a function of. An update whose outcome was not read counts as made."""
+    skipped_steps: int = 0
+    """Steps whose update an fp16 overflow left out."""
+    skipped_in_a_row: int = 0
+    """How many of them came last, one after another."""
+
+    def count(self, applied: bool | None) -> None:
+        """Count one step."""
+        if applied is False:
+            self.skipped_steps += 1
+            self.skipped_in_a_row += 1
+        else:
+            self.applied_steps += 1
+            self.skipped_in_a_row = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the counts by name."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from saved counts. Raises InputError where one is missing or no count."""
+        for name in asdict(self):
+            value = state.get(name)
+            if not isinstance(value, int) or value < 0:
+                raise InputError(
+                    "file-damaged",
+                    f"the saved progress has {name}={value!r}, a count is needed: take another checkpoint",
+                )
+            setattr(self, name, value)
+
+
+class DivergenceWatch:
+    """Looks out for losses that are not finite, without making a GPU wait at every step.
+
+    Losses are judged on the device as they come; the verdict is read after every step on a CPU and after every
+    `every` steps on a GPU, and covers all ranks. A loss whose update the loss scaling left out is no divergence, but
+    MAX_SKIPPED_IN_A_ROW of them one after another are.
+    """
+
+    def __init__(self, every: int = 50) -> None:
+        if every < 1:
+            raise UsageError("option-value", f"looking for divergence every {every} steps: at least 1 is needed")
+        self.every = every
+        self._first_bad: torch.Tensor | None = None
+        self._rates: dict[int, float] = {}
+
+    def note(self, step: int, result: StepResult, progress: Progress) -> None:
+        """Judge a step. Raises DivergenceError where fp16 never stops overflowing."""
+        if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise DivergenceError(
+                f"the gradients of the last {progress.skipped_in_a_row} steps up to step {step + 1} were not finite in "
+                f"fp16, whatever the loss scale (learning rate {result.learning_rate:.6g}): use bf16, lower the "
+                "learning rate or lengthen the warm-up",
+                step,
+                result.learning_rate,
+            )
+        if not result.applied:
+            return
+        self._rates[step] = result.learning_rate
+        here = torch.where(torch.isfinite(result.loss.double()), math.inf, float(step))
+        self._first_bad = here if self._first_bad is None else torch.minimum(self._first_bad, here)
+
+    def due(self, step: int, device: torch.device) -> bool:
+        """Whether the verdict is read after step number `step`."""
+        return device.type == "cpu" or (step + 1) % self.every == 0
+
+    def check(self, strategy: Strategy) -> None:
+        """Read the verdict on all steps since the last time; every rank has to call it.
+
+        Raises:
+            DivergenceError: on every rank, with the first step whose loss was not finite on one of them.
+        """
+        first = torch.tensor(math.inf) if self._first_bad is None else self._first_bad.cpu()
+        first_bad = -float(strategy.maximum(-first.double().reshape(1)))
+        rates, self._rates, self._first_bad = self._rates, {}, None
+        if first_bad < math.inf:
+            step = int(first_bad)
+            raise DivergenceError(
+                f"the loss of step {step + 1} is not a finite number (learning rate {rates[step]:.6g}): lower the "
+                "learning rate or lengthen the warm-up",
+                step,
+                rates[step],
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """Everything a run of the loop needs, already on its device."""
+
+    model: torch.nn.Module
+    """The model, wrapped by the strategy."""
+    optimizer: torch.optim.Optimizer
+    """Over the model's parameters."""
+    compute_loss: ComputeLoss
+    """(model, batch) -> mean loss of the micro-batch, a scalar."""
+    batches: Iterator[Batch]
+    """Endless micro-batches on the CPU, pinned where the device is a GPU."""
+    strategy: Strategy
+    """Parallelism."""
+    precision: Precision
+    """Autocast and gradient scaling."""
+    grad_accum_steps: int = 1
+    """Micro-steps per optimizer step."""
+    max_grad_norm: float | None = None
+    """Clip the global gradient norm to this; None leaves it, as LAMB needs, which clips by itself."""
+    learning_rate: Callable[[int], float] | None = None
+    """Learning rate of an update, given the number of updates applied before it; None keeps the optimizer's."""
+    progress: Progress = field(default_factory=Progress)
+    """Updates applied and skipped so far; the loop counts on."""
+    divergence: DivergenceWatch | None = None
+    """Stops the run when the loss is not finite; None lets it go on."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty step and clipping that cannot be meant."""
+        if self.grad_accum_steps < 1:
+            raise UsageError("option-value", f"grad_accum_steps={self.grad_accum_steps} must be at least 1")
+        if self.max_grad_norm is None:
+            return
+        if not self.max_grad_norm > 0:
+            raise UsageError("option-value", f"max_grad_norm={self.max_grad_norm} must be above 0; None does not clip")
+        if isinstance(self.optimizer, Lamb):
+            raise UsageError(
+                "option-conflict",
+                f"max_grad_norm={self.max_grad_norm} would clip twice, LAMB clips by itself: give the norm to the "
+                "optimizer and None to the loop",
+            )
+
+
+def train(training: Training, observer: Observer, keep_going: Callable[[int], bool], first_step: int = 0) -> int:
+    """Step until `keep_going(step)` says no; return the number of the step that was not made.
+
+    `keep_going` is asked between steps, outside of what is timed, with the number of the step to come; in a
+    distributed run its answer has to be the same on every rank. It is the place to save a checkpoint: a verdict of
+    `training.divergence` that was due has been read by then.
+
+    Raises:
+        DivergenceError: `training.divergence` found a loss that is not finite.
+    """
+    training.model.train()
+    step = first_step
+    observer.run_begin()
+    try:
+        while keep_going(step):
+            result = run_step(training, observer, step)
+            if training.divergence is not None:
+                training.divergence.note(step, result, training.progress)
+                if training.divergence.due(step, training.strategy.device):
+                    training.divergence.check(training.strategy)
+            step += 1
+        if training.divergence is not None:
+            training.divergence.check(training.strategy)
+    finally:
+        observer.run_end()
+    return step
+
+
+def run_step(training: Training, observer: Observer, step: int) -> StepResult:
+    """Make one optimizer step: `grad_accum_steps` micro-steps, then the update. Return what it did."""
+    strategy, precision = training.strategy, training.precision
+    accumulation = training.grad_accum_steps
+    total_loss: torch.Tensor | None = None
+    counts: BatchCounts | None = None
+    observer.step_begin(step)
+    if training.learning_rate is not None:
+        rate = training.learning_rate(training.progress.applied_steps)
+        for group in training.optimizer.param_groups:
+            group["lr"] = rate
+    for micro_step in range(accumulation):
+        with observer.phase("data"):
+            batch = next(training.batches).to(strategy.device)
+        with strategy.accumulate(last=micro_step == accumulation - 1):
+            with observer.phase("forward"), precision.autocast():
+                loss = training.compute_loss(training.model, batch) / accumulation
+            with observer.phase("backward"):
+                strategy.backward(loss, precision)
+        detached = loss.detach()
+        total_loss = detached if total_loss is None else total_loss + detached
+        counts = batch.counts if counts is None else counts + batch.counts
+    with observer.phase("optimizer"):
+        if training.max_grad_norm is not None:
+            strategy.clip(training.model, training.optimizer, training.max_grad_norm, precision)
+        # Only a schedule and the watch depend on the outcome; a benchmark has neither and never waits for it.
+        wait = training.learning_rate is not None or training.divergence is not None
+        applied = strategy.step(training.optimizer, precision, wait)
+    training.progress.count(applied)
+    assert total_loss is not None and counts is not None
+    result = StepResult(counts, total_loss, float(training.optimizer.param_groups[0]["lr"]), applied)
+    observer.step_end(step, result)
+    return result
+
+
+def parameters_are_finite(held: list[torch.Tensor]) -> bool:
+    """Whether every number in these parameters (Strategy.held) is finite; reading the answer waits for a GPU.
+
+    Gradients that are not finite show in the loss one step later only: ask this before a checkpoint is saved.
+    """
+    return not held or bool(torch.isfinite(torch.stack(torch._foreach_norm(held, math.inf))).all())

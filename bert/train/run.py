@@ -1,0 +1,286 @@
+"""A training run from its first update, or its latest checkpoint, to its last.
+
+Every rank of the run calls `run_training` with the same settings, on the same folder. On CPUs an interrupted run gives
+the losses of an uninterrupted one, bit by bit and with any number of ranks, if it goes on with the same settings,
+threads and library versions; on GPUs some kernels add up in an order that changes from run to run. What may change:
+bert.train.resume.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from bert.checkpoints.model_config import read_config
+from bert.checkpoints.ours import CONFIG_FILE
+from bert.model.encoder import recompute_activations
+from bert.parallel.base import Strategy
+from bert.speed.registry import check_precision, resolve_levers, use_levers, use_weight_copies
+from bert.train.agreement import any_rank, together
+from bert.train.base_run import BaseRun
+from bert.train.checkpoint import Checkpoint, latest_on_all, remove_left_overs, save
+from bert.train.events import LAST_GOOD_CHECKPOINT, Report, Resumed, RunOutcome, Saved
+from bert.train.feed import Feed
+from bert.train.initial import NotTaken, load_initial
+from bert.train.loop import DivergenceError, parameters_are_finite, train
+from bert.train.losses import LossLog
+from bert.train.observer import Observer, Observers
+from bert.train.parts import make_optimizer, make_training, step_plan
+from bert.train.resume import Initial, changed_settings, check_resumable, initial_on_all
+from bert.train.settings import TrainSettings
+from bert.train.state import TrainState, versions
+from bert.train.tensors import (
+    OPTIMIZER_FILE,
+    check_same_shape,
+    load_moments,
+    load_rng,
+    load_weights,
+    rng_file,
+    seed_generators,
+    shared_steps,
+)
+from common.errors import UsageError
+from common.locks import locked
+
+
+def run_training(
+    settings: TrainSettings,
+    folder: Path,
+    strategy: Strategy,
+    observer: Observer,
+    should_stop: Callable[[], bool],
+    report: Report,
+) -> RunOutcome:
+    """Train until `settings.steps` updates are made, going on where an earlier run in `folder` stopped.
+
+    Args:
+        settings: what to train.
+        folder: where the checkpoints lie; made where it is missing, and locked meanwhile.
+        strategy: the ranks, already set up; the caller tears it down.
+        observer: of the loop and the model.
+        should_stop: asked between steps on every rank; a yes of any of them saves a checkpoint and ends the run.
+        report: told what happens, on the first rank only.
+
+    Raises:
+        UsageError: settings that cannot be run here, or differ from the interrupted run's in what must not.
+        InputError: shards or a checkpoint are missing, damaged, or of another model; the message names them.
+        LockedError: another run uses the folder.
+        StorageError: a checkpoint cannot be written; earlier ones are as they were.
+        DivergenceError: the loss is not a number; step, learning rate and last good checkpoint are named.
+    """
+    given = strategy.world_size * strategy.devices_per_rank
+    if settings.world_size != given:
+        raise UsageError(
+            "option-conflict", f"settings for world_size={settings.world_size} were given to {given} devices"
+        )
+    with _locked_by_first(folder, strategy):
+        run = _Run(settings, folder, strategy, observer, should_stop, report)
+        try:
+            return run.go()
+        finally:
+            run.close()
+
+
+@contextmanager
+def _locked_by_first(folder: Path, strategy: Strategy) -> Iterator[None]:
+    with ExitStack() as stack:
+
+        def lock() -> None:
+            if strategy.rank == 0:
+                remedy = "wait for its end, or train in another folder"
+                stack.enter_context(locked(folder, "another training run", remedy))
+                remove_left_overs(folder)
+
+        together(strategy, lock)
+        yield
+
+
+class _Run(BaseRun):
+    """The parts of a run with our model and loop, and what it does between steps."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        folder: Path,
+        strategy: Strategy,
+        observer: Observer,
+        should_stop: Callable[[], bool],
+        report: Report,
+    ) -> None:
+        super().__init__(settings, folder, strategy, should_stop, report)
+        self.resumed_from, initial = self._origin()
+        torch.manual_seed(settings.seed)
+        self.model = self.task.build_model(self.config, observer)
+        left = None if initial is None else together(strategy, lambda: self._load_model(initial))
+        self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        check_precision(settings.levers, settings.precision)
+        levers = resolve_levers(settings.levers, strategy.device.type)
+        use_levers(
+            self.model, levers, settings.grad_accum_steps, activation_checkpointing=settings.activation_checkpointing
+        )
+        if settings.activation_checkpointing:
+            recompute_activations(self.model)
+        wrapped = strategy.wrap(self.model, observer, step_plan(settings, levers))
+        use_weight_copies(
+            wrapped, levers, precision=settings.precision, strategy=settings.strategy,
+            grad_accum_steps=settings.grad_accum_steps, optimizer=settings.optimizer,
+        )  # fmt: skip
+        self.optimizer = make_optimizer(settings, wrapped)
+        strategy.prepare(self.optimizer, self.precision)
+        if initial is not None and left is not None:
+            self._load_optimizer(initial, left)
+        self.feed = together(strategy, self._open_feed)
+        samples_seen = 0 if self.resumed_from is None else self.resumed_from.state.samples_seen
+        self.log = LossLog(self.task, self.counts, settings.global_batch_size, settings.grad_accum_steps, samples_seen)
+        self.observer = Observers([self.log, observer])
+        self.training = make_training(
+            settings, wrapped, self.optimizer, self.log.compute_loss, self.feed, strategy, self.precision, self.counts
+        )
+        self.checkpoint = None if self.resumed_from is None else self.resumed_from.path
+        self._saved = self.counts.applied_steps
+        self.evaluations.begin(self.counts.applied_steps)
+        self._begin_random_numbers()
+
+    def _origin(self) -> tuple[Checkpoint | None, Initial | None]:
+        """Find what to go on from, or else to begin from; take over the counts of what to go on from."""
+        found = latest_on_all(self.folder, self.strategy, self.warn)
+        if found is not None:
+            saved = together(self.strategy, lambda: read_config(found.path / CONFIG_FILE))
+            together(self.strategy, lambda: check_same_shape(saved, self.config, found.path))
+            for message in together(self.strategy, lambda: check_resumable(self.settings, self.data, found)):
+                self.warn(message)
+            together(self.strategy, lambda: self.counts.load_state_dict(found.state.progress))
+            together(self.strategy, lambda: self.precision.load_state_dict(found.state.scaler))
+            self.evaluations.take_over(found.state, self.folder)
+            return found, Initial(found.path, found)
+        if self.settings.init is None:
+            return None, None
+        return None, initial_on_all(self.settings, self.data, self.strategy, self.warn)
+
+    def _load_model(self, initial: Initial) -> NotTaken:
+        if self.resumed_from is None:
+            return load_initial(initial, self.model, self.config, whole=not self.task.begins_from_encoder)
+        load_weights(initial.weights, self.model, self.config)
+        return NotTaken()
+
+    def _load_optimizer(self, initial: Initial, left: NotTaken) -> None:
+        """Take the moments, unless they are another optimizer's or model's; say what the run begins from."""
+        checkpoint, settings = initial.checkpoint, self.settings
+        if self.resumed_from is None and self.task.begins_from_encoder:
+            checkpoint = None
+        same = checkpoint is not None and checkpoint.state.settings.optimizer == settings.optimizer
+        if checkpoint is not None and same:
+            path, steps = checkpoint.path / OPTIMIZER_FILE, checkpoint.state.optimizer_steps
+            moments = together(self.strategy, lambda: load_moments(path, self._shapes, self.config))
+            take = self.strategy.load_moments
+            together(self.strategy, lambda: take(self.model, self.optimizer, moments, steps))
+        elif checkpoint is not None:
+            self.warn(
+                f"{checkpoint.path} was trained with {checkpoint.state.settings.optimizer}, this run uses "
+                f"{settings.optimizer}: its weights are taken, not the state of its optimizer"
+            )
+        self.report(
+            Resumed(
+                path=initial.weights,
+                applied_steps=self.counts.applied_steps,
+                new_phase=self.resumed_from is None,
+                moments=same,
+                changed={} if self.resumed_from is None else changed_settings(settings, self.resumed_from),
+                missing=left.missing,
+                unused=left.unused,
+            )
+        )
+        if left.missing and not self.task.begins_from_encoder:
+            self.warn(
+                f"{len(left.missing)} weights of the model are not in {initial.weights}, {left.missing[0]} first: "
+                "they begin with random values"
+            )
+
+    def _open_feed(self) -> Feed:
+        stream = self.task.batches(self.spec)
+        if self.resumed_from is not None:
+            state, saved = self.resumed_from.state, self.resumed_from.state.settings
+            position = state.position
+            per_micro_step = self.spec.micro_batch_size * self.spec.world_size
+            if self.data.fingerprint is None and per_micro_step != saved.micro_batch_size * saved.world_size:
+                # Made-up batches are counted, not samples.
+                position = {**position, "step": state.samples_seen // per_micro_step}
+            stream.load_state_dict(position)
+        return Feed(stream, pinned=self.strategy.device.type == "cuda")
+
+    def _begin_random_numbers(self) -> None:
+        """Go on with saved generators, or seed them: the last thing before the first step."""
+        rank, found = self.strategy.rank, self.resumed_from
+        if found is not None:
+            path = found.path / rng_file(rank)
+            if together(self.strategy, lambda: load_rng(path, self.strategy.device)):
+                return
+        seed_generators(self.settings.seed, rank, self.counts.applied_steps)
+
+    def go(self) -> RunOutcome:
+        """Train to the end, or until asked to stop."""
+        first = self.counts.applied_steps + self.counts.skipped_steps
+        try:
+            train(self.training, self.observer, self._between_steps, first)
+        except DivergenceError as error:
+            self.read_losses()
+            there = f"is {self.checkpoint}, from which the run goes on when it is called again"
+            last = there if self.checkpoint else "does not exist: the run had saved none"
+            raise DivergenceError(f"{error}. {LAST_GOOD_CHECKPOINT} {last}", error.step, error.learning_rate) from error
+        resumed_from = None if self.resumed_from is None else self.resumed_from.path
+        return self.outcome(resumed_from, self.evaluations.best)
+
+    def close(self) -> None:
+        """End the threads that read ahead."""
+        self.feed.close()
+
+    def _between_steps(self, step: int) -> bool:
+        """Read, evaluate and save what is due; return whether another step is to be made. The same on every rank."""
+        done, applied, settings = self.done, self.counts.applied_steps, self.settings
+        if len(self.log) >= settings.log_every:
+            self.read_losses()
+        stop = not done and any_rank(self.strategy, self.should_stop())
+        evaluating = self.evaluations.due(applied, done)
+        saving = (done or stop or applied % settings.save_every == 0) and applied != self._saved
+        if done or stop or evaluating or saving:
+            self.read_losses()
+        if evaluating:
+            told = self.evaluations.make(self.model, self.precision, applied)
+            self.report(told)
+            saving = saving or told.best
+        if saving:
+            self._save(step)
+        return not (done or stop)
+
+    def _save(self, step: int) -> None:
+        """Save a checkpoint, but no parameters that are not numbers."""
+        began = time.perf_counter()
+        assert self.training.divergence is not None
+        self.training.divergence.check(self.strategy)
+        if any_rank(self.strategy, not parameters_are_finite(self.strategy.held(self.model))):
+            rate = float(self.optimizer.param_groups[0]["lr"])
+            raise DivergenceError(
+                f"the parameters after step {step} are not finite numbers (learning rate {rate:.6g}): lower the "
+                "learning rate or lengthen the warm-up",
+                step - 1,
+                rate,
+            )
+        state = TrainState(
+            settings=self.settings,
+            data=self.data,
+            position=self.feed.position,
+            progress=self.counts.state_dict(),
+            samples_seen=self.log.samples_seen,
+            scaler=self.precision.state_dict(),
+            optimizer_steps=shared_steps(self.optimizer),
+            evaluation=self.evaluations.latest,
+            best=self.evaluations.best,
+            versions=versions(),
+        )
+        self.checkpoint, size = save(self.folder, self.model, self.optimizer, state, self.strategy, self.vocabulary)
+        self._saved = self.counts.applied_steps
+        seconds = time.perf_counter() - began
+        best = self.evaluations.best
+        self.report(Saved(applied_steps=self._saved, path=self.checkpoint, seconds=seconds, size_bytes=size, best=best))

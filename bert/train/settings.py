@@ -1,0 +1,310 @@
+"""What a training run was asked to do. Imports no torch: the command line checks settings with it."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bert.data.lengths import PADDINGS, check_distribution, default_max_predictions, is_synthetic, lengths_folder
+from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig, preset, shape_from_words
+from bert.optim.registry import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
+from bert.optim.schedule import PHASES, SCHEDULES, Schedule
+from bert.parallel import STRATEGIES
+from bert.parallel.options import options_text, read_options
+from bert.speed.registry import AUTO, check_levers
+from bert.tasks import check_task_options, task_data
+from common.errors import InputError, UsageError
+from common.flags import check_seed, flag
+from common.registry import lookup
+
+DEFAULT_SEED = 42
+DEFAULT_MICRO_BATCH_SIZE = {1: 32, 2: 8}
+"""Sequences per device and micro-step in each phase, where none are given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSettings:
+    """One training run. `resolve_settings` fills in what follows from the rest.
+
+    Raises:
+        UsageError: a value out of its range, or batch sizes that do not multiply up.
+    """
+
+    task: str = "pretrain"
+    """What is trained, one of bert.tasks.TASKS."""
+    task_options: str = ""
+    """Options of the task, as bert.tasks.resolve_options makes them; empty where it has none."""
+    preset: str = "large"
+    """Shape of the model, one of bert.model.config.PRESETS; any name where `shape` is given."""
+    shape: str | None = None
+    """Shape of the model where it is no preset's, as bert.model.config.shape_from_words takes it."""
+    dropout: float = 0.1
+    """Probability with which hidden states and attention weights are dropped."""
+    data: str
+    """What the task reads (a folder of HDF5 shards), or 'synthetic', 'synthetic:<distribution>', 'synthetic:<path>'."""
+    seq_len: int = 128
+    """Tokens per sequence, padding included."""
+    max_predictions: int = 20
+    """Masked positions per sequence at most (pretraining); shards bring their own."""
+    padding: str = "longest"
+    """Of batches that do not come padded (SQuAD): longest or fixed."""
+    vocab_size: int = BERT_UNCASED_VOCAB_SIZE
+    """Word pieces of the vocabulary the shards were made with, before padding."""
+    micro_batch_size: int
+    """Sequences per device and micro-step."""
+    grad_accum_steps: int = 1
+    """Micro-steps per update."""
+    world_size: int = 1
+    """Devices, one process each."""
+    global_batch_size: int
+    """Sequences per update: micro_batch_size x grad_accum_steps x world_size."""
+    optimizer: str = "lamb"
+    """One of bert.optim.registry.OPTIMIZERS."""
+    learning_rate: float = PHASES[1].learning_rate
+    """Base rate, which the warm-up climbs to."""
+    schedule: str = "poly"
+    """Course of the learning rate, one of bert.optim.schedule.SCHEDULES."""
+    warmup: float = PHASES[1].warmup
+    """Fraction of the updates spent on the warm-up, from 0 to below 1."""
+    steps: int = PHASES[1].total_steps
+    """Updates in the whole run; those that an fp16 overflow left out do not count."""
+    weight_decay: float = DEFAULT_WEIGHT_DECAY
+    """Decay of matrices and embeddings; biases and LayerNorm have none."""
+    max_grad_norm: float = 1.0
+    """The global gradient norm is clipped to this."""
+    precision: str = "fp32"
+    """fp32, tf32, bf16 or fp16 (bert.optim.precision)."""
+    strategy: str = "single"
+    """Parallelism, one of bert.parallel.STRATEGIES."""
+    strategy_options: str = ""
+    """Options of the strategy, as bert.parallel.options.options_text makes them; empty where none are given."""
+    activation_checkpointing: bool = False
+    """Whether layers keep their input alone and make the rest again in the backward pass; losses stay the same."""
+    levers: str = AUTO
+    """How a step is computed, as bert.speed.registry.check_levers takes it; losses differ by rounding and draws."""
+    seed: int = DEFAULT_SEED
+    """Seed of the initial weights, the order of the data and dropout."""
+    log_every: int = 10
+    """Steps after which losses are read from the device and reported, one event per step."""
+    eval_every: int = 0
+    """Updates between evaluations, with one at the end; 0 evaluates never."""
+    eval_data: str | None = None
+    """What the model is evaluated on; None is what lies beside the training data (pretraining: the test shards)."""
+    eval_samples: int = 0
+    """Samples of an evaluation, spread evenly over them; 0 takes all."""
+    best_by: str | None = None
+    """Score of the evaluations that says which checkpoint is the best; None is TrainableTask.deciding_score."""
+    save_every: int = 200
+    """Updates between checkpoints; one comes at the end of the run too."""
+    keep: int = 3
+    """Checkpoints that stay, the latest; that of the best evaluation stays besides."""
+    init: str | None = None
+    """Checkpoint, folder of checkpoints or weights of any form that a new run begins from; None begins from scratch."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        check_task_options(self.task, self.task_options)
+        lookup(dict.fromkeys(PADDINGS), self.padding, "padding")
+        lookup(OPTIMIZERS, self.optimizer, "optimizer")
+        lookup(SCHEDULES, self.schedule, "schedule")
+        lookup(STRATEGIES, self.strategy, "strategy")
+        check_levers(self.levers)
+        options_text(self.strategy, read_options(self.strategy_options))
+        if is_synthetic(self.data) and lengths_folder(self.data) is None:
+            check_distribution(self.data, self.seq_len, self.task)
+        self._check_ranges()
+        self._check_batches()
+        self.learning_rates()
+        self.model_config()
+
+    def _check_ranges(self) -> None:
+        for name, least in (
+            ("seq_len", 5), ("max_predictions", 1), ("vocab_size", 8), ("micro_batch_size", 1),
+            ("grad_accum_steps", 1), ("world_size", 1), ("steps", 1), ("log_every", 1), ("save_every", 1),
+            ("keep", 1), ("eval_every", 0), ("eval_samples", 0),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise UsageError(
+                    "option-value", f"{_option(name)} {value!r} must be a whole number of at least {least}"
+                )
+        check_seed(self.seed)
+        if not 0 <= self.weight_decay < math.inf:
+            raise UsageError("option-value", f"--weight-decay {self.weight_decay} must be a number of at least 0")
+        if not 0 < self.max_grad_norm < math.inf:
+            raise UsageError("option-value", f"--max-grad-norm {self.max_grad_norm} must be a number above 0")
+        if self.strategy == "single" and self.world_size > 1:
+            raise UsageError(
+                "unsupported-combination",
+                f"--strategy single runs on one device, not on {self.world_size}: use --strategy ddp",
+            )
+
+    def _check_batches(self) -> None:
+        parts = self.micro_batch_size * self.grad_accum_steps * self.world_size
+        if self.global_batch_size != parts:
+            raise UsageError(
+                "batch-size-mismatch",
+                f"--global-batch-size {self.global_batch_size} is not --micro-batch-size {self.micro_batch_size} x "
+                f"--grad-accum-steps {self.grad_accum_steps} x --devices {self.world_size} = {parts}: "
+                f"{_fitting(self.global_batch_size, self.micro_batch_size, self.world_size)}",
+            )
+
+    def learning_rates(self) -> Schedule:
+        """Return the learning rate as a function of the updates applied. Raises UsageError."""
+        return Schedule(
+            name=self.schedule, learning_rate=self.learning_rate, total_steps=self.steps, warmup=self.warmup
+        )
+
+    def model_config(self) -> ModelConfig:
+        """Return the shape of the model; sequences longer than it has positions for get them. Raises UsageError."""
+        shape = preset(self.preset) if self.shape is None else shape_from_words(self.shape)
+        return shape.replace(
+            vocab_size=self.vocab_size,
+            hidden_dropout=self.dropout,
+            attention_dropout=self.dropout,
+            max_positions=max(shape.max_positions, self.seq_len),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "TrainSettings":
+        """Return the settings that `to_json` wrote; fields that came later have their defaults. Raises InputError."""
+        unknown = sorted(set(content) - {field.name for field in dataclasses.fields(cls)})
+        if unknown:
+            raise InputError(
+                "file-damaged", f"the settings of a run have no fields {', '.join(map(str, unknown))}: they are damaged"
+            )
+        try:
+            return cls(**content)
+        except (UsageError, TypeError, AttributeError) as error:
+            raise InputError("file-damaged", f"the settings of a run are damaged: {error}") from error
+
+
+# Fields that have no option of their name: the first has another one, the others follow from the data.
+_OPTIONS = {"world_size": "--devices", "max_predictions": "max_predictions", "vocab_size": "vocab_size"}
+
+
+def _option(name: str) -> str:
+    """What a user gives for a field."""
+    return _OPTIONS.get(name) or flag(name)
+
+
+def _fitting(wanted: int, micro_batch_size: int, world_size: int) -> str:
+    """Say which global batch, or which accumulation, would do."""
+    per_micro_step = micro_batch_size * world_size
+    if wanted > 0 and wanted % per_micro_step == 0:
+        return f"use --grad-accum-steps {wanted // per_micro_step}"
+    below = wanted // per_micro_step * per_micro_step
+    choices = " or ".join(str(size) for size in (below, below + per_micro_step) if size > 0)
+    return f"it must be a multiple of {micro_batch_size} x {world_size} = {per_micro_step}, use {choices}"
+
+
+def phase_defaults(phase: int) -> dict[str, Any]:
+    """Return what NVIDIA trains BERT-large with in phase 1 or 2, by field of TrainSettings. Raises UsageError."""
+    if phase not in PHASES:
+        raise UsageError(
+            "option-choice",
+            f"--phase {phase} is none: use 1 (sequences of 128 tokens) or 2 (512 tokens, after phase 1)",
+        )
+    values = PHASES[phase]
+    return {
+        "preset": "large",
+        "optimizer": "lamb",
+        "schedule": "poly",
+        "seed": DEFAULT_SEED,
+        "seq_len": values.seq_len,
+        "max_predictions": values.max_predictions,
+        "steps": values.total_steps,
+        "warmup": values.warmup,
+        "learning_rate": values.learning_rate,
+        "global_batch_size": values.global_batch_size,
+        "micro_batch_size": DEFAULT_MICRO_BATCH_SIZE[phase],
+    }
+
+
+def task_defaults(task: str, phase: int | None = None) -> dict[str, Any]:
+    """Return what a task is trained with where nothing is given, by field of TrainSettings, `epochs` and `evaluates`
+    besides.
+
+    Raises:
+        UsageError: no such task or phase, or a phase of a task that has none.
+    """
+    defaults = task_data(task).defaults
+    if not defaults:
+        return phase_defaults(1 if phase is None else phase)
+    if phase is not None:
+        raise UsageError(
+            "option-not-applicable", f"--phase {phase}: only pretraining has phases, leave it out for {task}"
+        )
+    return dict(defaults)
+
+
+def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int | None = None) -> TrainSettings:
+    """Return the settings of a task with what was `given`, by field, in place of its defaults; None is not given.
+
+    Where two of micro batch, accumulation and global batch are known, the third follows. A length other than the
+    phase's brings its own number of predictions. The number of updates may be given as `epochs`.
+
+    Args:
+        phase: of pretraining, None is phase 1.
+        given: fields of TrainSettings; and `epochs`, which `steps` goes before.
+        samples: of an epoch; None where they are without end.
+
+    Raises:
+        UsageError: as TrainSettings, a field that does not exist, or no whole number of micro-steps fits.
+    """
+    own = {name: value for name, value in given.items() if value is not None}
+    known = {field.name for field in dataclasses.fields(TrainSettings)} | {"epochs"}
+    if not own.keys() <= known:
+        raise UsageError(
+            "option-unknown",
+            f"{', '.join(sorted(own.keys() - known))}: no such setting; there are {', '.join(sorted(known))}",
+        )
+    if "seq_len" in own:
+        own.setdefault("max_predictions", default_max_predictions(int(own["seq_len"])))
+    if "data" not in own:
+        raise UsageError("option-missing", "no data was given: give a folder of HDF5 shards, or `synthetic`")
+    if "grad_accum_steps" in own and "micro_batch_size" in own and "global_batch_size" not in own:
+        own["global_batch_size"] = own["micro_batch_size"] * own["grad_accum_steps"] * own.get("world_size", 1)
+    values = {**task_defaults(own.get("task", "pretrain"), phase), **own}
+    world_size, total = values.get("world_size", 1), values["global_batch_size"]
+    if "grad_accum_steps" in own and "micro_batch_size" not in own:
+        values["micro_batch_size"] = max(1, total // max(1, own["grad_accum_steps"] * world_size))
+    elif "grad_accum_steps" not in own:
+        if "micro_batch_size" not in own and world_size > 0:
+            values["micro_batch_size"] = _largest_divisor(total // world_size, values["micro_batch_size"])
+        values["grad_accum_steps"] = max(1, total // max(1, values["micro_batch_size"] * world_size))
+    epochs = values.pop("epochs", None)
+    evaluates = values.pop("evaluates", False) and samples is not None
+    evaluates = (evaluates or "eval_data" in own) and "eval_every" not in own
+    if "steps" not in own and epochs is not None:
+        values["steps"] = _steps_of(epochs, samples, values["global_batch_size"])
+        if evaluates:
+            values["eval_every"] = _steps_of(min(1.0, epochs), samples, values["global_batch_size"])
+    elif evaluates:
+        values["eval_every"] = values["steps"]
+    return TrainSettings(**values)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """The largest part, of at most `most`, that a number of samples can be divided into equally; at least 1."""
+    return next((part for part in range(min(most, number), 1, -1) if number % part == 0), 1)
+
+
+def _steps_of(epochs: float, samples: int | None, global_batch_size: int) -> int:
+    """Updates in which every sample has been seen `epochs` times."""
+    if samples is None:
+        raise UsageError(
+            "option-not-applicable", f"--epochs {epochs:g} of data without end have no number of updates: give --steps"
+        )
+    if not 0 < epochs < math.inf:
+        raise UsageError("option-value", f"--epochs {epochs:g} must be a number above 0")
+    if global_batch_size < 1:
+        raise UsageError(
+            "option-value", f"--global-batch-size {global_batch_size} must be a whole number of at least 1"
+        )
+    return math.ceil(epochs * samples / global_batch_size)

@@ -1,1 +1,0 @@
-"""A training run: its settings, its checkpoints, its evaluation, and resuming it exactly. See bert.training.run."""
