@@ -9,7 +9,7 @@ Communications of the ACM 52(4)). The floor of the step is
 Model FLOPs are those of bert.model.flops. Parts bound by memory are those without products: GELU, dropout with residual
 and norm, embeddings, the losses, the optimizer; each is charged the traffic that cannot be avoided when it is done
 alone. What is only there because better kernels are not (copies between precisions, sums of gradients) has a floor of
-0. 
+0.
 The waterfall goes from the floor to the measured step: products on padding, then what every group of parts takes beyond
 its own floor when it is timed alone, waiting for data, exposed communication, and a rest that is called not explained.
 """

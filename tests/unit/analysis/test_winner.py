@@ -15,7 +15,8 @@ from analysis.metrics.winner import Candidate, choose
 from analysis.report.answer import points, winners
 from bench.cli import autotune, profile, report
 from bench.machine.devices import Devices
-from bench.plan.trials import Sweep, autotune_trials, expand
+from bench.plan import autotune_trials
+from bench.plan.trials import Sweep, expand
 from records.files import write_record
 from records.run import RunDirectory
 from records.trial import Trial

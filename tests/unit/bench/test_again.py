@@ -13,9 +13,10 @@ import pytest
 
 from bench.cli import throughput
 from bench.machine.devices import Devices
+from bench.plan import again as again_module
+from bench.plan import sweep
 from bench.plan.again import Again
-from bench.plan.trials import Sweep, expand, sweep
-from bench.plan.trials import again as again_module
+from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory

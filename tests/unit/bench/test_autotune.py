@@ -9,8 +9,8 @@ import pytest
 from support.refusals import refused
 
 from bench.machine.devices import Devices
+from bench.plan import autotune_trials
 from bench.plan.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
-from bench.plan.trials import autotune_trials
 from bench.run.launch import LaunchOptions
 from records.files import read_record
 from records.run import RunDirectory

@@ -10,7 +10,7 @@ from analysis import profiles
 from analysis.metrics.name_coverage import NameCoverage
 from analysis.profiles import ProfileSummary
 from bench.cli import profile
-from bench.plan.trials import sweep
+from bench.plan import sweep
 from bench.run import profiling
 from bench.run.profiling import unprofiled
 from records.files import write_record
