@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.train_scores import scores_in
 from bench.machine.devices import Devices
 from bench.plan.automatic import resolve_precision
 from bert.tasks.classification_data import TRAINING
@@ -23,6 +22,7 @@ from bert.tasks.pretrain.naming import VOCABULARY_FILE
 from common.atomic import atomic_path, write_json
 from common.errors import InputError
 from common.locks import locked
+from common.scores import scores_in
 from records.classification import (
     FORMAT,
     MODEL_ENDING,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from torch import nn
 
@@ -10,8 +11,10 @@ from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
 from bert.model.config import ModelConfig
 from bert.tasks.base import DataIdentity, TrainableTask
+from bert.train.checkpoint import STATE_FILE, checkpoint_path, read, saved_steps
 from bert.train.initial import load_initial, unpadded
 from bert.train.resume import find_weights
+from bert.train.settings import TrainSettings
 from common.errors import InputError
 
 
@@ -66,3 +69,31 @@ def open_model(checkpoint: Path, task: TrainableTask, data: DataIdentity, warn: 
             f"first: train it with `bertbench train {task.name} --init {checkpoint}`",
         )
     return Opened(model.eval(), config, initial.weights)
+
+
+class FeatureSettings(Protocol):
+    """What the settings of all features say of the vocabulary they were made with."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Word pieces."""
+
+    @property
+    def vocabulary(self) -> str:
+        """Its fingerprint."""
+
+
+def identity_of(path: Path, fingerprint: str, settings: FeatureSettings) -> DataIdentity:
+    """Return what a model has to fit: the features in `path`."""
+    return DataIdentity(
+        source=str(path), fingerprint=fingerprint, vocab_size=settings.vocab_size, vocabulary=settings.vocabulary
+    )
+
+
+def settings_of(checkpoint: Path) -> TrainSettings | None:
+    """Return how a checkpoint of ours, or the latest of a folder of them, was trained; None where it does not say."""
+    steps = [] if (checkpoint / STATE_FILE).is_file() or not checkpoint.is_dir() else saved_steps(checkpoint)
+    checkpoint = checkpoint_path(checkpoint, steps[-1]) if steps else checkpoint
+    if not (checkpoint / STATE_FILE).is_file():
+        return None
+    return read(checkpoint, whole=False).state.settings

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.metrics.training_comparison import FINISHED, VariantRun, compare_trainings
-from analysis.train_scores import scores_in
+from common.scores import scores_in
 from records.training import TrainRun, read_events
 
 COLUMNS = ("head", "epoch", "applied_steps", "training_loss", "log_loss", "accuracy", "best")

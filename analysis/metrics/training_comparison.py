@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from analysis.metrics.ranks import combine
 from analysis.strategy_labels import strategy_label
-from analysis.train_scores import scores_in
+from common.scores import scores_in
 from records.run import TrialDirectory
 from records.training import TrainRun, read_events
 from records.trial import Trial

@@ -23,8 +23,8 @@ from analysis.report.drawing import (
     short_label,
 )
 from analysis.report.page import render_page
-from analysis.train_scores import score
 from common.atomic import write_text
+from common.scores import score
 from records.classification import ClassificationResult
 
 if TYPE_CHECKING:

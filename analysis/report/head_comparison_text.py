@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.metrics.head_comparison import HeadResult
-from analysis.train_scores import score
+from common.scores import score
 
 
 def comparison_text(results: Sequence[HeadResult], majority: float | None = None) -> str:

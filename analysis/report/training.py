@@ -25,8 +25,8 @@ from analysis.report.drawing import (
     clock_unit,
     save,
 )
-from analysis.train_scores import Score, in_words, loss_unit, score, scores_in
 from common.errors import InputError
+from common.scores import Score, in_words, loss_unit, score, scores_in
 from records.training import TrainRun, read_events
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from analysis.metrics.training_comparison import TrainingComparison, VariantCurv
 from analysis.report import tables
 from analysis.report.drawing import LINES, NOTE, STYLE, canvas, clock_unit, save, short_label
 from analysis.report.training import running_median
-from analysis.train_scores import in_words, score
+from common.scores import in_words, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import Any
 from analysis.metrics.training_comparison import COLUMNS, FINISHED, TrainingComparison
 from analysis.report import tables
 from analysis.report.terminal import printable
-from analysis.train_scores import score
+from common.scores import score
 
 Row = Mapping[str, Any]
 

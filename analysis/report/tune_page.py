@@ -31,8 +31,8 @@ from analysis.report.tune_text import (
     trials_table,
     value_text,
 )
-from analysis.train_scores import score
 from common.atomic import write_text
+from common.scores import score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

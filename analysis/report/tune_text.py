@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.report import tables
 from analysis.report.terminal import printable, render
-from analysis.train_scores import in_words, score
+from common.scores import in_words, score
 
 Row = Mapping[str, Any]
 

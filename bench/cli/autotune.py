@@ -27,9 +27,9 @@ from bench.plan.autotune_trials import (
     write_state,
 )
 from bench.plan.sweep import locked
+from bench.plan.task_flags import TaskFlags
 from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
-from bench.task_flags import TaskFlags
 from bert.parallel import STRATEGIES
 from common.atomic import write_json
 from common.errors import Code, UsageError

@@ -8,7 +8,8 @@ from common.errors import UsageError
 from common.registry import lookup
 
 Choices = Mapping[str, tuple[str, str]]
-"""Word -> (module with `run(argv)` and `OPTIONS`, one line of help); a module is imported when its word is given."""
+"""Word -> (module with `run(argv)` and `OPTIONS`, or "module:class" of a task's command; one line of help). Either is
+imported when its word is given."""
 
 
 def dispatch(command: str, what: str, choices: Choices, argv: list[str]) -> int:
@@ -30,6 +31,10 @@ def dispatch(command: str, what: str, choices: Choices, argv: list[str]) -> int:
     if argv[0].startswith("-"):
         raise UsageError("option-missing", f"{program} needs a {what} first: {program} {' | '.join(choices)} [options]")
     module, _ = lookup(choices, argv[0], f"{what} of {command}")
+    if ":" in module:
+        from bench.cli.task_commands import run_task
+
+        return run_task(command, argv[0], module, argv[1:])
     code: int = importlib.import_module(module).run(argv[1:])
     return code
 
@@ -38,7 +43,8 @@ def options_of(choices: Choices) -> dict[str, type]:
     """Return the options of all modules, for the reference page."""
     found: dict[str, type] = {}
     for module, _ in choices.values():
-        found |= importlib.import_module(module).OPTIONS
+        if ":" not in module:
+            found |= importlib.import_module(module).OPTIONS
     return found
 
 

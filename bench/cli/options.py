@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from bert.tasks import TASKS
+from bert.tasks import TASKS, known_tasks
 from common.errors import Code, UsageError
 from common.registry import lookup
 
@@ -120,8 +120,10 @@ def given_names(argv: Sequence[str]) -> frozenset[str]:
     return frozenset(word.removeprefix("--").replace("-", "_").removeprefix("no_") for word in words)
 
 
-def check_task(argv: Sequence[str], program: str, tasks: Iterable[str] = TASKS, what: str = "task") -> None:
+def check_task(argv: Sequence[str], program: str, tasks: Iterable[str] | None = None, what: str = "task") -> None:
     """Refuse a command line whose first word names no task, which --help need not. Raises UsageError."""
+    if tasks is None:
+        tasks = TASKS if argv and argv[0] in TASKS else known_tasks()
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         raise UsageError(
             "option-missing", f"a task is needed: {program} {' | '.join(tasks)} [options]; see {program} --help"

@@ -2,31 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from bench.machine.devices import find_devices
 from bench.plan.automatic import AUTO, resolve_precision
+from bert.tasks.commands import Ready
 from common.errors import UsageError
 from records.training import TrainRun, is_train_run
 
 if TYPE_CHECKING:
-    import torch
-
-    from bert.optim.precision import Precision
     from bert.predict import Opened
-    from bert.tasks.base import DataIdentity
-
-
-class FeatureSettings(Protocol):
-    """What the settings of all features say of the vocabulary they were made with."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Word pieces."""
-
-    @property
-    def vocabulary(self) -> str:
-        """Its fingerprint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,35 +31,12 @@ class Computing:
             raise UsageError("option-value", f"--batch-size {self.batch_size} must be at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A model where it is to compute."""
-
-    model: "torch.nn.Module"
-    """On `device`, in evaluation mode."""
-    device: "torch.device"
-    """Where."""
-    precision: "Precision"
-    """What to compute in."""
-    batch_size: int
-    """Rows at a time."""
-
-
 def best_of_run(path: Path) -> Path:
     """Return the best checkpoint of a run that knows one; else the path as it is."""
     if not is_train_run(path):
         return path
     run = TrainRun(path)
     return run.best_checkpoint() or run.checkpoints
-
-
-def identity_of(path: Path, fingerprint: str, settings: "FeatureSettings") -> "DataIdentity":
-    """Return what a model has to fit: the features in `path`."""
-    from bert.tasks.base import DataIdentity
-
-    return DataIdentity(
-        source=str(path), fingerprint=fingerprint, vocab_size=settings.vocab_size, vocabulary=settings.vocabulary
-    )
 
 
 def make_ready(opened: "Opened", computing: Computing) -> Ready:

@@ -154,6 +154,8 @@ def _field_docstrings(options: type) -> dict[str, str]:
     for base in options.__mro__[1:]:
         if dataclasses.is_dataclass(base):
             found |= _field_docstrings(base)
+    if options.__module__ == "types":  # made by dataclasses.make_dataclass: its fields say what they mean themselves
+        return found
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(options))).body
     assert isinstance(body, ast.ClassDef)
     for before, after in zip(body.body, body.body[1:], strict=False):

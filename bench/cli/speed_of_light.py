@@ -12,11 +12,11 @@ from bench.cli.progress import note, show_progress, tell_of_cpu
 from bench.machine.devices import Devices, find_devices
 from bench.plan.automatic import AUTO
 from bench.plan.sweep import locked, run_trials
+from bench.plan.task_flags import TaskFlags
 from bench.plan.trials import Sweep, expand
 from bench.run.allocators import DEFAULT
 from bench.run.launch import LaunchOptions
-from bench.steplight.products import HEADS
-from bench.task_flags import TaskFlags
+from bench.steplight.products import check_heads
 from common.errors import UsageError
 from common.flags import flag
 from records.run import RunDirectory
@@ -74,10 +74,7 @@ class SpeedOfLightOptions:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured; what a sweep checks is checked there."""
-        if self.task not in HEADS:
-            raise UsageError(
-                "option-choice", f"speed-of-light knows the parts of the tasks {', '.join(HEADS)}, not of {self.task!r}"
-            )
+        check_heads(self.task)
         if "fp8" in self.levers.split("+"):
             raise UsageError(
                 "option-not-applicable",

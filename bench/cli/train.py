@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from analysis.train_scores import evaluation_text, in_words, parts_text
 from bench.cli.options import check_task, parse, request_of, run_folder
 from bench.cli.preparing import plain_words
 from bench.cli.progress import note
@@ -25,6 +24,7 @@ from bench.run.trainer import Plan, check_continues, check_space, plan_training
 from common import locks
 from common.errors import BertbenchError, StorageError
 from common.redact import terminal_text
+from common.scores import evaluation_text, in_words, parts_text
 from records.run import TrialDirectory
 from records.training import TrainRun
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.report.terminal import printable
-from analysis.train_scores import in_words
 from bench.cli.data_csv import notes, summary_lines
 from bench.cli.options import given_names
 from bench.cli.progress import note, show_stages
@@ -24,6 +23,7 @@ from bert.tasks.classify.config import SUFFIX, CsvConfig, CsvForm
 from bert.tasks.pretrain.naming import VOCABULARY_FILE
 from common.errors import BertbenchError, UsageError
 from common.flags import flag
+from common.scores import in_words
 from records.training import TrainRun
 
 if TYPE_CHECKING:

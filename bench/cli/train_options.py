@@ -10,7 +10,7 @@ import tyro
 
 from bench.implementations import OURS
 from bench.plan.automatic import AUTO
-from bench.task_flags import TaskFlags
+from bench.plan.task_flags import TaskFlags
 from common.errors import UsageError
 from common.flags import flag
 

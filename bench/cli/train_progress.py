@@ -7,10 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from analysis.train_scores import evaluation_text
 from bench.cli.progress import note
 from bench.run.stop import StopRequest
 from common.atomic import storage_errors
+from common.scores import evaluation_text
 from records.run import TrialDirectory
 from records.training import events_jsonl
 

@@ -19,9 +19,9 @@ from bench.cli.progress import note
 from bench.cli.train_options import TrainOptions
 from bench.cluster.world import joined_world
 from bench.machine.devices import Devices, find_devices
+from bench.plan.task_flags import TaskFlags, of_our_tasks
 from bench.run.stop import StopRequest
 from bench.run.trainer import Plan, plan_training
-from bench.task_flags import TaskFlags
 from bench.tune.document import FILE, document
 from bench.tune.objective import Objective, make_objective
 from bench.tune.question import EVALUATORS, PRUNERS, SAMPLERS, Question, Search
@@ -210,7 +210,7 @@ def _search_field(options: TuneOptions, name: str) -> Any:
 
 def _question(options: TuneOptions, base: TrainOptions, space: SearchSpace, objective: Objective) -> Question:
     plain = {**request_of(base), "data": base.data or base.file}
-    plain |= plain.pop("task_flags")
+    plain |= of_our_tasks(plain.pop("task_flags"))
     training = {name: value for name, value in plain.items() if name not in (*_FREE, *space.texts(), "task", "file")}
     return Question(
         task=options.task,

@@ -13,7 +13,7 @@ import torch
 
 from bench.implementations import TRAINER_STRATEGIES
 from bench.implementations.hf_trainer import TrainerImplementation
-from bench.implementations.hugging_face import MODELS, model_loss, task_model
+from bench.implementations.hugging_face import check_heads, model_loss, task_model
 from bench.implementations.trainer_loop import check_packages, train_with_trainer
 from bench.run.feed import feed
 from bert.checkpoints.folder import new_folder
@@ -65,10 +65,7 @@ def run_training(
             f"implementation {_NAME!r} trains by strategies {' and '.join(TRAINER_STRATEGIES)}, not "
             f"{settings.strategy!r}",
         )
-    if settings.task not in MODELS:
-        raise UsageError(
-            "unsupported-combination", f"implementation {_NAME!r} trains {', '.join(MODELS)}, not {settings.task!r}"
-        )
+    check_heads(_NAME, settings.task)
     final = checkpoint_path(folder, settings.steps)
     if any_rank(strategy, strategy.rank == 0 and final.is_dir()):
         return _finished_before(settings, final, report if strategy.rank == 0 else lambda event: None)

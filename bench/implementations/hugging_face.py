@@ -12,6 +12,7 @@ from bench.implementations.ours import LEARNING_RATE
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.optim.registry import adamw
+from bert.tasks import known_tasks, task_data
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
 from bert.train.loop import ComputeLoss
@@ -34,6 +35,15 @@ class TaskModel:
     """What the loss is held against: argument of the model -> tensor of a batch."""
 
 
+def check_heads(implementation: str, task: str) -> None:
+    """Refuse a task whose heads other implementations do not have. Raises UsageError."""
+    if not task_data(task).heads:
+        known = [name for name in known_tasks() if task_data(name).heads]
+        raise UsageError(
+            "unsupported-combination", f"implementation {implementation!r} runs tasks {', '.join(known)}, not {task!r}"
+        )
+
+
 class HuggingFaceImplementation:
     """`transformers` in eager mode."""
 
@@ -44,12 +54,8 @@ class HuggingFaceImplementation:
                 "package-missing",
                 f"implementation {trial.implementation!r} needs the package transformers: pip install 'bertbench[hf]'",
             )
-        if trial.task not in MODELS:
-            raise UsageError(
-                "unsupported-combination",
-                f"implementation {trial.implementation!r} runs tasks {', '.join(MODELS)}, not {trial.task!r}",
-            )
-        if trial.preset == "distilbert" and trial.task == "pretrain":
+        check_heads(trial.implementation, trial.task)
+        if trial.preset == "distilbert" and task_data(trial.task).heads == "masked words":
             raise UsageError(
                 "unsupported-combination",
                 "Hugging Face has no DistilBERT with a next-sentence head to pretrain: compare another preset",
@@ -85,7 +91,7 @@ def task_model(task: Task, config: ModelConfig, recompute: bool = False) -> Any:
 
     With `recompute` its layers make their activations again in the backward pass.
     """
-    model = MODELS[task.name].make(config, task)
+    model = MODELS[task_data(task.name).heads].make(config, task)
     if recompute:
         old = "gradient_checkpointing_enable"  # its name in earlier releases
         enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
@@ -104,7 +110,7 @@ def with_labels(batch: Batch) -> Batch:
 def model_loss(task: str, config: ModelConfig) -> ComputeLoss:
     """Return how Hugging Face's model of a task, of this shape, makes a batch's loss, a scalar."""
     inputs = {name: name for name in _INPUTS if config.type_vocab_size or name != "token_type_ids"}
-    names = inputs | dict(MODELS[task].targets)
+    names = inputs | dict(MODELS[task_data(task).heads].targets)
 
     def compute(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         loss: torch.Tensor = model(**{theirs: batch.tensors[ours] for theirs, ours in names.items()}).loss
@@ -188,13 +194,11 @@ def _bert_config(config: ModelConfig, **further: Any) -> Any:
     )
 
 
-CLASSIFICATION = TaskModel(_classification_model, {"labels": "labels"})
-"""Of every task whose model is BertForSequenceClassification."""
-
 MODELS = {
-    "pretrain": TaskModel(_pretraining_model, {"labels": "labels", "next_sentence_label": "next_sentence_labels"}),
-    "squad": TaskModel(_question_model, {"start_positions": "start_positions", "end_positions": "end_positions"}),
-    "glue": CLASSIFICATION,
-    "classify": CLASSIFICATION,
+    "masked words": TaskModel(_pretraining_model, {"labels": "labels", "next_sentence_label": "next_sentence_labels"}),
+    "answer spans": TaskModel(
+        _question_model, {"start_positions": "start_positions", "end_positions": "end_positions"}
+    ),
+    "classes": TaskModel(_classification_model, {"labels": "labels"}),
 }
-"""By the names in bert.tasks."""
+"""By bert.tasks.data.Heads."""

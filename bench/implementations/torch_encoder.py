@@ -16,15 +16,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.implementations.base import Built
+from bench.implementations.hugging_face import check_heads
 from bench.implementations.ours import LEARNING_RATE
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import PAD_TOKEN_ID, initialize
 from bert.optim.registry import adamw
+from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
 from bert.train.observer import Observer
-from common.errors import UsageError
 from records.trial import Trial
 
 
@@ -32,12 +33,8 @@ class TorchEncoderImplementation:
     """`torch.nn.TransformerEncoder` in eager mode, with fused AdamW."""
 
     def check(self, trial: Trial) -> None:
-        """Raises UsageError for a task that there is no model for."""
-        if trial.task not in MODELS:
-            raise UsageError(
-                "unsupported-combination",
-                f"implementation {trial.implementation!r} runs tasks {', '.join(MODELS)}, not {trial.task!r}",
-            )
+        """Raises UsageError for a task with heads of its own."""
+        check_heads(trial.implementation, trial.task)
 
     def adapt(self, batch: Batch) -> Batch:
         """The batch as it is."""
@@ -45,7 +42,7 @@ class TorchEncoderImplementation:
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Make the task's model with the shape and dropout of `config` and its own, unpadded vocabulary."""
-        model = MODELS[task.name](config, task)
+        model = MODELS[task_data(task.name).heads](config, task)
         model.encoder.recompute = trial.activation_checkpointing
         return Built(
             model=model,
@@ -181,12 +178,11 @@ class PlainClassification(PlainModel):
 
 
 MODELS: Mapping[str, Callable[[ModelConfig, Task], PlainModel]] = {
-    "pretrain": PlainPretraining,
-    "squad": PlainQuestions,
-    "glue": PlainClassification,
-    "classify": PlainClassification,
+    "masked words": PlainPretraining,
+    "answer spans": PlainQuestions,
+    "classes": PlainClassification,
 }
-"""By the names in bert.tasks."""
+"""By bert.tasks.data.Heads."""
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:

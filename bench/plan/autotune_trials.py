@@ -10,9 +10,9 @@ from bench.machine.devices import Devices, free_memory_share
 from bench.plan.automatic import AUTO, resolve_strategy, strategy_fields
 from bench.plan.autotune import Measured, Outcome, Point
 from bench.plan.sweep import finished_result, record_request, run_trials
+from bench.plan.task_flags import task_words
 from bench.plan.trial_model import model_config
 from bench.run.launch import LaunchOptions
-from bench.task_flags import task_words
 from bert.model.memory import Memory, predict_memory
 from bert.parallel import STRATEGIES
 from bert.parallel.options import OPTIONS, options_text, read_options

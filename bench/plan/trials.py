@@ -14,15 +14,15 @@ from bench.cluster.world import World
 from bench.implementations import IMPLEMENTATIONS, OURS
 from bench.machine.devices import Devices
 from bench.plan.automatic import AUTO, resolve_padding, resolve_precision, resolve_strategy, strategy_fields
+from bench.plan.task_flags import TaskFlags
 from bench.run.allocators import DEFAULT, allocator_environment
-from bench.task_flags import TaskFlags
 from bert.data.lengths import SYNTHETIC, is_synthetic
 from bert.model.config import PRESETS
 from bert.parallel import STRATEGIES
 from bert.parallel.deepspeed_config import read_deepspeed_config
 from bert.parallel.options import OPTIONS, options_text
 from bert.speed.registry import check_levers, recorded_levers
-from bert.tasks import TASKS, resolve_options, task_data
+from bert.tasks import resolve_options, task_data
 from bert.tasks.data import DataSource, TaskData
 from common.errors import UsageError
 from common.flags import check_seed, flag
@@ -106,7 +106,6 @@ class Sweep:
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist and empty lists."""
-        lookup(TASKS, self.task, "task")
         self.task_flags.options(self.task)
         for names, registry, kind in (
             (self.presets, PRESETS, "preset"),

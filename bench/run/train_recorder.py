@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from analysis.train_scores import evaluation_text, score
 from bench.loggers.base import Loggers, Target, loaded_loggers, open_loggers
 from bert.tasks.base import Evaluation
 from bert.train.checkpoint import checkpoint_path
 from bert.train.events import Best, Evaluated, Event, Progress, Resumed, Saved, Warned
 from bert.train.settings import TrainSettings
 from common.atomic import storage_errors
+from common.scores import evaluation_text, score
 from records.run import TrialDirectory
 from records.training import TrainRun, curve_fields, events_jsonl, write_curve
 

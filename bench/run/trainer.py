@@ -12,7 +12,7 @@ from bench.implementations import OURS, TRAININGS
 from bench.loggers.base import AUTO, check_loggers
 from bench.machine.devices import Devices
 from bench.plan.automatic import resolve_precision, resolve_strategy, strategy_fields
-from bench.task_flags import TaskFlags
+from bench.plan.task_flags import TaskFlags
 from bert.checkpoints.model_config import read_config
 from bert.data.lengths import is_synthetic
 from bert.model.config import ModelConfig, preset, preset_of, shape_in_words

@@ -31,6 +31,7 @@ from bert.model.sequences import Unpadded
 from bert.optim.precision import Precision
 from bert.speed.copies import LOW, copy_of, has_low_gradients
 from bert.speed.elementwise import gelu, residual_norm
+from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.train.loop import Training
 from records.components import Component
@@ -258,10 +259,10 @@ def _part(
 
 def _head_losses(subject: Subject) -> Iterator[Part]:
     """What of the heads is no product; of a pooler and of single labels that is too little to time."""
-    name, tensors, counts = subject.task.name, subject.batch.tensors, subject.batch.counts
+    heads, tensors, counts = task_data(subject.task.name).heads, subject.batch.tensors, subject.batch.counts
     config, predicted = subject.config, counts.predicted_positions
     size, length = tensors["input_ids"].shape
-    if name == "pretrain" and predicted:
+    if heads == "masked words" and predicted:
         hidden = subject.tensor(size, length, config.hidden_size, dtype=subject.norm_dtype(), grad=True)
         yield _part(
             subject, "gather", "head", lambda: gather_positions(hidden, tensors["masked_positions"]), [hidden],
@@ -278,14 +279,14 @@ def _head_losses(subject: Subject) -> Iterator[Part]:
             subject, "cross-entropy", "head", lambda: mean_cross_entropy(logits, tensors["masked_labels"]), [logits],
             f"{predicted} x {config.padded_vocab_size}", 1, 3 * logits.nbytes,
         )  # fmt: skip
-    elif name == "squad":
+    elif heads == "answer spans":
         spans = subject.tensor(size, 2, length, dtype=torch.float32, grad=True)
         targets = torch.stack([tensors["start_positions"], tensors["end_positions"]], dim=1)
         yield _part(
             subject, "cross-entropy", "head", lambda: span_losses(spans, targets).sum(), [spans],
             f"{size} x 2 x {length}", 1, 3 * spans.nbytes,
         )  # fmt: skip
-    elif name != "pretrain":
+    elif heads == "classes":
         labels = int(getattr(subject.task, "labels", 1))
         scores = subject.tensor(size, labels, dtype=torch.float32, grad=True)
         regression = bool(getattr(subject.task, "regression", False))
@@ -311,7 +312,7 @@ def _copies(subject: Subject, layers: Sequence[Product], heads: Sequence[Product
     sums = 1 if subject.fused and kept != dtype else 2 * depth
     yield copies("residual gradients", f"{rows} x {hidden}", sums, lambda: one + other)
     low = has_low_gradients(subject.model.encoder.layers[0].intermediate.weight)
-    if subject.task.name == "pretrain" and not low:  # as an input, and as the decoder
+    if task_data(subject.task.name).heads == "masked words" and not low:  # as an input, and as the decoder
         words = [subject.tensor(config.padded_vocab_size, hidden, dtype=torch.float32) for _ in range(2)]
         shape = f"{config.padded_vocab_size} x {hidden}"
         yield copies("word embedding's gradients", shape, 1, lambda: words[0] + words[1])

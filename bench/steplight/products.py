@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bert.model.config import ModelConfig
+from bert.tasks import known_tasks, task_data
 from common.errors import UsageError
 from records.components import Component
 
@@ -126,13 +127,22 @@ def attention_component(config: ModelConfig, counts: "BatchCounts", layout: Layo
     )
 
 
+def check_heads(task: str) -> None:
+    """Refuse a task with heads of its own. Raises UsageError."""
+    if not task_data(task).heads:
+        known = [name for name in known_tasks() if task_data(name).heads]
+        raise UsageError(
+            "option-choice", f"speed-of-light knows the parts of the tasks {', '.join(known)}, not of {task!r}"
+        )
+
+
 def head_products(
     task: str, config: ModelConfig, counts: "BatchCounts", layout: Layout, labels: int = 0
 ) -> list[Product]:
     """Return the weight matrices of a task's heads.
 
     Args:
-        task: a name in HEADS.
+        task: a name in bert.tasks.
         config: shape of the model.
         counts: of the batch.
         layout: what of it is computed.
@@ -141,11 +151,8 @@ def head_products(
     Raises:
         UsageError: a task whose heads are not known here.
     """
-    if task not in HEADS:
-        raise UsageError(
-            "option-choice", f"speed-of-light knows the parts of the tasks {', '.join(HEADS)}, not of {task!r}"
-        )
-    return HEADS[task](config, counts, layout, labels)
+    check_heads(task)
+    return HEADS[task_data(task).heads](config, counts, layout, labels)
 
 
 def _head(name: str, rows: int, inner: int, columns: int, **model: int) -> Product:
@@ -173,9 +180,8 @@ def _classification(config: ModelConfig, counts: "BatchCounts", layout: Layout, 
 
 
 HEADS: Mapping[str, Callable[[ModelConfig, "BatchCounts", Layout, int], list[Product]]] = {
-    "pretrain": _pretraining,
-    "squad": _questions,
-    "glue": _classification,
-    "classify": _classification,
+    "masked words": _pretraining,
+    "answer spans": _questions,
+    "classes": _classification,
 }
-"""By the names in bert.tasks."""
+"""By bert.tasks.data.Heads."""

@@ -4,12 +4,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from analysis.train_scores import score
 from bench.tune.question import Search, TrialRow
 from bench.tune.storage import trial_folder
 from bench.tune.study import Study
 from bert.data.lengths import is_synthetic
 from common.errors import SchemaError
+from common.scores import score
 from records.classification import MODEL_ENDING, PREDICTIONS_ENDING, STATISTICS_ENDING, root_of
 from records.files import read_record
 from records.training import TrainRun

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.train_scores import in_words
 from bench.machine.devices import Devices
 from bench.run.attempt import train_once
 from bench.run.stop import StopRequest
@@ -19,6 +18,7 @@ from bench.tune.space import SearchSpace, Value, word
 from bench.tune.storage import trial_folder
 from bench.tune.study import Begun, Study
 from common.errors import BertbenchError, StorageError
+from common.scores import in_words
 from records.run import TrialDirectory
 from records.training import TrainRun
 

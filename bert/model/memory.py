@@ -110,7 +110,8 @@ def predict_memory(
     tokens = micro_batch_size * seq_len
     layer = tokens * _layer_bytes_per_token(config, seq_len, element, device)
     kept = config.num_layers * tokens * _FLOAT * config.hidden_size + layer if recompute else config.num_layers * layer
-    logits = micro_batch_size * max_predictions * config.padded_vocab_size * (element + 8) if task == "pretrain" else 0
+    predicted = micro_batch_size * max_predictions if task_data(task).heads == "masked words" else 0
+    logits = predicted * config.padded_vocab_size * (element + 8)
     embeddings = tokens * (_FLOAT + _mask_bytes(config.hidden_dropout, device)) * config.hidden_size
     casts = element * parameters if element < _FLOAT else 0
     passing = 2 * element * tokens * config.intermediate_size

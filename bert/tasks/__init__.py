@@ -1,30 +1,46 @@
-"""The tasks, by name. An entry is "module:class"; `common.registry.load` imports it when it is asked for."""
+"""The tasks, by name. An entry is "module:class" of what a plan asks of the task, without torch; the class names the
+one that trains (`TaskData.trained_by`). Both are imported when they are asked for.
 
+A package of your own adds a task by an entry point of the group `bertbench.tasks` (docs/how-to/add-a-task.md).
+"""
+
+import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bert.tasks.options import check_options, options_text, read_options, with_defaults
-from common.registry import load, lookup
+from common.registry import load
 
 if TYPE_CHECKING:
     from bert.tasks.base import TrainableTask
     from bert.tasks.data import DataSource, TaskData
 
+ENTRY_POINTS = "bertbench.tasks"
 TASKS = {
-    "pretrain": "bert.tasks.pretrain.task:PretrainTask",
-    "squad": "bert.tasks.squad.task:SquadTask",
-    "gap": "bert.tasks.gap.task:GapTask",
-    "classify": "bert.tasks.classify.task:ClassifyTask",
-    "glue": "bert.tasks.glue.task:GlueTask",
-}
-
-# What a plan asks of each task's data; these modules import no torch.
-DATA = {
     "pretrain": "bert.tasks.pretrain.source:PretrainData",
     "squad": "bert.tasks.squad.source:SquadData",
     "gap": "bert.tasks.gap.source:GapData",
     "classify": "bert.tasks.classify.source:ClassifyData",
     "glue": "bert.tasks.glue.source:GlueData",
 }
+
+
+def known_tasks() -> Mapping[str, str]:
+    """Return the tasks of bertbench and those that installed packages add; none of the latter replaces one of ours."""
+    return {**_installed(), **TASKS}
+
+
+@functools.cache
+def _installed() -> Mapping[str, str]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+
+
+def task_data(name: str) -> "TaskData":
+    """Return what a task knows of its data, without torch. Raises UsageError for an unknown task."""
+    found: TaskData = load(TASKS if name in TASKS else known_tasks(), name, "task")()
+    return found
 
 
 def make_task(name: str, task_options: str = "") -> "TrainableTask":
@@ -34,16 +50,10 @@ def make_task(name: str, task_options: str = "") -> "TrainableTask":
         UsageError: no such task, or an option it does not have.
         InputError: `task_options` is damaged.
     """
-    options = check_task_options(name, task_options)
-    task: TrainableTask = load(TASKS, name, "task")(**options)
+    data = task_data(name)
+    options = check_options(name, data.options, read_options(task_options))
+    task: TrainableTask = load({name: data.trained_by}, name, "task")(**options)
     return task
-
-
-def task_data(name: str) -> "TaskData":
-    """Return what a task knows of its data, without torch. Raises UsageError for an unknown task."""
-    lookup(TASKS, name, "task")
-    found: TaskData = load(DATA, name, "task")()
-    return found
 
 
 def check_task_options(name: str, task_options: str) -> dict[str, Any]:

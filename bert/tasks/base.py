@@ -138,7 +138,7 @@ class TrainableTask(Task, Protocol):
     parts: tuple[str, ...]
     """Names of the parts of the loss that are told beside their sum."""
     scores: tuple[str, ...]
-    """Names of what an evaluation finds; analysis.train_scores knows how each is shown."""
+    """Names of what an evaluation finds; common.scores knows how each is shown."""
     deciding_score: str
     """The one of them that says which checkpoint is the best."""
     higher_is_better: bool

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthetic, lengths_folder
@@ -10,7 +11,7 @@ from bert.data.loading.flat_batches import lengths_fingerprint
 from bert.data.loading.row_batches import check_rows
 from bert.data.rows import TokenRows
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
-from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Trained
+from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Heads, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError
 
@@ -47,6 +48,15 @@ class ClassificationData(ABC):
 
     name: str
     """In bert.tasks."""
+    trained_by: str
+    """"module:class" of the ClassificationTask."""
+    heads: Heads = "classes"
+    commands: Mapping[str, tuple[str, str]] = MappingProxyType(
+        {
+            "predict": ("bert.tasks.row_commands:Predict", "labels of prepared rows"),
+            "eval": ("bert.tasks.row_commands:Eval", "scores of such labels"),
+        }
+    )
     seq_len = 128
     paddings: tuple[str, ...] = PADDINGS
     options: tuple[TaskOption, ...] = ()

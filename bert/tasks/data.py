@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from bert.model.config import ModelConfig
 from bert.tasks.options import TaskOption
 
+Heads = Literal["masked words", "answer spans", "classes", ""]
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 FINE_TUNING: Mapping[str, Any] = MappingProxyType(
     {
@@ -83,14 +84,22 @@ class Trained:
 
 
 class TaskData(Protocol):
-    """The data of one task. Implementations are stateless; bert.tasks.DATA lists them."""
+    """The data of one task. Implementations are stateless; bert.tasks.TASKS lists them."""
 
+    trained_by: str
+    """"module:class" of the bert.tasks.base.TrainableTask, which imports torch and takes `options` by name."""
+    heads: Heads
+    """Which of the heads of bert.model its model has: what is known of them (products, Hugging Face's class, memory)
+    holds for the task. "" where it has its own."""
+    commands: Mapping[str, tuple[str, str]]
+    """Its commands `data`, `predict` and `eval`, those that it has: "module:class" of the
+    bert.tasks.commands.TaskCommand, and one line of help."""
     seq_len: int
     """Tokens per sequence where no other length is asked for."""
     paddings: tuple[str, ...]
     """Ways to pad a batch, the default first; empty where batches come padded."""
     options: tuple[TaskOption, ...]
-    """Which options the task has; its class in bert.tasks.TASKS takes them by name."""
+    """Which options the task has; the command line has a flag for each."""
     defaults: Mapping[str, Any]
     """What training uses where nothing is given, by field of TrainSettings. Besides: `epochs`, which the number of
     updates follows from, and `evaluates`, whether it is evaluated after each epoch without being asked. Empty where the

@@ -12,7 +12,7 @@ Value = str | int | bool
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOption:
-    """One option of a task, which its class in bert.tasks.TASKS takes under this name."""
+    """One option of a task, which the class that trains takes under this name."""
 
     name: str
     """Such as head."""
@@ -26,6 +26,8 @@ class TaskOption:
     """Of a number: the smallest."""
     from_data: bool = False
     """Whether it follows from the data alone, so that nobody is asked for it."""
+    says: str = ""
+    """What it is, for the help of the commands."""
 
     def check(self, task: str, value: object) -> None:
         """Refuse a value that it cannot have. Raises UsageError."""

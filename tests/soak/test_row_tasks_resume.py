@@ -8,7 +8,7 @@ from support import gap_files
 from support.csv_files import colours_and_animals, prepared, write_rows
 from support.train_cli import TrainCli, kill_all, wait_for_steps
 
-from analysis.train_scores import scores_in
+from common.scores import scores_in
 from records.training import TrainRun, read_events
 
 STEPS = 40

@@ -63,10 +63,9 @@ def environment(plan: Plan, log: Path, site: Path, power: bool = False) -> dict[
 def register() -> None:
     """Make the work known in this process, and where it is asked for a CPU package of known power."""
     from bench.implementations import IMPLEMENTATIONS
-    from bert.tasks import DATA, TASKS
+    from bert.tasks import TASKS
 
-    TASKS[NAME] = "support.known_work_model:KnownTask"
-    DATA[NAME] = "bert.tasks.pretrain.source:PretrainData"
+    TASKS[NAME] = "support.known_work_model:KnownData"
     IMPLEMENTATIONS[NAME] = "support.known_work_model:KnownImplementation"
     if os.environ.get(POWER_VARIABLE):
         from bench.run import telemetry

@@ -15,6 +15,7 @@ from bench.implementations.base import Built
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.tasks.base import Task
+from bert.tasks.pretrain.source import PretrainData
 from bert.tasks.pretrain.task import PretrainTask
 from bert.train.observer import Observer
 from records.trial import Trial
@@ -22,6 +23,12 @@ from records.trial import Trial
 
 def _plan() -> Plan:
     return Plan(**json.loads(os.environ[PLAN_VARIABLE]))
+
+
+class KnownData(PretrainData):
+    """Those of pretraining."""
+
+    trained_by = "support.known_work_model:KnownTask"
 
 
 class KnownTask(PretrainTask):

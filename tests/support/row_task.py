@@ -12,7 +12,7 @@ import numpy as np
 from bert.data.lengths import is_synthetic, lengths_folder
 from bert.data.ragged import Ragged
 from bert.data.rows import TokenRows
-from bert.tasks import DATA, TASKS
+from bert.tasks import TASKS
 from bert.tasks.classification_data import EVALUATION, ClassificationData
 from bert.tasks.data import FINE_TUNING, DataSource
 from bert.tasks.options import TaskOption
@@ -78,6 +78,7 @@ class RowData(ClassificationData):
     """Folders of two .npz files."""
 
     name = NAME
+    trained_by = "support.row_task_model:RowTask"
     seq_len = 24
     options = (
         TaskOption(name="labels", kind=int, from_data=True),
@@ -127,8 +128,7 @@ class RowData(ClassificationData):
 
 def register() -> None:
     """Make the task known in this process: row_task_site does it, tests in one process do it by monkeypatch."""
-    TASKS[NAME] = "support.row_task_hugging_face:RowTask"
-    DATA[NAME] = "support.row_task:RowData"
+    TASKS[NAME] = "support.row_task:RowData"
 
 
 def environment() -> dict[str, str]:

@@ -4,6 +4,7 @@ import dataclasses
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,8 @@ class ClassifyData(ClassificationData):
     """Texts with labels, folded into rows, in the SQLite file of `bertbench data csv`."""
 
     name = "classify"
+    trained_by = "bert.tasks.classify.task:ClassifyTask"
+    commands: Mapping[str, tuple[str, str]] = MappingProxyType({})
     options = (TaskOption(name="labels", kind=int, least=2, from_data=True),)
 
     def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:

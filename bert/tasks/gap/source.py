@@ -23,11 +23,24 @@ class GapData(ClassificationData):
     """Texts with a pronoun and two names, real or made up."""
 
     name = "gap"
+    trained_by = "bert.tasks.gap.task:GapTask"
+    heads = ""
+    commands = MappingProxyType(
+        {
+            "data": (
+                "bert.tasks.gap.commands:Prepare",
+                "GAP's TSVs -> features: texts, a pronoun and two names in each",
+            ),
+            "predict": ("bert.tasks.gap.commands:Predict", "which of two names a pronoun means, and Kaggle's CSV"),
+        }
+    )
     seq_len = DEFAULT_LENGTH
     options = (
-        TaskOption(name="head", kind=str, default="concat", choices=HEAD_NAMES),
-        TaskOption(name="sample_limit", kind=int),
-        TaskOption(name="train_on_all", kind=bool, default=False),
+        TaskOption(
+            name="head", kind=str, default="concat", choices=HEAD_NAMES, says="how pronoun and names become an answer"
+        ),
+        TaskOption(name="sample_limit", kind=int, says="train on N samples alone, spread evenly"),
+        TaskOption(name="train_on_all", kind=bool, default=False, says="train on the validation data too"),
     )
     defaults = MappingProxyType({**FINE_TUNING, "seq_len": DEFAULT_LENGTH, "global_batch_size": 16})
 

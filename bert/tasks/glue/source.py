@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bert.data.lengths import is_synthetic
@@ -18,6 +19,17 @@ class GlueData(ClassificationData):
     """Sentences and pairs of sentences of one of GLUE's tasks."""
 
     name = "glue"
+    trained_by = "bert.tasks.glue.task:GlueTask"
+    commands = MappingProxyType(
+        {
+            "data": ("bert.tasks.glue.commands:Prepare", "GLUE's tables -> features, or plain text"),
+            "predict": (
+                "bert.tasks.glue.commands:Predict",
+                "answers to a task of GLUE, in the files that its server takes",
+            ),
+            "eval": ("bert.tasks.glue.commands:Eval", "the benchmark's scores of answers to a task of GLUE"),
+        }
+    )
     options = (TaskOption(name="task", kind=str, choices=tuple(TASKS)),)
 
     def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bert.data.lengths import SYNTHETIC, check_distribution, default_max_predictions, is_synthetic, lengths_folder
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
-from bert.tasks.data import NO_OPTIONS, DataSource, Trained
+from bert.tasks.data import NO_OPTIONS, DataSource, Heads, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError, UsageError
 
@@ -27,6 +28,9 @@ def open_test_shards(folder: Path, seq_len: int) -> "ShardFolder":
 class PretrainData:
     """Shards, or made-up instances."""
 
+    trained_by = "bert.tasks.pretrain.task:PretrainTask"
+    heads: Heads = "masked words"
+    commands: Mapping[str, tuple[str, str]] = MappingProxyType({})
     seq_len = 128
     paddings: tuple[str, ...] = ()
     options: tuple[TaskOption, ...] = ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthetic, lengths_folder
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
-from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Trained
+from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Heads, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError, UsageError
 
@@ -47,6 +47,17 @@ def open_evaluation(source: Path, seq_len: int) -> "tuple[SquadFeatures, Vocabul
 class SquadData:
     """Windows of questions and contexts, real or made up."""
 
+    trained_by = "bert.tasks.squad.task:SquadTask"
+    heads: Heads = "answer spans"
+    commands = MappingProxyType(
+        {
+            "data": (
+                "bert.tasks.squad.commands:Prepare",
+                "SQuAD's JSON -> features: windows of questions and their contexts",
+            ),
+            "predict": ("bert.tasks.squad.commands:Predict", "answers to the questions of a features file"),
+        }
+    )
     seq_len = 384
     paddings: tuple[str, ...] = PADDINGS
     options: tuple[TaskOption, ...] = ()

@@ -15,7 +15,7 @@ from analysis.metrics.head_comparison import HeadResult
 from analysis.report.gap_figures import Bar, Confusion, HeadCurve, draw_gap_scores, draw_heads
 from analysis.report.head_comparison_text import comparison_text, summary
 from bench.cli.main import run
-from bench.task_flags import TaskFlags
+from bench.plan.task_flags import TaskFlags
 from bert.checkpoints.ours import save_model
 from bert.model.config import ModelConfig
 from bert.tasks.gap.model import BertForMentions

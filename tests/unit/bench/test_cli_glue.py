@@ -222,7 +222,7 @@ def test_predict_glue_takes_the_task_of_the_checkpoint_and_names_the_table_to_sc
     assert run(["data", "glue", "--input", str(glue), "--vocab", vocab, "--output", str(data)]) == 0
     model = str(saved_model(tmp_path / "model", "cola"))
     words = ["predict", "glue", "--features", str(data), "--out", str(out), "--device", "cpu", "--checkpoint", model]
-    monkeypatch.setattr("bench.cli.predict_glue._trained_on", lambda checkpoint: ("GLUE's cola", "cola"))
+    monkeypatch.setattr("bert.tasks.glue.commands._trained_on", lambda checkpoint: ("GLUE's cola", "cola"))
     labels, answers = glue / "CoLA" / "dev.tsv", out / "CoLA-dev.tsv"
     judged = next_of(words, capsys)
     assert judged == f"next: bertbench eval glue --task cola --labels {labels} --predictions {answers}"

@@ -13,7 +13,6 @@ from support import squad_runs
 from support.refusals import check_refusal, refused
 from support.training_runs import settings, shards
 
-from analysis import train_scores
 from analysis.report.run_page import write_report
 from bench.cli import train as command
 from bench.cli.main import run
@@ -28,6 +27,7 @@ from bert.model.config import PRESETS, ModelConfig, shape_in_words
 from bert.model.memory import parameter_count
 from bert.tasks import TASKS, given_options, make_task, resolve_options, task_data
 from bert.train.settings import TrainSettings, phase_defaults, task_defaults
+from common import scores as train_scores
 from common.errors import Code, StorageError
 from records.files import write_record
 from records.run import TrialDirectory

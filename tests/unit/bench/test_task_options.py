@@ -15,12 +15,12 @@ from bench.cli.train_options import TrainOptions
 from bench.machine.devices import find_devices
 from bench.plan.autotune import Point
 from bench.plan.autotune_trials import commands, memory_of
+from bench.plan.task_flags import TaskFlags, task_words
 from bench.plan.trials import Sweep, expand
 from bench.run.trainer import plan_training
-from bench.task_flags import TaskFlags, task_words
 from bert.model.config import preset
 from bert.model.memory import parameter_count
-from bert.tasks import DATA, TASKS, make_task, task_data
+from bert.tasks import TASKS, make_task, task_data
 from bert.train.settings import TrainSettings, task_defaults
 from records.training import TrainRun
 from records.trial import Trial
@@ -28,8 +28,7 @@ from records.trial import Trial
 
 @pytest.fixture(autouse=True)
 def rows_task(monkeypatch):
-    monkeypatch.setitem(TASKS, NAME, "support.row_task_model:RowTask")
-    monkeypatch.setitem(DATA, NAME, "support.row_task:RowData")
+    monkeypatch.setitem(TASKS, NAME, "support.row_task:RowData")
 
 
 @pytest.fixture

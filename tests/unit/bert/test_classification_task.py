@@ -16,7 +16,7 @@ from bert.model.config import preset
 from bert.model.heads import label_loss
 from bert.model.models import BertForQuestionAnswering, BertForSequenceClassification
 from bert.optim.precision import Precision
-from bert.tasks import DATA, TASKS, given_options, make_task, resolve_options, task_data
+from bert.tasks import TASKS, given_options, make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
 from common.errors import Code
 
@@ -25,8 +25,7 @@ SHAPE = preset("tiny").replace(vocab_size=VOCAB, hidden_size=16, num_heads=2, in
 
 @pytest.fixture(autouse=True)
 def rows_task(monkeypatch):
-    monkeypatch.setitem(TASKS, NAME, "support.row_task_model:RowTask")
-    monkeypatch.setitem(DATA, NAME, "support.row_task:RowData")
+    monkeypatch.setitem(TASKS, NAME, "support.row_task:RowData")
 
 
 @pytest.fixture

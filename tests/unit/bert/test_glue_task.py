@@ -8,7 +8,6 @@ import torch
 from support.glue_folders import make_glue, write_vocabulary
 from support.refusals import refused
 
-from analysis.train_scores import KNOWN
 from bert.data.lengths import glue
 from bert.model.config import preset
 from bert.optim.precision import Precision
@@ -17,6 +16,7 @@ from bert.tasks.base import DataSpec, EvaluationSpec
 from bert.tasks.glue.config import GlueConfig
 from bert.tasks.glue.prepare import prepare
 from bert.tasks.glue.tasks import TASKS
+from common.scores import KNOWN
 
 SHAPE = preset("tiny").replace(vocab_size=40, hidden_size=16, num_heads=2, intermediate_size=32)
 

@@ -1,0 +1,363 @@
+"""`bertbench data glue`, `predict glue` and `eval glue`."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert.tasks.commands import Host, Outcome, Ready
+from bert.tasks.glue.config import GlueConfig
+from bert.tasks.glue.tasks import TASKS, TRAIN, task_of
+from common.errors import InputError, UsageError
+from common.scores import in_words, score
+
+if TYPE_CHECKING:
+    from bert.predict import Opened
+    from bert.tasks.glue.features import GlueFeatures
+    from bert.tasks.glue.prepare import GlueSummary
+    from bert.tasks.glue.tasks import GlueSpec
+
+_ROW = "{:<6} {:<16} {:>9} {:>9} {:>7} {:>7}  {}"
+_MOST_NAMED = 5
+
+
+class Prepare:
+    """Turn GLUE's tables into features for training, evaluation and prediction, their text into text for pretraining;
+    a call with the same options keeps what is finished.
+    """
+
+    options = GlueConfig
+    computes = False
+
+    def __init__(self, task: str) -> None:
+        pass
+
+    def run(self, options: GlueConfig, host: Host) -> Outcome:
+        """Make what was asked for of every table."""
+        from bert.tasks.glue.prepare import prepare
+
+        summaries = prepare(options, host.progress)
+        return Outcome(
+            document=[summary.to_json() for summary in summaries],
+            lines=_prepared(summaries),
+            notes=[note for summary in summaries for note in summary.notes],
+            following=_next(options, summaries),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictOptions:
+    """Of `bertbench predict glue`."""
+
+    checkpoint: Path
+    """A run (its best checkpoint, else the latest), a checkpoint, or anything that `bertbench convert` reads."""
+    features: tuple[Path, ...]
+    """Features of `bertbench data glue`; of a folder all of the task but those that are trained on."""
+    task: str | None = None
+    """Whose features, where a folder holds those of several tasks: cola sst2 mrpc qqp stsb mnli qnli rte wnli; default
+    the task that the checkpoint was trained on."""
+    out: Path = Path("runs/glue-predictions")
+    """Folder for the files."""
+
+    def __post_init__(self) -> None:
+        """Refuse what names nothing."""
+        if not self.features:
+            raise UsageError("option-missing", "give --features: files of `bertbench data glue`, or a folder of them")
+
+
+class Predict:
+    """Answer the rows of a task of GLUE: index and prediction, a file for each table, under the name that the
+    benchmark's server takes it by (CoLA.tsv, MNLI-m.tsv, ...; CoLA-dev.tsv for rows with labels). One process on one
+    device.
+    """
+
+    options = PredictOptions
+    computes = True
+
+    def __init__(self, task: str) -> None:
+        pass
+
+    def run(self, options: PredictOptions, host: Host) -> Outcome:
+        """Write the answers to every table."""
+        from common.atomic import check_writable
+
+        checkpoint = host.checkpoint(options.checkpoint)
+        files = _files(options, options.task or _trained_on(checkpoint)[1])
+        features = _features(files, options.task)
+        opened = _open_model(checkpoint, files, features, host)
+        check_writable(options.out)
+        ready = host.ready(opened)
+        tables = [
+            {**_answer(ready, one, options.out, host), "table": _made_of(file)}
+            for file, one in zip(files, features, strict=True)
+        ]
+        found = {"checkpoint": str(opened.source), "task": features[0].settings.task, "tables": tables}
+        return Outcome(document=found, lines=_predicted(found), following=_evaluation(found))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalOptions:
+    """Of `bertbench eval glue`."""
+
+    task: str
+    """cola sst2 mrpc qqp stsb mnli qnli rte wnli."""
+    labels: Path
+    """The table with the labels: dev.tsv, for mnli dev_matched.tsv or dev_mismatched.tsv."""
+    predictions: Path
+    """The answers, as `bertbench predict glue` writes them and GLUE's server takes them: index, prediction."""
+
+
+class Eval:
+    """Score answers to a task of GLUE against a table with labels, as the benchmark does."""
+
+    options = EvalOptions
+    computes = False
+
+    def __init__(self, task: str) -> None:
+        pass
+
+    def run(self, options: EvalOptions, host: Host) -> Outcome:
+        """Score the answers."""
+        from bert.tasks.glue.answers import pair, read_answers
+        from bert.tasks.glue.metrics import scores
+        from bert.tasks.glue.tables import read_table
+
+        spec = task_of(options.task)
+        split = _split_of(options.labels, spec)
+        table = read_table(options.labels, spec, split or spec.evaluations[0])
+        paired = pair(table, read_answers(options.predictions, spec), options.predictions)
+        found: dict[str, Any] = {
+            "task": spec.name,
+            "split": split,
+            "labels": str(options.labels),
+            "predictions": str(options.predictions),
+            "rows": len(table.rows),
+            "headline": spec.headline,
+            "scores": scores(spec, paired.predictions, paired.labels),
+            "confusion": _confusion(spec, paired.labels.tolist(), paired.predictions.tolist()),
+            "extra": list(paired.extra),
+            "answers_to": _answers_to(options.predictions, spec),
+            "left_out": {name: count for name, count in table.counts.numbers.items() if name.startswith("left out")},
+        }
+        plain = {name: value if math.isfinite(value) else None for name, value in found["scores"].items()}
+        return Outcome(document={**found, "scores": plain}, lines=_scored(spec, found))
+
+
+def _prepared(summaries: Sequence["GlueSummary"]) -> list[str]:
+    """One line for each table."""
+    lines = [_ROW.format("task", "split", "rows", "left out", "tokens", "cut", "file")]
+    for summary in summaries:
+        numbers = summary.counts
+        rows = numbers.get("rows")
+        left_out = sum(count for name, count in numbers.numbers.items() if name.startswith("left out"))
+        is_made = summary.features is not None
+        tokens = f"{numbers.get('tokens') / max(1, rows):.1f}" if is_made else "-"
+        cut = f"{numbers.get('rows cut to the sequence length'):,}" if is_made else "-"
+        time = "finished before" if summary.kept else f"{summary.seconds:.1f} s"
+        file = summary.features or summary.text
+        named = "nothing" if file is None else f"{file} ({time})"
+        lines.append(_ROW.format(summary.task, summary.split, f"{rows:,}", f"{left_out:,}", tokens, cut, named))
+        if summary.text is not None and is_made:
+            lines.append(f"{'':<23} text: {summary.text}")
+    return [line.rstrip() for line in lines]
+
+
+def _next(config: GlueConfig, summaries: Sequence["GlueSummary"]) -> list[str] | None:
+    """Return the words of a command that runs on what is there; None where there is none."""
+    if config.vocab is None:
+        is_text = any(summary.text is not None for summary in summaries)
+        return ["data", "pretrain", "--input", str(config.text)] if is_text else None
+    made: dict[str, dict[str, GlueSummary]] = {}
+    for summary in summaries:
+        made.setdefault(summary.task, {})[summary.split] = summary
+    trained = {task: tables for task, tables in made.items() if TRAIN in tables}
+    judged = {task: tables for task, tables in trained.items() if set(TASKS[task].evaluations) & tables.keys()}
+    for task, tables in (judged or trained).items():
+        split = next((split for split in TASKS[task].evaluations if split in tables), None)
+        evaluated = ["--eval-every", "0"] if split is None else ["--eval-data", _named(config, tables[split])]
+        return ["train", "glue", "--task", task, "--data", _named(config, tables[TRAIN]), *evaluated]
+    return None
+
+
+def _named(config: GlueConfig, summary: "GlueSummary") -> str:
+    """The folder, or the file where others of the same table lie beside it."""
+    from bert.data.feature_files import files_in
+
+    several = len(files_in(config.output, f"glue-{summary.task}-{summary.split}")) > 1
+    return str(summary.features if several else config.output)
+
+
+def _files(options: PredictOptions, task: str | None) -> list[Path]:
+    """The files that are meant; of a folder those of a task, where that is known."""
+    from bert.tasks.glue.store import find_all
+    from bert.tasks.glue.tasks import task_of
+
+    if options.task is not None:
+        task_of(options.task)
+    return [file for path in options.features for file in (find_all(path, task) if path.is_dir() else [path])]
+
+
+def _made_of(file: Path) -> str | None:
+    from bert.data.feature_files import made_of
+
+    table = made_of(file, "", "table")
+    return None if table is None else str(table)
+
+
+def _features(files: list[Path], task: str | None) -> "list[GlueFeatures]":
+    """The features in all files, of one task and one vocabulary."""
+    from bert.tasks.glue.store import open_features
+    from bert.tasks.glue.tasks import TASKS
+
+    splits = tuple(dict.fromkeys(split for spec in TASKS.values() for split in spec.splits))
+    found = [open_features(file, splits, task) for file in files]
+    first = found[0].settings
+    for file, one in zip(files, found, strict=True):
+        if (one.settings.task, one.settings.vocabulary) != (first.task, first.vocabulary):
+            raise InputError(
+                "data-mismatch",
+                f"{file} holds features of {one.settings.task} and {files[0]} those of {first.task}, or their "
+                "vocabularies differ: predict them one after the other",
+            )
+        if not len(one):
+            raise InputError("file-empty", f"{file} holds no row: make it of another table")
+    return found
+
+
+def _open_model(checkpoint: Path, files: Sequence[Path], features: "Sequence[GlueFeatures]", host: Host) -> "Opened":
+    from bert.predict import identity_of, open_model
+    from bert.tasks.glue.task import GlueTask
+
+    task = features[0].settings.task
+    _check_task(checkpoint, task)
+    data = identity_of(files[0], features[0].rows.fingerprint, features[0].settings)
+    opened = open_model(checkpoint, GlueTask(task=task), data, host.note)
+    longest = max(one.settings.max_seq_length for one in features)
+    if longest > opened.config.max_positions:
+        raise InputError(
+            "data-mismatch",
+            f"the rows have up to {longest} tokens, the model in {checkpoint} has {opened.config.max_positions} "
+            "positions: make shorter ones with --max-seq-length",
+        )
+    return opened
+
+
+def _trained_on(checkpoint: Path) -> tuple[str | None, str | None]:
+    """What a checkpoint of ours was trained on, and which task of GLUE that is; None where it does not say."""
+    from bert.predict import settings_of
+    from bert.tasks.options import read_options
+
+    settings = settings_of(checkpoint)
+    if settings is None:
+        return None, None
+    known = read_options(settings.task_options).get("task") if settings.task == "glue" else None
+    return (f"GLUE's {known}" if known else settings.task), None if known is None else str(known)
+
+
+def _check_task(checkpoint: Path, task: str) -> None:
+    """Refuse a checkpoint of ours that was trained on something else: its classes may be as many and mean others."""
+    trained, known = _trained_on(checkpoint)
+    if trained is not None and known != task:
+        raise InputError(
+            "weights-mismatch",
+            f"{checkpoint} was trained on {trained}, and the features are of {task}: give one or the other",
+        )
+
+
+def _answer(ready: Ready, features: "GlueFeatures", out: Path, host: Host) -> dict[str, Any]:
+    """Write the answers to one table; return what is told of them."""
+    from bert.tasks.classification_evaluation import check_logits, row_logits
+    from bert.tasks.glue.answers import answer_file, write_answers
+    from bert.tasks.glue.metrics import decided, scores
+
+    settings, rows = features.settings, features.rows
+    spec = settings.spec
+
+    def told(done: int) -> None:
+        host.progress(f"rows of {settings.split}", done, len(rows))
+
+    began = time.monotonic()
+    logits = row_logits(ready.model, rows, spec.labels, ready.device, ready.precision, ready.batch_size, told=told)
+    seconds = time.monotonic() - began
+    check_logits(logits)
+    answers = decided(spec, logits)
+    path = out / answer_file(spec, settings.split)
+    write_answers(path, spec, settings.split, features.index, answers)
+    return {
+        "split": settings.split,
+        "rows": len(rows),
+        "seconds": seconds,
+        "rows_per_second": len(rows) / seconds,
+        "scores": _plain(scores(spec, answers, rows.labels)) if rows.has_labels else None,
+        "written": str(path),
+    }
+
+
+def _plain(found: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if value == value else None for name, value in found.items()}
+
+
+def _predicted(found: dict[str, Any]) -> list[str]:
+    lines = [f"checkpoint  {found['checkpoint']}"]
+    for table in found["tables"]:
+        rate = f"{table['rows']:,} rows in {table['seconds']:.1f} s, {table['rows_per_second']:,.1f} per second"
+        lines.append(f"{table['split']:<11} {rate}: {table['written']}")
+        if table["scores"] is not None:
+            lines.append(f"{'':<11} {', '.join(in_words(name, value) for name, value in table['scores'].items())}")
+    return lines
+
+
+def _evaluation(found: dict[str, Any]) -> list[str] | None:
+    known = [table for table in found["tables"] if table["scores"] is not None and table["table"] is not None]
+    if not known:
+        return None
+    words = ["eval", "glue", "--task", found["task"], "--labels", known[0]["table"], "--predictions"]
+    return [*words, known[0]["written"]]
+
+
+def _split_of(labels: Path, spec: "GlueSpec") -> str | None:
+    """Which of the task's tables with labels a file is by its name; None where that does not say."""
+    name = labels.name.lower().removesuffix(".gz").removesuffix(".tsv").replace("-", "_")
+    return name if name in spec.evaluations else None
+
+
+def _answers_to(predictions: Path, spec: "GlueSpec") -> str | None:
+    """Which of the task's tables a file answers by its name, as `bertbench predict glue` gives it."""
+    from bert.tasks.glue.answers import answer_file
+
+    return next((split for split in spec.splits if answer_file(spec, split) == predictions.name), None)
+
+
+def _confusion(spec: "GlueSpec", labels: list[float], predictions: list[float]) -> list[list[int]] | None:
+    """Rows by label and prediction: [label][prediction]; None where the task is a regression."""
+    if spec.is_regression:
+        return None
+    found = [[0] * spec.labels for _ in spec.classes]
+    for label, prediction in zip(labels, predictions, strict=True):
+        found[int(label)][int(prediction)] += 1
+    return found
+
+
+def _scored(spec: "GlueSpec", found: dict[str, Any]) -> list[str]:
+    table = f"{spec.folder} {found['split']}" if found["split"] else spec.folder
+    lines = [f"{table}, {found['rows']:,} rows", ""]
+    for name, value in found["scores"].items():
+        label = score(name).label
+        mark = "  <- headline" if name == spec.headline and len(found["scores"]) > 1 else ""
+        shown = f"{100 * value:7.3f}" if math.isfinite(value) else "not defined: all predictions or labels are equal"
+        lines.append(f"{label:<45} {shown}{mark}")
+    if found["confusion"] is not None:
+        width = max(12, *(len(name) + 2 for name in spec.classes))
+        lines += ["", f"{'label':<{width}}" + "".join(f"{name:>{width}}" for name in spec.classes) + "  predicted"]
+        for name, counts in zip(spec.classes, found["confusion"], strict=True):
+            lines.append(f"{name:<{width}}" + "".join(f"{count:>{width},}" for count in counts))
+    notes = [f"note: {count:,} row(s) of the table {name}" for name, count in found["left_out"].items()]
+    if None not in (found["split"], found["answers_to"]) and found["split"] != found["answers_to"]:
+        named = Path(found["predictions"]).name
+        notes.append(f"note: by their names {named} answers {found['answers_to']}, and the labels are {found['split']}")
+    if found["extra"]:
+        shown = ", ".join(map(str, found["extra"][:_MOST_NAMED])) + ", ..." * (len(found["extra"]) > _MOST_NAMED)
+        notes.append(f"note: {len(found['extra']):,} answer(s) to rows that the table does not have (index {shown})")
+    return [*lines, *([""] if notes else []), *notes]
