@@ -5,25 +5,190 @@ text. Times are exact to the nanosecond. See docs/explanation/analysis.md.
 """
 
 import gc
+import math
+import os
+import pickle  # nosec B403 # between this process and its own children
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from analysis.counters import KernelCounters
+from analysis.counters import IDENTITY, KernelCounters
 from analysis.lazy_timeline import LazyTimeline
-from analysis.readers.kineto_arguments import whole
+from analysis.readers.kineto_arguments import loose_json, whole, whole_numbers
+from analysis.readers.kineto_events import AnyEvent
 from analysis.readers.kineto_frames import Frames
 from analysis.readers.kineto_stream import EventStream
-from analysis.readers.kineto_tables import Tables
+from analysis.readers.kineto_tables import Tables, label
 from analysis.readers.packed import damage_code
 from analysis.timeline import Timeline
 from common.errors import InputError
 
 if TYPE_CHECKING:
     from analysis.readers.registry import Head
+
+PAYS_FROM_BYTES = 16 << 20
+"""Size of all files, packed ones counted PACKED_RATIO times, from which more processes are faster."""
+PACKED_RATIO = 15
+
+
+def each(read: Callable[[Path], Any], paths: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
+    """Yield (file, what `read` returns, or the InputError that it raises) in the order given.
+
+    Args:
+        read: called in another process where it pays; what it returns is pickled there.
+        paths: the files.
+    """
+    workers = min(len(paths), _cores())
+    if workers < 2 or not _may_fork() or not _pays(paths):
+        for path in paths:
+            yield path, _caught(read, path)
+        return
+    children = [_Child(read, paths[share::workers]) for share in range(1, workers)]
+    try:
+        own = [_caught(read, path) for path in paths[::workers]]
+        shares = [own, *(child.results() for child in children)]
+    finally:
+        for child in children:
+            child.end()
+    for place, path in enumerate(paths):
+        share = shares[place % workers]
+        # A child that died, for want of memory, leaves its files to this process.
+        yield path, share[place // workers] if place // workers < len(share) else _caught(read, path)
+
+
+class _Child:
+    """A forked process that reads its share and sends it back."""
+
+    def __init__(self, read: Callable[[Path], Any], paths: Sequence[Path]) -> None:
+        self._count = len(paths)
+        reading, writing = os.pipe()
+        try:
+            self._pid = os.fork()
+        except OSError:  # no process may be started: nothing comes back
+            os.close(writing)
+            self._pid, self._pipe = 0, os.fdopen(reading, "rb")
+            return
+        if self._pid == 0:
+            os.close(reading)
+            _send(read, paths, os.fdopen(writing, "wb"))
+        os.close(writing)
+        self._pipe = os.fdopen(reading, "rb")
+
+    def results(self) -> list[Any]:
+        """Return what came back; less than its share where the process died."""
+        found: list[Any] = []
+        try:
+            while len(found) < self._count:
+                found.append(pickle.load(self._pipe))  # noqa: S301 # nosec B301 # written by our own child
+        except (EOFError, OSError, pickle.UnpicklingError):
+            pass
+        return found
+
+    def end(self) -> None:
+        """Close the pipe and wait for the process, which is ended where it still works."""
+        self._pipe.close()
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+def _send(read: Callable[[Path], Any], paths: Sequence[Path], pipe: BinaryIO) -> None:
+    """In the child: send every result, then end without what a process does at its end, which is the parent's."""
+    try:
+        # All first: the parent takes them when its own share is read, and a pipe holds little.
+        for result in [_caught(read, path) for path in paths]:
+            pickle.dump(result, pipe, protocol=pickle.HIGHEST_PROTOCOL)
+        pipe.flush()
+    finally:
+        os._exit(0)
+
+
+def _caught(read: Callable[[Path], Any], path: Path) -> Any:
+    try:
+        return read(path)
+    except InputError as error:
+        return InputError(error.code, str(error))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _may_fork() -> bool:
+    """Whether no other thread runs that could hold a lock; those of numerical libraries only wait."""
+    return hasattr(os, "fork") and threading.active_count() == 1
+
+
+def _pays(paths: Sequence[Path]) -> bool:
+    return sum(map(_estimated_bytes, paths)) >= PAYS_FROM_BYTES
+
+
+def _estimated_bytes(path: Path) -> int:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return 0
+    return size * PACKED_RATIO if path.suffix == ".gz" else size
+
+
+_UNITS = {".pct": "%", "bytes": "byte", "inst": "inst", "cycles": "cycle"}
+
+
+def counters(
+    counted: Sequence[tuple[AnyEvent, int, int]],
+    *,
+    process: int | None,
+    device_names: dict[int, str],
+    capabilities: dict[int, tuple[int, int]],
+    problems: Sequence[str],
+) -> KernelCounters:
+    """Return one row per counted range, in order of time.
+
+    The ranges are laid over the host's time when they were read, so that their durations are no kernel times: `cycles`
+    and `duration_ns` are unknown. A range without a name is "__missing__".
+
+    Args:
+        counted: events, at least one, with their starts and durations, ns.
+        process: the traced process.
+        device_names: GPU names by number.
+        capabilities: compute capabilities by number.
+        problems: what of the trace could not be read.
+    """
+    import pandas as pd
+
+    ordered = sorted(counted, key=lambda row: row[1])
+    events = [event for event, _, _ in ordered]
+    said = [found if isinstance(found := loose_json(event.args), dict) else {} for event in events]
+    names = list(dict.fromkeys(str(name) for row in said for name in row if name not in IDENTITY))
+    device = whole_numbers([event.pid for event in events], -1)
+    used = Counter(device.tolist()).most_common(1)[0][0]
+    table = pd.DataFrame(
+        {
+            "process": pd.Series([process if process is not None else -1] * len(events), dtype="int64"),
+            "kernel_id": range(len(events)),
+            "name": pd.Series([label(event.name) for event in events], dtype="str"),
+            "device": pd.Series(device, dtype="Int64").mask(device < 0),
+            "duration_ns": math.nan,
+            "cycles": math.nan,
+            **{name: [_number(row.get(name)) for row in said] for name in names},
+        }
+    )
+    units = {name: next((unit for part, unit in _UNITS.items() if part in name), "") for name in names}
+    return KernelCounters(table, units, device_names.get(used), capabilities.get(used), tuple(problems))
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan
+
 
 FORM = "timelines"
 
@@ -117,7 +282,7 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
     )
     if not tables.counted:
         return Content(timeline, None)
-    from analysis.readers.kineto_counters import counters
+    from analysis.readers.kineto import counters
 
     own = counters(
         tables.counted, process=tables.process(), device_names=devices.names,
@@ -247,7 +412,7 @@ def read_ranks(paths: Sequence[Path], problems: list[str] | None = None) -> list
 
 def read_many(paths: Sequence[Path]) -> Iterator[tuple[Path, Timeline | KernelCounters | InputError]]:
     """Yield (file, what is in it) in the order given: a timeline, then counters if any, or why it cannot be read."""
-    from analysis.readers.kineto_parallel import each
+    from analysis.readers.kineto import each
 
     for path, content in each(_read, paths):
         if isinstance(content, InputError):

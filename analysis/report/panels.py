@@ -1,15 +1,99 @@
 """The panels of a page: one per finding, with its pictures, what it means, and its table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.counters import KernelCounters
+from analysis.explain import counter_endings
 from analysis.findings import Finding
 from analysis.report import tables
 from analysis.report.drawing import Picture
 from analysis.report.findings_tables import table_of
-from analysis.report.panel_pictures import draw
 from analysis.sources import Source
+
+Pictures = dict[str, list[Picture]]
+
+
+def draw(source: Source, folder: Path, measured: Mapping[str, float] | None = None) -> Pictures:
+    """Draw every picture that a source has the numbers for; return them by the name of a finding.
+
+    Args:
+        source: what was read.
+        folder: where the PNGs go.
+        measured: measured ceilings, as roofline takes them.
+
+    Raises:
+        StorageError: a picture cannot be written.
+    """
+    found: Pictures = {}
+    if source.timelines:
+        _timelines(source, folder, found)
+        _communication(source, folder, found)
+    for counters, ending in zip(source.counters, counter_endings(source), strict=True):
+        _cores(counters, folder, found, ending, measured)
+    return found
+
+
+def _timelines(source: Source, folder: Path, found: Pictures) -> None:
+    from analysis.report.timeline_figures import draw_timelines
+
+    found["temporal_breakdown"] = draw_timelines(folder, source.timelines)
+
+
+def _communication(source: Source, folder: Path, found: Pictures) -> None:
+    from analysis.report import communication_figures as figures
+
+    if not any(len(timeline.collectives) for timeline in source.timelines):
+        return
+    drawings: tuple[tuple[str, str, Callable[..., Path | None], str, str], ...] = (
+        (
+            "all_reduce_by_rank",
+            "communication.png",
+            figures.draw_all_reduce_panel,
+            "Communication per rank",
+            "Overlapped: computation ran meanwhile. Transfer: the shortest duration of a collective over the ranks, "
+            "what it takes when nobody waits. Wait: the rest, spent until the last rank came.",
+        ),
+        (
+            "buckets",
+            "buckets.png",
+            figures.draw_bucket_timeline,
+            "Collectives of one step",
+            "When each ran on each rank; the exposed part has no computation beside it.",
+        ),
+        (
+            "collectives",
+            "bandwidth.png",
+            figures.draw_bandwidth,
+            "Bus bandwidth by message size",
+            "One point per collective. Small messages are bound by latency, large ones by the links' rate.",
+        ),
+    )
+    for finding, file, drawing, title, caption in drawings:
+        path = drawing(folder / file, source.timelines)
+        if path is not None:
+            found.setdefault(finding, []).append(Picture(path, title, caption))
+
+
+def _cores(
+    counters: KernelCounters, folder: Path, found: Pictures, ending: str, measured: Mapping[str, float] | None
+) -> None:
+    from analysis.metrics.core_utilization import core_use_by_family
+    from analysis.metrics.roofline import roofline
+    from analysis.report import core_figures as figures
+
+    groups = core_use_by_family(counters)
+    if any(use.percent is not None for group in groups.values() for use in group.pipes.values()):
+        path = figures.draw_core_utilization(folder / f"cores{ending}.png", groups, "kind of work")
+        caption = "Share of the highest rate while kernels of this kind run; pale: cycles in which the pipe worked."
+        found[f"core_utilization_by_family{ending}"] = [Picture(path, "Use of the cores", caption)]
+    lines = roofline(counters, measured)
+    if len(lines.kernels) and lines.kernels["achieved_flops"].notna().any():
+        path = figures.draw_roofline(folder / f"roofline{ending}.png", lines)
+        caption = "Under the slope a kernel waits for memory, under the roof for cores; far below both, for neither."
+        found[f"roofline{ending}"] = [Picture(path, "Roofline", caption)]
+
 
 MOST_ROWS = 200
 """Rows of one table that a page holds."""

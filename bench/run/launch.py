@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from analysis.trial_summary import summarize_trial
+from bench.cluster import STOPPING_VARIABLE
 from bench.cluster.world import World
 from bench.machine.devices import Devices
 from bench.run.allocators import allocator_environment
-from bench.run.launch_end import launch_failure, lost_peer
-from bench.run.log_secrets import hide_secrets
 from bench.run.out_of_memory import oom_kill_count
 from bench.run.own_folder import AGENT_FOLDER, clear_stale
 from bench.run.processes import (
@@ -37,13 +36,52 @@ from bench.run.processes import (
 )
 from bench.run.telemetry import Telemetry, telemetry_writer
 from bert.parallel import JOIN_TIMEOUT_VARIABLE
-from common.atomic import storage_errors
+from common.atomic import atomic_path, storage_errors
 from common.errors import SchemaError, StorageError, UsageError
 from common.redact import redact_text, without_secrets
 from records.collectives import read_measurements
 from records.files import read_record, write_record
 from records.run import TrialDirectory
 from records.trial import Trial
+
+_PIECE_BYTES = 1 << 20
+
+
+def hide_secrets(log: Path) -> None:
+    """Replace what `redact_text` finds in the lines of a log; one without is not touched. Raises StorageError."""
+    with log.open("rb") as file:
+        lines = iter(lambda: file.readline(_PIECE_BYTES), b"")
+        if all(_without(line) == line for line in lines):
+            return
+        file.seek(0)
+        with atomic_path(log) as temporary, temporary.open("wb") as hidden:
+            hidden.writelines(map(_without, iter(lambda: file.readline(_PIECE_BYTES), b"")))
+
+
+def _without(line: bytes) -> bytes:
+    # Bytes that are no UTF-8 stay as they are.
+    return redact_text(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+# What a rank meets when another one has ended, as gloo, NCCL and the store of torch.distributed say it.
+_LOST_PEER = re.compile(
+    r"closed by peer|reset by peer|broken pipe|gloo/transport|remote process exited|recvvalue", re.I
+)
+
+
+def launch_failure() -> str:
+    """Return why the launch ends its processes; nothing while it goes on, was asked to stop, or where there is none."""
+    path = os.environ.get(STOPPING_VARIABLE)
+    try:
+        return Path(path).read_text(encoding="utf-8").strip() if path else ""
+    except OSError:
+        return ""
+
+
+def lost_peer(reason: str) -> bool:
+    """Whether a rank that failed for this reason only lost another one, which had ended before."""
+    return bool(_LOST_PEER.search(reason))
+
 
 _AGENT_JSON = "agent.json"
 _POLL_SECONDS = 0.05

@@ -10,7 +10,7 @@ import pytest
 from support.cli import Cli
 from support.squad_columns import dataset, make, paragraph, question, small_vocabulary
 
-from bert.tasks.squad import parts
+from bert.tasks.squad import prepare as parts
 from bert.tasks.squad.config import cpu_count
 
 

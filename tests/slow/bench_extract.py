@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 from bert.corpus import extract  # noqa: E402
 from bert.corpus.dumps import Dump, split_pages  # noqa: E402
+from bert.corpus.extract import Work, extract_unit  # noqa: E402
 from bert.corpus.files import Source  # noqa: E402
-from bert.corpus.pages import Work, extract_unit  # noqa: E402
 from bert.corpus.wikitext import is_redirect  # noqa: E402
 from bert.data.pool import Workers  # noqa: E402
 from bert.data.stages import Part, StageFolder  # noqa: E402

@@ -11,7 +11,7 @@ from support.refusals import refused
 from analysis.metrics.core_utilization import core_use
 from analysis.metrics.roofline import roofline
 from analysis.readers.ncu import read
-from bench.profilers import ncu_sections
+from bench.profilers import ncu as ncu_profiler
 from bench.profilers.base import Scope
 from bench.profilers.ncu import NsightCompute
 from bench.profilers.tool import find_tool, tool_version
@@ -59,8 +59,8 @@ def full_names(chip: str, names: list[str]) -> set[str]:
 @pytest.mark.parametrize("identifier", CHIPS)
 def test_every_name_is_known_to_its_chips_and_marked_where_it_was_not_checked(identifier: str) -> None:
     mine = [chip for chip in chips() if re.fullmatch(CHIPS[identifier], chip)]
-    every = ncu_sections.metric_names(identifier)
-    names = {name: checked for name, checked in every.items() if not ncu_sections.of_launch(name)}
+    every = ncu_profiler.metric_names(identifier)
+    names = {name: checked for name, checked in every.items() if not ncu_profiler.of_launch(name)}
     if not mine:
         assert not any(names.values()), f"{identifier} claims checked names"
         pytest.skip(f"ncu {version()} knows no chip of {identifier}: its names stay unchecked")
@@ -83,21 +83,21 @@ def test_a_name_that_is_wrong_would_be_found() -> None:
 
 @pytest.mark.parametrize("identifier", CHIPS)
 def test_ncu_reads_our_section_files(identifier: str) -> None:
-    folder = str(ncu_sections.FOLDER)
+    folder = str(ncu_profiler.FOLDER)
     assert re.search(rf"^{identifier}\s", ncu("--section-folder", folder, "--list-sections"), re.MULTILINE)
     listed = ncu("--section-folder", folder, "--section", identifier, "--list-metrics").split()
-    assert set(ncu_sections.metric_names(identifier)) == {name.lstrip("-") for name in listed}
+    assert set(ncu_profiler.metric_names(identifier)) == {name.lstrip("-") for name in listed}
 
 
 def test_what_a_chip_has_is_told_from_the_real_query() -> None:
-    names = ncu_sections.metric_names("BertbenchCores90")
-    known = ncu_sections.known_metrics(ncu("--query-metrics", "--chips", "gh100"))
-    found = ncu_sections.available(names, known)
+    names = ncu_profiler.metric_names("BertbenchCores90")
+    known = ncu_profiler.known_metrics(ncu("--query-metrics", "--chips", "gh100"))
+    found = ncu_profiler.available(names, known)
     if version()[:2] == (2022, 3):
         assert found == [name for name, checked in names.items() if checked]
     assert len(known) > 1000 and "gpu__time_duration.sum" in found
-    dram = ncu_sections.known_metrics(ncu("--query-metrics", "--chips", "ga10b"))
-    assert "dram__bytes.sum" not in ncu_sections.available(ncu_sections.metric_names("BertbenchCores86"), dram)
+    dram = ncu_profiler.known_metrics(ncu("--query-metrics", "--chips", "ga10b"))
+    assert "dram__bytes.sum" not in ncu_profiler.available(ncu_profiler.metric_names("BertbenchCores86"), dram)
 
 
 def test_every_switch_is_found_in_the_real_help() -> None:
@@ -107,8 +107,8 @@ def test_every_switch_is_found_in_the_real_help() -> None:
         "--devices --cache-control --clock-control --apply-rules --force-overwrite --export --import --csv --page "
         "--print-units --kernel-name --kernel-name-base --section --section-folder --metrics --query-metrics"
     )
-    assert set(needed.split()) <= ncu_sections.switches(text)
-    assert {"kernel", "application", "range"} <= ncu_sections.replay_modes(text)
+    assert set(needed.split()) <= ncu_profiler.switches(text)
+    assert {"kernel", "application", "range"} <= ncu_profiler.replay_modes(text)
 
 
 def test_the_whole_command_is_accepted_by_the_real_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from bert.data.stages import Counts
-from bert.tasks.squad.columns import COUNTED, NUMBERING, PLAIN, RAGGED
 from bert.tasks.squad.features import Ragged, Settings, SquadFeatures
-from bert.tasks.squad.store import file_name, write_features
+from bert.tasks.squad.store import COUNTED, NUMBERING, PLAIN, RAGGED, file_name, write_features
 
 VOCAB = 1000
 PAD, CLS, SEP = 0, 101, 102

@@ -1,19 +1,62 @@
 """`bertbench data gap` and `predict gap`."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from bert.tasks.commands import Host, Outcome, rows_of, with_casing_note
 from bert.tasks.gap.config import GapConfig
 from bert.tasks.gap.examples import LABELS
-from common.errors import UsageError
+from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from bert.predict import Opened
     from bert.tasks.gap.features import GapFeatures
     from bert.tasks.gap.prepare import GapSummary
+
+_HEAD = "mention_head."
+
+
+def head_of(weights: Path) -> str:
+    """Return the name of the head in a folder of our weights.
+
+    Raises:
+        InputError: there is none: the model was not trained on GAP, or the weights cannot be read.
+    """
+    from bert.checkpoints.ours import WEIGHTS_FILE
+    from bert.checkpoints.tensor_files import read_tensors
+
+    names = read_tensors(weights / WEIGHTS_FILE) if (weights / WEIGHTS_FILE).is_file() else ()
+    found = sorted({name.removeprefix(_HEAD).split(".")[0] for name in names if name.startswith(_HEAD)})
+    if len(found) != 1:
+        raise InputError(
+            "checkpoint-missing",
+            f"{weights} holds no model that was trained on gap: train it with `bertbench train gap --init {weights}`",
+        )
+    return found[0]
+
+
+def probabilities_of(
+    ids: Sequence[str], logits: npt.NDArray[np.float32], left_out: Sequence[str] = ()
+) -> dict[str, tuple[float, float, float]]:
+    """Return the probabilities of neither, A and B, by id.
+
+    Args:
+        ids: of the rows [N].
+        logits: of the rows [N, 3].
+        left_out: ids of further rows, of which nothing is known: all three are alike.
+    """
+    powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    shares = powers / powers.sum(1, keepdims=True)
+    known = {name: (row[0], row[1], row[2]) for name, row in zip(ids, shares.tolist(), strict=True)}
+    even = (1 / len(LABELS),) * 3
+    return {**known, **dict.fromkeys(left_out, even)}
+
 
 PREDICTIONS_FILE = "predictions.tsv"
 KAGGLE_FILE = "submission.csv"
@@ -72,7 +115,6 @@ class Predict:
         """Write decisions as the official scorer takes them."""
         from bert.data.feature_files import made_of
         from bert.tasks.classification_evaluation import check_logits, row_logits
-        from bert.tasks.gap.predict import probabilities_of
         from bert.tasks.gap.prediction_files import write_kaggle, write_official
         from bert.tasks.gap.scores import decisions_of
         from bert.tasks.gap.store import open_features
@@ -122,7 +164,6 @@ class Predict:
 def _open_model(options: PredictOptions, features: "GapFeatures", host: Host) -> "tuple[Opened, str]":
     """Return the model, and the name of its head."""
     from bert.predict import identity_of, open_model
-    from bert.tasks.gap.predict import head_of
     from bert.tasks.gap.task import GapTask
     from bert.train.resume import find_weights
 

@@ -17,7 +17,7 @@ from bert.tasks.classification_evaluation import Float32, mean_log_loss
 from bert.tasks.gap.config import MENTIONS
 from bert.tasks.gap.examples import LABELS
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
-from bert.tasks.gap.model import BertForMentions
+from bert.tasks.gap.heads import BertForMentions
 from bert.tasks.gap.scores import DECISIONS, OVERALL, Gold, score
 from bert.tasks.gap.source import GapData
 from bert.train.observer import Observer

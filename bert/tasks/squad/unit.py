@@ -22,7 +22,7 @@ from bert.tasks.squad.words import Pieces, WordEncoder
 from common.errors import InputError
 
 Columns = dict[str, npt.NDArray[Any]]
-"""Columns of a part of a file, see bert.tasks.squad.columns."""
+"""Columns of a part of a file, see bert.tasks.squad.store."""
 DUPLICATES = "left out: duplicate ids"
 
 

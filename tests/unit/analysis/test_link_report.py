@@ -6,8 +6,8 @@ import pytest
 from support.rings import Machine, write_collectives
 
 from analysis.load import load_run
-from analysis.metrics.buckets import Backward, exposed_ms
 from analysis.metrics.links import Link
+from analysis.metrics.projection import Backward, exposed_ms
 from analysis.metrics.scaling import measured_efficiency
 from analysis.report.comm_text import projection_text
 from analysis.report.run_page import write_report

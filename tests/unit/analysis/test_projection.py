@@ -13,8 +13,7 @@ from support.rings import Machine, write_collectives
 
 from analysis.load import load_run
 from analysis.metrics import projection
-from analysis.metrics.buckets import backward_pass, bucket_ends, exposed_ms
-from analysis.metrics.projection import project
+from analysis.metrics.projection import backward_pass, bucket_ends, exposed_ms, project
 from analysis.report.comm_text import projection_text
 from analysis.report.run_page import write_report
 from records.run import RunDirectory

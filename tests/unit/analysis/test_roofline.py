@@ -10,12 +10,13 @@ import pytest
 from support import shared_files
 
 from analysis.counters import KernelCounters
-from analysis.metrics.device_peaks import _TABLE, device_peaks
 from analysis.metrics.roofline import (
+    _TABLE,
     DRAM,
     LATENCY,
     UNKNOWN,
     ceilings,
+    device_peaks,
     measured_ceiling,
     roofline,
 )

@@ -18,7 +18,7 @@ from bench.cli.main import run
 from bench.plan.task_flags import TaskFlags
 from bert.checkpoints.ours import save_model
 from bert.model.config import ModelConfig
-from bert.tasks.gap.model import BertForMentions
+from bert.tasks.gap.heads import BertForMentions
 from bert.tasks.gap.store import open_features
 from common.errors import Code
 

@@ -8,7 +8,7 @@ import pytest
 from bench.cluster import STOPPING_VARIABLE
 from bench.cluster.statement import Statement
 from bench.cluster.verdict import restart_in_words
-from bench.run.launch_end import launch_failure, lost_peer
+from bench.run.launch import launch_failure, lost_peer
 
 NODES = {
     node: Statement(node_rank=node, counts=(1, 2), max_restarts=2, host=f"host{node}", process=1, device="cpu")

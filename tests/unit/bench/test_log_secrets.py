@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.run import log_secrets
-from bench.run.log_secrets import hide_secrets
+from bench.run import launch
+from bench.run.launch import hide_secrets
 
 
 def test_secrets_go_and_every_other_byte_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_secrets, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(launch, "_PIECE_BYTES", 64)
     log = tmp_path / "log.txt"
     log.write_bytes(b"before \xff\xfe\r\n" + b"x" * 200 + b"\nHF_TOKEN=hush\nhttps://me:hush@host/a\nno end\x00")
     hide_secrets(log)

@@ -8,7 +8,7 @@ import pytest
 from support import fake_ncu
 from support.refusals import refused
 
-from bench.profilers import ncu, ncu_sections, permission
+from bench.profilers import ncu, permission
 from bench.profilers.base import Scope, parse_options
 from bench.profilers.ncu import NsightCompute
 from common.errors import Code
@@ -19,7 +19,7 @@ GPU = Trial(kind="profile", profiler="ncu", device="cuda", start_iteration=3, st
 GPUS = Trial(kind="profile", profiler="ncu", device="cuda", start_iteration=3, stop_iteration=6, world_size=2)
 
 # What gh100 has in ncu 2022.3 of the section for 9.0: all but the names marked unchecked.
-HOPPER = ncu_sections.metric_names("BertbenchCores90")
+HOPPER = ncu.metric_names("BertbenchCores90")
 OLD_HOPPER = tuple(name.partition(".")[0] for name, checked in HOPPER.items() if checked)
 ALL_HOPPER = tuple(name.partition(".")[0] for name in HOPPER)
 
@@ -164,7 +164,7 @@ def test_range_replay_takes_the_capture_range_and_every_kernel_in_it(machine: Pa
 
 
 def test_what_ncu_takes_from_a_launch_is_in_no_list_of_a_chip_and_never_asked_of_a_range(machine: Path) -> None:
-    listed = tuple(name for name in ALL_HOPPER if not ncu_sections.of_launch(name))
+    listed = tuple(name for name in ALL_HOPPER if not ncu.of_launch(name))
     fake_ncu.install(machine / "bin", "2025.3.1.0", listed)
     assert told(machine)["--section"] == "BertbenchCores90"
     asked = told(machine, "replay=range")["--metrics"].split(",")
@@ -183,10 +183,10 @@ def test_the_observer_makes_the_ranges_that_were_asked_for(machine: Path) -> Non
      ((10, 0), 100), ((10, 3), 100), ((11, 0), 100), ((12, 0), 120), ((12, 1), 120)],
 )  # fmt: skip
 def test_every_architecture_has_a_section_with_its_own_names(capability: tuple[int, int], number: int) -> None:
-    identifier, _ = ncu_sections.section_for(capability)
-    names = ncu_sections.metric_names(identifier)
+    identifier, _ = ncu.section_for(capability)
+    names = ncu.metric_names(identifier)
     assert identifier == f"BertbenchCores{number}"
-    text = (ncu_sections.FOLDER / f"{identifier}.section").read_text(encoding="utf-8")
+    text = (ncu.FOLDER / f"{identifier}.section").read_text(encoding="utf-8")
     assert f'Identifier: "{identifier}"' in text and text.count("{") == text.count("}")
     fp16 = "fp16" if number <= 80 else "fma_type_fp16"
     tensor = "sm__pipe_tc_cycles_active" if number == 100 else "sm__inst_executed_pipe_tensor"

@@ -8,7 +8,7 @@ import pytest
 from support import csv_files, gap_files, glue_folders
 from support.squad_windows import squad_windows, write_windows
 
-from bench.cli.train_next import next_command
+from bench.cli.train import next_command
 from bench.cli.train_options import TrainOptions
 from bench.machine.devices import find_devices
 from bench.run.trainer import plan_training

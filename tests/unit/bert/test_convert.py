@@ -11,7 +11,7 @@ from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder
 from bert.model.heads import PADDING_BIAS
 from bert.model.models import BertForPretraining
-from bert.tasks.gap.model import BertForMentions
+from bert.tasks.gap.heads import BertForMentions
 
 VOCAB = 21
 CONFIG = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=VOCAB, max_positions=8)

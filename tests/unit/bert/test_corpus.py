@@ -11,11 +11,10 @@ from support import shared_files
 from support.refusals import refused
 
 from bert.corpus import clean as clean_module
-from bert.corpus.clean import COUNTS, clean
+from bert.corpus.clean import COUNTS, clean, without_frame
 from bert.corpus.decode import BLOCK_BYTES, find_encoding
 from bert.corpus.files import Source, find_inputs, identify
 from bert.corpus.generated import generate_corpus
-from bert.corpus.gutenberg import without_frame
 from bert.data.pool import Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 

@@ -17,7 +17,7 @@ from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec, Evaluation
 from bert.tasks.pretrain.evaluation import TestShards
 from bert.tasks.pretrain.shards import read_shard
-from bert.train.evaluate import evaluate
+from bert.train.best import evaluate
 
 TEST_SAMPLES = 20
 

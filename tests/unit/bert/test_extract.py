@@ -13,10 +13,10 @@ import pytest
 from support import shared_files
 from support.refusals import refused
 
-from bert.corpus import dumps, extract, pages
+from bert.corpus import dumps, extract
 from bert.corpus.dumps import Header, Unit
+from bert.corpus.extract import Work, extract_unit
 from bert.corpus.files import Source
-from bert.corpus.pages import Work, extract_unit
 from bert.data.pool import Workers
 from bert.data.stages import Finished, Part, StageFolder
 from bert.tasks.pretrain.preparation.notes import notes_of
@@ -64,13 +64,13 @@ def test_real_dumps_give_the_known_counts_and_two_workers_the_same_bytes(tmp_pat
     found = run([WIKI / name for name in NAMES], tmp_path / "a")
     assert found is not None and run([WIKI / name for name in NAMES], tmp_path / "b", workers=2) is not None
     counts = found.counts
-    assert [counts.get(name) for name in (pages.PAGES, pages.REDIRECTS, pages.OTHERS)] == [211, 99, 1]
-    assert [counts.get(name) for name in (pages.DISAMBIGUATIONS, pages.EMPTY, pages.INVALID)] == [8, 1, 0]
-    assert counts.get(pages.DOCUMENTS) == 102
+    assert [counts.get(name) for name in (extract.PAGES, extract.REDIRECTS, extract.OTHERS)] == [211, 99, 1]
+    assert [counts.get(name) for name in (extract.DISAMBIGUATIONS, extract.EMPTY, extract.INVALID)] == [8, 1, 0]
+    assert counts.get(extract.DOCUMENTS) == 102
     assert contents(tmp_path / "a") == contents(tmp_path / "b") and len(found.files) == 2
     text = b"".join(contents(tmp_path / "a").values()).decode()
-    assert text.count("\n\n") == 102 and sum(map(bool, text.split("\n"))) == counts.get(pages.PARAGRAPHS)
-    assert len(text.replace("\n", "")) == counts.get(pages.CHARACTERS)
+    assert text.count("\n\n") == 102 and sum(map(bool, text.split("\n"))) == counts.get(extract.PARAGRAPHS)
+    assert len(text.replace("\n", "")) == counts.get(extract.CHARACTERS)
 
 
 def test_every_page_is_counted_once() -> None:
@@ -92,13 +92,14 @@ def test_every_page_is_counted_once() -> None:
     work = Work("x.txt", Unit(Path("x"), data, 0, 0, len(data)), Header({6: "Datei"}))
     result = extract_unit(work)
     numbers, names = result.counts["numbers"], result.counts["names"]
-    assert {name: numbers.get(name) for name in (pages.PAGES, pages.DOCUMENTS, pages.REDIRECTS, pages.OTHERS)} == {
-        pages.PAGES: 12, pages.DOCUMENTS: 3, pages.REDIRECTS: 2, pages.OTHERS: 2
+    kinds = (extract.PAGES, extract.DOCUMENTS, extract.REDIRECTS, extract.OTHERS)
+    assert {name: numbers.get(name) for name in kinds} == {
+        extract.PAGES: 12, extract.DOCUMENTS: 3, extract.REDIRECTS: 2, extract.OTHERS: 2
     }  # fmt: skip
-    assert [numbers.get(name) for name in (pages.EMPTY, pages.DISAMBIGUATIONS, pages.OTHER_MODELS)] == [2, 1, 1]
-    assert (numbers[pages.INVALID], names[pages.INVALID]) == (1, ["Page 6"])
-    assert (numbers[pages.OVERSIZED], names[pages.OVERSIZED]) == (1, ["Page 9"])
-    assert numbers[pages.CONTROLS] == 3
+    assert [numbers.get(name) for name in (extract.EMPTY, extract.DISAMBIGUATIONS, extract.OTHER_MODELS)] == [2, 1, 1]
+    assert (numbers[extract.INVALID], names[extract.INVALID]) == (1, ["Page 6"])
+    assert (numbers[extract.OVERSIZED], names[extract.OVERSIZED]) == (1, ["Page 9"])
+    assert numbers[extract.CONTROLS] == 3
     assert result.text.startswith(b"This is an article.\n\nThis has three too many.\n\nThis one is long.\nThis one")
     assert result.text.endswith(b"\n\n")
 
@@ -119,8 +120,8 @@ def test_namespaces_of_the_dumps_own_header_hide_their_links_and_open_tables_are
     assert found is not None
     (text,) = contents(tmp_path / "a").values()
     assert text.decode() == "Reiga ir piļsāta.\n\nTā ir tabula.\nTas ir stāsts aiz atvērtas tabulas.\n\n"
-    assert found.counts.get(pages.UNCLOSED_TABLES) == 1
-    assert found.counts.names[pages.UNCLOSED_TABLES] == ["Page 1"]
+    assert found.counts.get(extract.UNCLOSED_TABLES) == 1
+    assert found.counts.names[extract.UNCLOSED_TABLES] == ["Page 1"]
     stage = StageSummary(
         stage="extract", folder=tmp_path, files=1, kept=False, complete=True, seconds=0.0,
         counts=found.counts.numbers, examples=found.counts.names,
@@ -170,7 +171,7 @@ def test_a_truncated_dump_keeps_finished_parts_and_can_be_used_as_it_is(tmp_path
     assert len(before) >= 2 and not list((tmp_path / "a").glob(".*.tmp"))
     found = run([path], tmp_path / "a", keep=True, begin=False)
     assert found is not None and found.counts.get(extract.TRUNCATED) == 1
-    assert found.counts.get(pages.PAGES) == 48 and before.items() < contents(tmp_path / "a").items()
+    assert found.counts.get(extract.PAGES) == 48 and before.items() < contents(tmp_path / "a").items()
 
 
 def test_multistream_dumps_give_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +196,8 @@ def test_a_page_of_50_mb_passes_in_bounded_time(tmp_path: Path) -> None:
     path.write_text(f"<mediawiki>{page(0, text)}</mediawiki>")
     assert path.stat().st_size > 50e6
     found = run([path], tmp_path / "a")
-    assert found is not None and found.counts.get(pages.PARAGRAPHS) == 685_000
-    assert found.counts.get(pages.OVERSIZED) == 1
+    assert found is not None and found.counts.get(extract.PARAGRAPHS) == 685_000
+    assert found.counts.get(extract.OVERSIZED) == 1
 
 
 def test_a_run_killed_half_way_and_run_again_writes_the_same_bytes(tmp_path: Path) -> None:

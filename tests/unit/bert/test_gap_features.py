@@ -19,8 +19,7 @@ from bert.data.vocabulary import load_vocabulary
 from bert.tasks.gap.config import GapConfig
 from bert.tasks.gap.examples import GapExample, Mention
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, GapFeatures
-from bert.tasks.gap.mentions import TokenText, fit, tokenize
-from bert.tasks.gap.prepare import GapSummary, prepare
+from bert.tasks.gap.prepare import GapSummary, TokenText, fit, prepare, tokenize
 from bert.tasks.gap.reading import read_gap
 from bert.tasks.gap.selection import training_rows
 from bert.tasks.gap.store import open_features, read_features

@@ -16,8 +16,7 @@ from bert.model.encoder import EncoderOutput
 from bert.tasks import make_task, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
-from bert.tasks.gap.heads import HEADS, first_tokens, mean_tokens
-from bert.tasks.gap.model import BertForMentions
+from bert.tasks.gap.heads import HEADS, BertForMentions, first_tokens, mean_tokens
 from bert.tasks.gap.scores import DECISIONS, OVERALL, Gold, score
 from bert.tasks.gap.selection import training_rows
 from bert.tasks.gap.source import HEAD_NAMES

@@ -17,7 +17,7 @@ from support.csv_files import colours_and_animals, prepared, write_rows
 from support.refusals import refused
 
 from bert.checkpoints.tensor_files import read_tensors
-from bert.corpus import dumps, pages, streams
+from bert.corpus import dumps, extract, streams
 from bert.data.remote.listings import Choice, plan_dump
 from bert.data.remote.web import range_of
 from bert.data.stages import Counts
@@ -90,10 +90,10 @@ def test_a_packed_table_of_glue_without_end_is_refused(tmp_path: Path, monkeypat
 def test_entities_of_a_page_are_neither_expanded_nor_read_from_files() -> None:
     for entity in ('<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;">', '<!ENTITY b SYSTEM "file:///etc/passwd">'):
         page = f"<page><!DOCTYPE x [{entity}]><title>T</title><revision><text>&b;</text></revision></page>"
-        assert pages._parse(page.encode()) is None
+        assert extract._parse(page.encode()) is None
         before = f"<!DOCTYPE x [{entity}]><page><title>T</title><revision><text>&b;</text></revision></page>"
-        (inner,) = pages.split_pages(before.encode())
-        assert pages._parse(inner) is None, "what stands before a page is no part of it"
+        (inner,) = extract.split_pages(before.encode())
+        assert extract._parse(inner) is None, "what stands before a page is no part of it"
 
 
 LONG = "9" * 5000
@@ -113,7 +113,7 @@ def test_numbers_of_thousands_of_digits_in_tables_of_glue_are_none(tmp_path: Pat
 def test_numbers_of_thousands_of_digits_in_a_dump_are_those_of_other_namespaces() -> None:
     page = f"<page><title>T</title><ns>{LONG}</ns><revision><text>A sentence of a page.</text></revision></page>"
     counts = Counts()
-    assert pages._paragraphs(page.encode(), dumps.Header({}), counts) == [] and counts.numbers == {pages.OTHERS: 1}
+    assert extract._paragraphs(page.encode(), dumps.Header({}), counts) == [] and counts.numbers == {extract.OTHERS: 1}
     assert dumps._NAMESPACE.findall(f'<namespace key="{LONG}">A</namespace>') == []
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 from support import plain_pretraining as plain
 
 from bert.tasks.pretrain.config import InstanceConfig
-from bert.tasks.pretrain.pairs import Pairs, cut, make_pairs, truncated
+from bert.tasks.pretrain.instances import Pairs, cut, make_pairs, truncated
 from bert.tasks.pretrain.tokens import TokenShard
 
 LEAST_P = 1e-4

@@ -17,9 +17,16 @@ from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.squad.features import SquadFeatures
 from bert.tasks.squad.golds import golds_of
 from bert.tasks.squad.logits import WindowLogits
-from bert.tasks.squad.predictions import NO_WINDOW_SCORE, Answers, NBestEntry, NBestOptions, decode
+from bert.tasks.squad.predictions import (
+    NO_WINDOW_SCORE,
+    Answers,
+    NBestEntry,
+    NBestOptions,
+    decode,
+    find_spans,
+    null_scores,
+)
 from bert.tasks.squad.scores import score
-from bert.tasks.squad.spans import find_spans, null_scores
 from common.errors import StorageError
 
 VOCABULARY = small_vocabulary()
@@ -111,8 +118,8 @@ def test_blocks_of_questions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     logits = random_logits(features, 3, steps=2)
     whole = decode(features, logits, VOCABULARY)
     for pairs, rows in ((1, 1), (1200, 2), (2800, 5)):
-        monkeypatch.setattr("bert.tasks.squad.spans._PAIRS_AT_ONCE", pairs)
-        monkeypatch.setattr("bert.tasks.squad.spans._ROWS_AT_ONCE", rows)
+        monkeypatch.setattr("bert.tasks.squad.predictions._PAIRS_AT_ONCE", pairs)
+        monkeypatch.setattr("bert.tasks.squad.predictions._ROWS_AT_ONCE", rows)
         assert decode(features, logits, VOCABULARY) == whole
 
 

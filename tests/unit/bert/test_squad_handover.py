@@ -14,7 +14,7 @@ from support.squad_columns import dataset, make, paragraph, question, small_voca
 from bert.data.pool import LostWorkerError
 from bert.data.stages import Counts
 from bert.data.tensor_file import write_columns
-from bert.tasks.squad import handover, parts, prepare
+from bert.tasks.squad import handover, prepare
 from bert.tasks.squad.reading import Place, RawParagraph, parse, read_dataset, together
 from bert.tasks.squad.unit import Part, Unit
 from common.errors import StorageError
@@ -43,20 +43,20 @@ def test_columns_written_by_another_process_are_read_without_a_file_of_a_name(tm
     ) as child:
         assert child.stdout and child.stdin
         shared = handover.SharedFile(*map(int, child.stdout.readline().split()))
-        part = parts.received(Part(0, shared, (), Counts()))
+        part = prepare.received(Part(0, shared, (), Counts()))
         child.stdin.close()
         child.wait(60)
     assert isinstance(part.columns, dict)
     assert part.columns["x"].tolist() == list(range(5)), "they outlive the process that wrote them"
     with pytest.raises(LostWorkerError):
-        parts.received(Part(0, shared, (), Counts()))
+        prepare.received(Part(0, shared, (), Counts()))
 
 
 def test_without_such_memory_the_columns_come_with_the_part_and_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, vocab = rows(tmp_path, 40), small_vocabulary(tmp_path)
-    monkeypatch.setattr(parts, "LEAST_UNIT_BYTES", 1000)
+    monkeypatch.setattr(prepare, "LEAST_UNIT_BYTES", 1000)
     first = make(source, vocab, tmp_path / "memory", split="training", workers=2)
     monkeypatch.delattr("os.memfd_create", raising=False)
     assert not handover.is_possible()
@@ -66,10 +66,10 @@ def test_without_such_memory_the_columns_come_with_the_part_and_are_the_same(
 
 def test_a_file_of_any_size_has_a_bounded_number_of_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paragraphs = read_dataset(rows(tmp_path, 100)).paragraphs
-    monkeypatch.setattr(parts, "LEAST_UNIT_BYTES", 1)
-    monkeypatch.setattr(parts, "MOST_UNIT_BYTES", 1)
-    monkeypatch.setattr(parts, "MOST_UNITS", 10)
-    runs = list(parts.cut(paragraphs, 2))
+    monkeypatch.setattr(prepare, "LEAST_UNIT_BYTES", 1)
+    monkeypatch.setattr(prepare, "MOST_UNIT_BYTES", 1)
+    monkeypatch.setattr(prepare, "MOST_UNITS", 10)
+    runs = list(prepare.cut(paragraphs, 2))
     assert 5 <= len(runs) <= 11
     assert [one for run in runs for one in run] == list(paragraphs)
 
@@ -88,7 +88,7 @@ def test_a_part_written_into_memory_is_what_was_written(tmp_path: Path) -> None:
     shared, file = handover.new_file()
     with file:
         write_columns(file, {"x": [np.arange(3)], "y": [np.zeros(0, np.uint8)]}, {})
-    part = parts.received(Part(0, shared, (), Counts()))
+    part = prepare.received(Part(0, shared, (), Counts()))
     assert isinstance(part.columns, dict)
     assert part.columns["x"].tolist() == [0, 1, 2] and len(part.columns["y"]) == 0
 
@@ -104,10 +104,12 @@ def test_a_worker_without_descriptors_sends_the_columns_back_with_the_part(
     whole = make(source, vocab, tmp_path / "whole", split="training")
     kept: list[object] = []
 
-    def keep(unit: Unit, place: parts.Place) -> Part:
+    make_and_keep = prepare.make_and_keep
+
+    def keep(unit: Unit, place: prepare.Place) -> Part:
         with monkeypatch.context() as context:
             context.setattr("os.memfd_create", failing)
-            part = parts.make_and_keep(unit, "memory")
+            part = make_and_keep(unit, "memory")
         kept.append(part.columns)
         return part
 
@@ -130,8 +132,8 @@ def test_memory_that_is_used_up_while_it_is_written_is_given_back(monkeypatch: p
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr("os.memfd_create", created)
-    monkeypatch.setattr(parts, "write_columns", full)
-    assert parts._in_memory({"x": [np.arange(3)]}) is None
+    monkeypatch.setattr(prepare, "write_columns", full)
+    assert prepare._in_memory({"x": [np.arange(3)]}) is None
     with pytest.raises(OSError) as closed:
         os.fstat(made[0])
     assert closed.value.errno == errno.EBADF
@@ -142,11 +144,11 @@ def test_only_a_worker_that_is_gone_counts_as_lost(monkeypatch: pytest.MonkeyPat
     def failing(path: Path) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(parts, "map_columns", failing)
+    monkeypatch.setattr(prepare, "map_columns", failing)
     alive = Part(0, handover.SharedFile(os.getpid(), 1), (), Counts())
     with refused("path-unreadable", "Too many open files", "--workers", "ulimit -n", kind=StorageError):
-        parts.received(alive)
+        prepare.received(alive)
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(LostWorkerError):
-            parts.received(Part(0, handover.SharedFile(child.pid, 5), (), Counts()))
+            prepare.received(Part(0, handover.SharedFile(child.pid, 5), (), Counts()))

@@ -19,8 +19,8 @@ from bert.tasks.base import DataSpec, EvaluationSpec
 from bert.tasks.squad.evaluation import Questions
 from bert.tasks.squad.store import open_features, vocabulary_of
 from bert.tasks.squad.task import SquadTask
+from bert.train.best import evaluate
 from bert.train.checkpoint import saved_steps
-from bert.train.evaluate import evaluate
 from bert.train.loop import DivergenceError
 from bert.train.losses import LossLog
 

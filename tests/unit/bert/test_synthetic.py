@@ -8,8 +8,7 @@ from support.refusals import refused
 
 from bert.data.batch import Batch
 from bert.data.lengths import DISTRIBUTIONS, check_distribution
-from bert.data.synthetic import QUESTIONS, SyntheticBatches
-from bert.data.synthetic_rows import rows_in_all
+from bert.data.synthetic import QUESTIONS, SyntheticBatches, rows_in_all
 from bert.tasks.base import DataSpec
 
 
