@@ -17,7 +17,6 @@ class Finding:
     name: str
     """Stable name: of the CSV file, the key in JSON; [a-z0-9_]+, distinct in what is shown together."""
     title: str
-    """Heading for people."""
     table: "pd.DataFrame"
     """Rows to show, most telling first. Columns are snake_case with the unit in the name; shares are fractions of 1."""
     sentence: str = ""

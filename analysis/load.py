@@ -66,7 +66,6 @@ class LoadedTrial:
     """One trial of a run, read whole."""
 
     trial: Trial
-    """What ran."""
     directory: TrialDirectory
     """Where it was read from."""
     row: Mapping[str, Any]
@@ -76,7 +75,6 @@ class LoadedTrial:
     environment: Mapping[str, Any]
     """env.json."""
     ranks: Mapping[int, Mapping[str, Any]]
-    """Rank records."""
 
     @property
     def ok(self) -> bool:
@@ -108,7 +106,6 @@ class LoadedRun(Sequence[LoadedTrial]):
     """The trials of a run that can be read, by name; a sequence of them."""
 
     trials: tuple[LoadedTrial, ...]
-    """What could be read."""
     problems: tuple[str, ...]
     """Per trial whose trial.json is damaged: which, why, and what to do."""
 

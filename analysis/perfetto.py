@@ -68,9 +68,7 @@ class Exported:
     """What was written."""
 
     path: Path
-    """The file."""
     ranks: int
-    """Ranks in it."""
     events: int
     """Slices in it: kernels, operators, calls, ranges, steps and those of the derived tracks."""
     problems: tuple[str, ...]

@@ -52,7 +52,6 @@ class Left:
     scores: Mapping[str, float]
     """On the test split, by name."""
     texts: int
-    """Texts of the test split."""
 
 
 def leave_results(

@@ -31,9 +31,7 @@ class TextClassifier:
     """A model that gives texts one of its labels."""
 
     opened: "Opened"
-    """The model."""
     labels: tuple[str, ...]
-    """Label of each class."""
     vocabulary: Vocabulary
     """How its texts are cut into word pieces."""
     max_seq_length: int

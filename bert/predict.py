@@ -25,7 +25,6 @@ class Opened:
     model: nn.Module
     """On the CPU, in float32, in evaluation mode."""
     config: ModelConfig
-    """Its shape."""
     source: Path
     """Folder, file or prefix of the weights."""
 

@@ -13,7 +13,6 @@ class Score:
     """How a number is shown."""
 
     label: str
-    """What people call it."""
     unit: Unit = ""
     """nats; fraction, up to 1 (correlations from -1) and shown in percent; percent, from 0 to 100; or none."""
     headline: bool = True

@@ -42,13 +42,11 @@ class ClassificationResult:
     """What a training left."""
 
     path: Path
-    """What was read."""
     pairs: Pairs
     """(true label, prediction) -> texts of the test split."""
     labels: tuple[str, ...] = ()
     """Labels in the order of their codes; empty where the file does not say."""
     distribution: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Split -> label -> texts."""
     curve: Sequence[tuple[int, float]] = ()
     """(updates applied, training loss)."""
     evaluations: Sequence[Mapping[str, Any]] = ()

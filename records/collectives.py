@@ -41,13 +41,10 @@ class CollectiveTest:
     """What one trial of kind comm measures: one collective over a range of sizes."""
 
     name: str
-    """One of COLLECTIVES."""
     min_bytes: int
-    """Smallest size."""
     max_bytes: int
     """Largest size; it is reached only where the factor meets it."""
     factor: float
-    """From one size to the next."""
     repetitions: int
     """Times each size is measured; their median counts, their spread is the interval."""
     iterations: int | None

@@ -38,7 +38,6 @@ class Component:
     name: str
     """What it is; no two are called the same."""
     group: str
-    """One of GROUPS."""
     shape: str
     """What it works on, in words."""
     calls_per_step: int

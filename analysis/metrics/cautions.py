@@ -34,11 +34,9 @@ class Caution:
     """One doubt."""
 
     code: str
-    """Short stable name."""
     message: str
     """What was seen, with its number."""
     remedy: str
-    """What to do."""
 
 
 def of_trial(

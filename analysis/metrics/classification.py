@@ -20,7 +20,6 @@ class LabelScores:
     """How one label is found."""
 
     label: str
-    """The label."""
     precision: float | None
     """Of the texts that are given it, the share whose label it is; None where none is given it."""
     recall: float | None
@@ -28,9 +27,7 @@ class LabelScores:
     f1: float | None
     """Harmonic mean of the two, 0 where no text is right; None where none has or is given the label."""
     support: int
-    """Texts whose label it is."""
     predicted: int
-    """Texts that are given it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,6 @@ class Classification:
     cells: Int64
     """Place of the true label, place of the prediction, and texts, in order: of each pair that occurs [C, 3]."""
     scores: tuple[LabelScores, ...]
-    """By label."""
     accuracy: float
     """Share of the texts that are right."""
     balanced_accuracy: float

@@ -77,7 +77,6 @@ class CoreUse:
     """All pipes over one set of kernels."""
 
     kernels: int
-    """Launches."""
     kernel_time_ms: float | None
     """Sum of their durations under the profiler; None where not every kernel has one."""
     cycles: float | None

@@ -17,7 +17,6 @@ class HeadResult:
     """What became of one head."""
 
     head: str
-    """Its name."""
     training: Mapping[str, Any]
     """Its row of training_comparison: status, loop_seconds, step_seconds, samples_per_second, reason."""
     evaluations: tuple[Mapping[str, Any], ...]

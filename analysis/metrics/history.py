@@ -25,7 +25,6 @@ class Point:
     """One measurement by one run."""
 
     run: str
-    """Folder of the run."""
     began: str
     """When its first step began: ISO 8601, UTC, seconds."""
     status: str
@@ -33,13 +32,11 @@ class Point:
     commit: str
     """Of the code that ran, "+" behind one with changes; empty where it was not recorded."""
     rounds: int
-    """Processes that measured it."""
     samples_per_second: float | None
     """Of all ranks together: samples of a step / step_time_ms; None where no round ended well, as everything below."""
     samples_per_second_low: float | None
     """Lower end of its 95 % interval (ratio.typical_time)."""
     samples_per_second_high: float | None
-    """Upper end."""
     step_time_ms: float | None
     """Median over the rounds of their medians."""
     time_ratio: float | None
@@ -49,7 +46,6 @@ class Point:
     verdict: str | None
     """Against the last point before that has a step time (regression.judged); None of the first point."""
     reason: str
-    """Why."""
     changed: tuple[str, ...]
     """Versions and commit that are others than at the point that it is held against."""
 
@@ -61,7 +57,6 @@ class Series:
     row: Mapping[str, Any]
     """CONFIGURATION, CIRCUMSTANCES and `machine`, as the last run has them."""
     points: tuple[Point, ...]
-    """By time."""
 
     @property
     def regressed(self) -> bool:
@@ -74,7 +69,6 @@ class History:
     """What several runs measured, by time."""
 
     series: tuple[Series, ...]
-    """By configuration and machine."""
     problems: tuple[str, ...]
     """Runs and trials that could not be read, and runs that are there twice."""
     threshold: float

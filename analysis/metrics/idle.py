@@ -49,7 +49,6 @@ class IdleCauses:
     rank: int | None
     """Rank, None where the trace does not say."""
     span_ns: int
-    """Length of the window."""
     idle_ns: int
     """Idle time in it; the four below add up to it."""
     data_wait_ns: int

@@ -45,11 +45,8 @@ class Gap:
     """One idle time."""
 
     start_ns: int
-    """Since the begin of the window."""
     length_ns: int
-    """How long nothing ran."""
     part: str
-    """One of PARTS."""
     step: int | None
     """Marked step in which it begins; None outside of all."""
     cause: str
@@ -67,21 +64,17 @@ class Spread:
     tear_down_ns: int
     """After the last kernel of the trace."""
     gaps: int
-    """How many gaps there are."""
     largest: tuple[Gap, ...]
     """The longest of them, the longest first."""
     steady_ns: Mapping[str, int]
     """Idle time between first and last kernel by cause."""
     repeating_ns: Mapping[str, int]
-    """What of it repeats."""
     short_limit_ns: int
     """How long a short gap is at most."""
     short_ns: int
-    """Launch-bound steady time in short gaps."""
     short_repeating_ns: int
     """What of that repeats; the rest of the steady launch-bound time is host pauses."""
     pauses: int
-    """How many gaps are host pauses."""
     doing_ns: Mapping[str, int]
     """How long the CPU did what in the longest host pauses: names as in Gap, and how much of the pauses they cover."""
 

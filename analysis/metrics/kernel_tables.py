@@ -75,7 +75,6 @@ class KernelTimes:
     longest_ns: Numbers
     """Its longest duration, shape (n,)."""
     window_ns: int
-    """Length of the window."""
 
 
 def kernel_times(timeline: Timeline, copies: bool = True, window: Literal["steps", "kernels"] = "steps") -> KernelTimes:

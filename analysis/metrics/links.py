@@ -44,9 +44,7 @@ class Point:
     """What was measured of one collective at one size on one number of ranks."""
 
     ranks: int
-    """Ranks that took part."""
     size_bytes: int
-    """Size of the tensor."""
     times_us: tuple[FloatArray, ...]
     """Times of one operation in us, an array of repetitions per process."""
 

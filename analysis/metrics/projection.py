@@ -38,7 +38,6 @@ class Backward:
     ready_ms: FloatArray
     """When the last gradient of each is there, since the pass began."""
     backward_ms: float
-    """The whole pass."""
 
     def scaled(self, backward_ms: float) -> "Backward":
         """Return the same pass at another speed."""

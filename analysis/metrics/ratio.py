@@ -25,9 +25,7 @@ class Ratio:
     value: float
     """Median over b's processes of their median, divided by the same of a."""
     low: float
-    """Lower end of the interval."""
     high: float
-    """Upper end of the interval."""
 
 
 def ratio_interval(
@@ -116,7 +114,6 @@ class Spread:
     deviation: float
     """Standard deviation of the logarithm of their levels."""
     degrees: int
-    """Degrees of freedom of that estimate."""
 
     @classmethod
     def of(cls, groups: Sequence[np.ndarray]) -> "Spread":

@@ -39,12 +39,10 @@ class DevicePeaks:
     """Highest rates of one GPU."""
 
     name: str
-    """What people call it."""
     flops: Mapping[str, float]
     """FLOP/s by type: fp32, fp64, fp16 outside the tensor cores, tensor_<type of the inputs> inside; absent: unknown.
     """
     bytes_per_second: float
-    """To and from its memory."""
 
 
 def _peaks(name: str, gb_per_second: float, **tera: float) -> DevicePeaks:

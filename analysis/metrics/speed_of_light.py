@@ -52,9 +52,7 @@ class Ceilings:
     """What the device reaches."""
 
     flops_per_second: float
-    """Measured peak of matrix products."""
     bytes_per_second: float
-    """Measured bandwidth of memory."""
 
     def __post_init__(self) -> None:
         """Refuse what nothing can be divided by."""
@@ -70,13 +68,10 @@ class Step:
     """What of a whole step is measured in it, in ms."""
 
     time_ms: float
-    """Median."""
     low_ms: float | None
     """Of its 95 % interval; None where there is none."""
     high_ms: float | None
-    """Likewise."""
     data_wait_ms: float
-    """Waiting for a batch."""
     communication_ms: float
     """Communication that backward did not hide; 0 with one device."""
 

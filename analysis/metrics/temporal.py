@@ -35,13 +35,9 @@ class WorkSets:
     """What a rank did when: sets of intervals, see metrics.intervals."""
 
     compute: Intervals
-    """Computation."""
     communication: Intervals
-    """Communication."""
     memory: Intervals
-    """Copies and memsets."""
     busy: Intervals
-    """Any of them."""
     active: Intervals
     """Computation or communication."""
     on_gpu: bool
@@ -59,19 +55,12 @@ class Temporal:
     steps: int
     """Marked steps in the window; 0 where the window is that of the kernels."""
     span_ns: int
-    """Length of the window."""
     busy_ns: int
-    """Time in which anything ran."""
     idle_ns: int
-    """Time in which nothing ran."""
     compute_ns: int
-    """Time with computation."""
     communication_ns: int
-    """Time with communication."""
     overlapped_communication_ns: int
-    """Time with both."""
     exposed_communication_ns: int
-    """Time with communication and no computation."""
     memory_ns: int
     """Time with copies or memsets."""
     exposed_memory_ns: int

@@ -33,7 +33,6 @@ class Window:
     stop: int | None
     """One past the number of the last measured step."""
     warmup: int
-    """Steps before the window."""
     source: str
     """given (start_iteration, stop_iteration) or detected (end of warm-up)."""
 

@@ -131,7 +131,6 @@ class TraceComparison:
     ratio: float
     """after / before."""
     threshold: float
-    """Relative change that counts."""
     time: "pd.DataFrame"
     """kind of time, before_ms, after_ms, delta_ms, ratio: per step and rank, the mean over ranks."""
     families: "pd.DataFrame"

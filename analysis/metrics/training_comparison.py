@@ -89,7 +89,6 @@ class VariantRun:
     devices: int
     """Devices, one process each."""
     run: TrainRun
-    """Its run directory."""
     implementation: str = "bertbench"
     """Whose code trains, as analysis.strategy_labels.implementation_label calls it."""
     profile: Mapping[str, Any] = field(default_factory=dict)
@@ -101,9 +100,7 @@ class VariantCurve:
     """The course of one training, a value per step."""
 
     row: Row
-    """Its row of the comparison."""
     scores: Mapping[str, float | None]
-    """Of the last evaluation."""
     seconds: Array
     """In the loop, at the end of the step; NaN where the step has no time."""
     percent: Array
@@ -111,7 +108,6 @@ class VariantCurve:
     loss: Array
     """Training loss; NaN where it was not finite."""
     learning_rate: Array
-    """What the optimizer was given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +117,6 @@ class TrainingComparison:
     rows: tuple[dict[str, Any], ...]
     """COLUMNS, `scores` by name, and `cautions` of its newest attempt ([{code, message, remedy}])."""
     curves: tuple[VariantCurve, ...]
-    """Of the variants that made steps."""
     epochs: float | None
     """How often the whole run sees every sample; None where that is not known."""
 

@@ -132,7 +132,6 @@ class Scenario:
     """What is changed."""
 
     name: str
-    """For people."""
     transfer_factor: float = 1.0
     """Transfer times are multiplied with it: 0 free, 2 half as fast."""
     busbw_gb_s: float | None = None

@@ -20,7 +20,6 @@ class Candidate:
     low: float
     """Lower end of the 95 % interval of samples/s, as far as one process shows it."""
     high: float
-    """Upper end."""
 
     @property
     def rate(self) -> float:
@@ -33,7 +32,6 @@ class Choice:
     """What was chosen, by its place among the candidates."""
 
     best: int
-    """The fastest."""
     close: tuple[int, ...]
     """Others that may be as fast, the fastest first."""
     undecided: str

@@ -227,7 +227,6 @@ class Content:
     """All that is in one trace."""
 
     timeline: Timeline
-    """Its timeline."""
     counters: KernelCounters | None
     """Its counters, if any."""
 

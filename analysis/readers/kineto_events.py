@@ -94,7 +94,6 @@ class Chunk:
     """Some events of a trace that have a duration, in the order of the file."""
 
     events: Sequence[AnyEvent]
-    """The events."""
     start: Integers
     """Their starts, ns, as the trace counts; MISSING where it is no number."""
     duration: Integers

@@ -51,7 +51,6 @@ class Repaired:
     """What was found in a piece."""
 
     events: list[ExactEvent] = field(default_factory=list)
-    """Whole events that have a duration."""
     lost: int = 0
     """Pieces between two events that cannot be read."""
     rest: bytes | None = None

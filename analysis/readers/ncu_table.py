@@ -131,13 +131,11 @@ class Header:
     """One header line: where its columns stand."""
 
     names: list[str]
-    """All columns."""
     at: dict[str, int]
     """Where each column of a name stands; the first of several of one name."""
     wide: bool
     """Whether a row is a kernel (raw page) and not a metric of it (details page)."""
     metrics: list[tuple[int, str]]
-    """Metric columns of the raw page."""
     scales: list[tuple[float, str]] = field(default_factory=list)
     """Factor and base unit of each of them, from the row of units."""
 

@@ -100,7 +100,6 @@ class Quantity:
     """What one column measures."""
 
     name: str
-    """Name with unit."""
     unit: str
     """Unit that its numbers come in where they name none, in small letters; "bits": a mask; "p": P0 .. P12."""
 

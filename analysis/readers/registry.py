@@ -35,7 +35,6 @@ class Head:
     """What a file begins with; compressed ones are unpacked."""
 
     path: Path
-    """The file."""
     data: bytes
     """The first 64 KiB of its content."""
 
@@ -50,7 +49,6 @@ class Reader:
     """One kind of file."""
 
     name: str
-    """Name in READERS."""
     module: Any
     """Its module: FORM (one of FORMS), `recognises(head) -> bool`, `read(path)` -> one of that form, or a list. A
     module that reads many files faster together has `read_many(paths)`, which yields what `read_all` yields."""

@@ -39,7 +39,6 @@ class PageTable:
     """Where a table lies in a database file."""
 
     path: Path
-    """The file."""
     root: int
     """Number of the table's first page (sqlite_master.rootpage)."""
     positions: Mapping[str, int]

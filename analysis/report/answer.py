@@ -30,9 +30,7 @@ class Point:
     samples_per_second: float
     """Samples per step / step_ms."""
     rounds: int
-    """Processes measured."""
     trials: tuple[LoadedTrial, ...]
-    """The rounds."""
 
     @property
     def rate_interval(self) -> tuple[float, float]:
@@ -55,7 +53,6 @@ class Winner:
     close: tuple[Point, ...]
     """Others that may be as fast, the fastest first."""
     group: tuple[Point, ...]
-    """All that were measured."""
     undecided: str
     """Why it is not decided that it is the fastest; "" where it is."""
 
@@ -65,9 +62,7 @@ class Figure:
     """One big number."""
 
     label: str
-    """What it is."""
     value: str
-    """The number with its unit."""
     note: str
     """Interval or meaning."""
 
@@ -77,11 +72,8 @@ class Answer:
     """What was found for one model (preset, precision, sequence length, device)."""
 
     headline: str
-    """One sentence."""
     figures: tuple[Figure, ...]
-    """The big numbers."""
     sentences: tuple[str, ...]
-    """What a reader can act on."""
 
 
 def points(trials: Sequence[LoadedTrial]) -> list[Point]:

@@ -26,7 +26,6 @@ class LengthCounts:
     """The lengths of one split's instances; each field counts instances by length, index 0 to L."""
 
     name: str
-    """Name of the split."""
     lengths: Sequence[int]
     """[L + 1] by real tokens."""
     first: Sequence[int]

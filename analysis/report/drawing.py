@@ -57,13 +57,9 @@ class Picture:
     """One picture of a report."""
 
     path: Path
-    """The PNG."""
     title: str
-    """What it shows."""
     caption: str
-    """How to read it."""
     half: bool = False
-    """Drawn to stand beside another one."""
 
 
 def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> "tuple[Canvas, list[Axes]]":

@@ -38,9 +38,7 @@ class Confusion:
     counts: npt.NDArray[np.int64]
     """[right, answered]."""
     right: Sequence[str]
-    """Names of the lines."""
     answered: Sequence[str]
-    """Names of the columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,8 @@ class Bar:
     """The accuracy on some of the rows."""
 
     group: str
-    """What tells them from others."""
     name: str
-    """Which they are."""
     rows: int
-    """How many."""
     accuracy: float
     """A fraction."""
 
@@ -62,7 +57,6 @@ class HeadCurve:
     """How a head does after each epoch, on data that it is not trained on."""
 
     name: str
-    """The head."""
     epochs: Sequence[float]
     """Epochs trained, ascending."""
     losses: Sequence[float | None]

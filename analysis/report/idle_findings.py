@@ -36,24 +36,17 @@ class Diagnosis:
     """What the idle time of all ranks together is, as shares of the ranks' windows."""
 
     idle: float
-    """All of it."""
     start_up: float
-    """Before the first kernel."""
     tear_down: float
-    """After the last kernel."""
     cause: str
     """Of the time between first and last kernel, the largest: one of idle.CAUSES, where "launch_bound" is that in short
     gaps, or "host_pause", launch-bound time in long ones (see idle_gaps)."""
     steady: float
-    """How much time that is."""
     repeating: float
-    """What of that repeats."""
     launches: float
     """Repeating launch-bound time in short gaps: what fewer launches could save."""
     pauses: float
-    """Launch-bound time in long gaps."""
     data: float
-    """Waiting for data."""
     pausing: str
     """How many these are, and what the CPU did in them, in words."""
     few: str

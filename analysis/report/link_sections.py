@@ -189,11 +189,8 @@ class LinkPart:
     """The parts of a report about links between devices."""
 
     sentences: tuple[str, ...]
-    """What the fitted lines say."""
     link_pictures: tuple[Picture, ...]
-    """Measured times and lines."""
     projection_pictures: tuple[Picture, ...]
-    """Measured and projected throughput."""
     tables: Mapping[str, tables.Table]
     """collectives, links and projection, where there are any."""
     refused: tuple[str, ...]

@@ -106,7 +106,6 @@ class Panel:
     anchor: str
     """Identifier on the page, distinct."""
     title: str
-    """Heading."""
     sentence: str
     """What it means and what to try; "" for nothing."""
     pictures: tuple[Picture, ...]

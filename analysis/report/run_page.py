@@ -194,15 +194,10 @@ class LightPart:
     """The section about one step."""
 
     sentence: str
-    """What it came to."""
     ceilings: str
-    """What the device reaches."""
     picture: Picture
-    """The waterfall."""
     waterfall: tables.Table
-    """Its bars."""
     components: tables.Table
-    """Every part."""
 
 
 def light_parts(trials: Sequence[LoadedTrial], folder: Path) -> list[LightPart]:

@@ -23,15 +23,12 @@ class CautionGroup:
     """One kind of doubt, and the trials it is about."""
 
     code: str
-    """Short stable name."""
     messages: tuple[str, ...]
     """What was seen, each message once."""
     where: str
     """Which trials, in words; empty for the whole run."""
     remedy: str
-    """What to do."""
     trials: int = 1
-    """How many trials it is about."""
 
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:

@@ -36,11 +36,8 @@ class ScalingPoint:
     """One way of handing over, with one number of workers."""
 
     mode: str
-    """Name of the way."""
     workers: int
-    """Processes."""
     seconds: float
-    """Of the middle round."""
     rounds: Sequence[float]
     """Seconds of every round."""
     shares: Mapping[str, float]

@@ -140,9 +140,7 @@ class Cell:
     """One value of a table, ready to show and to sort."""
 
     text: str
-    """What is shown."""
     sort: float | str
-    """What it is sorted by."""
     title: str = ""
     """More, on hovering."""
 
@@ -166,15 +164,11 @@ class Column:
     """How one column of a table comes out of a row."""
 
     heading: str
-    """Heading with unit."""
     value: Callable[[Row], Any]
-    """What it is sorted by."""
     text: Callable[[Row], str]
-    """What is shown."""
     numeric: bool = True
     """Aligned to the right, sorted by value."""
     title: Callable[[Row], str] | None = None
-    """What is shown on hovering."""
 
 
 def implementation(row: Row) -> str:

@@ -48,11 +48,8 @@ class TrainingPart:
     """What a page shows of a training run."""
 
     answer: Answer
-    """What it came to."""
     pictures: tuple[Picture, ...]
-    """Drawn."""
     tables: tuple[tables.Table, ...]
-    """Attempts and evaluations."""
     problems: tuple[str, ...]
     """Records that cannot be read, with the reason."""
 

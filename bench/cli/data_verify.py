@@ -23,8 +23,8 @@ _MOST_LINES = 50
 class VerifyOptions:
     """Compare two folders of HDF5 shards, value by value; exit code 1 when they differ.
 
-    Shards are paired by name; rows must be in the same order. Other compression and other fingerprints of settings are
-    noted and are no difference.
+    Shards are paired by name; rows must be in the same order. Of each file the first difference is told; other
+    compression and other fingerprints of settings are none.
     """
 
     first: tyro.conf.Positional[Path]
@@ -54,13 +54,11 @@ def run(argv: list[str]) -> int:
 
 def _show(found: "Comparison", width: int) -> None:
     lines = [f"differs: {one.file}: {one.what}" for one in found.differences]
-    notes = [f"note: {note}" for note in found.notes]
-    for texts in (lines, notes):
-        for text in texts[:_MOST_LINES]:
-            print("\n".join(wrapped(text, width)))
-        if len(texts) > _MOST_LINES:
-            print(f"and {len(texts) - _MOST_LINES:,} more such lines: --json has all", file=sys.stderr)
-    verdict = "the folders hold the same" if found.passed else f"{len(found.differences):,} difference(s)"
+    for text in lines[:_MOST_LINES]:
+        print("\n".join(wrapped(text, width)))
+    if len(lines) > _MOST_LINES:
+        print(f"and {len(lines) - _MOST_LINES:,} more such lines: --json has all", file=sys.stderr)
+    verdict = "the folders hold the same" if found.passed else f"{len(found.differences):,} file(s) differ"
     print(f"{len(found.identical):,} file(s) identical byte for byte")
     if found.equal:
         print(f"{len(found.equal):,} file(s) of equal content in other bytes")

@@ -32,9 +32,7 @@ class Collected:
     """What a call did."""
 
     trials: int = 0
-    """Trials in the folder now."""
     copied: int = 0
-    """Files written by this call."""
     sources: dict[str, str] = field(default_factory=dict)
     """Path of every source so far, by its name in the folder."""
     joined: list[str] = field(default_factory=list)

@@ -17,9 +17,7 @@ class Layout:
     """Processes per node, in the order of the nodes' ranks."""
 
     counts: tuple[int, ...]
-    """Processes of each node."""
     node_rank: int
-    """Which of them this node is."""
     hosts: tuple[str, ...] = ()
     """Names of the nodes, where a file gave them; "" for this one where it is not in the file."""
 

@@ -33,7 +33,6 @@ class Agreement:
     """What all nodes start with."""
 
     run_id: str
-    """A name of this launch."""
     store_port: int
     """Port of node 0 at which the agents of torchrun and the ranks meet."""
     nodes: dict[int, Statement]

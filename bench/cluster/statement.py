@@ -15,21 +15,17 @@ class Statement:
     """What one node was told, by its launch."""
 
     node_rank: int
-    """Which node it is."""
     counts: tuple[int, ...]
     """Processes of every node, as it was told."""
     max_restarts: int
     """How often the world may be started anew, as it was told."""
     host: str
-    """Name of the machine."""
     process: int
-    """Process id of the launch."""
     device: str
     """cpu or cuda."""
     command: str = ""
     """What it runs, for people: shortened, without secrets."""
     command_hash: str = ""
-    """Hash of the whole of it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""

@@ -16,7 +16,6 @@ class Failure:
     """A rank that failed."""
 
     rank: int
-    """Its number in the world."""
     exit_code: int
     """What it ended with; negative for a signal, as in subprocess."""
     time: float
@@ -30,9 +29,7 @@ class Report:
     ok: bool
     """Whether all of them ended well."""
     failures: tuple[Failure, ...] = ()
-    """Ranks that torchrun names."""
     error: str = ""
-    """What else went wrong."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -57,7 +54,6 @@ class Stop:
     asked: bool
     """Whether somebody asked for it: processes may take their time. Otherwise something failed."""
     why: str
-    """In words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,15 +24,12 @@ class World:
     """Where this process stands in it."""
 
     rank: int
-    """Number of this rank."""
     local_rank: int
     """Number among the ranks of this node."""
     world_size: int
     """Ranks of all nodes."""
     local_world_size: int
-    """Ranks of this node."""
     nodes: int
-    """Launchers that joined."""
 
     def check_devices(self, *asked: int | None) -> int:
         """Return the world size; refuse another number of devices. Raises UsageError."""

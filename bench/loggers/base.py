@@ -23,7 +23,6 @@ class Target:
     """What is logged."""
 
     run: TrainRun
-    """The training."""
     purge_from: int
     """First step that this attempt logs: an earlier attempt's later ones are replaced."""
     settings: Mapping[str, Any]

@@ -21,7 +21,6 @@ class Gpu:
     uuid: str
     """Its UUID, empty where NVML could not be asked."""
     memory_bytes: int | None
-    """Its memory."""
 
     @property
     def is_mig(self) -> bool:

@@ -31,13 +31,10 @@ class Check:
     """One line of the doctor's report."""
 
     name: str
-    """What was looked at."""
     state: str
     """ok, warning (works, but numbers suffer) or missing (needed only for what the remedy names)."""
     detail: str
-    """What was found."""
     remedy: str = ""
-    """What to do about it."""
 
 
 def examine(devices: Devices | BertbenchError) -> list[Check]:

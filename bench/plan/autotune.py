@@ -42,7 +42,6 @@ class Point:
     recompute: bool = False
     """Whether activations are made again in the backward pass."""
     round: int = 0
-    """Repetition."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,21 +49,17 @@ class Measured:
     """How a trial ended."""
 
     point: Point
-    """What was measured."""
     status: str
     """As records.trial has it."""
     samples_per_second: float | None
     """Over all devices; None where nothing was measured."""
     peak_memory_bytes: int | None
-    """Of the rank that needs most."""
     predicted_bytes: int
     """What bert.model.memory said before."""
     expected_bytes: int
     """What was expected, with what had been measured before."""
     reason: str = ""
-    """Why it failed."""
     trial_id: str = ""
-    """Its folder."""
     interval: tuple[float, float] | None = None
     """95 % interval of samples_per_second within its process; None where its steps show none."""
 
@@ -81,9 +76,7 @@ class Space:
     strategies: tuple[tuple[str, str], ...]
     """(name, options) in the order of trying."""
     first_batch: int = 1
-    """Smallest micro batch."""
     last_batch: int = 4096
-    """Largest micro batch."""
     recompute: tuple[bool, ...] = (False, True)
     """Whether activations may be kept, and recomputed."""
     buckets_mib: tuple[int, ...] = (5, 10, 50, 100)
@@ -111,7 +104,6 @@ class Outcome:
     undecided: str
     """Why it is not decided that the best is the fastest; "" where it is."""
     rounds: tuple[Measured, ...]
-    """Trials of the best that ran."""
     measured: tuple[Measured, ...]
     """Every trial in the order of running, then those that earlier calls have left besides."""
     left_out: tuple[tuple[str, str], ...]

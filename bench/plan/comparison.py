@@ -79,11 +79,8 @@ class PlannedVariant:
     """A variant, looked at before anything runs."""
 
     variant: Variant
-    """Which one."""
     plan: Plan
-    """Its training."""
     run: TrainRun
-    """Its run directory."""
     given: Mapping[str, Any]
     """Fields of TrainSettings with what the user gave, None where nothing."""
     request: Mapping[str, Any]

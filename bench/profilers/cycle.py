@@ -10,6 +10,4 @@ class Cycle:
     warm_up: int
     """First step with the profiler on, whose records are dropped up to `start`."""
     start: int
-    """First recorded step."""
     stop: int
-    """One past the last recorded step."""

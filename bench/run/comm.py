@@ -31,9 +31,7 @@ class CommSweep:
     min_bytes: str = "1K"
     """Smallest size; K, M, G are powers of 1024."""
     max_bytes: str = "256M"
-    """Largest size."""
     factor: float = 2.0
-    """From one size to the next."""
     repetitions: int = 5
     """Times each size is measured; the median counts."""
     iterations: int | None = None

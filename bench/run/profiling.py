@@ -23,7 +23,6 @@ class Profiled:
     """One trial under a profiler."""
 
     trial: Trial
-    """What was profiled."""
     result: Mapping[str, Any]
     """Its result.json; `profile` holds files, problem and the comparison with the unprofiled run."""
     files: tuple[Path, ...]

@@ -39,7 +39,6 @@ class Plan:
     phase: int | None
     """1 or 2; None for tasks without phases."""
     source: DataSource
-    """The data."""
     log_to: tuple[str, ...] = (AUTO,)
     """Names in bench.loggers.LOGGERS, auto or none."""
     implementation: str = OURS

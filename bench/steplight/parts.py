@@ -51,7 +51,6 @@ class Part:
     component: Component
     """What it is, and what it has to do."""
     run: Callable[[], object]
-    """Does it once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,13 +58,10 @@ class Subject:
     """The step whose parts are wanted."""
 
     task: Task
-    """What is trained."""
     config: ModelConfig
-    """Shape of the model."""
     model: Any
     """The model, on its device, not wrapped by a strategy."""
     training: Training
-    """What steps are made with."""
     batch: Batch
     """A typical batch, on the device."""
 

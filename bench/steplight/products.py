@@ -36,21 +36,15 @@ class Product:
     """One weight matrix of [columns, inner], multiplied with [rows, inner]."""
 
     name: str
-    """Which."""
     group: str
     """Of records.components.GROUPS."""
     rows: int
-    """Rows that are computed."""
     inner: int
-    """Width of its input."""
     columns: int
-    """Width of its output."""
     times: int = 1
     """How often there is such a matrix in a step."""
     model_rows: int
-    """Rows that the mathematics needs."""
     model_columns: int
-    """Columns that the mathematics needs."""
 
     def components(self, element_bytes: int) -> Iterator[Component]:
         """Yield its three products, each of factors and results of so many bytes an element."""

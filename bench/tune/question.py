@@ -19,7 +19,6 @@ class Question:
     """What a study asks; one folder asks one question."""
 
     task: str
-    """What is trained."""
     objective: str
     """Score or loss that decides."""
     maximize: bool
@@ -35,15 +34,12 @@ class Search:
     """How trials are chosen; may differ from call to call."""
 
     sampler: str = "tpe"
-    """One of SAMPLERS."""
     seed: int = 0
     """Seed of what is drawn; with one worker the same seed draws the same trials."""
     startup_trials: int = 10
     """Trials that are drawn at random before tpe takes over."""
     pruner: str = "median"
-    """One of PRUNERS."""
     prune_after: int = 5
-    """Complete trials before one is pruned."""
     unpruned_readings: int = 1
     """Readings of the objective that each trial is left."""
     retries: int = 2
@@ -57,7 +53,6 @@ class TrialRow:
     number: int
     """From 0."""
     state: State
-    """How it stands."""
     value: float | None
     """Its objective; of a pruned one the last reading."""
     values: Mapping[str, Value]
@@ -65,11 +60,9 @@ class TrialRow:
     readings: tuple[tuple[int, float], ...] = ()
     """(number of the reading from 0, objective) while it trained."""
     reason: str = ""
-    """Why it failed."""
     words: tuple[str, ...] = ()
     """Options of `bertbench train` that make the same training."""
     killed: int = 0
-    """How often its worker died."""
     same_as: int | None = None
     """The trial with the same values that it took its result from."""
 

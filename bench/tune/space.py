@@ -30,11 +30,9 @@ class Parameter:
     name: str
     """Field of the options of `bertbench train`."""
     kind: Kind
-    """What the option takes."""
     choices: tuple[Value, ...] = ()
     """The values; empty for a range."""
     low: float | int = 0
-    """Smallest value of a range."""
     high: float | int = 0
     """Largest value of a range, itself possible."""
     log: bool = False

@@ -32,7 +32,6 @@ class TrialTraining:
     """The training of a trial, looked at before it runs."""
 
     plan: Plan
-    """What is trained."""
     run: TrainRun
     """Where."""
     request: Mapping[str, Any]
@@ -52,15 +51,10 @@ class Job:
     """What a worker is told."""
 
     study: Study
-    """The study it works on."""
     space: SearchSpace
-    """What is searched."""
     objective: Objective
-    """What decides."""
     make: Make
-    """Makes trainings of values."""
     devices: Devices
-    """What it trains on."""
     trials: int | None
     """Trials of the whole study; None has no end."""
     keep_all: bool

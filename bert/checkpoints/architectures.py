@@ -22,7 +22,6 @@ class Architecture:
     """A model of transformers', known by what it has beside embeddings and layers."""
 
     name: str
-    """Its class."""
     parts: frozenset[str]
     """Names of our heads, and "pooler"."""
     model: Callable[[ModelConfig, int], nn.Module]

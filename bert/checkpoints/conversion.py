@@ -52,15 +52,11 @@ class Conversion:
     source_format: str
     """tensorflow, hugging-face (any file of PyTorch or safetensors) or bertbench."""
     destination: Path
-    """The folder that was written."""
     target: Target
-    """The form it has."""
     architecture: str
     """Which model of Hugging Face's has these weights."""
     config: ModelConfig
-    """Shape of the model."""
     tensors_read: int
-    """Weights read from the source."""
     converted: int
     """How many of them are in the destination."""
     skipped: tuple[str, ...]
@@ -72,9 +68,7 @@ class Conversion:
     parameters: int
     """Numbers written, without padding in Hugging Face's form."""
     vocab: Path | None
-    """The vocabulary that was copied."""
     notes: tuple[str, ...]
-    """What a user should know beside."""
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as plain JSON values."""

@@ -77,7 +77,6 @@ class LoadReport:
     """What became of the names on both sides."""
 
     loaded: tuple[str, ...]
-    """Our parameters that were set."""
     missing: tuple[str, ...]
     """Hugging Face names (without "bert.") of the model's parameters that the weights lack, and our names of those that
     it has none for; those keep their values."""

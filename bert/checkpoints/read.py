@@ -39,9 +39,7 @@ class Found:
     path: Path
     """The prefix of a TensorFlow checkpoint, the file of tensors or their index, or our folder."""
     config: Path | None
-    """The configuration beside it."""
     vocab: Path | None
-    """The vocabulary beside it."""
 
 
 @dataclass(frozen=True, slots=True)

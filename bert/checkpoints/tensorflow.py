@@ -38,7 +38,6 @@ class TensorEntry:
     """Where one tensor lies."""
 
     shape: tuple[int, ...]
-    """Its dimensions."""
     type_number: int
     """TensorFlow's number of its data type."""
     shard: int
@@ -60,7 +59,6 @@ class TensorFlowCheckpoint:
     prefix: Path
     """What the names of its files begin with."""
     num_shards: int
-    """Number of its data files."""
     big_endian: bool
     """Byte order of the tensors."""
     entries: Mapping[str, TensorEntry]

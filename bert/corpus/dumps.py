@@ -37,7 +37,6 @@ class Unit:
     """Some whole pages of a dump."""
 
     path: Path
-    """The dump."""
     data: bytes | None
     """The pages as XML in UTF-8; None where they are compressed in the file."""
     start: int

@@ -45,9 +45,7 @@ class Work:
     part: str
     """Name of the part file that its text goes to."""
     unit: Unit
-    """The pages."""
     header: Header
-    """Of the dump."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +53,7 @@ class Text:
     """What a worker made of a unit."""
 
     part: str
-    """Name of the part file."""
     end: int
-    """How far the dump was read."""
     text: bytes
     """Paragraph text in UTF-8, a document each page."""
     counts: dict[str, Any]

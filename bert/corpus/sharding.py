@@ -52,13 +52,11 @@ class ShardPlan:
     """How the documents are handed out."""
 
     training: int
-    """Training shards."""
     test: int
     """Test shards; 0 for none."""
     test_fraction: float
     """Share of the sentences that goes to the test shards."""
     seed: int
-    """Seed of the split."""
 
     def __post_init__(self) -> None:
         """Refuse a plan that cannot be followed."""
@@ -84,7 +82,6 @@ class Documents:
     sentences: npt.NDArray[np.int32]
     """[D] lines with text."""
     counts: tuple[int, ...]
-    """Documents in each part."""
 
 
 def automatic_shards(bytes_of_text: int) -> int:

@@ -105,7 +105,6 @@ class Page:
     paragraphs: list[str] = field(default_factory=list)
     """Its plain paragraphs, white space normalised; none when it has no running text."""
     unclosed_tables: int = 0
-    """Tables that nothing ends."""
 
 
 def read_page(text: str, namespaces: tuple[str, ...] = ()) -> Page:

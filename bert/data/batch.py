@@ -10,7 +10,6 @@ class BatchCounts:
     """Quantities of one micro-batch (or the sum of several) that throughput and FLOPs are computed from."""
 
     samples: int
-    """Sequences."""
     real_tokens: int
     """Tokens whose attention mask is 1."""
     padded_tokens: int

@@ -18,7 +18,6 @@ class Ragged:
     """Rows of different lengths."""
 
     values: npt.NDArray[Any]
-    """All rows behind one another."""
     offsets: Int64
     """Where each row begins, and the end of the last: [rows + 1]."""
 

@@ -34,7 +34,6 @@ class TokenRows:
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     """Further tensors of a row by the names a batch has them under, each [N, ...]."""
     fingerprint: str
-    """Hash of everything above."""
     vocab_size: int
     """Word pieces of the vocabulary they were made with."""
     vocabulary: str

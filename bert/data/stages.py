@@ -54,7 +54,6 @@ class Counts:
     """What a stage met, added up over its files."""
 
     numbers: dict[str, int] = field(default_factory=dict)
-    """Name -> count."""
     names: dict[str, list[str]] = field(default_factory=dict)
     """What happened -> the files, pages or documents it happened to (the first few)."""
 
@@ -93,11 +92,8 @@ class Finished:
     files: tuple[Path, ...]
     """Its files, in order."""
     fingerprint: str
-    """Hash of settings and input."""
     counts: Counts
-    """What was met."""
     settings: dict[str, Any]
-    """What it was made with."""
 
 
 class StageFolder:

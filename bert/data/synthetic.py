@@ -124,7 +124,6 @@ class Content:
     task: str
     """Name in bert.tasks."""
     largest_pool: int
-    """Different batches before they repeat."""
     like_real: Callable[[Path, DataSpec, int], Slots]
     """The lengths of a pool of so many batches like those of the real samples at a path. Raises InputError."""
     make_batch: Callable[[np.random.Generator, Lengths, DataSpec], Batch]

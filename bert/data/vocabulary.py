@@ -30,7 +30,6 @@ class Vocabulary:
     """Word pieces in the order of their ids."""
 
     pieces: tuple[str, ...]
-    """Piece i has id i."""
     lower_case: bool
     """Text is lower-cased and accents are stripped before it is cut into pieces."""
 

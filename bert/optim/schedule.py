@@ -60,7 +60,6 @@ class Schedule:
     """Learning rate of each update; call it with the number of updates applied before."""
 
     name: str = "poly"
-    """One of SCHEDULES."""
     learning_rate: float
     """Base rate, which the warm-up climbs to."""
     total_steps: int
@@ -101,7 +100,6 @@ class Phase:
     max_predictions: int
     """Masked positions per sequence at most."""
     total_steps: int
-    """Updates."""
     warmup: float
     """Fraction of the updates spent on the warm-up."""
     learning_rate: float

@@ -57,7 +57,6 @@ class Run:
     grad_accum_steps: int
     """Micro-steps per update."""
     world_size: int
-    """Devices."""
     precision: str
     """fp32, tf32, bf16 or fp16."""
     max_grad_norm: float | None
@@ -69,7 +68,6 @@ class Run:
     learning_rate: float | None
     """Highest learning rate; None where the run does not say."""
     weight_decay: float | None
-    """Likewise."""
     zero_stage: int | None
     """0 to 3; None where the run does not say: the file's, else 0."""
 

@@ -27,7 +27,6 @@ class Stream(NamedTuple):
     """Hidden states between two parts of a layer, twice."""
 
     wide: Tensor
-    """For the next residual connection."""
     narrow: Tensor
     """For the next linear layer: in the type of its products, if they are at hand in it."""
 

@@ -37,7 +37,6 @@ class DataSpec:
     rank: int = 0
     """This rank; ranks see disjoint samples."""
     world_size: int = 1
-    """Ranks in all."""
     padding: str = PADDINGS[0]
     """Of batches that do not come padded (SQuAD): one of bert.data.lengths.PADDINGS."""
 
@@ -75,7 +74,6 @@ class Evaluation:
     values: Mapping[str, float]
     """Scores and losses, by the names in Task.scores."""
     samples: int
-    """Samples they were measured on."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What else they were measured on, by name (predicted_positions)."""
 

@@ -21,7 +21,6 @@ class Outcome:
     document: Any
     """Plain JSON values: what --json prints."""
     lines: Sequence[str]
-    """What is printed else."""
     notes: Sequence[str] = ()
     """What the user should know besides; each is said once."""
     following: Sequence[str] | None = None
@@ -37,7 +36,6 @@ class Ready:
     device: "torch.device"
     precision: "Precision"
     batch_size: int
-    """Rows at a time."""
 
 
 class Host(Protocol):

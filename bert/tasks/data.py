@@ -45,7 +45,6 @@ class DataSource:
     max_predictions: int | None
     """Predicted positions per sequence of a folder; None for a named distribution."""
     vocab_size: int
-    """Word pieces."""
     samples: int | None = None
     """Samples of an epoch; None for made-up data, which have no end."""
     vocabulary: str | None = None

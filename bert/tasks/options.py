@@ -17,7 +17,6 @@ class TaskOption:
     name: str
     """Such as head."""
     kind: type[str] | type[int] | type[bool]
-    """What its values are."""
     default: Value | None = None
     """What holds where nothing is given; None where that follows from the data, or nothing does."""
     choices: tuple[str, ...] = ()

@@ -21,7 +21,6 @@ class BaseRun:
     """Subclasses make model, optimizer and `log`, and train; every rank has one."""
 
     log: LossLog
-    """The losses of the steps."""
 
     def __init__(
         self,

@@ -48,7 +48,6 @@ class Checkpoint:
     """A whole checkpoint."""
 
     path: Path
-    """Its folder."""
     state: TrainState
     """Where the run stood."""
 

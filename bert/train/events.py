@@ -21,7 +21,6 @@ class Best:
     score: str
     """Name of the score that decides (TrainSettings.best_by)."""
     value: float
-    """What it was."""
     data: str
     """Evaluator.fingerprint of what it was measured on."""
 
@@ -57,13 +56,11 @@ class Progress:
     parts: Mapping[str, float]
     """Its parts by the task's names for them."""
     learning_rate: float
-    """Rate the step was made with."""
     applied: bool
     """Whether the parameters were updated: False after an fp16 overflow."""
     applied_steps: int
     """Updates of the run after this step."""
     samples_seen: int
-    """Samples trained on after this step."""
     loss_scale: float | None
     """fp16 loss scale when the bundle was read; None in other precisions."""
 
@@ -73,9 +70,7 @@ class Evaluated:
     """The model was evaluated."""
 
     applied_steps: int
-    """Updates of the run."""
     evaluation: "Evaluation"
-    """What was found."""
     seconds: float
     """Time it took, on this rank."""
     best: bool = False
@@ -87,13 +82,10 @@ class Saved:
     """A checkpoint is complete."""
 
     applied_steps: int
-    """Updates of the run."""
     path: Path
-    """Its folder."""
     seconds: float
     """Time it took, with the disk's confirmation."""
     size_bytes: int
-    """Size of its files together."""
     best: Best | None = None
     """The best evaluation up to there; None where there was none."""
 
@@ -113,17 +105,14 @@ class RunOutcome:
     finished: bool
     """All updates were made; False: it was asked to stop before."""
     applied_steps: int
-    """Updates made in all."""
     skipped_steps: int
     """Steps left out after an fp16 overflow, in all."""
     samples_seen: int
-    """Samples trained on in all."""
     resumed_from: Path | None
     """Checkpoint of this run that it went on from."""
     checkpoint: Path | None
     """Latest checkpoint; None where no update was made."""
     evaluation: "Evaluation | None"
-    """Latest evaluation."""
     best: Best | None = None
     """Best evaluation, whose checkpoint stays; None where there was none."""
 

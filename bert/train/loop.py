@@ -135,9 +135,7 @@ class Training:
     batches: Iterator[Batch]
     """Endless micro-batches on the CPU, pinned where the device is a GPU."""
     strategy: Strategy
-    """Parallelism."""
     precision: Precision
-    """Autocast and gradient scaling."""
     grad_accum_steps: int = 1
     """Micro-steps per optimizer step."""
     max_grad_norm: float | None = None

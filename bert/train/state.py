@@ -23,7 +23,6 @@ class TrainState:
     settings: TrainSettings
     """What the run was asked to do."""
     data: DataIdentity
-    """What it trains on."""
     position: dict[str, Any]
     """State of the data stream behind the last batch that was trained on."""
     progress: dict[str, int]
@@ -35,11 +34,9 @@ class TrainState:
     optimizer_steps: int | None
     """Steps that the optimizer counts for all its parameters together; None where each has its own count."""
     evaluation: Evaluation | None
-    """The latest evaluation."""
     best: Best | None = None
     """The best evaluation, whose checkpoint stays."""
     versions: dict[str, str]
-    """Of the programs that wrote it."""
 
     @property
     def applied_steps(self) -> int:

@@ -93,7 +93,6 @@ class Group:
     gpus: int
     processes: int
     first: int
-    """Rank of its first node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,13 +100,10 @@ class Rendered:
     """A job as it is handed over."""
 
     text: str
-    """The file."""
     suffix: str
-    """Ending of its name."""
     folders: tuple[Path, ...] = ()
     """Folders that must be there before it starts."""
     notes: tuple[str, ...] = ()
-    """What the user should know."""
 
 
 class Scheduler(Protocol):

@@ -24,29 +24,21 @@ class Script:
     directives: Sequence[str]
     """Options of sbatch, in order."""
     groups: Sequence[Group]
-    """The nodes."""
     gpu_type: str | None
-    """Type of the GPUs."""
     cpus: int | None
-    """CPU cores of a node."""
     folder: str
     """Where it runs."""
     variables: Mapping[str, str]
-    """Environment of the processes."""
     setup: Sequence[str]
-    """Lines of shell that run first."""
     words: Sequence[str]
     """The command, in shell text."""
     array: Array | None
-    """Of a job array."""
     torchrun: bool
     """Whether torchrun starts the processes of a node."""
     python: str
-    """Python on the nodes."""
     prefix: Sequence[str]
     """Words in front of the launcher, those of a container."""
     srun: Sequence[str]
-    """Further options of srun."""
     stops: bool
     """Whether the job is told before its time ends."""
     requeues: int

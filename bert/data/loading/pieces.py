@@ -27,7 +27,6 @@ class Reading:
     """What was read from compressed shards."""
 
     samples: int = 0
-    """Samples."""
     seconds: float = 0.0
     """Time in s, decompressing and checking included."""
 

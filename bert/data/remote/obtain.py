@@ -50,9 +50,7 @@ class Obtained:
     """A name whose files are all there."""
 
     name: str
-    """Name of the source."""
     folder: Path
-    """Its folder."""
     files: tuple[Path, ...]
     """Its files, in order."""
     plan: Path

@@ -21,7 +21,6 @@ class NamedSource:
     needs: str = ""
     """Size, where a source states it."""
     connections: int = 1
-    """Files fetched at a time."""
     key: Callable[[Choice], str] = lambda choice: "all"
     """Tells choices apart that lead to different files."""
     plan: Callable[[Ask, Choice], list[RemoteFile]] | None = None

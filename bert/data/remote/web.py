@@ -66,7 +66,6 @@ class Transfer:
     longest_wait_seconds: float = 300.0
     """Seconds to wait at most, also where the server asks for more."""
     agent: str = "bertbench"
-    """User-Agent of every request."""
     wait: Callable[[float], object] = time.sleep
     """Waits for some seconds."""
 

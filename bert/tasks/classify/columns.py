@@ -44,7 +44,6 @@ class Table:
     """The beginning of a file as one way of telling fields apart cuts it."""
 
     dialect: Dialect
-    """That way."""
     first: tuple[str, ...]
     """The first row that is neither blank nor a marker of git, without white space around the fields."""
     header: bool

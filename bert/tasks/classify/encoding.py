@@ -7,7 +7,7 @@ from pathlib import Path
 from bert.corpus.decode import find_encoding
 from bert.corpus.files import Source
 from bert.tasks.classify.config import CsvForm
-from bert.tasks.classify.records import DELIMITERS, MOST_CHARACTERS
+from bert.tasks.classify.records import MOST_CHARACTERS
 from common.errors import InputError, read_code
 
 DAMAGE = "\udcff"
@@ -16,10 +16,8 @@ _SAMPLE_BYTES = 2**16
 _WESTERN = ["cp1252", "latin_1"]
 _WESTERN_CHAOS = 0.5
 """Chaos up to which text is Western: accents and typographic signs in a row look odd, other alphabets exceed it."""
-_MOST_ODD_NULS = 0.05
 _MOST_NULS, _MOST_CONTROLS, _MOST_BAD_LINES = 0.05, 0.01, 0.01
 """Shares of NUL bytes, of control characters and of damaged lines up to which a file is UTF-8 that was damaged."""
-_NO_TEXT = ("Cc", "Cn", "Co", "Cs")
 _BLANKS = dict.fromkeys((9, 10, 12, 13))
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig", "utf-8"),
@@ -70,8 +68,8 @@ def check_file(path: Path, wanted: str = "a CSV file") -> None:
 def encoding_of(path: Path, given: CsvForm) -> tuple[str, str]:
     """Return the encoding of a file and who says so.
 
-    A byte order mark, else UTF-8 where all (or nearly all) bytes are that, UTF-16 by its NUL bytes, else windows-1252
-    or latin-1 where that reads as Western text, else what charset-normalizer takes it for.
+    A byte order mark, else UTF-8 where all (or nearly all) bytes are that, else windows-1252 or latin-1 where that
+    reads as Western text, else what charset-normalizer takes it for.
 
     Raises:
         InputError: it cannot be read, is empty, or is no text.
@@ -109,10 +107,6 @@ def _find_encoding(path: Path) -> tuple[str, str]:
     head = _head(path)
     if not head:
         raise InputError("file-empty", f"{path} is empty: give a CSV with a header and rows below it")
-    if not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)):
-        wide = _without_mark(head)
-        if wide is not None:
-            return wide, "by its NUL bytes"
     try:
         found = find_encoding(Source(path, path.name, ""))
     except InputError as error:
@@ -129,30 +123,6 @@ def _find_encoding(path: Path) -> tuple[str, str]:
         who = "a byte order mark" if head.startswith(codecs.BOM_UTF8) else "every byte"
         return "utf-8-sig", who if found.count_name is None else "nearly every byte"
     return found.codec, "a byte order mark"
-
-
-def _without_mark(head: bytes) -> str | None:
-    """Name UTF-16 without a byte order mark: ASCII in it has a NUL in every other byte, and all of it is letters."""
-    half = len(head) // 2
-    if half < 2:
-        return None
-    even, odd = head[: 2 * half : 2].count(0) / half, head[1 : 2 * half : 2].count(0) / half
-    if odd > 0.5 and even < _MOST_ODD_NULS:
-        return "utf-16-le"
-    if even > 0.5 and odd < _MOST_ODD_NULS:
-        return "utf-16-be"
-    # Of other alphabets only delimiters, digits, and line ends have a NUL.
-    return next((codec for codec in ("utf-16-le", "utf-16-be") if 0 in head and _reads_as(head, codec)), None)
-
-
-def _reads_as(head: bytes, codec: str) -> bool:
-    """Whether bytes are lines of assigned characters in an encoding."""
-    try:
-        text = codecs.getincrementaldecoder(codec)("strict").decode(head)
-    except UnicodeDecodeError:
-        return False
-    odd = any(unicodedata.category(character) in _NO_TEXT for character in set(text) - set("\t\n\r"))
-    return not odd and "\n" in text and any(delimiter in text for delimiter in DELIMITERS)
 
 
 def _is_utf8_with_nuls(head: bytes) -> bool:

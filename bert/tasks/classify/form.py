@@ -84,11 +84,9 @@ class _Candidate:
     by_name: bool
     """Whether the header has a name that was asked for."""
     rows: int
-    """Sampled rows of data."""
     fitting: int
     """Those of them that have neither too few nor too many fields."""
     labels: int
-    """Different labels of those."""
     divided: int
     """Those whose label has another delimiter in it, as a piece that was cut in the wrong places has."""
 

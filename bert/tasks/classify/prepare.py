@@ -174,13 +174,10 @@ class CsvSummary:
     """What a preparation made."""
 
     source: TextSource
-    """The database."""
     sizes: Mapping[str, Mapping[str, int]]
-    """Texts and rows of each split."""
     kept: bool
     """Whether an earlier call had finished it."""
     seconds: float
-    """Wall time."""
     replaced: str | None = None
     """How the database differed that was there before, in words; None where there was none."""
 

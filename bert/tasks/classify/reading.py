@@ -44,7 +44,6 @@ class TextRow:
     label: str | None
     """Without white space around it; None where labels are not read, empty where that is wanted and there is none."""
     odd: tuple[str, ...] = ()
-    """What is odd about it."""
     lines: int = 1
     """Lines of the file that it takes."""
 
@@ -61,7 +60,6 @@ class LeftOut:
     line: int
     """Where it begins, from 1."""
     reason: str
-    """Why."""
     lines: int = 1
     """Lines of the file that it takes."""
 

@@ -29,11 +29,9 @@ class Dialect:
     """How fields are told apart, as the csv module takes it."""
 
     delimiter: str
-    """What is between two fields."""
     quoting: bool = True
     """Whether fields may stand in quotes."""
     quote_char: str = '"'
-    """The quote."""
     skip_initial_space: bool = False
     """Whether spaces behind a delimiter are no part of the field: a quote behind them opens it."""
 
@@ -47,9 +45,7 @@ class Record:
     lines: int
     """Lines of the file that it takes."""
     first: str
-    """The first of them."""
     fields: list[str]
-    """What is between the delimiters."""
     closed: bool
     """Whether each quote that opens a field is closed before the end of the file."""
     broken: bool = False
@@ -81,12 +77,10 @@ class _Lines:
     file: TextIO
     path: Path
     number: int = 0
-    """Lines handed out so far."""
     ended: bool = False
     taken: list[str] = field(default_factory=list, init=False)
     """Lines of the record that is being read."""
     ahead: deque[str] = field(default_factory=deque, init=False)
-    """Lines that were given back."""
 
     def __iter__(self) -> Iterator[str]:
         return self

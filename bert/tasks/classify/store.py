@@ -54,25 +54,19 @@ class TextSource:
     """What a database was made of and with."""
 
     path: Path
-    """The file."""
     fingerprint: str
     """Hash of everything its samples depend on, and of them."""
     labels: tuple[str, ...]
-    """Label of each code."""
     label_texts: tuple[int, ...]
-    """Texts with each label."""
     settings: Mapping[str, Any]
     """Columns, encoding, delimiter, max_seq_length, lower_case, shares of the splits, seed, vocabulary's hash."""
     origin: Mapping[str, Any]
     """Name, bytes, time of change and hash of the CSV, and the options that were given."""
     counts: Counts
-    """What was met."""
     checksums: Mapping[str, str]
     """TextSet.checksum of each split."""
     vocabulary: Vocabulary
-    """Its word pieces."""
     version: int = SCHEMA_VERSION
-    """Of its tables."""
 
     @property
     def max_seq_length(self) -> int:

@@ -23,7 +23,6 @@ class Mention:
     text: str
     """As it stands there."""
     offset: int
-    """Characters before it."""
 
     @property
     def end(self) -> int:
@@ -38,15 +37,10 @@ class GapExample:
     line: int
     """Its line in the file, from 1."""
     id: str
-    """Its name."""
     text: str
-    """Some sentences of a Wikipedia page."""
     pronoun: Mention
-    """The pronoun."""
     a: Mention
-    """The first name."""
     b: Mention
-    """The other name."""
     a_coref: bool | None = None
     """Whether the pronoun means A; None where the row does not say."""
     b_coref: bool | None = None

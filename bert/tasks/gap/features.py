@@ -27,7 +27,6 @@ class Settings:
     vocabulary: str
     """Vocabulary.fingerprint."""
     vocab_size: int
-    """Word pieces."""
     max_seq_length: int = DEFAULT_LENGTH
     """Tokens of a row at most."""
 
@@ -37,7 +36,6 @@ class GapFeatures:
     """The rows of a file, all columns read-only (mapped from the file where it was read from one)."""
 
     settings: Settings
-    """What they were made with."""
     rows: TokenRows
     """[CLS] text [SEP] and the class of each [N], with the columns MENTION_STARTS and MENTION_ENDS."""
     example_ids: Ragged

@@ -20,11 +20,8 @@ class GoldFile:
     """The answers of a file."""
 
     golds: dict[str, Gold]
-    """By id."""
     examples: tuple[GapExample, ...]
-    """The rows."""
     notes: tuple[str, ...]
-    """What is odd about them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +31,7 @@ class Slice:
     by: str
     """What tells them from others: gender, distance, length."""
     name: str
-    """Which they are."""
     rows: int
-    """How many."""
     accuracy: float
     """Fraction of them of which both decisions are right."""
     f1: float

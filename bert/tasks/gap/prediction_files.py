@@ -34,11 +34,9 @@ class GapPredictions:
     """What a system says about rows."""
 
     decisions: dict[str, Decision]
-    """By id."""
     probabilities: dict[str, tuple[float, float, float]] | None = None
     """Of neither, A and B, by id; None where the file has decisions alone."""
     notes: tuple[str, ...] = ()
-    """What is odd about the file."""
 
 
 def read_predictions(path: Path) -> GapPredictions:

@@ -117,21 +117,14 @@ class GapSummary:
     """What became of one TSV."""
 
     input: Path
-    """The TSV."""
     features: Path
     """The file of features; the readable TSV lies beside it."""
     settings: Settings
-    """What they were made with."""
     kept: bool
-    """It was finished before."""
     counts: Counts
-    """What was met."""
     flaws: tuple[Flaw, ...]
-    """Rows that were left out."""
     notes: tuple[str, ...]
-    """What the user should know."""
     seconds: float
-    """From reading to the finished file."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

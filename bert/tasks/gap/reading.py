@@ -32,7 +32,6 @@ class Flaw:
     kind: str
     """What is wrong, in words that fit all rows of which it is."""
     detail: str
-    """What is wrong with this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,6 @@ class GapFile:
     examples: tuple[GapExample, ...]
     """The rows that can be used, in order, each with an id of its own."""
     flaws: tuple[Flaw, ...]
-    """The others."""
     labelled: bool
     """Whether it has the columns of the answers."""
     unquoted: int

@@ -45,9 +45,7 @@ class Tally:
     """Decisions about names, counted."""
 
     true_positives: int = 0
-    """Rightly said to be meant."""
     false_positives: int = 0
-    """Wrongly said to be meant."""
     false_negatives: int = 0
     """Wrongly said not to be meant, and those without a decision."""
     true_negatives: int = 0
@@ -84,19 +82,16 @@ class Scores:
     tallies: Mapping[str, Tally]
     """overall, masculine, feminine."""
     rows: int
-    """Rows of the dataset."""
     accuracy: float
     """Fraction of the rows of which both decisions are right."""
     log_loss: float | None
     """In nats, over the rows with probabilities; None where there are none."""
     probable: int
-    """Rows with probabilities."""
     confusion: npt.NDArray[np.int64]
     """Rows by what is right (LABELS, and both) and what was answered (ANSWERS) [4, 5]."""
     missing: tuple[str, ...] = ()
     """Ids of rows without a decision."""
     extra: tuple[str, ...] = ()
-    """Ids that no row has."""
     notes: tuple[str, ...] = field(default=())
     """What is odd about the inputs, for people."""
 

@@ -30,13 +30,11 @@ class Settings:
     task: str
     """A name in bert.tasks.glue.tasks.TASKS."""
     split: str
-    """One of its splits."""
     lower_case: bool
     """Text is lower-cased and accents are stripped before it is cut into pieces."""
     vocabulary: str
     """Vocabulary.fingerprint."""
     vocab_size: int
-    """Word pieces."""
     max_seq_length: int = DEFAULT_MAX_SEQ_LENGTH
     """Tokens of a row at most."""
 
@@ -51,7 +49,6 @@ class GlueFeatures:
     """The rows of one table."""
 
     settings: Settings
-    """What they were made with."""
     rows: TokenRows
     """Word pieces and labels; its columns are read-only where they are mapped from a file."""
     index: Int64

@@ -26,23 +26,16 @@ class GlueSummary:
     """What became of one table."""
 
     task: str
-    """Whose."""
     split: str
-    """Which."""
     source: Path
-    """The table."""
     features: Path | None
     """The file of features; None where none was asked for."""
     text: Path | None
     """The file of text; None where none was asked for, and of tables that are not trained on."""
     kept: bool
-    """The features were finished before."""
     counts: Counts
-    """What was met."""
     seconds: float
-    """From reading to the finished files."""
     notes: tuple[str, ...]
-    """What the user should know."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

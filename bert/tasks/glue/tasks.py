@@ -31,7 +31,6 @@ class GlueSpec:
     hub_texts: tuple[str, ...]
     """The same in `datasets`."""
     label: str
-    """Column of the label."""
     classes: tuple[str, ...] = ()
     """Labels as the tables have them: class i is classes[i]. None: the label is a number (a regression)."""
     metrics: tuple[str, ...]

@@ -29,7 +29,6 @@ class Chunk:
     shard: int
     """Number of the shard in its folder."""
     which: int
-    """Bin of its samples."""
     rows: npt.NDArray[np.int64]
     """Their rows among those of the bin in the shard, ascending."""
 

@@ -191,11 +191,9 @@ class Plan:
     """What the instances of a shard will be."""
 
     shard: TokenShard
-    """The documents."""
     pieces: Pieces
     """The special ids and the range of random ids."""
     config: InstanceConfig
-    """How to mask."""
     stream: tuple[int, ...]
     """Numbers that tell this shard from others."""
     pairs: Pairs

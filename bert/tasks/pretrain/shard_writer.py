@@ -53,7 +53,6 @@ class ShardHeader:
     bin_lengths: tuple[int, ...] = ()
     """Longest real length of each bin; () = not binned."""
     bin_counts: tuple[int, ...] = ()
-    """Rows of each bin."""
 
     def __post_init__(self) -> None:
         """Refuse a level that does not exist."""

@@ -32,7 +32,6 @@ class ShardInfo:
     """What the header of a shard says."""
 
     path: Path
-    """The file."""
     samples: int
     """Instances, N."""
     seq_len: int

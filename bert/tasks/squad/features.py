@@ -33,7 +33,6 @@ class Settings:
     vocabulary: str
     """Vocabulary.fingerprint."""
     vocab_size: int
-    """Word pieces."""
     max_seq_length: int = 384
     """Tokens of a window at most: [CLS] question [SEP] document [SEP]."""
     doc_stride: int = 128
@@ -49,7 +48,6 @@ class SquadFeatures:
     """The windows of one file of questions, all columns read-only (mapped from the file where it was read from one)."""
 
     settings: Settings
-    """What they were made with."""
     fingerprint: str
     """Hash of the settings and the dataset's content."""
     pad_id: int

@@ -20,7 +20,6 @@ class Golds:
     version: str
     """'1.1' or '2.0': whose rules score them."""
     ids: tuple[str, ...]
-    """Id of each question."""
     answers: tuple[tuple[str, ...], ...]
     """Texts of each question's gold answers; none where it has no answer (2.0)."""
     notes: tuple[str, ...] = ()

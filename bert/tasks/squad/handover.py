@@ -15,9 +15,7 @@ class SharedFile:
     """An anonymous file of a process that is still there."""
 
     process: int
-    """Whose it is."""
     descriptor: int
-    """Its number there."""
 
     @property
     def path(self) -> Path:

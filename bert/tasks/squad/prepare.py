@@ -166,25 +166,16 @@ class SquadSummary:
     """What became of one dataset."""
 
     input: Path
-    """The dataset."""
     features: Path
-    """The file of features."""
     settings: Settings
-    """What they were made with."""
     kept: bool
-    """It was finished before."""
     counts: Counts
-    """What was met."""
     workers: int
-    """Processes."""
     mode: Mode
-    """How they handed over."""
     seconds: float
-    """From reading to the finished file."""
     shares: Mapping[str, float]
     """Seconds by SHARES; they add up to `seconds`."""
     notes: tuple[str, ...]
-    """What the user should know."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -38,9 +38,7 @@ class Question(msgspec.Struct, gc=False):
     """A question about one context."""
 
     id: str
-    """Of the dataset."""
     question: str
-    """Its text."""
     answers: list[Answer] | None = None
     """The gold answers, one per annotator."""
     is_impossible: bool | None = None
@@ -51,9 +49,7 @@ class Paragraph(msgspec.Struct):
     """A context with its questions."""
 
     context: str
-    """The text."""
     qas: list[Question]
-    """What was asked about it."""
 
 
 class _Article(msgspec.Struct):
@@ -81,7 +77,6 @@ class Place(NamedTuple):
     article: int
     """Number of its article, from 1."""
     title: str
-    """Of the article."""
     number: int
     """Of the paragraph in its article, from 1."""
 
@@ -105,15 +100,12 @@ class Dataset:
     """A file, read as far as its paragraphs."""
 
     path: Path
-    """The file."""
     fingerprint: str
     """Hash of its decompressed bytes."""
     version: str
     """'1.1' or '2.0', by its content."""
     paragraphs: tuple[RawParagraph, ...]
-    """In the order of the file."""
     articles: int
-    """How many there are."""
 
 
 def check_there(path: Path) -> None:

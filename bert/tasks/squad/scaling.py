@@ -22,7 +22,6 @@ class ScalingRow:
     """One mode with one number of workers."""
 
     mode: Mode
-    """How workers hand over."""
     workers: int
     """Processes; with one, this process does everything."""
     seconds: float
@@ -42,9 +41,7 @@ class Scaling:
     rows: tuple[ScalingRow, ...]
     """Mode by mode, in ascending number of workers."""
     questions: int
-    """Of the dataset."""
     windows: int
-    """That were made each time."""
     file_fingerprint: str
     """Hash of the file of features, the same every time."""
 

@@ -12,9 +12,7 @@ class Ranked:
     """One predicted question."""
 
     null_odds: float
-    """Its no-answer score."""
     answered: bool
-    """It has a gold answer."""
     predicted: bool
     """The prediction is not empty."""
     exact: float

@@ -33,13 +33,11 @@ class Unit:
     number: int
     """Place of the unit in the file."""
     path: Path
-    """The file."""
     places: tuple[Place, ...]
     """Where its paragraphs stand in the file, in order."""
     paragraphs: bytes
     """The paragraphs, a JSON array."""
     settings: Settings
-    """What to make."""
     vocabulary: Path
     """The vocab.txt."""
     known_ids: frozenset[str] = frozenset()
@@ -51,17 +49,13 @@ class Part:
     """What a unit became."""
 
     number: int
-    """Of the unit."""
     columns: Columns | SharedFile | Path
     """Themselves, or the file that they were written to."""
     ids: tuple[str, ...]
-    """Of its questions."""
     counts: Counts
-    """What was met."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went: reading, tokenising, windowing, writing."""
     process: int = 0
-    """The process that made it."""
     began: float = 0.0
     """When it began, time.monotonic()."""
 

@@ -128,7 +128,7 @@ def test_verify_says_equal_or_what_differs(folder: Path, tmp_path: Path, capsys:
         file["masked_lm_ids"][3, 1] = 42
     assert data_verify.run([str(folder), str(other)]) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"differs: {FIRST}: masked_lm_ids[3, 1] is" in shown and "1 difference(s)" in shown
+    assert f"differs: {FIRST}: masked_lm_ids[3, 1] is" in shown and "1 file(s) differ" in shown
     assert data_verify.run([str(folder), str(other), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["equal_content"] is False and found["differences"][0]["first_row"] == 3

@@ -32,7 +32,7 @@ def edited(pair: tuple[Path, Path], edit: Callable[[h5py.File], None]) -> Compar
 
 def test_copies_are_identical_byte_for_byte(pair: tuple[Path, Path]) -> None:
     found = verify(*pair)
-    assert found.passed and not found.notes and not found.equal
+    assert found.passed and not found.equal
     assert len(found.identical) == 5 and {"vocab.txt", "metadata.json", FIRST} <= set(found.identical)
 
 
@@ -45,9 +45,9 @@ def test_one_other_value_is_found_and_its_place_is_named(pair: tuple[Path, Path]
 
     found = edited(pair, edit)
     (one,) = found.differences
-    assert not found.passed and (one.file, one.dataset, one.first_row, one.rows) == (FIRST, name, 33, 1)
+    assert not found.passed and (one.file, one.dataset, one.first_row) == (FIRST, name, 33)
     at = "[33]" if len(place) == 1 else "[33, 2]"
-    assert f"{name}{at} is " in one.what and "1 of 40 rows differ" in one.what and "another order" not in one.what
+    assert f"{name}{at} is " in one.what
 
 
 def test_the_first_of_many_blocks_that_differs_is_named(
@@ -61,18 +61,10 @@ def test_the_first_of_many_blocks_that_differs_is_named(
         file["input_ids"][17, 5] = file["input_ids"][39, 0] = 66
 
     (one,) = edited(pair, edit).differences
-    assert (one.first_row, one.rows) == (17, 2)
+    assert one.first_row == 17
 
 
-def test_rows_in_another_order_differ_and_it_is_said(pair: tuple[Path, Path]) -> None:
-    def edit(file: h5py.File) -> None:
-        file["input_ids"][:] = file["input_ids"][:][::-1]
-
-    (one,) = edited(pair, edit).differences
-    assert "the same in another order" in one.what
-
-
-def test_other_compression_chunks_and_settings_are_noted_and_equal(pair: tuple[Path, Path]) -> None:
+def test_other_compression_chunks_and_settings_are_equal(pair: tuple[Path, Path]) -> None:
     first, second = pair
     arrays = shards.instances(40, 0)
     shards.write(second / FIRST, arrays, {"bertbench_settings": "two"}, chunks=None)
@@ -80,9 +72,6 @@ def test_other_compression_chunks_and_settings_are_noted_and_equal(pair: tuple[P
     shards.write(second / "small_training_1.hdf5", shards.instances(30, 1), {"bertbench_settings": "one"}, **storage)
     found = verify(first, second)
     assert found.passed and sorted(found.equal) == [FIRST, "small_training_1.hdf5"]
-    text = "\n".join(found.notes)
-    assert "made with other settings: one in A, two in B" in text
-    assert "gzip 4" in text and "plain in B" in text and "shuffle gzip 1" in text
 
 
 def _replace(name: str, values: Callable[[Any], Any]) -> Callable[[h5py.File], None]:
@@ -126,13 +115,12 @@ def test_any_hdf5_file_can_be_compared_and_nan_equals_itself(tmp_path: Path) -> 
             file.create_dataset("empty", shape=(0, 3), dtype="f4")
             file.attrs["bertbench_settings"] = str(extra)
     assert verify(tmp_path / "a", tmp_path / "b").passed
-    with h5py.File(tmp_path / "b" / "some.h5", "r+") as file:
-        file["words"][1] = "three"
-        file["deep/scalar"][()] = 5
-        file["x"][1] = 2.0
-        file["ragged"][1] = [3, 4]
-    found = verify(tmp_path / "a", tmp_path / "b")
-    assert {one.dataset for one in found.differences} == {"words", "deep/scalar", "x", "ragged"}
+    for name, place, value in (("words", 1, "three"), ("deep/scalar", (), 5), ("x", 1, 2.0), ("ragged", 1, [3, 4])):
+        shutil.copytree(tmp_path / "b", tmp_path / name)
+        with h5py.File(tmp_path / name / "some.h5", "r+") as file:
+            file[name][place] = value
+        (one,) = verify(tmp_path / "a", tmp_path / name).differences
+        assert one.dataset == name
 
 
 def test_missing_shards_are_named_on_either_side(pair: tuple[Path, Path]) -> None:
@@ -148,14 +136,11 @@ def test_folders_at_other_depths_are_paired_by_file_name(tmp_path: Path, pair: t
     assert found.passed and len(found.identical) == 5
 
 
-def test_a_truncated_shard_is_a_difference_that_names_the_side(pair: tuple[Path, Path]) -> None:
+def test_a_truncated_shard_is_a_difference_that_names_the_file(pair: tuple[Path, Path]) -> None:
     whole = (pair[1] / FIRST).read_bytes()
     (pair[1] / FIRST).write_bytes(whole[:-100])
     (one,) = verify(*pair).differences
-    assert one.file == FIRST and "cannot be compared: in B it is damaged" in one.what and "in A" not in one.what
-    (pair[0] / FIRST).write_bytes(b"nothing")
-    (one,) = verify(*pair).differences
-    assert "in A it is damaged" in one.what and "in B it is damaged" in one.what
+    assert one.file == FIRST and "cannot be compared" in one.what and str(pair[1] / FIRST) in one.what
 
 
 def test_vocabulary_and_metadata_are_compared(pair: tuple[Path, Path]) -> None:
@@ -166,16 +151,13 @@ def test_vocabulary_and_metadata_are_compared(pair: tuple[Path, Path]) -> None:
     text = (second / "metadata.json").read_text(encoding="utf-8")
     (second / "metadata.json").write_text(text.replace("{", '{"test_fraction": 0.1, ', 1), encoding="utf-8")
     found = verify(*pair)
-    assert found.passed and any("test_fraction is None in A, 0.1 in B" in note for note in found.notes)
-    assert any("line ends" in note for note in found.notes)
+    assert found.passed
     shards.write_beside(second, sizes, lower_case=False)
     (second / "vocab.txt").write_text("\n".join(["x", *lines[1:]]), encoding="utf-8")
     said = [one.what for one in verify(*pair).differences]
     assert "lower_case is True in A, False in B" in said and any("in line 1" in text for text in said)
     (second / "metadata.json").write_text("{", encoding="utf-8")
     assert any("cannot be compared" in one.what for one in verify(*pair).differences)
-    (second / "metadata.json").unlink()
-    assert any("metadata.json is only in A" in note for note in verify(*pair).notes)
 
 
 def test_bad_folders_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ class FolderContext:
             specials=None, vocab_size=None, masked_lm_prob=_USUAL_PROBABILITY, exact_count=False
         )
     )
-    """What the rows are held against."""
     violations: Violations = field(default_factory=Violations)
     """What breaks the checks of the folder so far."""
     skipped: dict[str, str] = field(default_factory=dict)

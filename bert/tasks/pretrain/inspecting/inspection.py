@@ -37,19 +37,14 @@ class Sample:
     """One decoded instance; a predicted position is [shown:hidden]: [MASK:fox], same [fox:fox], other [cat:fox]."""
 
     shard: str
-    """Name of the file."""
     row: int
-    """Row in it."""
     tokens: int
     """Real tokens."""
     masked: int
-    """Predicted positions."""
     label: int
     """1 = segment B is random."""
     first: str
-    """Segment A."""
     second: str
-    """Segment B."""
 
 
 def decode_row(path: Path, row: int, pieces: Sequence[str] | None, specials: Specials | None) -> Sample:
@@ -115,9 +110,7 @@ class Check:
     """One invariant of the format."""
 
     name: str
-    """Its name."""
     says: str
-    """What must hold."""
     violations: int
     """Files, datasets or rows that break it."""
     first: str | None
@@ -136,7 +129,6 @@ class Inspection:
     """One folder of shards."""
 
     folder: Path
-    """The folder."""
     splits: tuple[SplitFigures, ...]
     """Figures of the splits that hold instances, training first."""
     checks: tuple[Check, ...]
@@ -148,7 +140,6 @@ class Inspection:
     vocab_size: int | None
     """Word pieces; None = not known."""
     notes: tuple[str, ...]
-    """What a user should know."""
 
     @property
     def passed(self) -> bool:

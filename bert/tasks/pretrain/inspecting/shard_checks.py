@@ -42,7 +42,6 @@ class Violations:
     """What breaks the checks."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    """Name of a check -> violations."""
     firsts: dict[str, str] = field(default_factory=dict)
     """Name of a check -> where the first one is, and what it is."""
 
@@ -62,9 +61,7 @@ class ShardWork:
     """A shard to inspect."""
 
     path: Path
-    """The file."""
     rules: Rules
-    """What its rows are held against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +69,16 @@ class ShardFindings:
     """What was found in one shard."""
 
     path: Path
-    """The file."""
     file_bytes: int
-    """Its size."""
     instances: int | None
     """N; None where the header does not tell."""
     seq_len: int | None
-    """L."""
     max_predictions: int | None
-    """P."""
     settings: str | None
     """Fingerprint of the settings it was made with."""
     bins: int
     """Bins its rows lie in; 0 = not binned."""
     violations: Violations
-    """What breaks the checks."""
     tally: Tally | None
     """What was counted; None where the rows could not all be read."""
 

@@ -27,7 +27,6 @@ class ShardGroup:
     """One folder that holds shards."""
 
     folder: Path
-    """The folder."""
     shards: tuple[Path, ...]
     """Its shards, training before test, in the order of dataset and number."""
     others: tuple[Path, ...]

@@ -19,9 +19,7 @@ class Share:
     """A share of draws, with what chance allows or what it tells of the true one."""
 
     count: int
-    """Draws that came out so."""
     total: int
-    """All draws."""
     expected: float | None
     """The chance they should have; None = not fixed by the algorithm."""
     interval: tuple[float, float] | None
@@ -48,9 +46,7 @@ class SplitFigures:
     split: str
     """"training" or "test"."""
     shards: int
-    """Shards whose rows were counted."""
     instances: int
-    """Instances."""
     seq_len: int
     """Tokens per instance, padding included."""
     max_predictions: int
@@ -60,11 +56,9 @@ class SplitFigures:
     padding_efficiency: float
     """Real tokens / all tokens."""
     file_bytes: int
-    """Size of the shards on disk."""
     bins: int
     """Bins of length in a shard at most; 0 = not binned."""
     masked: int
-    """Masked positions."""
     mask_rate: float
     """Masked positions / real tokens."""
     mask_rate_of_pieces: float
@@ -74,15 +68,11 @@ class SplitFigures:
     shown_same: Share | None
     """Masked positions that show their own piece."""
     shown_random: Share | None
-    """Masked positions that show another piece."""
     random_second: Share
-    """Instances whose segment B is random."""
     short: int
     """Instances shorter than seq_len."""
     mean_first: float
-    """Mean pieces of segment A."""
     mean_second: float
-    """Mean pieces of segment B."""
     unknown_share: float | None
     """[UNK] / pieces; None where its id is not known."""
     duplicates: int

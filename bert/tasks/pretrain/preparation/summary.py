@@ -11,19 +11,15 @@ class StageSummary:
     """One stage of this call."""
 
     stage: str
-    """Its name."""
     folder: Path
     """Where its files are."""
     files: int
     """Files it has; for a part, those that are finished."""
     kept: bool
-    """It was complete before."""
     complete: bool
     """All its files are there; False while other parts are at work."""
     seconds: float
-    """Time it took."""
     counts: dict[str, int]
-    """What it met."""
     examples: dict[str, list[str]]
     """The first few files, pages or documents it met something in, by the name of the count."""
 
@@ -37,11 +33,8 @@ class LengthSummary:
     max_predictions: int
     """Masked positions per instance at most."""
     folder: Path
-    """Folder of the shards."""
     training_instances: int
-    """Instances in training shards."""
     test_instances: int
-    """Instances in test shards."""
     padding_efficiency: float | None
     """Real tokens / all tokens, over all shards; None where no shard is finished."""
     shards: int
@@ -55,7 +48,6 @@ class PrepareSummary:
     """What a preparation ended with."""
 
     dataset: str
-    """Name of the data."""
     stages: tuple[StageSummary, ...]
     """The stages of this call, in order."""
     lengths: tuple[LengthSummary, ...]
@@ -67,9 +59,7 @@ class PrepareSummary:
     vocab_size: int | None
     """Word pieces; None where the call ended before they were needed."""
     vocab_path: Path | None
-    """The vocabulary."""
     vocab_trained: bool
-    """It was trained on this text."""
     notes: tuple[str, ...]
     """What a user should know about the input."""
 
