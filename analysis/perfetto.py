@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
-from analysis.metrics.intervals import Intervals, clipped, difference, merged
-from analysis.metrics.phases import PHASES
-from analysis.metrics.range_tree import PREFIX
-from analysis.metrics.temporal import work_sets, work_window
+from analysis.metrics.time.intervals import Intervals, clipped, difference, merged
+from analysis.metrics.time.phases import PHASES
+from analysis.metrics.time.range_tree import PREFIX
+from analysis.metrics.time.temporal import work_sets, work_window
 from analysis.timeline import Timeline
 from common.atomic import atomic_path
 from common.errors import InputError

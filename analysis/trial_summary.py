@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from analysis.metrics.collectives import summarize_collective
+from analysis.metrics.communication.collectives import summarize_collective
 from analysis.metrics.speed_of_light import summarize_components
 from analysis.metrics.throughput import summarize
 from records.run import TrialDirectory

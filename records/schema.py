@@ -21,7 +21,7 @@ class Column:
     label: str = ""
     """Heading in tables for people, with the unit; empty where no table shows it."""
     form: str = "number"
-    """How tables write a value: a name in analysis.report.tables.FORMS."""
+    """How tables write a value: a name in analysis.render.tables.FORMS."""
 
 
 # The parts of a step, in its order: a step's row has them, and a result has their medians.

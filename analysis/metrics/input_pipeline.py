@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial
-from analysis.metrics.ratio import Ratio, by_key, decision, ratio_interval, run_spread
+from analysis.metrics.comparison.ratio import Ratio, by_key, decision, ratio_interval, run_spread
 
 _SYNTHETIC = "synthetic:"
 # What differs between a trial and its twin on made-up batches.

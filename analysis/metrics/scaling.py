@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from analysis.load import LoadedTrial, circumstances
-from analysis.metrics.ratio import ratio_interval
+from analysis.metrics.comparison.ratio import ratio_interval
 from analysis.strategy_labels import is_single
 
 Row = Mapping[str, Any]

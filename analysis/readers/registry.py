@@ -13,14 +13,14 @@ from common.errors import InputError
 
 # In this order they are asked. A module holds FORM, `recognises(head)` and `read(path)`.
 READERS: dict[str, str] = {
-    "nsys": "analysis.readers.nsys",
-    "nvvp": "analysis.readers.nvvp",
-    "nsys_csv": "analysis.readers.nsys_csv",
-    "nsys_trace_csv": "analysis.readers.nsys_trace_csv",
-    "nvprof_trace": "analysis.readers.nvprof_trace",
-    "nvprof": "analysis.readers.nvprof",
-    "kineto": "analysis.readers.kineto",
-    "ncu": "analysis.readers.ncu",
+    "nsys": "analysis.readers.nsys.reader",
+    "nvvp": "analysis.readers.nvprof.nvvp",
+    "nsys_csv": "analysis.readers.nsys.summary_csv",
+    "nsys_trace_csv": "analysis.readers.nsys.trace_csv",
+    "nvprof_trace": "analysis.readers.nvprof.trace",
+    "nvprof": "analysis.readers.nvprof.summary",
+    "kineto": "analysis.readers.kineto.reader",
+    "ncu": "analysis.readers.ncu.reader",
     "nvidia-smi": "analysis.readers.nvidia_smi",
     "nccl-tests": "analysis.readers.nccl_tests",
     "mlperf": "analysis.readers.mlperf",

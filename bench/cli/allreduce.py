@@ -36,9 +36,9 @@ OPTIONS = {"allreduce PATH...": AllreduceOptions}
 def main(argv: list[str]) -> int:
     """Run the command; 0 also for a trace without communication, which is said."""
     options = parse(AllreduceOptions, argv, "bertbench allreduce")
-    from analysis.metrics.what_if import SCENARIOS, parse_scenario
-    from analysis.report import window_finding
-    from analysis.report.communication_findings import findings, no_communication
+    from analysis.diagnose import window as window_finding
+    from analysis.diagnose.communication import findings, no_communication
+    from analysis.metrics.communication.what_if import SCENARIOS, parse_scenario
     from analysis.sources import open_sources
 
     if not options.paths:

@@ -46,8 +46,8 @@ def main(argv: list[str]) -> int:
         )
     if len(options.paths) == 1 and is_run(options.paths[0]):
         return _run(options.paths[0], options)
-    from analysis.explain import explain, over_all_work
-    from analysis.profiles import open_profile
+    from analysis.diagnose.explain import explain, over_all_work
+    from analysis.diagnose.profiles import open_profile
     from analysis.sources import open_sources
     from records.run import TrialDirectory
 
@@ -72,10 +72,10 @@ def main(argv: list[str]) -> int:
 
 def _run(path: Path, options: AnalyzeOptions) -> int:
     """The table of trials, then what each profiled one shows."""
+    from analysis.diagnose.profiles import open_profile
     from analysis.load import load_run
-    from analysis.metrics.regression import ratios_of
-    from analysis.profiles import open_profile
-    from analysis.report.text import results_table
+    from analysis.metrics.comparison.regression import ratios_of
+    from analysis.render.text import results_table
     from analysis.sources import profiled_trials
 
     run = RunDirectory(path)

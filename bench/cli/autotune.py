@@ -266,8 +266,8 @@ def _write_best(
 
 
 def _text(run: RunDirectory, document: dict[str, Any], outcome: Outcome, written: list[Path]) -> str:
-    from analysis.report.autotune_text import autotune_text
-    from analysis.report.tables import fine, size
+    from analysis.render.autotune_text import autotune_text
+    from analysis.wording import fine, size
 
     names = [label(found.point) for found in outcome.measured]
     best = "" if outcome.best is None else label(outcome.best.point)

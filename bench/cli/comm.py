@@ -71,8 +71,8 @@ def _inside(
 
 def _show(run: RunDirectory, trials: list[Trial], results: list[dict[str, Any]], as_json: bool) -> int:
     from analysis.load import load_run
-    from analysis.metrics.links import fitted_links, link_rows
-    from analysis.report.comm_text import link_text, nccl_tests_text
+    from analysis.metrics.communication.links import fitted_links, link_rows
+    from analysis.render.comm_text import link_text, nccl_tests_text
 
     by_id = {trial.trial.trial_id: trial for trial in load_run(run)}
     loaded = [by_id[trial.trial_id] for trial in trials if trial.trial_id in by_id]

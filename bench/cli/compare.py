@@ -67,8 +67,8 @@ def _runs(options: CompareOptions) -> int:
         raise UsageError(
             "option-not-applicable", "--csv is for traces: of two run directories --json prints every value"
         )
-    from analysis.metrics.regression import THRESHOLD, as_mapping, compare_runs
-    from analysis.report.text import comparison_table
+    from analysis.metrics.comparison.regression import THRESHOLD, as_mapping, compare_runs
+    from analysis.render.text import comparison_table
 
     threshold = THRESHOLD if options.threshold is None else options.threshold
     comparison = compare_runs(RunDirectory(options.a), RunDirectory(options.b), threshold)
@@ -88,8 +88,8 @@ def _runs(options: CompareOptions) -> int:
 
 
 def _traces(options: CompareOptions) -> int:
-    from analysis.metrics.trace_comparison import THRESHOLD, compare_traces
-    from analysis.report.trace_comparison_findings import findings
+    from analysis.diagnose.trace_comparison import findings
+    from analysis.metrics.comparison.trace_comparison import THRESHOLD, compare_traces
     from analysis.sources import is_run, open_sources, trial_of
 
     if options.undecided_ok:

@@ -26,7 +26,7 @@ from common.errors import UsageError
 from common.registry import lookup
 
 if TYPE_CHECKING:
-    from analysis.metrics.head_comparison import HeadResult
+    from analysis.metrics.comparison.head_comparison import HeadResult
 
 TABLE_FILE, DOCUMENT_FILE, PICTURE_FILE = "heads.csv", "heads.json", "heads.png"
 
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
         with locks.locked(out, "another call", "wait for it, or choose another --out"):
             if not train_all(list(planned.values()), devices, stop):
                 return tell_stopped(stop)
-    from analysis.metrics.head_comparison import compare_heads
+    from analysis.metrics.comparison.head_comparison import compare_heads
 
     samples = next(iter(planned.values())).samples_per_epoch
     assert samples is not None, "data without end are refused when they are planned"
@@ -157,7 +157,7 @@ def _majority(planned: Mapping[str, PlannedVariant]) -> float:
 def _document(
     options: CompareHeadsOptions, planned: Mapping[str, PlannedVariant], results: Sequence["HeadResult"]
 ) -> dict[str, Any]:
-    from analysis.report.head_comparison_text import summary
+    from analysis.render.head_comparison_text import summary
 
     first = next(iter(planned.values()))
     environments = [attempt.read_environment() for attempt in first.run.attempts()]
@@ -185,8 +185,8 @@ def _without_head(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"], majority: float) -> None:
-    from analysis.metrics.head_comparison import COLUMNS, table_rows
-    from analysis.report.gap_figures import HeadCurve, draw_heads
+    from analysis.metrics.comparison.head_comparison import COLUMNS, table_rows
+    from analysis.render.gap_figures import HeadCurve, draw_heads
     from records.files import write_record
 
     write_record(out / DOCUMENT_FILE, dict(document))
@@ -213,7 +213,7 @@ def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult
 
 
 def _text(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"]) -> str:
-    from analysis.report.head_comparison_text import comparison_text
+    from analysis.render.head_comparison_text import comparison_text
 
     lines = [comparison_text(results, document["majority_accuracy"])]
     if document["device_name"]:

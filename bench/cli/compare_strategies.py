@@ -40,7 +40,7 @@ from common.registry import lookup
 from records.trial import PRECISIONS
 
 if TYPE_CHECKING:
-    from analysis.metrics.training_comparison import TrainingComparison
+    from analysis.metrics.comparison.training_comparison import TrainingComparison
 
 # Of the caption: more lines would leave no room for the picture.
 _MOST_SHARES = 2
@@ -206,7 +206,7 @@ def _written(
 
 
 def _compare(planned: Sequence[PlannedVariant], profiles: Mapping[Variant, Mapping[str, Any]]) -> "TrainingComparison":
-    from analysis.metrics.training_comparison import VariantRun, compare_trainings
+    from analysis.metrics.comparison.training_comparison import VariantRun, compare_trainings
 
     runs = [
         VariantRun(
@@ -249,8 +249,8 @@ def _machines(item: PlannedVariant) -> list[str]:
 
 
 def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> None:
-    from analysis.report.training_comparison_figures import draw_comparison
-    from analysis.report.training_comparison_text import comparison_csv
+    from analysis.render.training_comparison_figures import draw_comparison
+    from analysis.render.training_comparison_text import comparison_csv
     from records.files import write_record
 
     settings = document["settings"]
@@ -263,7 +263,7 @@ def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparis
 
 def _caption(document: Mapping[str, Any], comparison: "TrainingComparison") -> str:
     """The machine, what processes share, and all collectives, in lines below the picture."""
-    from analysis.report.training_comparison_text import row_names
+    from analysis.render.training_comparison_text import row_names
 
     shares = [
         f"{name}: communication takes {100 * row['communication_share']:.1f} % of a profiled step, "
@@ -276,7 +276,7 @@ def _caption(document: Mapping[str, Any], comparison: "TrainingComparison") -> s
 
 
 def _text(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> str:
-    from analysis.report.training_comparison_text import comparison_text, row_names
+    from analysis.render.training_comparison_text import comparison_text, row_names
 
     lines = [comparison_text(comparison), ""]
     lines += [f"note:    {remark}" for remark in document["notes"]]
@@ -290,7 +290,7 @@ def _text(out: Path, document: Mapping[str, Any], comparison: "TrainingCompariso
 
 
 def _complain(comparison: "TrainingComparison") -> None:
-    from analysis.report.training_comparison_text import row_names
+    from analysis.render.training_comparison_text import row_names
 
     for name, row in zip(row_names(comparison.rows), comparison.rows, strict=True):
         if row in comparison.failed:

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import tyro
 
 from analysis.counters import KernelCounters, joined
-from analysis.findings import Finding, distinct, file_stem
-from analysis.metrics.core_utilization import FOUR, CoreUse, core_use, rows
-from analysis.report import core_findings
+from analysis.diagnose import cores as core_findings
+from analysis.diagnose.finding import Finding, distinct, file_stem
+from analysis.metrics.kernels.core_utilization import FOUR, CoreUse, core_use, rows
 from bench.cli.findings_output import document, show, write_csvs
 from bench.cli.options import parse
 from common.errors import InputError, UsageError
@@ -65,7 +65,7 @@ OPTIONS = {"core-util FILE.csv...": CoreUtilOptions}
 def main(argv: list[str]) -> int:
     """Run the command."""
     options = parse(CoreUtilOptions, argv, "bertbench core-util")
-    from analysis.readers import ncu
+    from analysis.readers.ncu import reader as ncu
 
     window_ns = None if options.window_ms is None else options.window_ms * 1e6
     counters = [ncu.read(file) for file in options.files]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from analysis.report.terminal import printable
+from analysis.render.terminal import printable
 from bench.cli.options import parse
 from bench.cli.preparing import plain_words
 from bench.cli.progress import show_stages

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from analysis.report.terminal import printable
+from analysis.render.terminal import printable
 from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
 from bench.cli.progress import show_stages
@@ -100,7 +100,7 @@ def run(argv: list[str]) -> int:
 
 def _draw(found: Sequence["Inspection"], above: Path, out: Path) -> list[Path]:
     """One picture per folder, named by its place below `above`."""
-    from analysis.report.dataset_figures import LengthCounts, draw_lengths
+    from analysis.render.dataset_figures import LengthCounts, draw_lengths
 
     paths = []
     for one in found:
@@ -169,7 +169,7 @@ def _percent(value: float | None) -> str:
 
 
 def _size(value: float) -> str:
-    from analysis.report.tables import size
+    from analysis.wording import size
 
     return size(value)
 

@@ -94,7 +94,7 @@ def _table(found: "Scaling") -> str:
 
 
 def _draw(options: SquadScalingOptions, found: "Scaling", path: Path) -> None:
-    from analysis.report.squad_scaling_figures import ScalingPoint, draw_scaling
+    from analysis.render.squad_scaling_figures import ScalingPoint, draw_scaling
 
     points = [ScalingPoint(row.mode, row.workers, row.seconds, row.rounds, row.shares) for row in found.rows]
     title = f"{found.questions:,} questions of {options.input.name}"

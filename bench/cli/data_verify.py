@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from analysis.report.terminal import wrapped
+from analysis.render.terminal import wrapped
 from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
 from bench.cli.progress import show_stages

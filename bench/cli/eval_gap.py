@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.report.terminal import printable, wrapped
+from analysis.render.terminal import printable, wrapped
 from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
 from bench.cli.scores_file import SCORES_FILE, check_scores_folder
@@ -78,7 +78,7 @@ def run(argv: list[str]) -> int:
 
 
 def _write(out: Path, document: dict[str, Any], scores: "Scores", parts: Sequence["Slice"]) -> list[Path]:
-    from analysis.report.gap_figures import Bar, Confusion, draw_gap_scores
+    from analysis.render.gap_figures import Bar, Confusion, draw_gap_scores
     from bert.tasks.gap.scores import ANSWERS, OVERALL
     from common.atomic import write_json
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.report.terminal import printable, wrapped
+from analysis.render.terminal import printable, wrapped
 from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
 from bench.cli.scores_file import SCORES_FILE, check_scores_folder
@@ -91,7 +91,7 @@ def _write(found: "Scores", about: dict[str, str], out: Path) -> list[Path]:
 
 
 def _draw(found: "Scores", analysis: "NullAnalysis", title: str, out: Path) -> list[Path]:
-    from analysis.report import squad_figures as figures
+    from analysis.render import squad_figures as figures
 
     best = [figures.Best("exact match", *analysis.best_exact), figures.Best("F1", *analysis.best_f1)]
     sweep = figures.Sweep(analysis.null_odds, analysis.exact, analysis.f1)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.findings import Finding
-from analysis.report.terminal import DEFAULT_WIDTH
+from analysis.diagnose.finding import Finding
+from analysis.render.terminal import DEFAULT_WIDTH
 from common.errors import UsageError
 from common.redact import terminal_text
 
@@ -38,7 +38,7 @@ def show(
     if as_json:
         print(json.dumps(document(findings, problems, **about), indent=2, allow_nan=False))
         return
-    from analysis.report.findings_text import findings_text
+    from analysis.render.findings_text import findings_text
 
     print(findings_text(findings, terminal_width(), rows or None))
     for problem in problems[:_MOST_PROBLEMS]:
@@ -62,7 +62,7 @@ def terminal_width() -> int:
 
 def document(findings: Sequence[Finding], problems: Sequence[str], **about: Any) -> dict[str, Any]:
     """Return findings as plain JSON values: `findings` by name with title, sentence and rows, `problems`."""
-    from analysis.report.findings_tables import plain_rows
+    from analysis.diagnose.finding import plain_rows
 
     named = {
         finding.name: {"title": finding.title, "sentence": finding.sentence, "rows": plain_rows(finding.table)}
@@ -73,7 +73,7 @@ def document(findings: Sequence[Finding], problems: Sequence[str], **about: Any)
 
 def write_csvs(findings: Sequence[Finding], folder: Path) -> list[Path]:
     """Write every finding that has rows as folder/<name>.csv, full precision; return the files."""
-    from analysis.report.tables import write_frame
+    from analysis.render.tables import write_frame
 
     written = []
     for finding in findings:

@@ -13,7 +13,7 @@ from bench.cli.options import parse
 from common.errors import UsageError
 
 if TYPE_CHECKING:
-    from analysis.metrics.history import History
+    from analysis.metrics.comparison.history import History
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +45,9 @@ def main(argv: list[str]) -> int:
             "option-missing",
             "bertbench history needs run directories, or a folder that holds some: bertbench history runs",
         )
-    from analysis.metrics.history import history_of
-    from analysis.report.history_text import history_text
-    from analysis.report.terminal import wrapped
+    from analysis.metrics.comparison.history import history_of
+    from analysis.render.history_text import history_text
+    from analysis.render.terminal import wrapped
     from analysis.sources import runs_below
     from records.run import RunDirectory
 
@@ -67,8 +67,8 @@ def main(argv: list[str]) -> int:
 
 def _write(folder: Path, found: "History") -> list[Path]:
     """Write picture and table. Raises StorageError."""
-    from analysis.report.history_figures import draw_history
-    from analysis.report.tables import write_csv
+    from analysis.render.history_figures import draw_history
+    from analysis.render.tables import write_csv
 
     rows = [{**one.row, **asdict(point)} for one in found.series for point in one.points]
     table = folder / "history.csv"

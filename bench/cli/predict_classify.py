@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from analysis.report.terminal import printable
+from analysis.render.terminal import printable
 from bench.cli.data_csv import DEFAULT_WORDS
 from bench.cli.options import parse
 from bench.cli.predicting import Computing

@@ -45,7 +45,7 @@ _SHOWN = (
 _MOST_ROWS = 12
 
 if TYPE_CHECKING:
-    from analysis.profiles import ProfileSummary
+    from analysis.diagnose.profiles import ProfileSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +82,7 @@ OPTIONS = {"profile TASK": ProfileOptions}
 def main(argv: list[str]) -> int:
     """Run the command; 0 when every trial gave its profile, 3 when some did not."""
     options = parse_task(ProfileOptions, argv, "bertbench profile")
-    from analysis.profiles import summarize, write_tables
+    from analysis.diagnose.profiles import summarize, write_tables
 
     if options.sweep.start is None or options.sweep.stop is None:
         raise UsageError(
@@ -139,8 +139,8 @@ def _winner(options: ProfileOptions, argv: list[str], devices: Devices) -> Trial
         UsageError: an option that the run has answered is given, or it cannot run on these devices.
         InputError: the run holds no throughput of this task.
     """
+    from analysis.diagnose.answer import points, winners
     from analysis.load import load_run
-    from analysis.report.answer import points, winners
 
     assert options.winner_of is not None
     own = {item.name for item in dataclasses.fields(ProfileOptions)} | {"start", "stop", "with"}
@@ -199,8 +199,8 @@ def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
 
 def _show(item: Profiled, summary: "ProfileSummary") -> None:
     """Print what was found, what the profiler cost, and where its files are."""
-    from analysis.report.findings_text import findings_text
-    from analysis.report.range_tree_text import range_tree_text
+    from analysis.render.findings_text import findings_text
+    from analysis.render.range_tree_text import range_tree_text
 
     print(f"\n{describe(item.trial)}")
     shown = [finding for finding in summary.findings if finding.name in _SHOWN]
@@ -236,7 +236,7 @@ def _opens_in(file: Path) -> str:
 
 
 def _plain(item: Profiled, summary: "ProfileSummary") -> dict[str, Any]:
-    from analysis.profiles import plain
+    from analysis.diagnose.profiles import plain
 
     trial: Trial = item.trial
     return {

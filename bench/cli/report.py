@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def _of_run(options: ReportOptions) -> int:
-    from analysis.report.run_page import write_report
+    from analysis.render.run_page import write_report
 
     run = RunDirectory(options.path)
     path = write_report(run, options.price_per_hour, options.out, options.project, options.same_links)
@@ -65,13 +65,13 @@ def _of_run(options: ReportOptions) -> int:
         print(path)
         return 0
     from analysis.load import load_run
-    from analysis.metrics.projection import project
-    from analysis.metrics.regression import ratios_of
+    from analysis.metrics.communication.projection import project
+    from analysis.metrics.comparison.regression import ratios_of
 
     trials = load_run(run, options.price_per_hour)
     projected = project(trials, options.project, options.same_links) if options.project else []
     if not options.json:
-        from analysis.report.comm_text import projection_text
+        from analysis.render.comm_text import projection_text
 
         print(f"{projection_text(projected)}\n{path}")
         return 0
@@ -83,8 +83,8 @@ def _of_run(options: ReportOptions) -> int:
 
 
 def _of_profile(options: ReportOptions) -> int:
-    from analysis.explain import explain
-    from analysis.report.source_page import write_source_report
+    from analysis.diagnose.explain import explain
+    from analysis.render.source_page import write_source_report
     from analysis.sources import open_sources
     from bench.cli.findings_output import document
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from analysis.report.terminal import printable, render
+from analysis.render.terminal import printable, render
 from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse, run_folder
 
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     found = classify(result.pairs, result.labels)
     if not options.json:  # before anything is written: a full disk must not hide them
         print("\n".join(_lines(result, found, terminal_width())))
-    from analysis.report.classification_page import write_page
+    from analysis.render.classification_page import write_page
 
     root = result.root
     folder = run_folder(options.out) if options.out else root.with_name(f"{root.name}{_ENDING}")
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
 
 
 def _lines(result: "ClassificationResult", found: "Classification", width: int) -> list[str]:
-    from analysis.report.classification_page import cards, confused_table, facts, headline, report_table
+    from analysis.render.classification_page import cards, confused_table, facts, headline, report_table
 
     lines = [headline(found), ""]
     lines += [f"{name:<26} {printable(value)}" for name, value in (*cards(found), *facts(result))]

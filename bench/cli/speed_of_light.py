@@ -136,8 +136,8 @@ def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
 
 def _show(run: RunDirectory, trial: Trial, as_json: bool) -> int:
     from analysis.load import load_run
-    from analysis.report.light_figures import draw_waterfall
-    from analysis.report.light_text import light_text
+    from analysis.render.light_figures import draw_waterfall
+    from analysis.render.light_text import light_text
 
     found = [loaded for loaded in load_run(run) if loaded.trial.trial_id == trial.trial_id]
     if not found or found[0].row["status"] != "ok":

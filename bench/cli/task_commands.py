@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import tyro
 
-from analysis.report.terminal import printable
+from analysis.render.terminal import printable
 from bench.cli.dispatch import Choices
 from bench.cli.options import in_plural, parse, run_folder
 from bench.cli.predicting import Computing, best_of_run, make_ready

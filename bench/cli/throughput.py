@@ -160,8 +160,8 @@ def _inside(options: ThroughputOptions, devices: Devices, world: World) -> int:
 
 def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
     from analysis.load import load_run
+    from analysis.metrics.comparison.regression import ratios_of
     from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
-    from analysis.metrics.regression import ratios_of
 
     wanted = set(trial_ids)
     trials = load_run(run)
@@ -177,7 +177,7 @@ def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
         found = {"rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps}
         print(json.dumps({"run": str(run.path), **found}, indent=2, default=str))
         return
-    from analysis.report.text import cautions_text, input_text, results_table
+    from analysis.render.text import cautions_text, input_text, results_table
 
     shown = [trial.row for trial in trials if trial.trial.trial_id in wanted and trial.row.get("status") is not None]
     doubts = cautions_text([trial for trial in trials if trial.trial.trial_id in wanted])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from analysis.report.terminal import printable
+from analysis.render.terminal import printable
 from bench.cli.data_csv import notes, summary_lines
 from bench.cli.options import given_names
 from bench.cli.progress import note, show_stages

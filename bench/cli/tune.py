@@ -302,8 +302,8 @@ def _write(study: Study, search: Search, trials: int | None, evaluator: str) -> 
 
 
 def _finish(options: TuneOptions, study: Study, search: Search, trials: int | None, why: str, stop: StopRequest) -> int:
-    from analysis.report.tune_page import write_tune_report
-    from analysis.report.tune_text import tune_text
+    from analysis.render.tune_page import write_tune_report
+    from analysis.render.tune_text import tune_text
 
     found = _write(study, search, trials, options.importance)
     with study.locked():

@@ -5,14 +5,15 @@ runs out of memory, or until the next one is expected to; then the best is refin
 activations adds work and saves memory: it is tried only where memory ended the growth, from the size that did not fit.
 Buckets change the communication of the best configuration alone and are tried there, in the direction that helps. The
 fastest two are measured again, so that a lucky trial does not win; whatever was faster than they then are is measured
-again too, in turns with the best, until analysis.metrics.winner tells them apart or the trials for that are spent.
+again too, in turns with the best, until analysis.metrics.comparison.winner tells them apart or the trials for
+that are spent.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from analysis.metrics.winner import Candidate, choose, decided
+from analysis.metrics.comparison.winner import Candidate, choose, decided
 from analysis.strategy_labels import strategy_label
 from bert.parallel.options import OPTIONS, options_text, read_options
 
@@ -317,7 +318,7 @@ class _Search:
         return sum(dataclasses.replace(found, round=0) == point for found in self._found)
 
     def _best(self) -> Measured | None:
-        """The fastest by analysis.metrics.winner, its first round that ran."""
+        """The fastest by analysis.metrics.comparison.winner, its first round that ran."""
         if not any(found.rate > 0 for found in self._found.values()):
             return None
         return self._by_point()[self._choice()[0][0][0]][0]

@@ -287,8 +287,8 @@ def best_row(run: RunDirectory, outcome: Outcome) -> dict[str, Any] | None:
 
     The rate and its interval are those of the report, the peak of memory is the highest of a round.
     """
+    from analysis.diagnose.answer import points
     from analysis.load import load_run
-    from analysis.report.answer import points
 
     if outcome.best is None:
         return None

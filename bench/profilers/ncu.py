@@ -275,7 +275,7 @@ class NsightCompute(RangeProfiler):
         Raises:
             InputError: no permission, no report, no kernel in it, or it is cut short.
         """
-        from analysis.readers.ncu import read
+        from analysis.readers.ncu.reader import read
 
         report = _report(scope)
         if not report.exists():

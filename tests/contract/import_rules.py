@@ -15,6 +15,12 @@ ALLOWED = {
     "records": {"records", "common"},
     "common": {"common"},
 }
+# Of analysis: what reads and computes knows nothing of what it means, and neither of how it is shown.
+LAYERS = {
+    "analysis.readers": ("analysis.metrics", "analysis.diagnose", "analysis.render"),
+    "analysis.metrics": ("analysis.diagnose", "analysis.render"),
+    "analysis.diagnose": ("analysis.render",),
+}
 HEAVY = ("torch", "pandas", "matplotlib", "transformers", "h5py", "scipy")
 PROFILERS = (
     "nvtx",
@@ -109,6 +115,13 @@ def wrong_arrows(tree: Tree) -> list[str]:
         for package, allowed in ALLOWED.items()
         for name, use in tree.select(package)
         if use.target.split(".")[0] in set(PACKAGES) - allowed
+    ] + [
+        tree.where(name, use)
+        for layer, later in LAYERS.items()
+        for name, uses in tree.uses.items()
+        if within(name, (layer,))
+        for use in uses
+        if within(use.target, later)
     ]
 
 

@@ -93,6 +93,11 @@ VIOLATIONS = {
         "bert/a.py:1 uses bench.plan.trials",
     ),
     "relative": ("arrow", {"common/a/b.py": "from ..b import x\nimport bert\n"}, "common/a/b.py:2 uses bert"),
+    "a reader imports a metric": (
+        "arrow",
+        {"analysis/readers/a.py": "def f():\n    from analysis.metrics import b\n"},
+        "analysis/readers/a.py:2 uses analysis.metrics",
+    ),
     "analysis imports bench": ("arrow", {"analysis/a.py": "import bench\n"}, "analysis/a.py:1 uses bench"),
     "records imports analysis": (
         "arrow",

@@ -45,7 +45,7 @@ MAP = {
     "records": ("schema.py", "run.py", "trial.py"),
     "analysis/readers": ("__init__.py",),
     "analysis/metrics": ("__init__.py",),
-    "analysis/report": ("__init__.py",),
+    "analysis/render": ("__init__.py",),
     "common": ("errors.py", "atomic.py", "redact.py"),
     "profiling": ("README.md",),
     "docs/how-to": ("container.md",),

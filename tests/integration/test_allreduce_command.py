@@ -9,7 +9,7 @@ import pytest
 from support import shared_files
 from support.refusals import check_refusal
 
-from analysis.report.communication_figures import draw_all_reduce_panel, draw_bandwidth, draw_bucket_timeline
+from analysis.render.communication_figures import draw_all_reduce_panel, draw_bandwidth, draw_bucket_timeline
 from bench.cli.allreduce import main
 from bench.cli.main import run
 from common.errors import Code

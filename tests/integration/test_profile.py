@@ -9,7 +9,7 @@ import pytest
 from support.cli import ROOT, TINY, Cli
 from support.refusals import check_refusal
 
-from analysis.readers.kineto import read
+from analysis.readers.kineto.reader import read
 from common.errors import Code
 
 

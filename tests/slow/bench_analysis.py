@@ -118,7 +118,7 @@ import json, resource, sys, time
 from pathlib import Path
 begun = time.perf_counter()
 import pandas
-from analysis.readers.kineto import read
+from analysis.readers.kineto.reader import read
 imported = time.perf_counter()
 found = read(Path(sys.argv[1]))
 took = time.perf_counter() - imported

@@ -32,9 +32,9 @@ OURS = """
 import json, sys, time
 from pathlib import Path
 begun = time.perf_counter()
-from analysis.metrics.kernel_tables import kernel_times
-from analysis.metrics.temporal import temporal_breakdown
-from analysis.readers.kineto import read_ranks
+from analysis.metrics.kernels.tables import kernel_times
+from analysis.metrics.time.temporal import temporal_breakdown
+from analysis.readers.kineto.reader import read_ranks
 
 def work(folders):
     ranks, kernels = {}, {}

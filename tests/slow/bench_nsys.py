@@ -88,7 +88,7 @@ def read_once(path: Path) -> dict[str, Any]:
     """
     import pandas as pd  # noqa: F401 (its import is timed apart)
 
-    from analysis.readers import nsys
+    from analysis.readers.nsys import reader as nsys
 
     begin, cpu = time.perf_counter(), time.process_time()
     found = nsys.read(path)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from analysis.metrics.core_utilization import core_use
-from analysis.metrics.roofline import roofline
-from analysis.readers.ncu import read
+from analysis.metrics.kernels.core_utilization import core_use
+from analysis.metrics.kernels.roofline import roofline
+from analysis.readers.ncu.reader import read
 from bench.profilers import ncu as ncu_profiler
 from bench.profilers.base import Scope
 from bench.profilers.ncu import NsightCompute

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from support import shared_files
 
-from analysis.readers import nsys, nsys_csv, nsys_trace_csv
+from analysis.readers.nsys import reader as nsys
+from analysis.readers.nsys import summary_csv as nsys_csv
+from analysis.readers.nsys import trace_csv as nsys_trace_csv
 
 EXPORT = shared_files.TRACES / "nsys/tests__power_iteration__baseline.sqlite.gz"
 # Names up to 2022 and since.

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 from support.known_series import LEVEL, Kind
 
-from analysis.metrics.ratio import ratio_interval
-from analysis.metrics.regression import THRESHOLD, judged
+from analysis.metrics.comparison.ratio import ratio_interval
+from analysis.metrics.comparison.regression import THRESHOLD, judged
 
 CHANGES = ("regression", "slower", "quicker", "improvement")
 SLOWDOWNS = CHANGES[:2]

@@ -5,7 +5,7 @@ from support.known_pairs import CHANGES, SLOWDOWNS, verdicts
 from support.known_series import Kind, in_processes
 from support.truth_book import Book
 
-from analysis.metrics.ratio import FEWEST_PROCESSES
+from analysis.metrics.comparison.ratio import FEWEST_PROCESSES
 
 PAIRS = {FEWEST_PROCESSES: 1000, 5: 400, 10: 300}
 """By the rounds of each side."""

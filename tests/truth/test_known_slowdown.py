@@ -11,7 +11,7 @@ from support.known_pairs import CHANGES
 from support.known_work import NAME, Plan, environment, read_truth
 from support.truth_book import Book
 
-from analysis.metrics.ratio import FEWEST_PROCESSES
+from analysis.metrics.comparison.ratio import FEWEST_PROCESSES
 
 FACTORS = {"a": 1.0, "b": 1.0, "c": 1.05}
 """How many times as long every part of the work of a run takes."""

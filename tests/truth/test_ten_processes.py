@@ -12,8 +12,8 @@ from support.known_pairs import CHANGES
 from support.truth_book import Book
 
 from analysis.load import load_run
-from analysis.metrics.ratio import FEWEST_PROCESSES, ratio_interval
-from analysis.metrics.regression import THRESHOLD, judged
+from analysis.metrics.comparison.ratio import FEWEST_PROCESSES, ratio_interval
+from analysis.metrics.comparison.regression import THRESHOLD, judged
 from records.run import RunDirectory
 
 PROCESSES = 10

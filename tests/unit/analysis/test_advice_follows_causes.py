@@ -8,8 +8,10 @@ import pytest
 from support import shared_files
 from support.timelines import timeline
 
-from analysis.metrics.idle import idle_causes
-from analysis.report import communication_findings, operator_findings, timeline_findings
+from analysis.diagnose import communication as communication_findings
+from analysis.diagnose import operators as operator_findings
+from analysis.diagnose import timelines as timeline_findings
+from analysis.metrics.time.idle import idle_causes
 from analysis.sources import open_sources
 from analysis.timeline import Timeline
 

@@ -7,10 +7,10 @@ from support.refusals import refused
 from support.rings import write_collectives
 
 from analysis.load import LoadedTrial, load_run
-from analysis.metrics.links import fitted_links
+from analysis.metrics.communication.links import fitted_links
 from analysis.readers.nccl_tests import read
 from analysis.readers.registry import find_reader, read_head
-from analysis.report.comm_text import link_text, nccl_tests_text
+from analysis.render.comm_text import link_text, nccl_tests_text
 from records.collectives import CollectiveTest, parse_size
 from records.run import RunDirectory
 

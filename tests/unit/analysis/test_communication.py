@@ -8,15 +8,11 @@ import pytest
 from support.shared_files import TRACES
 from support.timelines import timeline
 
-from analysis.metrics.collective_matching import match_collectives, stragglers
-from analysis.metrics.communication import (
-    buckets,
-    communication_by_kind,
-    communication_by_rank,
-)
+from analysis.diagnose import timelines as timeline_findings
+from analysis.diagnose.communication import findings, no_communication
+from analysis.metrics.communication.exposure import buckets, communication_by_kind, communication_by_rank
+from analysis.metrics.communication.matching import match_collectives, stragglers
 from analysis.names import bus_factor
-from analysis.report import timeline_findings
-from analysis.report.communication_findings import findings, no_communication
 from analysis.timeline import Timeline
 
 MS = 1_000_000

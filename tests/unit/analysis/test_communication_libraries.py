@@ -12,12 +12,12 @@ from support.profiles import NSYS, sqlite_with
 from support.timelines import timeline
 from test_kineto_reader import event, write
 
-from analysis.explain import explain
-from analysis.findings import Finding
-from analysis.metrics.communication import communication_by_kind
+from analysis.diagnose import communication as communication_findings
+from analysis.diagnose.explain import explain
+from analysis.diagnose.finding import Finding
+from analysis.metrics.communication.exposure import communication_by_kind
 from analysis.names import COLLECTIVES, family, kernel_collective
-from analysis.readers.kineto import read
-from analysis.report import communication_findings
+from analysis.readers.kineto.reader import read
 from analysis.sources import open_sources
 from bench.cli.main import run
 

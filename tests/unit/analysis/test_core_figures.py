@@ -8,11 +8,11 @@ import pytest
 from support import ncu_csv
 
 from analysis.counters import KernelCounters
-from analysis.metrics.core_utilization import core_use, core_use_by_family
-from analysis.metrics.roofline import DRAM, roofline
-from analysis.readers.ncu import read
-from analysis.report import core_figures
-from analysis.report.core_figures import draw_core_utilization, draw_roofline
+from analysis.metrics.kernels.core_utilization import core_use, core_use_by_family
+from analysis.metrics.kernels.roofline import DRAM, roofline
+from analysis.readers.ncu.reader import read
+from analysis.render import core_figures
+from analysis.render.core_figures import draw_core_utilization, draw_roofline
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -12,8 +12,8 @@ import pytest
 from support import ncu_csv, shared_files
 
 from analysis.counters import KernelCounters, joined
-from analysis.metrics.core_phases import BY_ORDER, BY_RANGE, NO_PHASE, kernel_phases
-from analysis.metrics.core_utilization import (
+from analysis.metrics.kernels.core_phases import BY_ORDER, BY_RANGE, NO_PHASE, kernel_phases
+from analysis.metrics.kernels.core_utilization import (
     FOUR,
     PIPES,
     core_use,
@@ -21,9 +21,9 @@ from analysis.metrics.core_utilization import (
     core_use_by_family,
     rows,
 )
-from analysis.metrics.roofline import roofline
+from analysis.metrics.kernels.roofline import roofline
 from analysis.names import family
-from analysis.readers.ncu import read
+from analysis.readers.ncu.reader import read
 
 TRACES = shared_files.TRACES / "ncu"
 SUFFIX = ".avg.pct_of_peak_sustained_elapsed"

@@ -11,21 +11,29 @@ from support.refusals import refused
 from support.timelines import timeline
 
 from analysis.counters import KernelCounters
-from analysis.explain import counter_endings, explain
-from analysis.findings import Finding, distinct_names
-from analysis.metrics.clock_alignment import clock_offsets
-from analysis.metrics.collective_matching import match_collectives, stragglers
-from analysis.metrics.communication import buckets, communication_by_kind, communication_by_rank, exposed_union_ms
-from analysis.metrics.copies import copy_rows
-from analysis.metrics.idle import idle_causes
-from analysis.metrics.launches import launch_queue
-from analysis.metrics.phases import phase_rows
-from analysis.metrics.roofline import roofline
-from analysis.metrics.trace_comparison import compare_traces, trace_diff
-from analysis.metrics.what_if import Scenario, what_if
-from analysis.report import communication_findings, operator_findings, timeline_findings, window_finding
-from analysis.report.roofline_findings import roofline_findings
-from analysis.report.summary_findings import findings as summary_findings
+from analysis.diagnose import communication as communication_findings
+from analysis.diagnose import operators as operator_findings
+from analysis.diagnose import timelines as timeline_findings
+from analysis.diagnose import window as window_finding
+from analysis.diagnose.explain import counter_endings, explain
+from analysis.diagnose.finding import Finding, distinct_names
+from analysis.diagnose.rooflines import roofline_findings
+from analysis.diagnose.summaries import findings as summary_findings
+from analysis.metrics.communication.clock_alignment import clock_offsets
+from analysis.metrics.communication.exposure import (
+    buckets,
+    communication_by_kind,
+    communication_by_rank,
+    exposed_union_ms,
+)
+from analysis.metrics.communication.matching import match_collectives, stragglers
+from analysis.metrics.communication.what_if import Scenario, what_if
+from analysis.metrics.comparison.trace_comparison import compare_traces, trace_diff
+from analysis.metrics.kernels.copies import copy_rows
+from analysis.metrics.kernels.roofline import roofline
+from analysis.metrics.time.idle import idle_causes
+from analysis.metrics.time.launches import launch_queue
+from analysis.metrics.time.phases import phase_rows
 from analysis.sources import Source, open_sources
 from analysis.summary import Summary
 from analysis.timeline import Timeline

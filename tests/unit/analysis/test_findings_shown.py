@@ -9,9 +9,9 @@ import pytest
 from support.cli import Cli
 from support.refusals import check_refusal, refused
 
-from analysis.findings import Finding
-from analysis.report.findings_tables import plain_rows, table_of
-from analysis.report.findings_text import findings_text
+from analysis.diagnose.finding import Finding, plain_rows
+from analysis.render.findings_tables import table_of
+from analysis.render.findings_text import findings_text
 from bench.cli.findings_output import document, show, write_csvs
 
 

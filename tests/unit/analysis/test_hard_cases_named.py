@@ -12,10 +12,10 @@ import pytest
 from support import ncu_csv, shared_files
 from test_kineto_reader import event, write
 
-from analysis.metrics.core_utilization import core_use
+from analysis.metrics.kernels.core_utilization import core_use
 from analysis.names import collective
-from analysis.readers.kineto import read
-from analysis.readers.ncu import read as read_ncu
+from analysis.readers.kineto.reader import read
+from analysis.readers.ncu.reader import read as read_ncu
 from analysis.timeline import Timeline
 
 HERE = Path(__file__).parent

@@ -11,8 +11,8 @@ import pytest
 from fake_run import ENVIRONMENT, SECOND, START_NS, noisy_times, step_rows, write_sweep, write_trial
 from support.refusals import check_refusal, refused
 
-from analysis.metrics.history import History, history_of
-from analysis.report.history_text import history_text
+from analysis.metrics.comparison.history import History, history_of
+from analysis.render.history_text import history_text
 from analysis.sources import runs_below
 from bench.cli.main import run as command
 from records.run import RunDirectory

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from support import shared_files
 from support.timelines import timeline
 
-from analysis.metrics.idle import CAUSES, IdleCauses, idle_causes, idle_frame
-from analysis.metrics.temporal import temporal_breakdown
-from analysis.readers.kineto import read
+from analysis.metrics.time.idle import CAUSES, IdleCauses, idle_causes, idle_frame
+from analysis.metrics.time.temporal import temporal_breakdown
+from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
 
 TRACES = shared_files.TRACES / "kineto"

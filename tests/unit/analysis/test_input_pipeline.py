@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from fake_run import noisy_times, step_rows, write_sweep, write_trial
 
+from analysis.diagnose.answer import nothing_measured, points
 from analysis.load import load_run
+from analysis.metrics.comparison.regression import compare_runs, ratios_of
 from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
-from analysis.metrics.regression import compare_runs, ratios_of
 from analysis.metrics.scaling import efficiency
-from analysis.report.answer import nothing_measured, points
-from analysis.report.run_page import write_report
-from analysis.report.text import comparison_table, input_text, results_table
+from analysis.render.run_page import write_report
+from analysis.render.text import comparison_table, input_text, results_table
 from bench.cli import throughput
 from records.run import RunDirectory
 from records.trial import Trial

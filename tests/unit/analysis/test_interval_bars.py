@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.report.drawing import canvas, interval_bars
+from analysis.render.drawing import canvas, interval_bars
 
 
 def test_an_interval_beyond_the_top_ends_there_with_an_arrow() -> None:

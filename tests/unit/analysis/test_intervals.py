@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.metrics.intervals import (
+from analysis.metrics.time.intervals import (
     clipped,
     difference,
     inside_ns,

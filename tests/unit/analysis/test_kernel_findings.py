@@ -6,8 +6,8 @@ import pytest
 from support import shared_files
 from support.timelines import timeline
 
-from analysis.readers.kineto import read
-from analysis.report.timeline_findings import findings
+from analysis.diagnose.timelines import findings
+from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
 
 TRACES = shared_files.TRACES / "kineto"

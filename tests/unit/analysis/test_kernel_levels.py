@@ -13,11 +13,11 @@ import pytest
 from support import shared_files
 
 from analysis.counters import KernelCounters
-from analysis.metrics.roofline import LATENCY, UNKNOWN, Roofline, roofline
-from analysis.readers.ncu import read
-from analysis.report.core_figures import draw_roofline
-from analysis.report.core_findings import findings
-from analysis.report.roofline_findings import advice, roofline_findings
+from analysis.diagnose.cores import findings
+from analysis.diagnose.rooflines import advice, roofline_findings
+from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, Roofline, roofline
+from analysis.readers.ncu.reader import read
+from analysis.render.core_figures import draw_roofline
 
 TRACES = shared_files.TRACES / "ncu"
 SOL = "GPU Speed Of Light Throughput"
@@ -226,7 +226,7 @@ def test_shares_of_several_launches_are_weighted_by_their_time(tmp_path: Path) -
 def test_the_picture_says_that_it_is_of_dram_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.text import Text
 
-    from analysis.report import core_figures
+    from analysis.render import core_figures
 
     words: list[str] = []
     save = core_figures.save

@@ -8,7 +8,7 @@ from support import shared_files
 from support.timelines import timeline
 
 from analysis.gpu_work import name_codes
-from analysis.metrics.kernel_tables import (
+from analysis.metrics.kernels.tables import (
     FAMILY_ROW_COLUMNS,
     KERNEL_ROW_COLUMNS,
     family_rows,
@@ -16,7 +16,7 @@ from analysis.metrics.kernel_tables import (
     kernel_rows,
     over_ranks,
 )
-from analysis.readers.kineto import read
+from analysis.readers.kineto.reader import read
 
 TRACES = shared_files.TRACES / "kineto"
 

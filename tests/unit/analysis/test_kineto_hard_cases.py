@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from support.refusals import refused
 from test_kineto_reader import event, write
 
+from analysis.diagnose import timelines as timeline_findings
+from analysis.diagnose.communication import no_communication
 from analysis.nesting import _callers_by_stack, nesting
-from analysis.readers import kineto_stream, packed
-from analysis.readers.kineto import read, read_many, read_ranks, recognises
+from analysis.readers import packed
+from analysis.readers.kineto import stream as kineto_stream
+from analysis.readers.kineto.reader import read, read_many, read_ranks, recognises
 from analysis.readers.registry import Head
-from analysis.report import timeline_findings
-from analysis.report.communication_findings import no_communication
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
 from common.errors import InputError
 
@@ -248,7 +249,7 @@ def test_ranks_are_read_in_order_and_a_damaged_one_is_named(tmp_path: Path, monk
     paths = [write(tmp_path / f"{n}.json", [event("a", n, 1)], distributedInfo={"rank": 3 - n}) for n in range(3)]
     paths.append(text_of(tmp_path / "damaged.json", "{}"))
     for pays in (1 << 40, 0):
-        monkeypatch.setattr("analysis.readers.kineto.PAYS_FROM_BYTES", pays)
+        monkeypatch.setattr("analysis.readers.kineto.reader.PAYS_FROM_BYTES", pays)
         problems: list[str] = []
         assert [found.rank for found in read_ranks(paths, problems)] == [1, 2, 3]
         assert len(problems) == 1 and "damaged.json" in problems[0]

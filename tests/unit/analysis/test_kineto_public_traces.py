@@ -6,7 +6,7 @@ import pytest
 from support import shared_files
 
 from analysis.counters import KernelCounters
-from analysis.readers.kineto import read, read_many, read_ranks, recognises
+from analysis.readers.kineto.reader import read, read_many, read_ranks, recognises
 from analysis.readers.registry import read_head
 
 TRACES = shared_files.TRACES / "kineto"

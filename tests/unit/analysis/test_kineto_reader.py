@@ -7,7 +7,7 @@ import pytest
 from support import shared_files
 from support.refusals import refused
 
-from analysis.readers.kineto import read
+from analysis.readers.kineto.reader import read
 from common.errors import Code
 
 TRACES = shared_files.TRACES / "kineto"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support.known_trace import WRITERS, make
 
-from analysis.metrics.communication import communication_by_rank
-from analysis.metrics.utilization import compute_utilization
+from analysis.metrics.communication.exposure import communication_by_rank
+from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.sources import open_sources
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.timelines import timeline
 
-from analysis.metrics.kernel_tables import launching_calls
-from analysis.metrics.launches import launch_queue, queue_depth
+from analysis.metrics.kernels.tables import launching_calls
+from analysis.metrics.time.launches import launch_queue, queue_depth
 
 LAUNCH = "cudaLaunchKernel"
 

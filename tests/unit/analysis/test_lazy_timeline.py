@@ -15,9 +15,9 @@ from test_kineto_hard_cases import GPU, trace
 from test_kineto_reader import event, write
 
 from analysis.gpu_work import GpuWork
-from analysis.metrics.kernel_tables import kernel_rows, kernel_times
-from analysis.metrics.temporal import temporal_breakdown
-from analysis.readers.kineto import read
+from analysis.metrics.kernels.tables import kernel_rows, kernel_times
+from analysis.metrics.time.temporal import temporal_breakdown
+from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -124,9 +124,9 @@ def test_sums_on_arrays_are_those_on_tables(tmp_path: Path) -> None:
 def test_sums_of_gpu_work_do_not_import_pandas(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from analysis.metrics.kernel_tables import kernel_times\n"
-        "from analysis.metrics.temporal import temporal_breakdown\n"
-        "from analysis.readers.kineto import read_ranks\n"
+        "from analysis.metrics.kernels.tables import kernel_times\n"
+        "from analysis.metrics.time.temporal import temporal_breakdown\n"
+        "from analysis.readers.kineto.reader import read_ranks\n"
         "(found,) = read_ranks([Path(sys.argv[1])])\n"
         "assert temporal_breakdown(found, 'kernels') and kernel_times(found, window='kernels').names\n"
         "assert 'pandas' not in sys.modules, 'pandas is imported'\n"

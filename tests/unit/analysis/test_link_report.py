@@ -6,11 +6,11 @@ import pytest
 from support.rings import Machine, write_collectives
 
 from analysis.load import load_run
-from analysis.metrics.links import Link
-from analysis.metrics.projection import Backward, exposed_ms
+from analysis.metrics.communication.links import Link
+from analysis.metrics.communication.projection import Backward, exposed_ms
 from analysis.metrics.scaling import measured_efficiency
-from analysis.report.comm_text import projection_text
-from analysis.report.run_page import write_report
+from analysis.render.comm_text import projection_text
+from analysis.render.run_page import write_report
 from records.collectives import collectives_csv
 from records.run import RunDirectory
 

@@ -7,8 +7,8 @@ import pytest
 from support.rings import ring_all_reduce_us, write_collectives
 
 from analysis.load import load_run
-from analysis.metrics.links import Link, Point, fit, fitted_links, link_rows, residual_rows, ring
-from analysis.report.comm_text import link_text
+from analysis.metrics.communication.links import Link, Point, fit, fitted_links, link_rows, residual_rows, ring
+from analysis.render.comm_text import link_text
 from records.run import RunDirectory
 
 

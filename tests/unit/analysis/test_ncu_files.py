@@ -12,10 +12,10 @@ from support.refusals import refused
 from test_ncu_reader import LONG, PIPE, RAW, long_row, table
 
 from analysis.counters import IDENTITY
-from analysis.readers.ncu import FORM, read, recognises
-from analysis.readers.ncu_table import base_unit
+from analysis.diagnose import cores as core_findings
+from analysis.readers.ncu.reader import FORM, read, recognises
+from analysis.readers.ncu.table import base_unit
 from analysis.readers.registry import FORMS, read_head
-from analysis.report import core_findings
 from common.errors import Code, InputError
 
 TRACES = shared_files.TRACES / "ncu"

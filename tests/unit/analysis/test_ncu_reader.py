@@ -7,8 +7,8 @@ import pytest
 from support import ncu_csv
 
 from analysis.counters import IDENTITY
-from analysis.readers.ncu import read
-from analysis.readers.ncu_table import base_unit, number, ranges_of
+from analysis.readers.ncu.reader import read
+from analysis.readers.ncu.table import base_unit, number, ranges_of
 
 LONG = '"ID","Process ID","Kernel Name","Context","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name"'
 RAW = '"ID","Process ID","Kernel Name","gpc__cycles_elapsed.max","gpu__time_duration.sum","dram__bytes.sum"'

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support import shared_files
 
-from analysis.readers.nsys import read, recognises
+from analysis.readers.nsys.reader import read, recognises
 from analysis.readers.registry import find_reader, read_head
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
 

@@ -5,7 +5,8 @@ import pytest
 from support import shared_files
 from support.refusals import refused
 
-from analysis.readers import nsys_csv, nsys_trace_csv
+from analysis.readers.nsys import summary_csv as nsys_csv
+from analysis.readers.nsys import trace_csv as nsys_trace_csv
 from analysis.readers.registry import find_reader, read_head
 from analysis.summary import Summary
 

@@ -9,7 +9,7 @@ from support import shared_files
 from support.refusals import refused
 from test_nsys_reader import KERNEL_2022, NVTX_2022, Export, kernel, names, nvtx, only
 
-from analysis.readers.nsys import read
+from analysis.readers.nsys.reader import read
 from common.errors import Code
 
 TRACES = shared_files.TRACES / "nsys"

@@ -11,8 +11,8 @@ from support import shared_files
 from support.refusals import refused
 from test_nsys_reader import NVTX_2022, Export, nvtx, only
 
-from analysis.metrics.utilization import compute_utilization
-from analysis.readers.nsys import read
+from analysis.metrics.kernels.utilization import compute_utilization
+from analysis.readers.nsys.reader import read
 from analysis.sources import open_sources
 
 TRACES = shared_files.TRACES / "nsys"

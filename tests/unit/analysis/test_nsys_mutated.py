@@ -16,7 +16,12 @@ import test_nsys_csv as nsys_texts
 import test_nvprof_csv as nvprof_texts
 import test_nvvp_reader as nvvps
 
-from analysis.readers import nsys, nsys_csv, nsys_trace_csv, nvprof, nvprof_trace, nvvp
+from analysis.readers.nsys import reader as nsys
+from analysis.readers.nsys import summary_csv as nsys_csv
+from analysis.readers.nsys import trace_csv as nsys_trace_csv
+from analysis.readers.nvprof import nvvp
+from analysis.readers.nvprof import summary as nvprof
+from analysis.readers.nvprof import trace as nvprof_trace
 from analysis.readers.registry import read_head
 from common.errors import InputError
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from analysis.metrics.range_tree import range_tree
-from analysis.metrics.utilization import compute_utilization
-from analysis.readers.nsys import read
+from analysis.metrics.kernels.utilization import compute_utilization
+from analysis.metrics.time.range_tree import range_tree
+from analysis.readers.nsys.reader import read
 from analysis.timeline import Timeline
 
 VM = 7 << 48

@@ -5,8 +5,9 @@ import pytest
 from support import shared_files
 from support.refusals import refused
 
-from analysis.metrics.utilization import compute_utilization
-from analysis.readers import nvprof, nvprof_trace
+from analysis.metrics.kernels.utilization import compute_utilization
+from analysis.readers.nvprof import summary as nvprof
+from analysis.readers.nvprof import trace as nvprof_trace
 from analysis.readers.registry import find_reader, read_head
 
 TRACES = shared_files.TRACES / "nvprof"

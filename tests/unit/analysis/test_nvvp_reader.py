@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from analysis.metrics.utilization import compute_utilization
-from analysis.readers.nvvp import function_name, read
+from analysis.metrics.kernels.utilization import compute_utilization
+from analysis.readers.nvprof.nvvp import function_name, read
 from analysis.readers.registry import find_reader, read_head
 from analysis.sources import open_sources
 from analysis.timeline import COLLECTIVE_COLUMNS

@@ -7,7 +7,7 @@ import pytest
 from support.profiles import sample
 from support.refusals import check_refusal, refused
 
-from analysis.readers.ncu import read as read_ncu
+from analysis.readers.ncu.reader import read as read_ncu
 from analysis.readers.packed import unpacked_blocks
 from analysis.readers.registry import read_head
 from analysis.sources import MOST_FILES, open_sources

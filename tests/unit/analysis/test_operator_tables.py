@@ -11,12 +11,12 @@ from support.profiles import sqlite_with
 from support.timelines import timeline
 from test_kineto_reader import event, write
 
-from analysis.explain import explain
-from analysis.metrics.operator_tables import operators_over_ranks
-from analysis.metrics.range_rows import range_rows
+from analysis.diagnose.explain import explain
+from analysis.diagnose.operators import findings, range_findings
+from analysis.metrics.time.operator_tables import operators_over_ranks
+from analysis.metrics.time.range_rows import range_rows
 from analysis.nesting import own_times
-from analysis.readers.kineto import read
-from analysis.report.operator_findings import findings, range_findings
+from analysis.readers.kineto.reader import read
 from analysis.sources import open_sources
 
 MS = 1_000_000

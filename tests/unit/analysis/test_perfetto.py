@@ -12,7 +12,7 @@ from support import shared_files
 from support.refusals import refused
 
 from analysis.perfetto import write_perfetto
-from analysis.readers import kineto
+from analysis.readers.kineto import reader as kineto
 from analysis.timeline import (
     API_COLUMNS,
     COLLECTIVE_COLUMNS,

@@ -6,8 +6,8 @@ import pytest
 from support import shared_files
 from support.timelines import timeline
 
-from analysis.metrics.phases import phase_of, phase_rows
-from analysis.readers.kineto import read
+from analysis.metrics.time.phases import phase_of, phase_rows
+from analysis.readers.kineto.reader import read
 
 TRACES = shared_files.TRACES / "kineto"
 LAUNCH = "cudaLaunchKernel"

@@ -10,11 +10,13 @@ from support.timelines import timeline
 from test_kineto_reader import event, write
 
 from analysis.counters import KernelCounters
-from analysis.findings import Finding
-from analysis.metrics.gemm_precision import gemm_time_by_precision
+from analysis.diagnose import cores as core_findings
+from analysis.diagnose import operators as operator_findings
+from analysis.diagnose import timelines as timeline_findings
+from analysis.diagnose.finding import Finding
+from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
 from analysis.precisions import PRECISIONS, precision
-from analysis.readers import kineto
-from analysis.report import core_findings, operator_findings, timeline_findings
+from analysis.readers.kineto import reader as kineto
 from analysis.sources import open_sources
 from analysis.timeline import Timeline
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.profiles import summarize, write_tables
+from analysis.diagnose.profiles import summarize, write_tables
 from bench.cli.main import run
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory

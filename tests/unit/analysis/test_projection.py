@@ -12,10 +12,10 @@ from support import refusals
 from support.rings import Machine, write_collectives
 
 from analysis.load import load_run
-from analysis.metrics import projection
-from analysis.metrics.projection import backward_pass, bucket_ends, exposed_ms, project
-from analysis.report.comm_text import projection_text
-from analysis.report.run_page import write_report
+from analysis.metrics.communication import projection
+from analysis.metrics.communication.projection import backward_pass, bucket_ends, exposed_ms, project
+from analysis.render.comm_text import projection_text
+from analysis.render.run_page import write_report
 from records.run import RunDirectory
 
 MIB = 1 << 20

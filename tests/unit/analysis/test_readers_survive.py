@@ -15,7 +15,7 @@ from support.mutate import count_from_environment, mutations
 from support.profiles import NSYS, NVVP, kineto, sample, sqlite_with
 
 from analysis.counters import KernelCounters
-from analysis.explain import explain
+from analysis.diagnose.explain import explain
 from analysis.perfetto import write_perfetto
 from analysis.readers.registry import FORMS, READERS, find_reader, read_head
 from analysis.sources import open_sources

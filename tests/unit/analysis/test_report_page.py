@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from support.refusals import refused
 from test_kineto_reader import event, write
 
+from analysis.diagnose.answer import answers, points
 from analysis.load import load_run
-from analysis.metrics.regression import compare_runs, ratios_of
-from analysis.report.answer import answers, points
-from analysis.report.report_folder import report_folder
-from analysis.report.run_page import write_report
+from analysis.metrics.comparison.regression import compare_runs, ratios_of
+from analysis.render.report_folder import report_folder
+from analysis.render.run_page import write_report
 from common.errors import UsageError
 from records.files import write_record
 from records.run import RunDirectory

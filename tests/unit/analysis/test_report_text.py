@@ -7,9 +7,9 @@ from fake_run import step_rows, write_sweep, write_trial
 from support.refusals import refused
 
 from analysis.load import LoadedTrial, load_run
-from analysis.metrics.regression import compare_runs, ratios_of
-from analysis.report.tables import count, flops, interval, number, percent, size
-from analysis.report.text import cautions_text, comparison_table, results_table
+from analysis.metrics.comparison.regression import compare_runs, ratios_of
+from analysis.render.text import cautions_text, comparison_table, results_table
+from analysis.wording import count, flops, interval, number, percent, size
 from bench.cli import compare, report
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial

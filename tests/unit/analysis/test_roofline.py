@@ -10,7 +10,8 @@ import pytest
 from support import shared_files
 
 from analysis.counters import KernelCounters
-from analysis.metrics.roofline import (
+from analysis.diagnose import cores as core_findings
+from analysis.metrics.kernels.roofline import (
     _TABLE,
     DRAM,
     LATENCY,
@@ -20,8 +21,7 @@ from analysis.metrics.roofline import (
     measured_ceiling,
     roofline,
 )
-from analysis.readers.ncu import read
-from analysis.report import core_findings
+from analysis.readers.ncu.reader import read
 
 TRACES = shared_files.TRACES / "ncu"
 PERCENT = ".avg.pct_of_peak_sustained_elapsed"

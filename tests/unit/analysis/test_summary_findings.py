@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.findings import Finding
-from analysis.metrics.links import alpha_beta
-from analysis.report.summary_findings import findings
+from analysis.diagnose.finding import Finding
+from analysis.diagnose.summaries import findings
+from analysis.metrics.communication.links import alpha_beta
 from analysis.summary import Summary
 
 

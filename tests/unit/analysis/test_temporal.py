@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from support import shared_files
 from support.timelines import timeline
 
-from analysis.metrics.temporal import (
+from analysis.metrics.time.temporal import (
     Temporal,
     iteration_spread,
     iterations,
     temporal_breakdown,
     temporal_frame,
 )
-from analysis.readers.kineto import read
+from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
 
 TRACES = shared_files.TRACES / "kineto"

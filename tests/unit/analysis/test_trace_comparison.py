@@ -8,8 +8,8 @@ import pytest
 from support.refusals import check_refusal, refused
 from support.timelines import timeline
 
-from analysis.metrics.trace_comparison import compare_traces
-from analysis.report.trace_comparison_findings import findings
+from analysis.diagnose.trace_comparison import findings
+from analysis.metrics.comparison.trace_comparison import compare_traces
 from analysis.timeline import Timeline
 from bench.cli.main import run
 from records.files import write_record

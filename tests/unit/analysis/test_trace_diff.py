@@ -5,8 +5,8 @@ from support import shared_files
 from support.refusals import refused
 from support.timelines import timeline
 
-from analysis.metrics.trace_comparison import trace_diff
-from analysis.readers.kineto import read
+from analysis.metrics.comparison.trace_comparison import trace_diff
+from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
 
 TRACES = shared_files.TRACES / "kineto/hta"

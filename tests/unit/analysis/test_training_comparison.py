@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.metrics import profiled_communication
-from analysis.metrics.profiled_communication import all_reduce
-from analysis.metrics.training_comparison import COLUMNS, VariantRun, compare_trainings
-from analysis.report.training_comparison_figures import draw_comparison, line_style, scores_text, variant_label
-from analysis.report.training_comparison_text import comparison_csv, comparison_text
+from analysis.metrics.communication import profiled as profiled_communication
+from analysis.metrics.communication.profiled import all_reduce
+from analysis.metrics.comparison.training_comparison import COLUMNS, VariantRun, compare_trainings
+from analysis.render.training_comparison_figures import draw_comparison, line_style, scores_text, variant_label
+from analysis.render.training_comparison_text import comparison_csv, comparison_text
 from bench.cli.compare_strategies import _caption
 from records.files import write_record
 from records.run import TrialDirectory
@@ -249,7 +249,7 @@ def test_the_legend_shows_each_line_as_both_panels_do(
     for number, one in enumerate(runs):
         write_attempt(one.run, [[100.0 - number] * TOTAL] * (number + 1))
     figures: list[Any] = []
-    monkeypatch.setattr("analysis.report.training_comparison_figures.save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr("analysis.render.training_comparison_figures.save", lambda figure, path: figures.append(figure))
     draw_comparison(tmp_path / "picture.png", compare_trainings(runs))
     progress, losses = figures[0].axes[:2]
 

@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from support.refusals import refused
 
 from analysis.load import load_run
-from analysis.report.run_page import write_report
-from analysis.report.training import TrainingPart, training_part
+from analysis.render.run_page import write_report
+from analysis.render.training import TrainingPart, training_part
 from records.files import write_record
 from records.run import TrialDirectory
 from records.training import TrainRun, events_jsonl, read_events, write_curve
@@ -248,7 +248,7 @@ def test_the_line_of_throughput_stops_where_it_was_evaluated_or_saved(
 
 
 def test_steps_are_counted_in_whole_numbers(attempt: TrialDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    from analysis.report import training
+    from analysis.render import training
 
     write_curve(run_of(attempt).curve_csv, [row(step, step + 1) for step in range(3)])
     tell(attempt, EVALUATED | {"applied_steps": 2}, EVALUATED | {"applied_steps": 3})
@@ -261,7 +261,7 @@ def test_steps_are_counted_in_whole_numbers(attempt: TrialDirectory, monkeypatch
 
 
 def test_the_facts_of_a_run_name_the_options_of_its_task(attempt: TrialDirectory) -> None:
-    from analysis.report.sections import facts
+    from analysis.render.sections import facts
 
     options = '{"head": "mul", "sample_limit": 640, "train_on_all": false}'
     trial = Trial(kind="train", preset="tiny", round=2, task="gap", task_options=options)

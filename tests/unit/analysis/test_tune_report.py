@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from analysis.report.drawing import canvas
-from analysis.report.tune_page import _robust_limits, choice_labels, write_tune_report
-from analysis.report.tune_text import ordered, tune_text
+from analysis.render.drawing import canvas
+from analysis.render.tune_page import _robust_limits, choice_labels, write_tune_report
+from analysis.render.tune_text import ordered, tune_text
 
 
 def trial(number: int, state: str, value: float | None, **more: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from support.refusals import check_refusal, refused
 from test_kineto_reader import event, write
 
-from analysis.readers.kineto import read
+from analysis.readers.kineto.reader import read
 from analysis.sources import open_sources
 from bench.cli.main import run
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from support import shared_files
 from test_kineto_reader import event, write
 
-from analysis.metrics.temporal import temporal_breakdown
-from analysis.metrics.utilization import (
+from analysis.metrics.kernels.utilization import (
     CPU_OPERATORS,
     GPU_KERNELS,
     UTILIZATION_COLUMNS,
@@ -20,8 +19,9 @@ from analysis.metrics.utilization import (
     compute_utilization,
     compute_utilization_rows,
 )
-from analysis.readers.kineto import read
-from analysis.report.tables import write_csv
+from analysis.metrics.time.temporal import temporal_breakdown
+from analysis.readers.kineto.reader import read
+from analysis.render.tables import write_csv
 from analysis.timeline import Timeline
 
 TRACES = shared_files.TRACES / "kineto"

@@ -10,9 +10,9 @@ from support import shared_files
 from support.refusals import refused
 from support.timelines import timeline
 
-from analysis.metrics.clock_alignment import clock_offsets
-from analysis.metrics.collective_matching import match_collectives
-from analysis.metrics.what_if import SCENARIOS, Scenario, WhatIf, parse_scenario, what_if
+from analysis.metrics.communication.clock_alignment import clock_offsets
+from analysis.metrics.communication.matching import match_collectives
+from analysis.metrics.communication.what_if import SCENARIOS, Scenario, WhatIf, parse_scenario, what_if
 from analysis.timeline import Timeline
 
 KINETO = shared_files.TRACES / "kineto"

@@ -13,11 +13,11 @@ from support import gpu_programs as gpu
 from support import shared_files
 from support.gpu_programs import Change, Program, Training
 
-from analysis.metrics.clock_alignment import clock_offsets
-from analysis.metrics.collective_matching import match_collectives
-from analysis.metrics.kernel_tables import in_window, is_communication
-from analysis.metrics.what_if import SCENARIO_ERROR, WORST_ERROR, WhatIf, what_if
-from analysis.report.communication_findings import findings
+from analysis.diagnose.communication import findings
+from analysis.metrics.communication.clock_alignment import clock_offsets
+from analysis.metrics.communication.matching import match_collectives
+from analysis.metrics.communication.what_if import SCENARIO_ERROR, WORST_ERROR, WhatIf, what_if
+from analysis.metrics.kernels.tables import in_window, is_communication
 from analysis.sources import open_sources
 from analysis.timeline import Timeline
 

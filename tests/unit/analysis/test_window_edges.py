@@ -14,16 +14,20 @@ from support.timelines import timeline
 from test_kineto_reader import event, write
 
 from analysis.counters import KernelCounters
-from analysis.explain import explain
-from analysis.metrics.clock_alignment import clock_offsets
-from analysis.metrics.collective_matching import match_collectives
-from analysis.metrics.idle import idle_causes
-from analysis.metrics.kernel_tables import before_recording, family_rows
-from analysis.metrics.launches import launch_queue
-from analysis.metrics.temporal import iterations
-from analysis.metrics.what_if import what_if
-from analysis.readers import kineto, ncu
-from analysis.report import communication_findings, core_findings, timeline_findings, window_finding
+from analysis.diagnose import communication as communication_findings
+from analysis.diagnose import cores as core_findings
+from analysis.diagnose import timelines as timeline_findings
+from analysis.diagnose import window as window_finding
+from analysis.diagnose.explain import explain
+from analysis.metrics.communication.clock_alignment import clock_offsets
+from analysis.metrics.communication.matching import match_collectives
+from analysis.metrics.communication.what_if import what_if
+from analysis.metrics.kernels.tables import before_recording, family_rows
+from analysis.metrics.time.idle import idle_causes
+from analysis.metrics.time.launches import launch_queue
+from analysis.metrics.time.temporal import iterations
+from analysis.readers.kineto import reader as kineto
+from analysis.readers.ncu import reader as ncu
 from analysis.sources import open_sources
 from analysis.timeline import Timeline
 from bench.cli.main import run

@@ -11,12 +11,13 @@ from support import shared_files
 from support.timelines import timeline
 from test_kineto_reader import event, write
 
-from analysis.explain import explain, over_all_work
-from analysis.metrics.launched import launched_compute
-from analysis.metrics.temporal import iterations, temporal_breakdown
-from analysis.metrics.utilization import compute_utilization
-from analysis.readers import kineto
-from analysis.report import timeline_findings, window_finding
+from analysis.diagnose import timelines as timeline_findings
+from analysis.diagnose import window as window_finding
+from analysis.diagnose.explain import explain, over_all_work
+from analysis.metrics.kernels.utilization import compute_utilization
+from analysis.metrics.time.launched import launched_compute
+from analysis.metrics.time.temporal import iterations, temporal_breakdown
+from analysis.readers.kineto import reader as kineto
 from analysis.sources import open_sources
 from analysis.timeline import Timeline
 from bench.cli.main import run

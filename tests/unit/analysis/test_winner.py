@@ -10,9 +10,9 @@ import pytest
 from fake_run import step_rows, write_trial
 from support.refusals import refused
 
+from analysis.diagnose.answer import points, winners
 from analysis.load import load_run
-from analysis.metrics.winner import Candidate, choose
-from analysis.report.answer import points, winners
+from analysis.metrics.comparison.winner import Candidate, choose
 from bench.cli import autotune, profile, report
 from bench.machine.devices import Devices
 from bench.plan import autotune_trials

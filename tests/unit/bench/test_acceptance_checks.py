@@ -13,12 +13,12 @@ from support.acceptance_report import markdown
 from support.acceptance_script import acceptance
 from support.acceptance_steps import Step
 
-from analysis.explain import explain
-from analysis.metrics.core_utilization import rows as core_rows
-from analysis.metrics.name_coverage import name_coverage
-from analysis.metrics.roofline import UNKNOWN
-from analysis.metrics.utilization import compute_utilization_rows
-from analysis.profiles import ProfileSummary, plain
+from analysis.diagnose.explain import explain
+from analysis.diagnose.profiles import ProfileSummary, plain
+from analysis.metrics.kernels.core_utilization import rows as core_rows
+from analysis.metrics.kernels.name_coverage import name_coverage
+from analysis.metrics.kernels.roofline import UNKNOWN
+from analysis.metrics.kernels.utilization import compute_utilization_rows
 from analysis.sources import open_sources
 
 TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces"

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from analysis.metrics.projection import backward_pass, bucket_ends
+from analysis.metrics.communication.projection import backward_pass, bucket_ends
 from bench.run.backward import backward_of, backward_timeline
 from bert.optim.precision import Precision
 from bert.parallel import ddp

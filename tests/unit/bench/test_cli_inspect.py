@@ -10,7 +10,7 @@ import pytest
 from support import pretraining_shards as shards
 from support.refusals import refused
 
-from analysis.report.dataset_figures import LengthCounts, draw_lengths
+from analysis.render.dataset_figures import LengthCounts, draw_lengths
 from bench.cli import data_inspect, data_verify
 
 FIRST = "small_training_0.hdf5"

@@ -13,7 +13,7 @@ from support import squad_runs
 from support.refusals import check_refusal, refused
 from support.training_runs import settings, shards
 
-from analysis.report.run_page import write_report
+from analysis.render.run_page import write_report
 from bench.cli import train as command
 from bench.cli.main import run
 from bench.cli.reference import _field_docstrings

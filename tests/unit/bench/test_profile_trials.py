@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis import profiles
-from analysis.metrics.name_coverage import NameCoverage
-from analysis.profiles import ProfileSummary
+from analysis.diagnose import profiles
+from analysis.diagnose.profiles import ProfileSummary
+from analysis.metrics.kernels.name_coverage import NameCoverage
 from bench.cli import profile
 from bench.plan import sweep
 from bench.run import profiling

@@ -1,0 +1,276 @@
+"""The answer a report begins with: per model, the best configuration in sentences, and what it is held against."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis import wording
+from analysis.load import CONFIGURATION, Key, LoadedTrial, circumstances, measurement
+from analysis.metrics.comparison.ratio import Ratio, by_key, typical_time
+from analysis.metrics.comparison.winner import Candidate, choose
+
+Row = Mapping[str, Any]
+
+# A smaller batch within this of the best throughput is worth naming.
+_NEARLY = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One configuration, its rounds together."""
+
+    row: Row
+    """Row of the round whose step time is the median one."""
+    step_ms: Ratio
+    """Typical step time in ms with its interval, over all rounds."""
+    samples_per_second: float
+    """Samples per step / step_ms."""
+    rounds: int
+    trials: tuple[LoadedTrial, ...]
+
+    @property
+    def rate_interval(self) -> tuple[float, float]:
+        """Interval of samples_per_second."""
+        work = self.samples_per_second * self.step_ms.value
+        return work / self.step_ms.high, work / self.step_ms.low
+
+    @property
+    def candidate(self) -> Candidate:
+        """What the choice of the fastest looks at."""
+        return Candidate(tuple(float(trial.row["samples_per_second"]) for trial in self.trials), *self.rate_interval)
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The fastest configuration of one model (task, preset, precision, sequence length, device)."""
+
+    best: Point
+    """It, by metrics.winner.choose."""
+    close: tuple[Point, ...]
+    """Others that may be as fast, the fastest first."""
+    group: tuple[Point, ...]
+    undecided: str
+    """Why it is not decided that it is the fastest; "" where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One big number."""
+
+    label: str
+    value: str
+    note: str
+    """Interval or meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was found for one model (preset, precision, sequence length, device)."""
+
+    headline: str
+    figures: tuple[Figure, ...]
+    sentences: tuple[str, ...]
+
+
+def points(trials: Sequence[LoadedTrial]) -> list[Point]:
+    """Return every measured throughput configuration, its rounds combined, in the order of wording.order.
+
+    Made-up twins of trials on real data are left out: the gap is told apart.
+    """
+    found = []
+    measured = [trial for trial in trials if trial.row.get("samples_per_second")]
+    real = [trial for trial in measured if not trial.made_up_like_folder]
+    for rounds in by_key(real or measured).values():
+        rounds.sort(key=lambda trial: float(trial.row["step_time_ms"]))
+        middle = rounds[len(rounds) // 2]
+        times = typical_time([trial.window_times() for trial in rounds])
+        work = float(np.median([trial.row["samples_per_second"] * trial.row["step_time_ms"] for trial in rounds]))
+        found.append(Point(middle.row, times, work / times.value, len(rounds), tuple(rounds)))
+    return sorted(found, key=lambda point: wording.order(point.row))
+
+
+def winners(found: Sequence[Point]) -> list[Winner]:
+    """Return the fastest configuration of each model, of the model measured most first."""
+    groups: dict[Any, list[Point]] = defaultdict(list)
+    for point in found:
+        groups[tuple(point.row[name] for name in ("task", "preset", "precision", "seq_len", "device"))].append(point)
+    result = []
+    for group in sorted(groups.values(), key=len, reverse=True):
+        choice = choose([point.candidate for point in group])
+        result.append(
+            Winner(group[choice.best], tuple(group[place] for place in choice.close), tuple(group), choice.undecided)
+        )
+    return result
+
+
+def answers(found: Sequence[Point], ratios: Sequence[Row]) -> list[Answer]:
+    """Return one answer per model, the one measured most first."""
+    return [_answer(winner, ratios) for winner in winners(found)]
+
+
+def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
+    """Return the answer of a run without any measurement."""
+    statuses = [str(trial.row["status"]) for trial in trials]
+    tally = ", ".join(f"{statuses.count(name)} {name}" for name in dict.fromkeys(statuses))
+    reasons = [str(trial.row["reason"]) for trial in trials if trial.row.get("reason")]
+    sentences = (f"The first reason given: {reasons[0]}",) if reasons else ()
+    if trials and all(trial.trial.kind == "probe" for trial in trials):
+        return Answer("This run searched for the largest batch only: throughput was not measured.", (), ())
+    fed = [trial for trial in trials if trial.trial.kind == "input" and trial.row.get("samples_per_second")]
+    if fed:
+        most = max(float(trial.row["samples_per_second"]) for trial in fed)
+        return Answer(
+            f"The input alone was measured, up to {wording.number(most)} samples/s: nothing was trained.", (), ()
+        )
+    if trials and all(trial.trial.kind == "comm" for trial in trials):
+        measured = [trial for trial in trials if trial.row["status"] == "ok"]
+        return Answer(
+            f"Collectives alone were measured ({len(measured)} of {len(trials)}): nothing was trained.", (), ()
+        )
+    parts = [trial for trial in trials if trial.trial.kind == "components" and trial.row["status"] == "ok"]
+    if parts:
+        return Answer(f"A step was taken apart: {wording.floor_sentence(parts[0].row)}", (), ())
+    profiled = [trial for trial in trials if trial.trial.kind == "profile" and trial.row["status"] == "ok"]
+    if profiled:
+        return Answer("This run holds profiles only: throughput was not measured.", (), ())
+    return Answer(f"Nothing was measured: of {len(trials)} trials, {tally}.", (), sentences)
+
+
+def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:
+    best, group = winner.best, winner.group
+    row = best.row
+    others = len({point.row["implementation"] for point in group}) > 1
+    headline = (
+        f"{row['implementation']} trains BERT-{row['preset']} {'fastest' if others else ''}".rstrip()
+        + f": {wording.number(best.samples_per_second)} samples/s with micro batch {wording.batch(row)} on "
+        f"{_where(row)}{wording.by(row)} "
+        f"({row['precision']}, sequences of {wording.lengths(row)})."
+    )
+    sentences = [*_step_sentence(best), *_versus(best, ratios), *_smaller(best, group), *_close(winner)]
+    return Answer(headline, tuple(_figures(best, ratios)), tuple(sentences))
+
+
+def _where(row: Row) -> str:
+    count, device = int(row["world_size"]), str(row["device"])
+    if device == "cpu":
+        threads = row.get("threads_per_rank")
+        if threads is None:
+            return "the CPU, one rank on all cores" if count == 1 else f"the CPU, {count} ranks sharing its cores"
+        each = f"{threads} thread{'s'[: threads != 1]}"
+        return f"the CPU, one rank of {each}" if count == 1 else f"the CPU, {count} ranks of {each}"
+    return f"{count} GPU{'s' if count > 1 else ''}"
+
+
+def _figures(best: Point, ratios: Sequence[Row]) -> list[Figure]:
+    row = best.row
+    per_sample = best.samples_per_second / row["samples_per_second"]
+    tokens = row["tokens_per_second"] * per_sample if row.get("tokens_per_second") is not None else None
+    figures = [
+        Figure(
+            "samples per second", wording.number(best.samples_per_second), f"{wording.interval(*best.rate_interval)}"
+        ),
+        Figure("real tokens per second", wording.number(tokens), _padding(row)),
+    ]
+    if row.get("mfu") is not None:
+        in_fp8 = str((row.get("measured_peak") or {}).get("dtype")).startswith("float8")
+        peak = f"of {wording.flops(row['measured_peak_flops'])} measured{' in FP8' if in_fp8 else ''}"
+        figures.append(Figure("MFU", wording.percent(row["mfu"] * per_sample), peak))
+    found = _ratio(best, ratios)
+    if found is not None and found["throughput_ratio"] is not None:
+        span = wording.interval(found["throughput_ratio_low"], found["throughput_ratio_high"], lambda x: f"{x:.2f}")
+        label = f"throughput against {found['reference']}"
+        decided = "" if found["decided"] != "cannot decide" else ", not decided"
+        figures.append(Figure(label, wording.ratio(found["throughput_ratio"]), f"{span}{decided}"))
+    return figures
+
+
+def _padding(row: Row) -> str:
+    padded, efficiency = row.get("padded_tokens_per_second"), row.get("padding_efficiency")
+    if padded is None or efficiency is None:
+        return "padding left out"
+    return f"{wording.percent(efficiency)} of all positions"
+
+
+def _step_sentence(best: Point) -> list[str]:
+    row, time = best.row, best.step_ms
+    span = "" if time.low == time.high else f" (95 % interval {wording.interval(time.low, time.high)} ms)"
+    samples = row["samples_per_step"]
+    amount = wording.count(samples) if float(samples).is_integer() else wording.number(samples)
+    memory = row.get("peak_memory_bytes")
+    parts = [f"One optimizer step of {amount} samples takes {wording.number(time.value)} ms{span}"]
+    if memory is not None:
+        parts.append(f"a rank needs {wording.size(memory)} of memory ({row.get('peak_memory_kind') or 'peak'})")
+    if row.get("cost_per_million_samples") is not None:
+        parts.append(f"a million samples cost {wording.number(row['cost_per_million_samples'])} at the given price")
+    return ["; ".join(parts) + "."]
+
+
+def _ratio(point: Point, ratios: Sequence[Row]) -> Row | None:
+    key = measurement(point.row)
+    return next((item for item in ratios if measurement(item) == key), None)
+
+
+def _versus(best: Point, ratios: Sequence[Row]) -> list[str]:
+    found = _ratio(best, ratios)
+    if found is None:
+        return []
+    if found["throughput_ratio"] is None:
+        return [f"It could not be held against {found['reference']}: {found['reason']}."]
+    value = found["throughput_ratio"]
+    saved = found["time_saved"]
+    change = f"{wording.percent(saved)} of the time saved" if saved >= 0 else f"{wording.percent(-saved)} more time"
+    text = f"At the same configuration its throughput is {value:.2f} times that of {found['reference']} ({change})"
+    verdict = {
+        "yes": "; the rounds decide that they differ.",
+        "no": "; the rounds decide that they are within 5 % of each other.",
+        "cannot decide": f". This was measured, but it is not decided: {found['reason']}.",
+    }[found["decided"]]
+    return [text + verdict]
+
+
+def _smaller(best: Point, group: Sequence[Point]) -> list[str]:
+    """Name the smallest batch of the same kind that is nearly as fast."""
+
+    def kind(point: Point) -> Key:
+        names = [name for name in CONFIGURATION if "batch" not in name]
+        return (*circumstances(point.row), *(point.row[name] for name in names))
+
+    same = [p for p in group if kind(p) == kind(best)]
+    near = [p for p in same if p.samples_per_second >= _NEARLY * best.samples_per_second and p is not best]
+    near = [p for p in near if p.row["micro_batch_size"] < best.row["micro_batch_size"]]
+    if near:
+        small = min(near, key=lambda p: int(p.row["micro_batch_size"]))
+        share = small.samples_per_second / best.samples_per_second
+        return [
+            f"Micro batch {wording.batch(small.row)} already gives {wording.percent(share)} of that, in steps of "
+            f"{wording.number(small.step_ms.value)} ms."
+        ]
+    largest = max(int(p.row["micro_batch_size"]) for p in same)
+    if len(same) > 1 and largest == best.row["micro_batch_size"]:
+        return [
+            "It is the largest batch measured: a larger one may be faster still (--max-batch-search finds the limit)."
+        ]
+    return []
+
+
+def _close(winner: Winner) -> list[str]:
+    """Say which other configurations the measurements do not tell from the best one."""
+    if not winner.close:
+        why = winner.undecided
+        return [f"Which is the fastest is not decided: {why} (--rounds)."] if why else []
+    names = [f"{p.row['implementation']} {wording.place(p.row)}{_faster(p, winner.best)}" for p in winner.close[:3]]
+    more = f" and {len(winner.close) - 3} more" if len(winner.close) > 3 else ""
+    return [
+        f"Too close to call: {', '.join(names)}{more}. {winner.undecided[:1].upper()}{winner.undecided[1:]} (--rounds)."
+    ]
+
+
+def _faster(point: Point, best: Point) -> str:
+    """Say how much a configuration showed that was faster, in too few rounds to be called the best."""
+    if point.samples_per_second <= best.samples_per_second:
+        return ""
+    rounds = f"{point.rounds} round{'s'[: point.rounds != 1]}"
+    return f" ({wording.number(point.samples_per_second)} samples/s, but in {rounds}, the best in {best.rounds})"

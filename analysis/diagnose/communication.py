@@ -1,0 +1,368 @@
+"""What the traces of a run's ranks say about communication, and what to try."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from analysis.diagnose.finding import Finding
+from analysis.diagnose.idle import diagnosis
+from analysis.metrics.communication.clock_alignment import ClockOffsets, clock_offsets
+from analysis.metrics.communication.exposure import (
+    buckets,
+    communication_by_kind,
+    communication_by_rank,
+    exposed_union_ms,
+)
+from analysis.metrics.communication.matching import Matching, match_collectives, stragglers
+from analysis.metrics.communication.what_if import (
+    LARGEST_ERROR,
+    NO_HOST,
+    SCENARIO_ERROR,
+    SCENARIOS,
+    WORST_ERROR,
+    Scenario,
+    WhatIf,
+    what_if,
+)
+from analysis.metrics.time.idle import idle_causes
+from analysis.metrics.time.temporal import work_sets
+from analysis.timeline import Timeline, lost_kernels
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LITTLE = 0.05
+_SMALL_BYTES = 1 << 20
+# What carries gradients or parameters, in pieces of a size that can be chosen.
+_IN_BUCKETS = {"all_reduce", "reduce_scatter", "all_gather"}
+
+
+def findings(timelines: Sequence[Timeline], scenarios: Sequence[Scenario] = SCENARIOS) -> list[Finding]:
+    """Return what there is to say about communication; nothing where no rank communicates.
+
+    Args:
+        timelines: what readers returned, one per rank.
+        scenarios: what the replay changes.
+
+    Returns:
+        all_reduce_by_rank, collectives, buckets and what_if; of several ranks stragglers and clock_offsets too.
+    """
+    if not any(len(timeline.collectives) for timeline in timelines):
+        return []
+    matching = match_collectives(timelines)
+    clocks = clock_offsets(timelines, matching)
+    by_rank = communication_by_rank(timelines, matching)
+    late = stragglers(timelines, matching, clocks.offsets_ns)
+    shown = by_rank.drop(columns="steps")
+    on_gpu = any(len(timeline.kernels) for timeline in timelines)
+    answers = what_if(timelines, matching, clocks.offsets_ns, scenarios)
+    saves = answers.limits.get("communication", 1.0)
+    said = _by_rank(by_rank, late, matching, on_gpu, saves)
+    found = [
+        Finding("all_reduce_by_rank", "Communication by rank", shown, said),
+        _collectives(timelines, matching),
+    ]
+    if len(timelines) > 1:
+        found.append(Finding("stragglers", "Who the others wait for", late, _stragglers(late, on_gpu)))
+    found.append(_buckets(timelines, matching, by_rank, saves))
+    found.append(_what_if(answers, timelines, on_gpu))
+    if len(timelines) > 1:
+        found.append(Finding("clock_offsets", "Clocks of the ranks", clocks.table, _clocks(clocks)))
+    return found
+
+
+def no_communication(timelines: Sequence[Timeline]) -> str:
+    """Return why traces show no communication."""
+    sizes = {timeline.world_size for timeline in timelines if timeline.world_size}
+    lost = lost_kernels(timelines)
+    if lost:
+        reason = lost
+    elif sizes == {1}:
+        reason = "the job has one rank"
+    elif any(len(timeline.kernels) for timeline in timelines):
+        libraries = "NCCL, RCCL, NVSHMEM, DeepEP or another library that is known"
+        reason = f"no kernel is one of {libraries}; give the trace of a run on several devices"
+    else:
+        reason = "it has neither NCCL kernels nor spans of gloo or MPI; give the trace of a run on several ranks"
+    return f"no communication in {'this trace' if len(timelines) == 1 else 'these traces'}: {reason}"
+
+
+def _rank(value: object) -> str:
+    text = str(value)
+    return f"rank {text}" if text not in ("<NA>", "None", "nan") else "a rank of unknown number"
+
+
+_CAUSES = {True: "data loading, host, clock of the GPU", False: "data loading, cores that others use too"}
+
+
+def _rows(table: "pd.DataFrame") -> list[dict[Any, Any]]:
+    return table.to_dict("records")
+
+
+def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on_gpu: bool, saves: float) -> str:
+    """Args: saves: share of the slowest rank's time that is saved without transfers, by the replay; 1 unknown."""
+    if not len(table):
+        return "Nothing ran in the window."
+    worst = max(_rows(table), key=lambda row: float(row["exposed_share"]))
+    share, hidden = float(worst["exposed_share"]), float(worst["overlap_share"])
+    begin = (
+        f"{_rank(worst['rank']).capitalize()} communicates for {worst['communication_share']:.0%} of the window, "
+        f"computation hides {0.0 if hidden != hidden else hidden:.0%} of that, and {share:.1%} of the window is exposed"
+    )
+    missing = f" ({matching.problems[0]})" if matching.problems else ""
+    if share < _LITTLE:
+        return f"{begin}: faster communication has little to give here{missing}."
+    wait, transfer = float(worst["exposed_wait_ms"]), float(worst["exposed_transfer_ms"])
+    if wait != wait and not matching.problems and len(late) > 1:
+        return (
+            f"{begin}; whether that is transfer or waiting for other ranks cannot be told, as ranks may leave some of "
+            "these collectives before others come (broadcast, reduce, send_recv, dispatch, combine)."
+        )
+    if wait != wait:
+        return f"{begin}; whether that is transfer or waiting for other ranks needs the traces of all ranks{missing}."
+    if wait > transfer:
+        return (
+            f"{begin}, {wait / (wait + transfer):.0%} of it waiting for other ranks, most of all for "
+            f"{_rank(late['rank'].iloc[0])}: find out what that one does before it arrives ({_CAUSES[on_gpu]}) "
+            f"before touching the network{missing}."
+        )
+    begin += f", {transfer / (wait + transfer):.0%} of it transfer"
+    if saves < _LITTLE:  # what else is on the critical path takes its place
+        return f"{begin}; yet the replay without transfers saves {max(0.0, saves):.1%} of the time{missing}."
+    return (
+        f"{begin}: overlap more of it (smaller buckets that start "
+        f"earlier, no synchronisation in the backward pass), or send less (16-bit gradients, gradient accumulation)"
+        f"{missing}."
+    )
+
+
+def _collectives(timelines: Sequence[Timeline], matching: Matching) -> Finding:
+    table = communication_by_kind(timelines, matching)
+    on_gpu = any(len(timeline.kernels) for timeline in timelines)
+    sentence = ""
+    known = table[table["bytes"].notna()]
+    if len(table) and not len(known):
+        sentence = "The trace does not say how large the messages are: bandwidths are not known"
+        sentence += " (the PyTorch profiler says it of gloo where it records shapes, as `bertbench profile` does)."
+        if on_gpu:
+            sentence = "The trace does not say how large the messages are: bandwidths are not known."
+    elif len(known):
+        top = _rows(known)[0]
+        count, size = int(top["sized"]), int(top["bytes"])
+        moving = float(top["transfer_busbw_gb_s"])
+        rate = moving if moving == moving else float(top["busbw_gb_s"])
+        speed = (
+            f"at a bus bandwidth of {rate:.3g} GB/s"
+            f"{' once all ranks are there' if moving == moving else ', waiting for other ranks included'}"
+            if rate == rate
+            else ""
+        )
+        begin = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves {_size(size / count)} a time"
+        begin += f" {speed}" if speed else ""
+        if not speed:
+            sentence = f"{begin}; how many ranks take part is not in the trace, so its bus bandwidth is not known."
+        elif not on_gpu:
+            sentence = f"{begin}; on a CPU, copies of the buffers take part of that time too."
+        elif size / count < _SMALL_BYTES and count >= 20:
+            sentence = f"{begin}: messages are so small that latency rules, merge them (larger bucket_cap_mb)."
+        else:
+            sentence = (
+                f"{begin}: compare that with what nccl-tests reaches at this size; if it is far below, look at the "
+                "topology and NCCL's algorithm and protocol (NCCL_DEBUG=INFO), or try larger buckets."
+            )
+    said = [name for name in table.columns if name in ("rank", "count") or _says(table[name])]
+    kept = [name for name in said if name not in ("exposed_share", "overlap_share")]
+    return Finding("collectives", "Collectives by rank and kind", table[kept], sentence)
+
+
+def _says(column: "pd.Series[Any]") -> bool:
+    """Whether any row has a value."""
+    return bool((column.notna() & (column.astype("string") != "")).any())
+
+
+def _size(count: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def _stragglers(table: "pd.DataFrame", on_gpu: bool) -> str:
+    caused = float(table["wait_caused_ms"].sum())
+    if not caused:
+        return "No rank waited for another one." if int(table["matched"].sum()) else "No collective could be matched."
+    first = _rows(table)[0]
+    share, times, matched = float(first["wait_caused_ms"]) / caused, int(first["times_last"]), int(first["matched"])
+    begin = (
+        f"{_rank(first['rank']).capitalize()} arrived last in {times} of {matched} collectives of the whole recording "
+        f"and caused {share:.0%} of the waiting ({first['wait_caused_ms']:.3g} ms per other rank)"
+    )
+    if share < 0.6:
+        return f"{begin}: it changes who is late, which points to pauses of the hosts (CPU shared or oversubscribed)."
+    return f"{begin}: find out why it is late ({_CAUSES[on_gpu]}, more work than the others)."
+
+
+def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.DataFrame", saves: float) -> Finding:
+    """Of the rank with the most exposed communication, the last step that has as many collectives as most have.
+
+    Args: saves: see _by_rank.
+    """
+    exposed_ms = dict(zip(by_rank["rank"].tolist(), by_rank["exposed_ms"].tolist(), strict=True))
+    talking = [i for i, timeline in enumerate(timelines) if len(timeline.collectives)]
+    member = max(talking, key=lambda i: float(exposed_ms.get(timelines[i].rank, 0.0)))
+    table = buckets(timelines[member], matching, member)
+    what = "The trace"
+    if len(table) and table["step"].notna().any():
+        counts = table["step"].value_counts()
+        chosen = counts.index[counts >= counts.median()].max()
+        table = table[table["step"] == chosen].reset_index(drop=True)
+        what = f"Step {chosen}"
+    of = f"of {what[0].lower()}{what[1:]}"
+    title = f"Collectives {of}, {_rank(timelines[member].rank)}"
+    if not len(table):
+        return Finding("buckets", title, table, "No collective lies in a marked step.")
+    rows = _rows(table)
+    last = max(rows, key=lambda row: float(row["end_ms"]))
+    exposed = exposed_union_ms(timelines[member], table)
+    if not exposed:
+        return Finding("buckets", title, table, f"All {len(table)} collectives {of} are hidden behind computation.")
+    moving = (table["duration_ms"] - table["wait_ms"].fillna(0)).clip(lower=0)
+    transfer = exposed_union_ms(timelines[member], table.assign(start_ms=table["end_ms"] - moving))
+    count = f"{len(table)} collective{'s' if len(table) > 1 else ''}"
+    if transfer < 0.5 * exposed:  # the wait comes first: what is cut or begins earlier waits as long
+        sentence = (
+            f"Of {exposed:.3g} ms of exposed communication in {count} {of}, {exposed - transfer:.3g} ms wait for other "
+            "ranks: find out why these are late."
+        )
+        return Finding("buckets", title, table, sentence)
+    if not len(work_sets(timelines[member]).compute):
+        sentence = (
+            f"{count[0].upper()}{count[1:]} {of}, {exposed:.3g} ms: the trace has no computation to hide any of it."
+        )
+        return Finding("buckets", title, table, sentence)
+    share = float(last["exposed_ms"]) / exposed
+    cut = set(table["collective"]) <= _IN_BUCKETS
+    if len(rows) == 1 and cut:
+        sentence = (
+            f"{what} has one collective, {exposed:.3g} ms of it exposed: several smaller ones (smaller "
+            "bucket_cap_mb) can begin while the rest is still computed."
+        )
+    elif share > 0.5 and cut:
+        sentence = (
+            f"The last of {len(rows)} collectives {of} is exposed for {last['exposed_ms']:.3g} of {exposed:.3g} ms of "
+            f"exposed communication and begins with {last['compute_after_start_ms']:.3g} ms of computation left to "
+            "hide it: make what comes last smaller (smaller bucket_cap_mb, or a smaller bucket for the first layers)."
+        )
+    else:
+        longest = max(rows, key=lambda row: float(row["exposed_ms"]))
+        sentence = (
+            f"{int((table['exposed_ms'] > 0).sum())} of {len(table)} collectives {of} are exposed, {exposed:.3g} ms in "
+            f"all, number {longest['bucket']} most ({longest['exposed_ms']:.3g} ms, "
+            f"{longest['compute_after_start_ms']:.3g} ms of computation come after its start): "
+            "start them earlier or let independent computation run beside them."
+        )
+    if saves < _LITTLE:
+        sentence = f"{sentence.removesuffix('.')}; the replay without transfers saves {max(0.0, saves):.1%}."
+    return Finding("buckets", title, table, sentence)
+
+
+def _what_if(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> Finding:
+    title = "What if communication were different (slowest rank, to the end of all work launched in the window)"
+    if not len(answers.table):
+        return Finding("what_if", title, answers.table, f"{answers.problems[0].capitalize()}.")
+    table = answers.slowest().drop(columns="window_ms")  # the slowest rank need not be the same one
+    told = "; ".join(f"{row['scenario']}: {_change(float(row['saved_share']))}" for row in _rows(table)[1:])
+    advice = _holds_up(answers, timelines, on_gpu)
+    doubts = "".join(f"; {problem}" for problem in answers.problems)
+    sentence = f"Time of the slowest rank, replayed ({told or 'as traced'}); {advice}{_trust(answers)}{doubts}."
+    if "free:" in told and len(answers.table["rank"].unique()) > 1:
+        sentence = sentence.removesuffix(".") + "; free communication still waits for ranks that are late."
+    return Finding("what_if", title, table, sentence)
+
+
+def _holds_up(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> str:
+    """Say what the step waits for: what saves the most when it takes no time, not what the time is spent with."""
+    most = max(answers.limits, key=answers.limits.__getitem__)
+    if answers.limits[most] >= _LITTLE:
+        advice = {
+            "host": f"the host holds it up most: {_host_advice(timelines, on_gpu)}",
+            "waiting": "waiting for late ranks holds it up most: find out why they are late",
+            "communication": "the transfers hold it up most: overlap more of them, or send less"
+            if "waiting" in answers.limits
+            else "communication holds it up most, with waiting for other ranks in it: read the traces of all ranks",
+        }[most]
+        return f"{advice}, {_change(answers.limits[most])} at most"
+    names = {"communication": "communication", "waiting": "waiting for other ranks", "host": "the host"}
+    none = [names[name] for name in answers.limits]
+    path = answers.paths_ms["as traced"]
+    longest = max(path, key=path.__getitem__)
+    said = f"neither {', '.join(none[:-1])} nor {none[-1]} alone saves 5% when it takes no time"
+    if not path[longest]:
+        return said
+    said += f", most of the critical path is {longest} ({path[longest] / sum(path.values()):.0%})"
+    next_path = answers.paths_ms.get(NO_HOST.name, {})
+    after = max(next_path, key=next_path.__getitem__, default="host")
+    if longest == "host" and after != longest:
+        said += f", and without the host's time {after} takes as long"
+    return said
+
+
+def _host_advice(timelines: Sequence[Timeline], on_gpu: bool) -> str:
+    """What to try against a slow host: what the idle time of all ranks says, or of the rank that has the most."""
+    if not on_gpu:
+        return "fewer, larger operators help (torch.compile, larger batch)"
+    rows = [row for row in map(idle_causes, timelines) if row is not None and row.span_ns]
+    if not rows:
+        return "see with `bertbench analyze` what the CPU does in the largest idle gaps"
+    most = max(rows, key=lambda row: row.idle_ns / row.span_ns)
+    for found in (diagnosis(rows), diagnosis([most])):
+        if found.host:
+            return {
+                "launch_bound": "launch fewer, larger kernels (torch.compile, CUDA graphs, larger batch)",
+                "host_pause": f"it pauses ({found.pausing}), find out what it does then",
+                "data_wait": "it loads data while the GPU is idle, use more loader workers or prefetching",
+            }[found.host]
+    if most.idle_ns < _LITTLE * most.span_ns:
+        return "no GPU is idle for 5% of the time, so it only delays the first or the last work"
+    return "see with `bertbench analyze` what the CPU does in the largest idle gaps"
+
+
+def _trust(answers: WhatIf) -> str:
+    """Say how far the scenarios may be off; the unchanged replay shows that the trace is understood, no more."""
+    if answers.outside:
+        said = f"; the error of these answers is not known for this trace{answers.outside}"
+    else:
+        said = (
+            f"; on generated traces with known answers, 95% of such results are within {SCENARIO_ERROR:.0%} and all "
+            f"within {WORST_ERROR:.0%}"
+        )
+    if answers.error is None or answers.error > LARGEST_ERROR:
+        return said
+    return f"{said}; the unchanged replay gives this trace again to within {max(0.001, answers.error):.1%}"
+
+
+def _change(saved: float) -> str:
+    if abs(saved) < 0.0005:
+        return "no change"
+    return f"{saved:.1%} less" if saved > 0 else f"{-saved:.1%} more"
+
+
+def _time(us: float) -> str:
+    return f"{us:.3g} µs" if us < 1000 else f"{us / 1e3:.4g} ms"
+
+
+def _clocks(clocks: ClockOffsets) -> str:
+    known = clocks.table[clocks.table["offset_us"].notna()]
+    if len(known) < 2:
+        return (
+            "The clocks could not be compared: no collective is common to the ranks, times of ranks are taken as equal."
+        )
+    far = max(_rows(known), key=lambda row: abs(float(row["offset_us"])))
+    spread = float(known["spread_us"].max())
+    offset = float(far["offset_us"])
+    if abs(offset) <= max(2 * spread, 20.0):
+        return f"The clocks agree within {_time(max(abs(offset), spread))}, what the ends of collectives differ anyway."
+    return (
+        f"{_rank(far['rank']).capitalize()}'s clock is {_time(abs(offset))} {'ahead of' if offset > 0 else 'behind'} "
+        f"the first rank's (spread {_time(spread)}): take that off before comparing times between ranks, as the "
+        "tables here do."
+    )

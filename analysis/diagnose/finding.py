@@ -1,0 +1,72 @@
+"""What an analysis says, whatever shows it: terminal, JSON, CSV files, the page."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One table with what it means."""
+
+    name: str
+    """Stable name: of the CSV file, the key in JSON; [a-z0-9_]+, distinct in what is shown together."""
+    title: str
+    table: "pd.DataFrame"
+    """Rows to show, most telling first. Columns are snake_case with the unit in the name; shares are fractions of 1."""
+    sentence: str = ""
+    """What the numbers mean here and what to try next; "" where there is nothing to say."""
+
+
+def distinct(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings under distinct names: of one name, the second and later ones end in _2, _3, ..."""
+    names = distinct_names([one.name for one in findings])
+    return [
+        one if name == one.name else Finding(name, one.title, one.table, one.sentence)
+        for one, name in zip(findings, names, strict=True)
+    ]
+
+
+def file_stem(file: Path) -> str:
+    """Return what a file's name gives to the names of its findings: [a-z0-9_]+, at most 60 characters."""
+    stem = re.sub("[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")
+    return stem[:60] or "table"
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Return the names, those that came before with _2, _3, ... at their end, never one that another has."""
+    found: dict[str, None] = {}
+    for name in names:
+        own, number = name, 1
+        while own in found or (own != name and own in names):
+            number += 1
+            own = f"{name}_{number}"
+        found[own] = None
+    return list(found)
+
+
+def plain_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
+    """Return a table as plain JSON values; what is not known is None."""
+    names = [str(name) for name in frame.columns]
+    columns = [[plain_value(value) for value in frame[name].tolist()] for name in frame.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def plain_value(value: Any) -> Any:
+    """Return one value as JSON has it: None for NaN, NA and infinities, a list for a sequence, text for others."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [plain_value(item) for item in value]
+    if hasattr(value, "item"):
+        return plain_value(value.item())
+    text = str(value)
+    return None if text in ("<NA>", "NaT") else text

@@ -1,0 +1,256 @@
+"""What the traces of a run say about idle time and the launch queue: tables, each with a sentence that agrees with the
+other's on what the device waits for."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from analysis.diagnose.finding import Finding
+from analysis.diagnose.sentences import range_over_ranks
+from analysis.metrics.time import launches as queue
+from analysis.metrics.time.idle import CAUSES, IdleCauses, idle_frame
+from analysis.metrics.time.idle_gaps import LARGEST, Spread, gap_frame
+from analysis.metrics.time.launched import MOSTLY
+from analysis.timeline import Timeline
+
+_LITTLE = 0.05
+_MUCH = 0.25
+_HALF = 0.5
+_FEWER_LAUNCHES = "try a larger batch, torch.compile or CUDA graphs"
+_PAUSE = "host_pause"
+_WAITS = {
+    "data_wait": "for data",
+    "communication_wait": "for other ranks",
+    "launch_bound": "for the CPU to launch work",
+    "other": "for a reason that the trace does not show",
+}
+_TRY = {
+    "data_wait": "use more loader workers, prefetching, or inputs that are prepared beforehand",
+    "communication_wait": "look for a straggler, overlap or shrink the communication",
+    "launch_bound": _FEWER_LAUNCHES,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What the idle time of all ranks together is, as shares of the ranks' windows."""
+
+    idle: float
+    start_up: float
+    tear_down: float
+    cause: str
+    """Of the time between first and last kernel, the largest: one of idle.CAUSES, where "launch_bound" is that in short
+    gaps, or "host_pause", launch-bound time in long ones (see idle_gaps)."""
+    steady: float
+    repeating: float
+    launches: float
+    """Repeating launch-bound time in short gaps: what fewer launches could save."""
+    pauses: float
+    data: float
+    pausing: str
+    """How many these are, and what the CPU did in them, in words."""
+    few: str
+    """How much the longest gaps are, in words."""
+
+    @property
+    def host(self) -> str:
+        """What of the host costs the most: "launch_bound", "host_pause" or "data_wait"; "" where none takes 5 %."""
+        costs = {"launch_bound": self.launches, _PAUSE: self.pauses, "data_wait": self.data}
+        most = max(costs, key=costs.__getitem__)
+        return most if costs[most] >= _LITTLE else ""
+
+
+def diagnosis(rows: Sequence[IdleCauses]) -> Diagnosis:
+    """Return what the idle time of these ranks is; there must be one with a window."""
+    span = sum(row.span_ns for row in rows)
+    spreads = [row.spread for row in rows if row.spread is not None]
+    steady = {cause: sum(spread.steady_ns[cause] for spread in spreads) for cause in CAUSES}
+    repeating = {cause: sum(spread.repeating_ns[cause] for spread in spreads) for cause in CAUSES}
+    pauses = steady["launch_bound"] - sum(spread.short_ns for spread in spreads)
+    steady["launch_bound"] -= pauses
+    repeating["launch_bound"] = sum(spread.short_repeating_ns for spread in spreads)
+    steady[_PAUSE] = repeating[_PAUSE] = pauses
+    cause = max(steady, key=steady.__getitem__)
+    return Diagnosis(
+        idle=sum(row.idle_ns for row in rows) / span,
+        start_up=sum(spread.start_up_ns for spread in spreads) / span,
+        tear_down=sum(spread.tear_down_ns for spread in spreads) / span,
+        cause=cause,
+        steady=steady[cause] / span,
+        repeating=repeating[cause] / span,
+        launches=repeating["launch_bound"] / span,
+        pauses=pauses / span,
+        data=steady["data_wait"] / span,
+        pausing=_pausing(spreads, pauses),
+        few=_few(rows),
+    )
+
+
+def _few(rows: Sequence[IdleCauses]) -> str:
+    spreads = [row.spread for row in rows if row.spread is not None]
+    largest = [gap.length_ns for spread in spreads for gap in spread.largest]
+    idle_ns = sum(row.idle_ns for row in rows)
+    share = _percent(sum(largest) / idle_ns) if idle_ns else "0 %"
+    count = f"{sum(spread.gaps for spread in spreads):,}"
+    if not rows[0].on_gpu:  # a CPU that communicates is busy, though nothing computes
+        return f"the largest {len(largest)} of {count} times without computation are {share} of all of them"
+    return f"the largest {len(largest)} of {count} gaps are {share} of all idle time"
+
+
+def _pausing(spreads: Sequence[Spread], pauses_ns: int) -> str:
+    count = sum(spread.pauses for spread in spreads)
+    limits = sorted({spread.short_limit_ns for spread in spreads if spread.pauses})
+    if not count:
+        return ""
+    longer = " to ".join(dict.fromkeys(f"{limit / 1e3:,.4g}" for limit in (limits[0], limits[-1])))
+    said = f"{count:,} gap{'s' if count > 1 else ''} longer than {longer} µs"
+    names, times = dict[str, set[str]](), dict[str, int]()
+    for spread in spreads:
+        for name, length in spread.doing_ns.items():
+            alike = re.sub(r"\d+", "n", name)  # "IO 190" and "IO 200" are one thing
+            names.setdefault(alike, set()).add(name)
+            times[alike] = times.get(alike, 0) + length
+    most = max(times, key=times.__getitem__)
+    if not most:
+        return f"{said}, in most of which the trace names no call of the CPU"
+    what = most if len(names[most]) > 1 else next(iter(names[most]))
+    share = f"{times[most] / 1e6:,.4g} of {pauses_ns / 1e6:,.4g} ms"
+    return f"{said}, {share if times[most] >= _HALF * pauses_ns else f'the most, {share},'} in {what[:80]}"
+
+
+def causes(rows: Sequence[IdleCauses]) -> Finding | None:
+    """Return idle_causes: idle time by cause and rank."""
+    if not rows:
+        return None
+    on_gpu = rows[0].on_gpu
+    table = idle_frame(rows)
+    if not on_gpu:  # a CPU launches nothing
+        table = table[table["cause"] != "launch_bound"].drop(columns=["note", "short_gaps_ms"]).reset_index(drop=True)
+    title = "Why the GPU is idle" if on_gpu else "Why the CPU computes nothing"
+    return Finding("idle_causes", title, table, _why(rows, diagnosis(rows)))
+
+
+def _why(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
+    on_gpu = rows[0].on_gpu
+    said = f"The GPU is idle {_percent(found.idle)} of the time"
+    if not on_gpu:  # what communicates does not compute; the table of where the time goes counts it as busy
+        said = f"The CPU computes nothing {_percent(found.idle)} of the time"
+    said += range_over_ranks([row.idle_ns / row.span_ns for row in rows])
+    if found.idle < _LITTLE:
+        return f"{said}: there is little to gain here."
+    work, outer = "kernel" if on_gpu else "operator", found.start_up + found.tear_down
+    said += f", {_percent(found.start_up)} before the first {work} (start-up)" if found.start_up >= _LITTLE else ""
+    said += f", {_percent(found.tear_down)} after the last (tear-down)" if found.tear_down >= _LITTLE else ""
+    if found.idle - outer < _LITTLE:
+        return f"{said}: in between there is little to gain, profile later steps or more of them."
+    return f"{said}; {_cause(rows, found)}."
+
+
+def _cause(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
+    """What the device waits for between its first and last work, and what to try."""
+    if found.cause == _PAUSE:
+        said = f"for {_percent(found.steady)} the CPU pauses and launches nothing ({found.pausing}; {found.few})"
+        if found.steady < _LITTLE:
+            return f"{said}; no cause takes 5 %"
+        said += ": see what the CPU does in them"
+        if found.launches >= _LITTLE:
+            return f"{said}; {_percent(found.launches)} comes back in every step, in shorter gaps: {_FEWER_LAUNCHES}"
+        return said
+    said = f"for {_percent(found.steady)} it waits {_waits(rows, found.cause)}"
+    if found.cause == "other":
+        said += f" ({rows[0].reason})" if rows[0].reason and rows[0].on_gpu else ""
+    elif found.steady < _LITTLE:
+        said += "; no cause takes 5 %"
+    elif found.repeating >= _HALF * found.steady:
+        small = found.repeating < _LITTLE
+        said += (
+            f", {_percent(found.repeating)} of that in every step: little to gain"
+            if small
+            else f": {_try(rows, found.cause)}"
+        )
+    else:
+        said += (
+            f", most of that in gaps that do not come back in every step ({found.few}): see what the CPU does in them"
+        )
+        if found.repeating >= _LITTLE:
+            said += f"; {_percent(found.repeating)} comes back in every step: {_try(rows, found.cause)}"
+    if found.pauses >= _LITTLE:
+        said += f"; for {_percent(found.pauses)} the CPU pauses ({found.pausing}): see what it does in them"
+    if found.cause != "data_wait" and found.data >= _LITTLE:
+        said += f"; for {_percent(found.data)} it waits {_WAITS['data_wait']}: {_TRY['data_wait']}"
+    if found.cause != "launch_bound" and found.launches >= _LITTLE:
+        said += f"; for {_percent(found.launches)}, in every step, it waits for launches: {_FEWER_LAUNCHES}"
+    return said
+
+
+def _waits(rows: Sequence[IdleCauses], cause: str) -> str:
+    """What is waited for. Whether a CPU in communication waits for other ranks does not show on one rank's trace."""
+    alone = cause == "communication_wait" and len(rows) == 1
+    return "in communication, for other ranks or the transfer" if alone else _WAITS[cause]
+
+
+def _try(rows: Sequence[IdleCauses], cause: str) -> str:
+    alone = cause == "communication_wait" and len(rows) == 1
+    return "overlap or shrink the communication" if alone else _TRY[cause]
+
+
+def gaps(rows: Sequence[IdleCauses]) -> Finding | None:
+    """Return idle_gaps: the longest idle times of each rank, where they are and what the CPU did."""
+    named = [(row.rank, row.idle_ns, row.spread) for row in rows if row.spread is not None and row.spread.largest]
+    if not named:
+        return None
+    what = "Largest idle gaps" if rows[0].on_gpu else "Longest times without computation"
+    title = f"{what} (at most {LARGEST}{' of each rank' if len(named) > 1 else ''})"
+    firsts = [(rank, spread.largest[0]) for rank, _, spread in named]
+    rank, longest = max(firsts, key=lambda item: item[1].length_ns)
+    where = [f"rank {rank}"] if len(rows) > 1 and rank is not None else []
+    if longest.part != "steady":
+        where.append(longest.part)
+    elif longest.step is not None:
+        where.append(f"step {longest.step}")
+    where += [f"CPU in {longest.cpu}"] if longest.cpu else []
+    said = f"{_few(rows).capitalize()}, the longest takes {longest.length_ns / 1e6:,.4g} ms"
+    return Finding("idle_gaps", title, gap_frame(named), said + (f" ({', '.join(where)})." if where else "."))
+
+
+def launches(timelines: Sequence[Timeline], idles: Sequence[IdleCauses]) -> Finding | None:
+    """Return launch_queue: how long work waits between its launch and its start."""
+    import pandas as pd
+
+    rows = [row for row in map(queue.launch_queue, timelines) if row is not None]
+    if not rows:
+        return None
+    table = pd.DataFrame([dataclasses.asdict(row) for row in rows])
+    table = table.astype({"rank": "Int64", "launches_per_step": "float64"})
+    matched = sum(row.matched for row in rows)
+    waited = sum(row.found_idle_share * row.matched for row in rows) / matched
+    said = (
+        f"{_percent(waited)} of the kernels found the GPU waiting (nothing ran when they were launched, or they start "
+        f"within {queue.SHORT_DELAY_US:g} µs of the end of their launch)"
+    )
+    found = diagnosis(idles) if idles else None
+    empty = sum(row.empty_share * row.matched for row in rows) / matched
+    known = matched >= MOSTLY * sum(row.kernels for row in rows)
+    spreads = [row.spread for row in idles if row.spread is not None]
+    span = sum(row.span_ns for row in idles)
+    bound = sum(spread.steady_ns["launch_bound"] for spread in spreads) / span if span else 0.0
+    if found is not None and found.launches >= _LITTLE and found.launches >= found.pauses:
+        said += f": the GPU waits for the CPU, {_FEWER_LAUNCHES}"
+    elif found is not None and found.pauses >= _LITTLE:
+        said += f": the GPU waits for the CPU{' seldom but for long' if waited <= _MUCH else ''}, {found.pausing}"
+        said += f"; beside these for every launch, {_FEWER_LAUNCHES}" if found.launches >= _LITTLE else ""
+    elif not known:
+        said += f"; the calls of {matched:,} of {sum(row.kernels for row in rows):,} kernels are known"
+    elif waited <= _MUCH and empty <= _HALF and bound < _LITTLE:
+        said += ": the CPU runs ahead of the GPU most of the time, as it should"
+    elif waited <= _MUCH:
+        said += f", and nothing waits in the queue {_percent(empty)} of the time"
+    elif found is None or found.idle < _LITTLE:
+        said += ": the CPU just keeps up, and the GPU is hardly idle"
+    else:
+        said += ": the queue is short, why the GPU is idle is in the table of idle causes"
+    return Finding("launch_queue", "Launch queue", table, said + ".")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -1,0 +1,256 @@
+"""What the profile of a trial says: its files read, its tables made. One summary for terminal, JSON and run directory.
+
+A summary's rows lie in trials/<id>/profile/summary.json; compute_utilization.csv and core_utilization.csv of the run
+are the rows of all its trials.
+"""
+
+import csv
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.cells import inert
+from analysis.diagnose.explain import explain
+from analysis.diagnose.finding import Finding
+from analysis.metrics.kernels.core_utilization import rows as core_rows
+from analysis.metrics.kernels.name_coverage import NameCoverage, name_coverage
+from analysis.metrics.kernels.utilization import TRIAL_FIELDS, UTILIZATION_COLUMNS, compute_utilization_rows
+from analysis.metrics.telemetry import telemetry_in_window
+from analysis.metrics.time.range_tree import RangeNode, range_tree
+from analysis.sources import Source, open_sources
+from analysis.strategy_labels import implementation_label, strategy_label
+from analysis.timeline import Timeline
+from common.atomic import atomic_path
+from common.errors import InputError, SchemaError
+from records.files import read_record, write_record
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
+
+COST_FIELDS = ("step_time_ms", "unprofiled_step_time_ms", "step_time_ratio")
+"""What the profiler cost, in every row: median step times with and without it, and their ratio."""
+TABLES = {"compute_utilization.csv": "compute", "core_utilization.csv": "core"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileSummary:
+    """What was found in one trial's profile."""
+
+    findings: tuple[Finding, ...] = ()
+    """What `explain` says of it."""
+    tree: RangeNode | None = None
+    """The ranges of the first recorded step of the first rank, where the trace has ranges."""
+    compute: tuple[dict[str, Any], ...] = ()
+    """Rows of compute_utilization.csv."""
+    core: tuple[dict[str, Any], ...] = ()
+    """Rows of core_utilization.csv."""
+    sensors: tuple[dict[str, Any], ...] = ()
+    """Rows of telemetry_in_window: what the sensors read while the window ran."""
+    coverage: NameCoverage
+    """Whether the names of the kernels say what they do."""
+    problems: tuple[str, ...] = ()
+    """What could not be read, one sentence each."""
+
+    @property
+    def unread(self) -> str:
+        """Why nothing of the files could be used; "" where something could, or there was none."""
+        return self.problems[0] if self.problems and not (self.findings or self.tree) else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedProfile:
+    """The files of one trial's profile, read, with what the trial says about them."""
+
+    source: Source
+    """What was read; of a profile that nothing can be used of, empty but for its problems."""
+    window_ns: float | None
+    """Length of the counted steps without the profiler; None where unknown, or where not all kernels were counted."""
+    measured: Mapping[str, float]
+    """Measured ceilings, as roofline takes them."""
+
+    def explained(self) -> list[Finding]:
+        """Return what the analyses say."""
+        return explain(self.source, self.window_ns, self.measured)
+
+
+def open_profile(directory: TrialDirectory) -> OpenedProfile:
+    """Read what a profiler left for a trial; what cannot be read is a problem, not the end."""
+    trial, profile = directory.read_trial(), (directory.read_result() or {}).get("profile") or {}
+    problems: list[str] = []
+    notes = list(_notes(directory.profile, problems)) if trial.profiler == "ncu" else []
+    for note in notes:
+        problems += note.get("problems", [])
+    window = None
+    # Kernels that were passed over leave the window's share unknown.
+    skipped = any(word.startswith("skip=") for word in trial.profiler_options)
+    whole = bool(notes) and not skipped and not any(note.get("limit_reached") for note in notes)
+    step_time_ms = profile.get("unprofiled_step_time_ms")
+    if whole and step_time_ms and trial.start_iteration is not None and trial.stop_iteration is not None:
+        window = (trial.stop_iteration - trial.start_iteration) * step_time_ms * 1e6
+    try:
+        source = open_sources(directory.path)
+    except InputError as error:
+        source = Source(path=directory.path, problems=(str(error),))
+    source = dataclasses.replace(source, problems=tuple(dict.fromkeys([*problems, *source.problems])))
+    return OpenedProfile(source=source, window_ns=window, measured=_measured(directory))
+
+
+def summarize(directory: TrialDirectory) -> ProfileSummary:
+    """Say what the profile of a trial shows; keep the rows in profile/summary.json.
+
+    Raises:
+        StorageError: the summary cannot be written.
+    """
+    trial, result = directory.read_trial(), directory.read_result() or {}
+    profile = result.get("profile") or {}
+    cost = {"step_time_ms": result.get("step_time_ms"), **{name: profile.get(name) for name in COST_FIELDS[1:]}}
+    missing = str(profile.get("problem") or result.get("reason") or "")
+    if trial.profiler == "nvtx" or (missing and not any(directory.profile.glob("*"))):
+        opened = OpenedProfile(source=Source(path=directory.path), window_ns=None, measured={})
+    else:
+        opened = open_profile(directory)
+    source = opened.source
+    reason = missing or "; ".join(source.problems[:1])
+    fields = {name: _field(trial, name) for name in TRIAL_FIELDS}
+    compute: list[dict[str, Any]] = []
+    core: list[dict[str, Any]] = []
+    if trial.profiler == "ncu":
+        core = _core_rows(trial, opened, reason)
+    elif trial.profiler != "nvtx":
+        compute = compute_utilization_rows(fields, source.timelines, reason)
+    summary = ProfileSummary(
+        findings=tuple(opened.explained()),
+        tree=_first_tree(source.timelines),
+        compute=tuple({**row, **cost} for row in compute),
+        core=tuple({**fields, **row, **cost} for row in core),
+        sensors=tuple(_sensors(directory, trial)),
+        coverage=name_coverage(source.timelines, source.counters),
+        problems=source.problems,
+    )
+    if directory.profile.is_dir():
+        rows = {name: list(getattr(summary, name)) for name in ("compute", "core", "sensors")}
+        write_record(_summary_json(directory), rows)
+    return summary
+
+
+def write_tables(run: RunDirectory) -> list[Path]:
+    """Write the tables of the run from the summaries of all its trials; return those that have rows."""
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in TABLES.values()}
+    for directory in run.trials():
+        path = _summary_json(directory)
+        if not path.exists():
+            continue
+        try:
+            record = read_record(path)
+        except SchemaError:
+            continue
+        for kind, kept in found.items():
+            kept.extend(record.get(kind, []))
+    written = []
+    for name, kind in TABLES.items():
+        if found[kind]:
+            _write_csv(run.path / name, sorted(found[kind], key=_order))
+            written.append(run.path / name)
+    return written
+
+
+def _notes(folder: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield what was written down when the kernels were counted; a damaged note is a problem."""
+    for path in sorted(folder.rglob("collected.json")):
+        try:
+            note = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(note, dict):
+                raise ValueError("it is no JSON object")
+            yield note
+        except (OSError, ValueError) as error:
+            problems.append(f"cannot read {path}: {error}; whether all kernels were counted is not known")
+
+
+def _core_rows(trial: Trial, opened: OpenedProfile, reason: str) -> list[dict[str, Any]]:
+    """Return the rows of core_utilization.csv: one per table of counters, or one that says why there is none."""
+    said = "; ".join(opened.source.problems)
+    windows = None if opened.window_ns is None else {trial.micro_batch_size: opened.window_ns}
+    found = [
+        {**row, "reason": "; ".join(dict.fromkeys(filter(None, [said, row["reason"]])))}
+        for counters in opened.source.counters
+        for row in core_rows({trial.micro_batch_size: counters}, windows)
+    ]
+    return found or [{"reason": reason or said}]
+
+
+def _measured(directory: TrialDirectory) -> dict[str, float]:
+    """The measured peak of the first rank, as a ceiling."""
+    from analysis.metrics.kernels.roofline import measured_ceiling
+
+    for record in directory.read_ranks().values():
+        peak = record.get("measured_peak") or {}
+        rates = [float(peak[name]) for name in ("before", "after") if peak.get(name)]
+        if rates and peak.get("dtype"):
+            return measured_ceiling(str(peak["dtype"]), max(rates))
+    return {}
+
+
+def _sensors(directory: TrialDirectory, trial: Trial) -> list[dict[str, Any]]:
+    steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}
+    if not steps or trial.start_iteration is None or trial.stop_iteration is None:
+        return []
+    return telemetry_in_window(directory.read_telemetry(), steps, trial.start_iteration, trial.stop_iteration)
+
+
+def _field(trial: Trial, name: str) -> Any:
+    """Return a field of the trial as a table shows it: two ZeRO stages are two strategies."""
+    if name == "strategy":
+        return strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
+    if name == "implementation":
+        return implementation_label(trial.implementation, trial.levers)
+    value = getattr(trial, name)
+    return " ".join(value) if isinstance(value, tuple) else value
+
+
+def _order(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Model and device count together, there by batch size and rank; unknown values first."""
+    words = tuple(str(row.get(name) or "") for name in ("preset", "precision"))
+    numbers = ("seq_len", "world_size", "micro_batch_size", "rank")
+    return (*words, *(int(row[name]) if row.get(name) is not None else -1 for name in numbers), row["trial_id"])
+
+
+def _first_tree(timelines: Sequence[Timeline]) -> RangeNode | None:
+    for timeline in timelines:
+        if len(timeline.steps) and len(timeline.ranges):
+            return range_tree(timeline, int(timeline.steps["step"].min()))
+    return None
+
+
+def _summary_json(directory: TrialDirectory) -> Path:
+    return directory.profile / "summary.json"
+
+
+def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    known = [*UTILIZATION_COLUMNS, *COST_FIELDS]
+    if path.name == "compute_utilization.csv":
+        columns = [*known, *(name for name in columns if name not in known)]
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows({name: "" if value is None else inert(value) for name, value in row.items()} for row in rows)
+
+
+def plain(summary: ProfileSummary) -> dict[str, Any]:
+    """Return a summary as plain JSON values."""
+    from analysis.diagnose.finding import plain_rows
+
+    return {
+        "findings": {
+            found.name: {"title": found.title, "sentence": found.sentence, "rows": plain_rows(found.table)}
+            for found in summary.findings
+        },
+        "ranges": None if summary.tree is None else dataclasses.asdict(summary.tree),
+        "compute_utilization": list(summary.compute),
+        "core_utilization": list(summary.core),
+        "sensors": list(summary.sensors),
+        "kernel_names": summary.coverage.to_json(),
+        "problems": list(summary.problems),
+    }

@@ -1,0 +1,100 @@
+"""What the work itself says: whether ranks were given alike, and which types its matrix products ran in."""
+
+from collections.abc import Sequence
+
+from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
+from analysis.metrics.time.temporal import Temporal
+from analysis.timeline import Timeline
+
+_ALIKE = 0.05
+"""Relative spread over ranks within which they compute alike."""
+_NARROW = 0.01
+_MOST = 0.5
+
+
+def number(value: float) -> str:
+    """Four significant digits, whole and separated from 1000 on: 0.4, 116.9, 1,230."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def range_over_ranks(shares: Sequence[float]) -> str:
+    """Return, with a space before it, that a share is a mean over ranks and how far they differ; "" where they do not.
+
+    Args:
+        shares: one per rank, 0 to 1.
+    """
+    said = least_to_most(shares)
+    return f" on average over {len(shares)} ranks{said}" if said else ""
+
+
+def least_to_most(shares: Sequence[float]) -> str:
+    """Return " (1 to 38.2 %)", "" where that would be one number."""
+    least, most = f"{100 * min(shares):.3g}", f"{100 * max(shares):.3g}"
+    return "" if least == most else f" ({least} to {most} %)"
+
+
+def balance_sentence(rows: Sequence[Temporal], launched_ms: Sequence[float | None]) -> str:
+    """Return, with a space before it, what computation the ranks were given; "" where there is nothing to say.
+
+    Args:
+        rows: where the time of each rank goes.
+        launched_ms: computation that the steps of each rank launched, None unknown.
+    """
+    if not rows[0].on_gpu or not rows[0].steps or len({row.steps for row in rows}) > 1:
+        return ""
+    executed = [row.compute_ns / 1e6 for row in rows]
+    given = [ms for ms in launched_ms if ms is not None]
+    if len(given) < len(rows):
+        if len(rows) < 2 or not _differs(executed):
+            return ""
+        return (
+            f" {_range(executed)} ms of computation per rank ran in the steps; whether the ranks were given unlike "
+            "work is not known, as the traces do not tie it to the steps that launched it."
+        )
+    if len(rows) == 1:
+        if abs(given[0] - executed[0]) <= _NARROW * max(given[0], executed[0]):
+            return ""
+        return (
+            f" The steps launched {number(given[0])} ms of computation, and {number(executed[0])} ms ran between their "
+            "ends: the GPU runs behind the CPU."
+        )
+    both = f"The steps launched {_range(given)} ms of computation per rank, {_range(executed)} ms ran in their time"
+    if _differs(given):
+        most = max(range(len(given)), key=given.__getitem__)
+        who = "One rank" if rows[most].rank is None else f"Rank {rows[most].rank}"
+        return f" {both}. {who} was given the most: balance the work between the ranks."
+    if _differs(executed):
+        return f" {both}: the ranks were given alike, their GPUs run behind their CPUs by different amounts."
+    return ""
+
+
+def _differs(values: Sequence[float]) -> bool:
+    return max(values) > (1 + _ALIKE) * min(values)
+
+
+def _range(values: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(number(value) for value in (min(values), max(values))))
+
+
+def precision_clause(timelines: Sequence[Timeline]) -> str:
+    """Return "runs in bf16" and the like, with advice only where it follows from what ran; "" where names tell nothing.
+
+    Args:
+        timelines: one per rank; of a CPU, where they have no GPU work.
+    """
+    times = gemm_time_by_precision(timelines)
+    total = sum(times.values())
+    shares = {label: part / total for label, part in times.items() if label and total and part >= 0.01 * total}
+    if not shares:
+        return ""
+    said = "runs in " + ", ".join(
+        label if part > 0.995 else f"{label} ({100 * part:.3g} % of its time)" for label, part in shares.items()
+    )
+    if shares.get("fp32", 0.0) <= _MOST:
+        return said
+    if any(len(timeline.kernels) for timeline in timelines):
+        return (
+            f"{said}: the tensor cores, where this GPU has them, multiply several times as fast in bf16 or tf32 "
+            "(fp16 before Ampere)"
+        )
+    return f"{said}: bf16 helps where the CPU has instructions for it (avx512_bf16, amx)"

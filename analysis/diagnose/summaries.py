@@ -1,0 +1,269 @@
+"""What tables of totals, readings and logs say: each with one sentence that says what it means and what to try."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.diagnose.finding import Finding, distinct
+from analysis.diagnose.sensors import sensor_findings
+from analysis.metrics.communication.links import alpha_beta
+from analysis.names import COMMUNICATION, family
+from analysis.summary import Summary
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def collective_findings(summary: Summary) -> Iterator[Finding]:
+    """Yield the summary of a test by placement, and its sizes, the largest first."""
+    import pandas as pd
+
+    table = summary.table
+    rows = [_row(summary, str(key), part) for key, part in table.groupby("placement", sort=False)]
+    frame = pd.DataFrame(rows)
+    yield Finding("collective_bandwidth", f"{summary.title}: bandwidth", frame, _sentence(frame, summary))
+    unsaid = [name for name, value in (("root", -1), ("wrong", -1), ("redop", "")) if (table[name] == value).all()]
+    sizes = table.drop(columns=unsaid).sort_values(
+        ["size_bytes", "placement"], ascending=False, kind="stable", ignore_index=True
+    )
+    sentence = (
+        "algbw is size / time; busbw is what each link carries, so that it compares with the link's rate whatever the "
+        "number of ranks."
+    )
+    yield Finding("collective_sizes", f"{summary.title}: by size", sizes, sentence)
+
+
+def _row(summary: Summary, placement: str, part: "pd.DataFrame") -> dict[str, object]:
+    best = part.iloc[int(part["busbw_gb_s"].to_numpy().argmax())]
+    half = part.loc[part["busbw_gb_s"] >= best["busbw_gb_s"] / 2, "size_bytes"].min() if best["busbw_gb_s"] else None
+    fit = alpha_beta(part["size_bytes"].to_numpy(np.float64), part["time_us"].to_numpy(np.float64))
+    return {
+        "collective": best["collective"],
+        "placement": placement,
+        "ranks": summary.facts.get("ranks"),
+        "sizes": len(part),
+        "peak_busbw_gb_s": best["busbw_gb_s"],
+        "peak_at_bytes": int(best["size_bytes"]),
+        "half_peak_from_bytes": None if half is None else int(half),
+        "shortest_us": part["time_us"].min(),
+        "latency_us": None if fit is None else fit[0],
+        "fitted_algbw_gb_s": None if fit is None else fit[1],
+        "fit_median_error": None if fit is None else fit[2],
+        "wrong_rows": int((part["wrong"] > 0).sum()),
+    }
+
+
+def _sentence(frame: "pd.DataFrame", summary: Summary) -> str:
+    wrong = int(frame["wrong_rows"].sum())
+    if wrong:
+        return f"{wrong} rows have wrong results: no time counts before that is repaired (driver, NCCL, a bad link)."
+    best = frame.iloc[int(frame["peak_busbw_gb_s"].to_numpy().argmax())]
+    if not best["peak_busbw_gb_s"]:
+        return (
+            "Every bandwidth is 0: only messages were measured that are too small to tell; measure up to 1 GB (-e 1G)."
+        )
+    half = int(best["half_peak_from_bytes"])
+    ranks = summary.facts.get("ranks")
+    between = f" between {ranks} ranks" if ranks else ""
+    return (
+        f"The links carry up to {best['peak_busbw_gb_s']:.4g} GB/s{between} and half of it from {_size(half)} on, "
+        f"while the smallest messages cost {best['shortest_us']:.3g} us: gradient buckets well above {_size(half)} "
+        "use them, smaller ones pay latency."
+    )
+
+
+def _size(number: int) -> str:
+    for unit, factor in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if number >= 1 << factor:
+            return f"{number / (1 << factor):.4g} {unit}"
+    return f"{number} B"
+
+
+_ADVICE = {
+    COMMUNICATION: "see with a trace (`bertbench allreduce`) how much of it computation hides",
+    "GEMM": "see with `bertbench core-util` whether it uses the tensor cores",
+    "attention": "compare fused attention (SDPA, FlashAttention) on the same shapes",
+    "optimizer": "use a fused optimizer, which reads every parameter once",
+    "elementwise": "fuse it with its neighbours (torch.compile, fused GELU and dropout)",
+    "norm": "use a fused layer normalisation",
+    "copy": "look for casts and for copies from the host that pinned memory would hide",
+}
+
+
+def findings(summaries: Sequence[Summary]) -> list[Finding]:
+    """Return the findings of all summaries, in their order; a name that comes again ends in _2, _3, ..."""
+    return distinct([found for summary in summaries for found in _MAKERS.get(summary.what, _anything)(summary)])
+
+
+def _kernels(summary: Summary) -> Iterator[Finding]:
+    table = _by_name(summary.table, "family")
+    total = table["total_ms"].sum()
+    if not len(table) or not total:
+        yield _anything_empty(summary, "kernel_totals")
+        return
+    first = table.iloc[0]
+    sentence = (
+        f"{_short(first['name'])} takes {first['share']:.1%} of the kernels' {total:.4g} ms; "
+        f"{int((table['cumulative_share'] < 0.9).sum()) + 1} of {len(table)} kernels make 90 %: begin with these."
+    )
+    yield Finding("kernel_totals", summary.title, table, sentence)
+    families = table.groupby("family", sort=False).agg(
+        kernels=("name", "count"), count=("count", "sum"), total_ms=("total_ms", "sum"), share=("share", "sum")
+    )
+    families = families.sort_values("total_ms", ascending=False, kind="stable").reset_index()
+    top = families.iloc[0]
+    advice = _ADVICE.get(str(top["family"]), "look at its largest kernels first")
+    sentence = f"{str(top['family']).capitalize()} kernels take {top['share']:.1%} of the kernel time: {advice}."
+    yield Finding("kernel_families", f"{summary.title}: by family", families, sentence)
+
+
+def _by_name(table: "pd.DataFrame", label: str = "") -> "pd.DataFrame":
+    """Rows of one name added up, largest first: name, [label,] count, total_ms, average_us, share, cumulative_share."""
+    import pandas as pd
+
+    if "total_ns" not in table:
+        return pd.DataFrame(columns=["name", "count", "total_ms"]).astype({"total_ms": "float64"})
+    sums = table.groupby("name", sort=False, observed=True)[["count", "total_ns"]].sum().reset_index()
+    sums = sums.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
+    frame = pd.DataFrame({"name": sums["name"].astype(str)})
+    if label:
+        frame[label] = [family(name) for name in frame["name"]]
+    frame["count"] = sums["count"]
+    frame["total_ms"] = sums["total_ns"] / 1e6
+    frame["average_us"] = (sums["total_ns"] / 1e3 / sums["count"]).where(sums["count"] > 0)
+    whole = float(frame["total_ms"].sum())
+    frame["share"] = frame["total_ms"] / whole if whole else float("nan")
+    frame["cumulative_share"] = frame["share"].cumsum()
+    return frame
+
+
+def _copies(summary: Summary) -> Iterator[Finding]:
+    table = summary.table
+    if "total_ns" in table:
+        frame = _by_name(table)
+        if "total_bytes" in table:
+            sizes = table.groupby("name", sort=False, observed=True)["total_bytes"].sum(min_count=1)
+            frame["total_bytes"] = frame["name"].map(sizes)
+            frame["gb_per_second"] = (frame["total_bytes"] / frame["total_ms"] / 1e6).where(frame["total_ms"] > 0)
+    else:
+        frame = (
+            table.sort_values("total_bytes", ascending=False, ignore_index=True) if "total_bytes" in table else table
+        )
+    if not len(frame):
+        yield _anything_empty(summary, "copy_totals")
+        return
+    sentence = (
+        f"{_short(frame['name'].iloc[0])} is the largest of {len(frame)} kinds of copies: copies between host and GPU "
+        "belong into pinned memory and beside computation."
+    )
+    yield Finding("copy_totals", summary.title, frame, sentence)
+
+
+def _api(summary: Summary) -> Iterator[Finding]:
+    frame = _by_name(summary.table)
+    if not len(frame):
+        yield _anything_empty(summary, "api_totals")
+        return
+    name, share = str(frame["name"].iloc[0]), frame["share"].iloc[0]
+    waits = "synchronize" in name.lower() or "memcpy" in name.lower()
+    means = "the host waits there for the GPU, or for copies" if waits else "the host spends its time there"
+    advice = "look for .item(), .cpu() and prints in the loop" if waits else "see whether the GPU idles meanwhile"
+    yield Finding(
+        "api_totals", summary.title, frame, f"{_short(name)} takes {share:.1%} of the calls' time: {means}; {advice}."
+    )
+
+
+def _ranges(summary: Summary) -> Iterator[Finding]:
+    frame = _by_name(summary.table)
+    if not len(frame):
+        yield _anything_empty(summary, "range_totals")
+        return
+    sentence = (
+        f"{_short(frame['name'].iloc[0])} is the longest of {len(frame)} ranges; totals hold the ranges within, which "
+        "this summary does not tell apart, so they do not add up, and a launch may return before its kernels end."
+    )
+    yield Finding("range_totals", summary.title, frame.drop(columns=["share", "cumulative_share"]), sentence)
+
+
+def _metrics(summary: Summary) -> Iterator[Finding]:
+    table = summary.table
+    kernels = table["kernel"].nunique() if "kernel" in table else 0
+    metrics = table["metric"].nunique() if "metric" in table else 0
+    sentence = (
+        f"{metrics} metrics of {kernels} kernels, averages over the invocations of each: weigh them with the kernels' "
+        "times before comparing kernels, and take newer GPUs' from Nsight Compute (`bertbench core-util`)."
+    )
+    yield Finding("profiler_metrics", summary.title, table, sentence if len(table) else "The table has no metric.")
+
+
+def _mlperf_run(summary: Summary) -> Iterator[Finding]:
+    facts = summary.facts
+    parts = []
+    if facts.get("time_to_train_minutes") is not None:
+        parts.append(f"It trained for {facts['time_to_train_minutes']:.2f} minutes")
+        if facts.get("steps") is not None:
+            parts.append(f"{facts['steps']:,} steps of {facts['global_batch_size']:,} samples")
+        if facts.get("samples_per_second") is not None:
+            parts.append(f"{facts['samples_per_second']:,.0f} samples/s with evaluations")
+    else:
+        parts.append("The run has no time to train")
+    target, reached = facts.get("target"), facts.get("final_accuracy")
+    if target is not None and reached is not None:
+        verdict = "reached" if reached >= target else "missed"
+        parts.append(f"the quality target {target} was {verdict} with {reached:.4f}")
+    elif reached is not None:
+        parts.append(f"the last accuracy is {reached:.4f}, and no quality target is known for this benchmark")
+    yield Finding("mlperf_run", summary.title, summary.table, ", ".join(parts) + ".")
+
+
+def _evaluations(summary: Summary) -> Iterator[Finding]:
+    table, target = summary.table, summary.facts.get("target")
+    sentence = f"{len(table)} evaluations"
+    if len(table):
+        best = table.iloc[int(table["accuracy"].to_numpy().argmax())]
+        sentence += f", the best with {best['accuracy']:.4f}"
+        passed = table[table["accuracy"] >= target] if target is not None else table[:0]
+        if len(passed):
+            first = passed.iloc[0]
+            sentence += f"; the target {target} was first reached after {first['minutes']:.2f} minutes"
+            if first["samples"] == first["samples"]:  # not NaN
+                sentence += f" and {first['samples']:,.0f} samples"
+        elif target is not None:
+            sentence += f"; the target {target} was not reached"
+    yield Finding("mlperf_evaluations", summary.title, table.drop(columns="time_ns"), sentence + ".")
+
+
+def _events(summary: Summary) -> Iterator[Finding]:
+    keys = summary.table.groupby("key", sort=False).agg(events=("key", "count"), last_value=("value", "last"))
+    keys = keys.sort_values("events", ascending=False, kind="stable").reset_index()
+    yield Finding("log_events", summary.title, keys, f"{len(summary.table):,} events under {len(keys):,} keys.")
+
+
+def _anything(summary: Summary) -> Iterator[Finding]:
+    name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in summary.what.lower())
+    yield Finding(name.strip("_") or "table", summary.title, summary.table)
+
+
+def _anything_empty(summary: Summary, name: str) -> Finding:
+    sentence = "The table holds no row with a time: nothing of this kind was recorded."
+    return Finding(name, summary.title, summary.table, sentence)
+
+
+def _short(name: Any) -> str:
+    text = str(name)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_MAKERS: dict[str, Callable[[Summary], Iterator[Finding]]] = {
+    "kernels": _kernels,
+    "copies": _copies,
+    "api": _api,
+    "ranges": _ranges,
+    "metrics": _metrics,
+    "sensors": sensor_findings,
+    "collectives": collective_findings,
+    "run": _mlperf_run,
+    "evaluations": _evaluations,
+    "events": _events,
+}

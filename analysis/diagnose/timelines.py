@@ -1,0 +1,320 @@
+"""What the traces of a run say about time: tables, each with one sentence on what it means and what to try."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.diagnose import idle as idle_findings
+from analysis.diagnose.finding import Finding
+from analysis.diagnose.sentences import balance_sentence, least_to_most, number, precision_clause, range_over_ranks
+from analysis.metrics.kernels import copies
+from analysis.metrics.kernels import tables as kernel_tables
+from analysis.metrics.kernels.utilization import NUMBER_FIELDS, compute_utilization
+from analysis.metrics.time import phases, temporal
+from analysis.metrics.time.idle import idle_causes
+from analysis.metrics.time.launched import launched_compute
+from analysis.timeline import Timeline, lost_kernels
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TOP = 30
+# Of the columns of a wide table, those that a narrow terminal still shows.
+_SHARES_FIRST = (
+    "compute_share",
+    "exposed_communication_share",
+    "exposed_memory_share",
+    "idle_share",
+    "overlap_share",
+)
+_LITTLE = 0.05
+_MUCH = 0.25
+_HALF = 0.5
+_NEARLY_ALL = 0.1
+"""Share of the time up to which what is not computation leaves faster kernels alone to gain from."""
+_LONGER = 1.1
+_OF_SLOWEST = ", each that of its slowest rank"
+_NO_LENGTH = "No kernel of the window took any time, by this trace."
+
+
+def findings(timelines: Sequence[Timeline]) -> list[Finding]:
+    """Return the findings of the traces of one run, one timeline per rank; what they cannot say is left out.
+
+    Names: temporal_breakdown, compute_utilization, idle_causes, idle_gaps, kernel_families, top_kernels, phases,
+    memory_copies, launch_queue, iterations, steps.
+    """
+    idles = [row for row in map(idle_causes, timelines) if row is not None]
+    made = [
+        _temporal(timelines),
+        _utilization(timelines),
+        idle_findings.causes(idles),
+        idle_findings.gaps(idles),
+        _families(timelines),
+        _top_kernels(timelines),
+        _phases(timelines),
+        _copies(timelines),
+        idle_findings.launches(timelines, idles),
+        *_iterations(timelines),
+    ]
+    return [finding for finding in made if finding is not None]
+
+
+def _temporal(timelines: Sequence[Timeline]) -> Finding | None:
+    rows = [row for row in map(temporal.temporal_breakdown, timelines) if row is not None]
+    if not rows:
+        return None
+    span = sum(row.span_ns for row in rows)
+    names = ("compute_ns", "idle_ns", "exposed_communication_ns", "exposed_memory_ns")
+    compute, idle_share, exposed, copying = (sum(getattr(row, name) for row in rows) / span for name in names)
+    most = max(len(np.unique(timeline.work.device)) for timeline in timelines)
+    somewhere = f" on any of a rank's {most} GPUs" if most > 1 else ""
+    hidden = f"{_percent(exposed)} communication that nothing hides"
+    if (
+        rows[0].on_gpu
+        and not any(row.communication_ns for row in rows)
+        and any(len(timeline.collectives) for timeline in timelines)
+    ):
+        hidden = "no communication on the GPU (that of the CPU, such as calls of MPI, is in Communication by rank)"
+    of_ranks = range_over_ranks([row.compute_ns / row.span_ns for row in rows])
+    what = f"{_percent(compute)} of the time is computation{somewhere}{of_ranks}, {hidden}, "
+    what += f"{_percent(idle_share)} idle{least_to_most([row.idle_ns / row.span_ns for row in rows])}"
+    if exposed >= max(idle_share, _LITTLE):
+        advice = ": overlap the communication or send less of it, unless most of it waits for one rank or the replay "
+        advice += "without it saves little (see below)"
+    elif copying > max(idle_share, _LITTLE):
+        what += f", {_percent(copying)} copies that nothing hides"
+        pinned = "from pinned memory " if _copied_from(timelines)[0] != "pinned" else ""
+        advice = f": keep data on the GPU, or copy it {pinned}while something computes"
+    elif idle_share >= _LITTLE:
+        advice = ": the table of idle causes says what the device waits for"
+        advice += "; overlapping the communication comes next" if exposed >= _LITTLE else ""
+    elif idle_share + exposed + copying >= _NEARLY_ALL:
+        advice = f": no computation is {_percent(1 - compute)}, though nothing of it takes 5 % alone"
+    else:
+        advice = f": faster {'kernels' if rows[0].on_gpu else 'operators'} are what is left to gain"
+    table = temporal.temporal_frame(rows)
+    given = [None if (own := launched_compute(found)) is None else own.total_ns / 1e6 for found in timelines]
+    given = [ms for ms, found in zip(given, map(temporal.temporal_breakdown, timelines), strict=True) if found]
+    first = ["rank", "steps", "span_ms", *(name for name in _SHARES_FIRST if name in table)]
+    if any(ms is not None for ms in given):
+        table.insert(0, "launched_compute_ms", [float("nan") if ms is None else ms for ms in given])
+        first += ["compute_ms", "launched_compute_ms"]
+    table = table[[*first, *(name for name in table.columns if name not in first)]]
+    if not any(row.on_gpu for row in rows):  # a CPU has no copies that are told from computation
+        table = table.drop(columns=[name for name in table.columns if "memory" in name])
+    said = what + advice + "." + _outside(timelines, rows) + balance_sentence(rows, given)
+    if not rows[0].on_gpu and (lost := lost_kernels(timelines)):
+        said = f"{lost}. On the CPU, {what}."  # no advice: how long the GPU took is not known
+    return Finding("temporal_breakdown", "Where the time goes", table, said)
+
+
+def _outside(timelines: Sequence[Timeline], rows: Sequence[temporal.Temporal]) -> str:
+    """Say how much work lies outside the marked steps: a GPU runs on after the CPU has ended the last one."""
+    if not any(row.steps and row.on_gpu for row in rows):
+        return ""
+    whole = [row for row in (temporal.temporal_breakdown(found, "kernels") for found in timelines) if row is not None]
+    outside = sum(row.busy_ns for row in whole) - sum(row.busy_ns for row in rows)
+    if outside < 0.01 * sum(row.busy_ns for row in whole):
+        return ""
+    return (
+        f" {number(outside / len(rows) / 1e6)} ms of GPU work per rank ran outside the marked steps and is not in this "
+        "table; with --window kernels it is."
+    )
+
+
+def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
+    import pandas as pd
+
+    rows = [compute_utilization(timeline) for timeline in timelines]
+    table = pd.DataFrame([dataclasses.asdict(row) for row in rows], columns=list(NUMBER_FIELDS))
+    table["rank"] = table["rank"].astype("Int64")
+    known = [row.compute_utilization for row in rows if row.compute_utilization is not None]
+    if not known:
+        return (
+            Finding(
+                "compute_utilization",
+                "Compute utilisation",
+                table,
+                f"Not known: {rows[0].reason.rstrip('.')}" + ("" if rows[0].reason.endswith("?") else "."),
+            )
+            if rows
+            else None
+        )
+    mean = sum(known) / len(known)
+    on_gpu = any(row.devices is not None for row in rows)
+    said = f"The {'GPU has a kernel running' if on_gpu else 'CPU runs an operator'} {_percent(mean)} of the time"
+    most = max((row.devices or 0) for row in rows)
+    said += range_over_ranks(known)
+    said += f", the mean of a rank's {most} GPUs" if most > 1 else ""
+    said += f" ({len(known)} of {len(rows)} ranks)" if len(known) < len(rows) else ""
+    table = table if on_gpu else table.drop(columns=["sm_weighted_utilization", "devices"])
+    weighted = [row for row in rows if row.sm_weighted_utilization is not None]
+    if weighted:
+        filled = sum(row.sm_weighted_utilization or 0.0 for row in weighted) / len(weighted)
+        said += f"; its grids could fill the multiprocessors {_percent(filled)} of the time"
+        own = [row.compute_utilization_without_communication or 0.0 for row in weighted]
+        if filled < sum(own) / len(own) - 0.2:  # collectives use few blocks on purpose
+            said += ": many kernels are too small for this GPU, try a larger batch or fused kernels"
+    return Finding("compute_utilization", "Compute utilisation", table, said + ".")
+
+
+def _families(timelines: Sequence[Timeline]) -> Finding | None:
+    rows = [kernel_tables.family_rows(timeline) for timeline in timelines]
+    table = kernel_tables.over_ranks(rows, "family")
+    if not len(table):
+        return None
+    if not float(table["mean_ms"].sum()):
+        return Finding("kernel_families", "Kernels by family", table, _NO_LENGTH)
+    share = {str(name): float(part) for name, part in zip(table["family"], table["kernel_time_share"], strict=True)}
+    largest = next(iter(share))
+    said = [f"{largest} takes {_percent(share[largest])} of the kernels' time"]
+    ran = precision_clause(timelines) if share.get("GEMM", 0.0) > _MUCH else ""
+    if ran and largest == "GEMM":
+        said.append(f"it {ran}")
+    small = sum(share.get(name, 0.0) for name in ("elementwise", "norm", "dropout", "activation"))
+    talks = share.get("communication", 0.0)
+    if talks > _MUCH:
+        said += [] if largest == "communication" else [f"communication takes {_percent(talks)}"]
+        said[-1] += ": what of it computation does not hide is what to cut, see the table of where the time goes"
+    if small > 0.4:
+        said.append(
+            f"kernels that only move memory take {_percent(small)}: fuse them (torch.compile, fused optimizer, norms)"
+        )
+    if ran and largest != "GEMM":
+        said.append(f"GEMM takes {_percent(share['GEMM'])} and {ran}")
+    return Finding("kernel_families", "Kernels by family", table, "; ".join(said) + ".")
+
+
+def _top_kernels(timelines: Sequence[Timeline]) -> Finding | None:
+    rows = [kernel_tables.kernel_rows(timeline, copies=False) for timeline in timelines]
+    table = kernel_tables.over_ranks(rows)
+    if not len(table):
+        return None
+    if not float(table["mean_ms"].sum()):
+        return Finding("top_kernels", f"Longest kernels (at most {_TOP})", table.head(_TOP), _NO_LENGTH)
+    few = int((table["kernel_time_share"].cumsum() < 0.8).sum()) + 1
+    first = table.iloc[0]
+    share = float(first["kernel_time_share"])
+    said = f"{few} of {len(table)} kernels make up 80 % of the kernels' time, the longest {_percent(share)} "
+    said += f"({first['family']}): start with these."
+    return Finding("top_kernels", f"Longest kernels (at most {_TOP})", table.head(_TOP), said)
+
+
+def _phases(timelines: Sequence[Timeline]) -> Finding | None:
+    table = _joined([phases.phase_rows(timeline) for timeline in timelines])
+    if table is None:
+        return None
+    column = "gpu_ms" if table["gpu_ms"].notna().any() else "host_ms"
+    sums = table.groupby("phase")[column].sum().sort_values(ascending=False)
+    known, total = sums.drop("other", errors="ignore"), float(sums.sum())
+    on_gpu = column == "gpu_ms"
+    table = table if on_gpu else table.drop(columns=["gpu_ms", "gpu_share", "kernels"])
+    marked = any(len(timeline.steps) for timeline in timelines)
+    what = "GPU's time" if on_gpu else "steps' time on the CPU" if marked else "recording's time on the CPU"
+    said = ""
+    if total and len(known) and known.iloc[0] > 0:
+        said = f"{known.index[0]} takes {_percent(float(known.iloc[0]) / total)} of the {what}"
+        rest = float(sums.get("other", 0.0)) / total
+        said += f"; {_percent(rest)} belongs to no phase" if rest > _LITTLE else ""
+        if float(sums.get("data", 0.0)) / total > 0.1:
+            said += "; data takes more than a tenth"
+            said += _input_advice(timelines) if on_gpu else ", so load it in the background (workers, prefetching)"
+        elif float(sums.get("optimizer", 0.0)) / total > _MUCH:
+            said += "; the optimizer takes more than a quarter, so use a fused one or accumulate gradients"
+        said += "."
+    return Finding("phases", "Time by phase", table, said)
+
+
+def _copied_from(timelines: Sequence[Timeline]) -> tuple[str, float]:
+    """Which memory of the CPU most of the copies to the GPU are from ("pageable", "pinned", "" unknown, "none" for no
+    copies), by time, and the share of their time that computation hides."""
+    table = _joined([copies.copy_rows(timeline) for timeline in timelines])
+    inputs = table[table["direction"] == "HtoD"] if table is not None else None
+    total = float(inputs["total_ms"].sum()) if inputs is not None else 0.0
+    if inputs is None or not total:
+        return "none", 0.0
+    hidden = float((inputs["overlapped_share"].fillna(0) * inputs["total_ms"]).sum()) / total
+    return str(inputs.groupby("host_memory")["total_ms"].sum().idxmax()), hidden
+
+
+def _input_advice(timelines: Sequence[Timeline]) -> str:
+    memory, hidden = _copied_from(timelines)
+    if memory == "none":
+        return " of it, without copies to the GPU"
+    if memory == "pageable":
+        return ", so copy inputs from pinned memory"
+    if not memory:
+        return ", so copy inputs from pinned memory where they are not (the trace does not say)"
+    if hidden >= _HALF:
+        return f"; the copies to the GPU are from pinned memory, and computation hides {_percent(hidden)} of them"
+    return (
+        f", so copy inputs ahead (they are from pinned memory, but computation hides {_percent(hidden)} of the copies)"
+    )
+
+
+def _copies(timelines: Sequence[Timeline]) -> Finding | None:
+    table = _joined([copies.copy_rows(timeline) for timeline in timelines])
+    if table is None:
+        return None
+    total = float(table["total_ms"].sum())
+    hidden = float((table["overlapped_share"].fillna(0) * table["total_ms"]).sum()) / total if total else 0.0
+    pageable = float(table.loc[table["host_memory"] == "pageable", "total_ms"].sum())
+    per_rank = total / len(timelines)
+    said = f"Copies and memsets take {number(per_rank)} ms per rank, {_percent(hidden)} of it hidden by computation"
+    spans = [row.span_ns / 1e6 for row in map(temporal.temporal_breakdown, timelines) if row is not None]
+    if spans and pageable > 0.01 * sum(spans):
+        said += (
+            f"; {_percent(pageable / total)} is copies of pageable memory: use pin_memory=True and non_blocking=True"
+        )
+    return Finding("memory_copies", "Memory copies by direction", table, said + ".")
+
+
+def _iterations(timelines: Sequence[Timeline]) -> list[Finding]:
+    import pandas as pd
+
+    table = _joined([temporal.iterations(timeline) for timeline in timelines])
+    if table is None:
+        return []
+    # A step takes as long as its slowest rank.
+    longest = table.groupby("step", sort=False)["step_time_ms"].idxmax()
+    spread = temporal.iteration_spread(table.loc[longest])
+    on_gpu = any(len(timeline.kernels) for timeline in timelines)
+    if not on_gpu:
+        unsaid = ["memory_ms", "exposed_memory_ms", "launched_compute_ms", "kernels"]
+        table, spread = table.drop(columns=unsaid), spread[~spread["quantity"].isin(unsaid)].reset_index(drop=True)
+    times = spread[spread["quantity"] == "step_time_ms"].iloc[0]
+    said = (
+        f"The median step takes {number(times['median'])} ms, from {number(times['min'])} to {number(times['max'])} ms"
+    )
+    if times["median"] > 0 and times["p95"] > 1.2 * times["median"]:
+        said += ": the slow ones are worth a look, compare their idle and communication with the others'"
+    given = spread[spread["quantity"] == "launched_compute_ms"]
+    if len(given) and given["median"].iloc[0] > _LONGER * times["median"]:
+        said += (
+            f"; the GPU computes {number(given['median'].iloc[0])} ms for what it launches: the marks are those of a "
+            "CPU that runs ahead, not the time of a step; --window kernels has all work"
+        )
+    place = int(table["step_time_ms"].to_numpy().argmax())
+    rank, step, taken_ms, idle_ms = (table[name].iloc[place] for name in ("rank", "step", "step_time_ms", "idle_ms"))
+    of = "" if pd.isna(rank) else f" of rank {int(rank)}"
+    idle = f", {_percent(float(idle_ms) / float(taken_ms))} of it idle" if taken_ms and not pd.isna(idle_ms) else ""
+    slowest = f"The slowest is step {int(step)}{of}: {number(float(taken_ms))} ms{idle}."
+    unknown = table.columns if table["idle_ms"].isna().all() else ["launched_compute_ms"]
+    table = table.drop(columns=[name for name in unknown if name in table and table[name].isna().all()])
+    return [
+        Finding("iterations", f"Spread over the steps{_OF_SLOWEST if len(timelines) > 1 else ''}", spread, said + "."),
+        Finding("steps", "Every step", table, slowest),
+    ]
+
+
+def _joined(tables: "Sequence[pd.DataFrame]") -> "pd.DataFrame | None":
+    import pandas as pd
+
+    filled = [table for table in tables if len(table)]
+    return pd.concat(filled, ignore_index=True) if filled else None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

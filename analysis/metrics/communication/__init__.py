@@ -1,0 +1,1 @@
+"""Communication: how much is exposed, which collectives are one, links, projections, what if."""

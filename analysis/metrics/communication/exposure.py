@@ -1,0 +1,272 @@
+"""Communication of each rank: how much there is, how much of it computation hides, at which bandwidth it runs.
+
+On unions of intervals, as measurement.md defines them: C communication, K computation (metrics.temporal.work_sets).
+overlapped = |C and K|, exposed = |C minus K|. Bandwidths are nccl-tests', in 1e9 bytes/s: algbw = bytes / time, and
+busbw = algbw x `names.bus_factor`, the rate at which a link has to run (nccl-tests doc/PERFORMANCE.md).
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.metrics.kernels.tables import calls_with
+from analysis.metrics.time.intervals import Intervals, clipped, difference, inside_ns, intersection, merged, total_ns
+from analysis.metrics.time.temporal import Window, WorkSets, work_sets, work_window
+from analysis.names import bus_factor
+from analysis.timeline import Timeline, empty
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.metrics.communication.matching import Matching
+
+Numbers = npt.NDArray[np.int64]
+
+RANK_COLUMNS = {
+    "rank": "Int64",
+    "steps": "int64",
+    "window_ms": "float64",
+    "compute_ms": "float64",
+    "communication_ms": "float64",
+    "overlapped_ms": "float64",
+    "exposed_ms": "float64",
+    "exposed_transfer_ms": "float64",
+    "exposed_wait_ms": "float64",
+    "communication_share": "float64",
+    "exposed_share": "float64",
+    "overlap_share": "float64",
+}
+KIND_COLUMNS = {
+    "rank": "Int64",
+    "collective": "str",
+    "group": "str",
+    "group_size": "Int64",
+    "count": "int64",
+    "sized": "int64",  # of these, those whose size is known
+    "bytes": "Int64",  # of the sized ones
+    "total_ms": "float64",
+    "overlapped_ms": "float64",
+    "exposed_ms": "float64",
+    "algbw_gb_s": "float64",
+    "busbw_gb_s": "float64",
+    "transfer_busbw_gb_s": "float64",
+    "communication_share": "float64",
+    "exposed_share": "float64",
+    "overlap_share": "float64",
+}
+BUCKET_COLUMNS = {
+    "rank": "Int64",
+    "step": "Int64",
+    "bucket": "int64",
+    "collective": "str",
+    "bytes": "Int64",
+    "launched_ms": "float64",
+    "start_ms": "float64",
+    "end_ms": "float64",
+    "duration_ms": "float64",
+    "wait_ms": "float64",
+    "exposed_ms": "float64",
+    "compute_after_start_ms": "float64",
+}
+
+
+def communication_by_rank(
+    timelines: Sequence[Timeline], matching: "Matching | None" = None, window: Window = "steps"
+) -> "pd.DataFrame":
+    """Return one row per rank: RANK_COLUMNS; a rank without work has no row.
+
+    Args:
+        timelines: what readers returned, one per rank.
+        matching: which collectives of the ranks belong together, of `match_collectives`; it splits the exposed time
+            into transfer and wait, which are NaN without it and where a collective of the rank is not matched.
+        window: "steps": the marked steps, or the whole trace where none is marked; "kernels": the span of GPU work.
+    """
+    rows = []
+    for member, timeline in enumerate(timelines):
+        sets = work_sets(timeline)
+        bounds = work_window(timeline, sets, window)
+        if bounds is None or bounds[1] <= bounds[0]:
+            continue
+        computation, communication = (
+            clipped(found, *bounds) for found in (sets.compute, communication_set(timeline, sets))
+        )
+        span, total = bounds[1] - bounds[0], total_ns(communication)
+        exposed = difference(communication, computation)
+        transfer: float | None = None
+        if matching is not None and matching.complete(member):
+            transfer = total_ns(intersection(exposed, clipped(matching.transfer_set(member), *bounds)))
+        rows.append(
+            {
+                "rank": timeline.rank,
+                "steps": len(timeline.steps) if window == "steps" else 0,
+                "window_ms": span / 1e6,
+                "compute_ms": total_ns(computation) / 1e6,
+                "communication_ms": total / 1e6,
+                "overlapped_ms": (total - total_ns(exposed)) / 1e6,
+                "exposed_ms": total_ns(exposed) / 1e6,
+                "exposed_transfer_ms": None if transfer is None else transfer / 1e6,
+                "exposed_wait_ms": None if transfer is None else (total_ns(exposed) - transfer) / 1e6,
+                "communication_share": total / span,
+                "exposed_share": total_ns(exposed) / span,
+                "overlap_share": (total - total_ns(exposed)) / total if total else None,
+            }
+        )
+    return _typed(rows, RANK_COLUMNS)
+
+
+def communication_by_kind(timelines: Sequence[Timeline], matching: "Matching | None" = None) -> "pd.DataFrame":
+    """Return one row per rank, kind of collective and group, those that take most first: KIND_COLUMNS.
+
+    A collective counts where its middle lies in the window; times are unions. `bytes` is of those whose size is known,
+    and bandwidths are theirs: sum of bytes over sum of durations, waiting for other ranks included, as nccl-tests does.
+    `transfer_busbw_gb_s` has the waiting taken off.
+
+    Args:
+        timelines: what readers returned, one per rank.
+        matching: of `match_collectives`, for transfer_busbw_gb_s.
+    """
+    rows = []
+    for member, timeline in enumerate(timelines):
+        sets = work_sets(timeline)
+        bounds = work_window(timeline, sets)
+        if bounds is None or bounds[1] <= bounds[0] or not len(timeline.collectives):
+            continue
+        table = timeline.collectives
+        transfers = None if matching is None else matching.transfer_ns(member, len(table))
+        middle = table["start"].to_numpy() + (table["end"].to_numpy() - table["start"].to_numpy()) // 2
+        inside = (middle >= bounds[0]) & (middle <= bounds[1])
+        keys = [table[name] for name in ("collective", "group", "group_size")]
+        for (kind, group, size), place in table[inside].groupby(keys, observed=True, sort=False).indices.items():
+            chosen = np.flatnonzero(inside)[place]
+            row = _kind_row(table.iloc[chosen], sets, bounds, None if transfers is None else transfers[chosen])
+            factor = bus_factor(str(kind), int(size))
+            for name in ("busbw_gb_s", "transfer_busbw_gb_s"):
+                row[name] = None if row[name] is None or factor is None else float(row[name] or 0.0) * factor
+            known = int(size) if int(size) > 0 else None
+            rows.append({"rank": timeline.rank, "collective": kind, "group": group, "group_size": known, **row})
+    if not rows:
+        return empty(KIND_COLUMNS)
+    frame = _typed(rows, KIND_COLUMNS)
+    return frame.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
+
+
+def _kind_row(
+    part: "pd.DataFrame", sets: WorkSets, bounds: tuple[int, int], transfers: npt.NDArray[np.float64] | None
+) -> dict[str, int | float | None]:
+    span = bounds[1] - bounds[0]
+    union = clipped(merged(part["start"], part["end"]), *bounds)
+    total, exposed = total_ns(union), total_ns(difference(union, sets.compute))
+    durations = (part["end"] - part["start"]).to_numpy(dtype=float)
+    sizes = part["bytes"].to_numpy(dtype=float)
+    known = (sizes > 0) & (durations > 0)
+    rate: float | None = float(sizes[known].sum() / durations[known].sum()) if known.any() else None
+    moving: float | None = None
+    if transfers is not None:
+        matched = known & (transfers > 0)
+        moving = float(sizes[matched].sum() / transfers[matched].sum()) if matched.any() else None
+    return {
+        "count": len(part),
+        "sized": int((sizes > 0).sum()),
+        "bytes": int(sizes[sizes > 0].sum()) if (sizes > 0).any() else None,
+        "total_ms": total / 1e6,
+        "overlapped_ms": (total - exposed) / 1e6,
+        "exposed_ms": exposed / 1e6,
+        "algbw_gb_s": rate,
+        "busbw_gb_s": rate,
+        "transfer_busbw_gb_s": moving,
+        "communication_share": total / span,
+        "exposed_share": exposed / span,
+        "overlap_share": (total - exposed) / total if total else None,
+    }
+
+
+def buckets(timeline: Timeline, matching: "Matching | None" = None, member: int = 0) -> "pd.DataFrame":
+    """Return the bucket timeline: one row per collective of each step in order of start, BUCKET_COLUMNS.
+
+    A collective belongs to the step in which the host launched it (in which it started, where the launch is not in the
+    trace); where no step is marked the whole trace is one, with step <NA>. Times count from the step's start.
+    `compute_after_start_ms` is the computation of the step from the collective's start on, overlapping or later: with
+    none left, nothing can hide it.
+
+    Args:
+        timeline: what a reader returned.
+        matching: of `match_collectives`, for wait_ms, which is NaN without it.
+        member: the timeline's place among those matched.
+    """
+    table, sets = timeline.collectives, work_sets(timeline)
+    bounds = work_window(timeline, sets)
+    if bounds is None or not len(table):
+        return empty(BUCKET_COLUMNS)
+    starts, ends = (table[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+    launched = launch_times(timeline, table["correlation_id"].to_numpy(dtype=np.int64))
+    placed = np.where(launched >= 0, launched, starts)
+    exposed = ends - starts - inside_ns(sets.compute, starts, ends)
+    waits = None if matching is None else (ends - starts) - matching.transfer_ns(member, len(table))
+    steps = timeline.steps[["step", "start", "end"]].to_numpy() if len(timeline.steps) else [(None, *bounds)]
+    rows = []
+    for step, begin, end in steps:
+        own = np.flatnonzero((placed >= begin) & (placed < end))
+        own = own[np.argsort(starts[own], kind="stable")]
+        # The GPU runs behind the host: work of a step may end after its mark.
+        horizon = max(int(end), int(ends[own].max()) if len(own) else int(end))
+        remaining = inside_ns(sets.compute, starts[own], np.full(len(own), horizon))
+        for number, index in enumerate(own.tolist()):
+            size = int(table["bytes"].iloc[index])
+            rows.append(
+                {
+                    "rank": timeline.rank,
+                    "step": step,
+                    "bucket": number,
+                    "collective": table["collective"].iloc[index],
+                    "bytes": size if size > 0 else None,
+                    "launched_ms": (launched[index] - begin) / 1e6 if launched[index] >= 0 else None,
+                    "start_ms": (starts[index] - begin) / 1e6,
+                    "end_ms": (ends[index] - begin) / 1e6,
+                    "duration_ms": (ends[index] - starts[index]) / 1e6,
+                    "wait_ms": None if waits is None else waits[index] / 1e6,
+                    "exposed_ms": exposed[index] / 1e6,
+                    "compute_after_start_ms": remaining[number] / 1e6,
+                }
+            )
+    return _typed(rows, BUCKET_COLUMNS)
+
+
+def exposed_union_ms(timeline: Timeline, rows: "pd.DataFrame") -> float:
+    """Return the exposed time of the collectives of one step, ms, each moment once: gloo runs several at a time.
+
+    Args:
+        timeline: what a reader returned.
+        rows: of one step, of `buckets`.
+    """
+    if not len(rows):
+        return 0.0
+    sets = work_sets(timeline)
+    bounds = work_window(timeline, sets)
+    begin = bounds[0] if bounds is not None else 0
+    if rows["step"].notna().any():
+        steps = timeline.steps
+        begin = int(steps.loc[steps["step"] == rows["step"].iloc[0], "start"].iloc[0])
+    starts, ends = (begin + (rows[name] * 1e6).round().astype("int64") for name in ("start_ms", "end_ms"))
+    return total_ns(difference(merged(starts, ends), sets.compute)) / 1e6
+
+
+def _typed(rows: list[dict[str, Any]], columns: dict[str, str]) -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=list(columns)).astype(columns)
+
+
+def launch_times(timeline: Timeline, correlations: Numbers) -> Numbers:
+    """Return when the host launched each of n kernels, ns, by correlation id; -1 where the trace does not say."""
+    calls = calls_with(timeline.api, correlations)
+    begins = np.append(timeline.api["start"].to_numpy(dtype=np.int64), -1)
+    return np.where(calls >= 0, begins[calls], -1)
+
+
+def communication_set(timeline: Timeline, sets: WorkSets) -> Intervals:
+    """Return when a rank communicates: its kernels' time; on a GPU without such kernels, that of its calls of MPI."""
+    if len(sets.communication):
+        return sets.communication
+    return merged(timeline.collectives["start"], timeline.collectives["end"])

@@ -1,0 +1,403 @@
+"""What if communication were free, slower or faster: the trace replayed with other transfer times.
+
+Scaling durations answers another question: a wait for a straggler does not vanish with the transfer, communication that
+computation hides costs nothing, and without it the host may be what is slow. So the dependencies are read out of the
+traces (what_if_events, what_if_cpu), every collective begins when its last rank arrives and ends on all ranks its
+transfer time later, and all moments are computed anew with that time changed.
+
+The replay without a change is compared with the trace. That shows whether the collectives are understood, and nothing
+about a scenario: how far those are off is measured on generated traces, whose program runs again with the change
+(tests/unit/analysis/test_what_if_scenarios.py).
+
+The method is Daydream's (Zhu et al., USENIX ATC 2020, "Daydream: Accurately Estimating the Efficacy of Optimizations
+for DNN Training").
+"""
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.metrics.communication.matching import Matching
+from analysis.metrics.communication.what_if_events import add_gpu_rank, at_once
+from analysis.metrics.communication.what_if_graph import (
+    COMPUTE,
+    HOST,
+    TRANSFER,
+    Before,
+    Candidates,
+    Dependencies,
+    Floats,
+    Graph,
+    Nodes,
+    Spans,
+    finished,
+    marks,
+)
+from analysis.metrics.kernels.tables import is_communication
+from analysis.names import bus_factor
+from analysis.timeline import Timeline
+from common.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_QUEUED_NS = 200_000
+
+
+def add_cpu_rank(graph: Graph, timeline: Timeline, offset_ns: int) -> dict[int, tuple[int, int]]:
+    """Add one rank's moments and dependencies, all but what its collectives take.
+
+    Returns:
+        begin and end node of each row of `timeline.collectives`.
+    """
+    spans, talks = _computing(timeline), _talking(timeline)
+    hosts, works = _nodes(graph, spans, offset_ns), _nodes(graph, talks, offset_ns)
+    before, spoken = Before(spans), Before(talks)
+
+    def waited(moment: int, idle_from: int) -> Candidates:
+        """The communication whose end the host waited for."""
+        last = spoken.of(moment, len(talks))
+        if last is None:
+            return []
+        idle, after = talks[last][1] - idle_from, moment - talks[last][1]
+        return [(works[last][1], 0.0, HOST)] if idle > _QUEUED_NS and after <= max(_QUEUED_NS, idle // 2) else []
+
+    for number, (start, end) in enumerate(spans):
+        previous = before.of(start, number)
+        if previous is not None:
+            others = waited(start, spans[previous][1])
+            graph.follow(hosts[number][0], [(hosts[previous][1], 0.0, HOST), *others])
+        graph.edge(hosts[number][0], hosts[number][1], end - start, COMPUTE)
+    moments = sorted([(span[side], nodes[side]) for span, nodes in zip(spans, hosts, strict=True) for side in (0, 1)])
+    keys = [moment for moment, _ in moments]
+    for number, (start, _) in enumerate(talks):
+        previous = spoken.of(start, number)
+        place = bisect_right(keys, start)
+        if previous is not None and start - talks[previous][1] <= _QUEUED_NS:
+            graph.follow(works[number][0], [(works[previous][1], 0.0, HOST)])
+        elif place:
+            graph.follow(works[number][0], [(moments[place - 1][1], 0.0, HOST)])
+    marked = marks(graph, timeline.steps, spans, hosts, offset_ns, waited)
+    if marked is not None:
+        graph.begins.append(marked[0])
+        graph.ends.append([marked[1]])
+        return dict(enumerate(works))
+    everything = [*hosts, *works] or [(graph.node(0), graph.node(0))]
+    graph.begins.append(min((nodes[0] for nodes in everything), key=graph.times.__getitem__))
+    graph.ends.append([end for _, end in everything])
+    return dict(enumerate(works))
+
+
+def _computing(timeline: Timeline) -> Spans:
+    operators = timeline.operators[timeline.operators["outermost"]]
+    operators = operators[~is_communication(operators)] if len(operators) else operators
+    return sorted(zip(operators["start"].tolist(), operators["end"].tolist(), strict=True))
+
+
+def _talking(timeline: Timeline) -> Spans:
+    return list(zip(timeline.collectives["start"].tolist(), timeline.collectives["end"].tolist(), strict=True))
+
+
+def _nodes(graph: Graph, spans: Spans, offset: int) -> Nodes:
+    return [(graph.node(start - offset), graph.node(end - offset)) for start, end in spans]
+
+
+LARGEST_ERROR = 0.05
+"""Error of the unchanged replay from which on it says that it is not to be relied on."""
+SCENARIO_ERROR, WORST_ERROR = 0.01, 0.1
+"""What 95 % and what all of the replays of generated traces miss the true time of a scenario by, at most."""
+_SELDOM = 0.05
+MOST_WORK = 200_000
+"""Kernels and operators of all ranks that a replay takes."""
+
+WHAT_IF_COLUMNS = {
+    "scenario": "str",
+    "rank": "Int64",
+    "window_ms": "float64",
+    "replayed_ms": "float64",
+    "saved_ms": "float64",
+    "saved_share": "float64",
+    "speedup": "float64",
+    "critical_path": "str",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """What is changed."""
+
+    name: str
+    transfer_factor: float = 1.0
+    """Transfer times are multiplied with it: 0 free, 2 half as fast."""
+    busbw_gb_s: float | None = None
+    """Bus bandwidth at which collectives of known size and group run instead; None keeps their times."""
+    waits: bool = True
+    """Whether ranks wait for each other; without, each replays alone, as if all arrived at once."""
+    host: bool = True
+    """Whether the host takes time: launches, Python, loading of data. It waits for the GPU in any case."""
+
+
+AS_TRACED = Scenario(name="as traced")
+NO_HOST = Scenario(name="no host time", host=False)
+SCENARIOS = (
+    AS_TRACED,
+    Scenario(name="free", transfer_factor=0.0),
+    Scenario(name="half as fast", transfer_factor=2.0),
+    Scenario(name="twice as fast", transfer_factor=0.5),
+    Scenario(name="no waiting for other ranks", waits=False),
+    Scenario(name="free, and no waiting", transfer_factor=0.0, waits=False),
+    NO_HOST,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The answers."""
+
+    table: "pd.DataFrame"
+    """WHAT_IF_COLUMNS, one row per scenario and rank. window_ms is the traced time from the first marked step's start
+    to the end of the last one and of the work launched in it; saved_ms = replayed_ms of "as traced" - replayed_ms;
+    critical_path names what most of the chain that holds up the rank is spent with."""
+    error: float | None
+    """|replayed - traced| / traced of the unchanged replay, the largest over ranks; None without a replay."""
+    problems: tuple[str, ...] = ()
+    """What the answers do not hold for."""
+    outside: str = ""
+    """Why SCENARIO_ERROR says nothing about this trace: it is unlike the generated ones; "" where it is like them."""
+    limits: dict[str, float] = field(default_factory=dict)
+    """Share of the slowest rank's time that is saved at most, by what takes no time then: "communication" (transfer),
+    "host", and with several ranks "waiting" (for ranks that are late)."""
+    paths_ms: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Critical path of the slowest rank by scenario: ms by what_if_graph.EDGE_KINDS."""
+
+    def slowest(self) -> "pd.DataFrame":
+        """Return the row of the slowest rank of each scenario: a step takes as long as its slowest rank.
+
+        What is saved is against the slowest rank as traced, which may be another one.
+        """
+        order = self.table.groupby("scenario", sort=False)["replayed_ms"].idxmax()
+        rows = self.table.loc[order].reset_index(drop=True)
+        unchanged = rows["replayed_ms"].where(rows["scenario"] == AS_TRACED.name).max()
+        rows["saved_ms"] = unchanged - rows["replayed_ms"]
+        rows["saved_share"] = rows["saved_ms"] / unchanged
+        rows["speedup"] = unchanged / rows["replayed_ms"]
+        return rows
+
+
+def parse_scenario(text: str) -> Scenario:
+    """Return the scenario that a word names: "free", "half", "twice", "3x" (times as fast), "100GB/s" (bus bandwidth),
+    "nowait", "none" (free, and no waiting), "nohost" (the host takes no time).
+
+    Raises:
+        InputError: it names none.
+    """
+    words = {"free": 1, "half": 2, "twice": 3, "nowait": 4, "none": 5, "nohost": 6}
+    plain = text.strip().lower()
+    if plain in words:
+        return SCENARIOS[words[plain]]
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*(x|gb/s)", plain)
+    value = float(match[1]) if match else 0.0
+    if match is None or value <= 0:
+        raise InputError(
+            "option-value",
+            f"--what-if {text[:60]!r} is no scenario: give free, half, twice, nowait, none, nohost, a speed-up such as "
+            "3x, or a bus bandwidth such as 100GB/s",
+        )
+    if match[2] == "x":
+        return Scenario(name=f"{value:g} times as fast", transfer_factor=1 / value)
+    return Scenario(name=f"bus bandwidth {value:g} GB/s", busbw_gb_s=value)
+
+
+def what_if(
+    timelines: Sequence[Timeline],
+    matching: Matching,
+    offsets_ns: Sequence[int],
+    scenarios: Sequence[Scenario] = SCENARIOS,
+) -> WhatIf:
+    """Replay the traces of a run's ranks under each scenario.
+
+    Args:
+        timelines: what readers returned, one per rank.
+        matching: of `match_collectives`.
+        offsets_ns: what each clock is ahead of the first one's, of `clock_offsets`.
+        scenarios: what to change; "as traced" is replayed in any case.
+    """
+    import pandas as pd
+
+    refused = _refused(timelines)
+    if refused:
+        nothing = pd.DataFrame(columns=list(WHAT_IF_COLUMNS)).astype(WHAT_IF_COLUMNS)
+        return WhatIf(nothing, None, (refused,))
+    dependencies, problems = _dependencies(timelines, matching, offsets_ns)
+    chosen = [AS_TRACED, *(scenario for scenario in scenarios if scenario.name != AS_TRACED.name)]
+    if len(timelines) == 1:  # what it waited for is in the traces of the others
+        chosen = [scenario for scenario in chosen if scenario.waits]
+    traced = _windows(dependencies, dependencies.times.tolist())
+    rows = []
+    paths: dict[str, dict[str, float]] = {}
+    base: list[float] = []
+    for scenario in chosen:
+        weights = _weights(dependencies, scenario)
+        moments, held = dependencies.replay(weights)
+        windows = _windows(dependencies, moments)
+        base = base or windows
+        lasts = [max(ends, key=moments.__getitem__) for ends in dependencies.ends]
+        ways = [dependencies.critical_path(node, held, weights) for node in lasts]
+        slowest = max(range(len(windows)), key=windows.__getitem__)
+        paths[scenario.name] = {kind: spent / 1e6 for kind, spent in ways[slowest].items()}
+        for timeline, window, before, unchanged, way in zip(timelines, windows, traced, base, ways, strict=True):
+            rows.append(
+                {
+                    "scenario": scenario.name,
+                    "rank": timeline.rank,
+                    "window_ms": before / 1e6,
+                    "replayed_ms": window / 1e6,
+                    "saved_ms": (unchanged - window) / 1e6,
+                    "saved_share": 1 - window / unchanged if unchanged > 0 else None,
+                    "speedup": unchanged / window if window > 0 else None,
+                    "critical_path": max(way, key=way.__getitem__),
+                }
+            )
+    error = max((abs(now - then) / then for now, then in zip(base, traced, strict=True) if then > 0), default=math.nan)
+    if error > LARGEST_ERROR:
+        problems.append(
+            f"the unchanged replay misses the traced time by {error:.0%}: the dependencies that the trace shows do not "
+            "explain it, do not rely on these answers"
+        )
+    gap, whole = paths[AS_TRACED.name]["unexplained gap"], sum(paths[AS_TRACED.name].values())
+    if whole and gap / whole > LARGEST_ERROR:
+        problems.append(
+            f"{gap / whole:.0%} of the critical path are gaps before kernels that no dependency explains; they are kept"
+        )
+    frame = pd.DataFrame(rows, columns=list(WHAT_IF_COLUMNS)).astype(WHAT_IF_COLUMNS)
+    return WhatIf(
+        table=frame,
+        error=None if math.isnan(error) else error,
+        problems=tuple(problems),
+        outside=_outside(timelines, bool(problems)),
+        limits=_limits(dependencies, max(base), len(timelines)),
+        paths_ms=paths,
+    )
+
+
+def _limits(dependencies: Dependencies, unchanged: float, ranks: int) -> dict[str, float]:
+    """See WhatIf.limits."""
+    found = {}
+    for name, scenario in (("communication", SCENARIOS[1]), ("waiting", SCENARIOS[4]), ("host", NO_HOST)):
+        if scenario.waits or ranks > 1:
+            moments, _ = dependencies.replay(_weights(dependencies, scenario))
+            found[name] = 1 - max(_windows(dependencies, moments)) / unchanged if unchanged > 0 else 0.0
+    return found
+
+
+def _outside(timelines: Sequence[Timeline], problems: bool) -> str:
+    """See WhatIf.outside."""
+    if not all(len(timeline.kernels) for timeline in timelines):
+        return ": it is of a CPU"
+    if problems:
+        return ", for the reasons that follow"
+    if ranks := _absent(timelines):
+        return f": {ranks}"
+    if any((timeline.kernels["kind"] == "graph").any() for timeline in timelines):
+        return ": it has CUDA graphs recorded as one piece"
+    if any(at_once(timeline) > _SELDOM for timeline in timelines):
+        return ": several threads launch at once"
+    return ""
+
+
+def _absent(timelines: Sequence[Timeline]) -> str:
+    """Say which ranks the traces are missing of; "" where they are all there, as far as the traces say."""
+    sizes = [int(size) for timeline in timelines for size in timeline.collectives["group_size"].unique()]
+    ranks = max([*sizes, *(timeline.world_size or 0 for timeline in timelines)], default=0)
+    return f"it is the traces of {len(timelines)} of {ranks} ranks" if ranks > len(timelines) else ""
+
+
+def _refused(timelines: Sequence[Timeline]) -> str:
+    """Why there is nothing to replay, or ""."""
+    work = sum(len(timeline.kernels) or len(timeline.operators) for timeline in timelines)
+    if not work:
+        return "no replay of a trace without kernels and operators: record with --profiler torch or nsys"
+    if work > MOST_WORK:
+        return f"no replay of {work:,} kernels or operators, {MOST_WORK:,} at most: record fewer steps"
+    if all(len(timeline.kernels) and (timeline.collectives["device"] < 0).all() for timeline in timelines):
+        count = sum(len(timeline.collectives) for timeline in timelines)
+        return (
+            f"no replay: {count:,} collectives are calls of the host, not kernels, and what waits for them is not seen"
+        )
+    return ""
+
+
+def _dependencies(
+    timelines: Sequence[Timeline], matching: Matching, offsets_ns: Sequence[int]
+) -> tuple[Dependencies, list[str]]:
+    graph = Graph()
+    nodes = []
+    for timeline, offset in zip(timelines, offsets_ns, strict=True):
+        nodes.append((add_gpu_rank if len(timeline.kernels) else add_cpu_rank)(graph, timeline, int(offset)))
+        graph.rank_is_complete()
+    volumes = [_volumes(timeline) for timeline in timelines]
+    joined: set[tuple[int, int]] = set()
+    rows = matching.members[matching.members["transfer_ns"].notna()]
+    columns = (rows[name].tolist() for name in ("match", "member", "index", "transfer_ns"))
+    groups: dict[int, list[tuple[int, int, float]]] = {}
+    for match, member, index, transfer in zip(*columns, strict=True):
+        if index in nodes[member]:
+            groups.setdefault(match, []).append((member, index, transfer))
+    for group in groups.values():
+        volume = max(volumes[member][index] for member, index, _ in group)
+        # One moment at which all are there: edges grow with the ranks, not with their square.
+        begins = [nodes[member][index][0] for member, index, _ in group]
+        arrived = graph.node(max(graph.times[begin] for begin in begins))
+        for (member, index, transfer), begin in zip(group, begins, strict=True):
+            joined.add((member, index))
+            end = nodes[member][index][1]
+            graph.edge(begin, arrived, 0.0, TRANSFER)
+            graph.transfer(arrived, end, transfer, volume, True)
+            graph.transfer(begin, end, transfer, volume, False)
+    alone = 0
+    for member, own in enumerate(nodes):
+        table = timelines[member].collectives
+        lengths = (table["end"] - table["start"]).tolist()
+        for index, (begin, end) in own.items():
+            if (member, index) not in joined:
+                graph.transfer(begin, end, lengths[index], volumes[member][index], False)
+                alone += 1
+    problems = []
+    lost = sum(len(timeline.collectives) for timeline in timelines) - sum(map(len, nodes))
+    if lost:
+        problems.append(f"{lost:,} collectives are calls of the host, not kernels: their time is not changed")
+    if alone:
+        problems.append(
+            f"{alone:,} collectives have no partner on another rank or do not split: their whole time, waiting "
+            "included, counts as transfer"
+        )
+    if any(len(timeline.kernels) and not len(timeline.api) for timeline in timelines):
+        problems.append("a trace has no calls of CUDA: that kernels wait for the host is not seen")
+    return finished(graph), problems
+
+
+def _volumes(timeline: Timeline) -> list[float]:
+    """Bytes times bus factor of each collective, NaN unknown."""
+    columns = (timeline.collectives[name].tolist() for name in ("collective", "group_size", "bytes"))
+    factors = ((bus_factor(str(kind), members), size) for kind, members, size in zip(*columns, strict=True))
+    return [size * factor if factor and size > 0 else math.nan for factor, size in factors]
+
+
+def _weights(dependencies: Dependencies, scenario: Scenario) -> Floats:
+    transfers = dependencies.transfers * scenario.transfer_factor
+    if scenario.busbw_gb_s is not None:
+        known = (dependencies.transfers > 0) & np.isfinite(dependencies.volumes)
+        transfers = np.where(known, dependencies.volumes / scenario.busbw_gb_s, transfers)
+    weights = dependencies.weights if scenario.host else np.where(dependencies.paced, 0.0, dependencies.weights)
+    weights = weights + transfers
+    return weights if scenario.waits else np.where(dependencies.foreign, -np.inf, weights)
+
+
+def _windows(dependencies: Dependencies, moments: Sequence[float]) -> list[float]:
+    ends = (max(moments[node] for node in nodes) for nodes in dependencies.ends)
+    return [end - moments[begin] for begin, end in zip(dependencies.begins, ends, strict=True)]

@@ -1,0 +1,1 @@
+"""Comparing: ratios, winners, runs, traces, trainings, history."""

@@ -1,0 +1,108 @@
+"""Which of several configurations is the fastest, and which others the measurements do not tell from it.
+
+One rule for the terminal, the files and the page: a search that measures on, and a report of what it left, agree.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.metrics.comparison.ratio import EQUIVALENT, FEWEST_PROCESSES, Ratio, decision, ratio_interval
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """How fast a configuration was."""
+
+    rates: tuple[float, ...]
+    """Samples per second of each round (process) that ended well; at least one."""
+    low: float
+    """Lower end of the 95 % interval of samples/s, as far as one process shows it."""
+    high: float
+
+    @property
+    def rate(self) -> float:
+        """Typical samples per second, of `typical_rate`."""
+        return typical_rate(self.rates)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen, by its place among the candidates."""
+
+    best: int
+    close: tuple[int, ...]
+    """Others that may be as fast, the fastest first."""
+    undecided: str
+    """Why it is not decided that `best` is the fastest; "" where it is."""
+
+
+def typical_rate(rates: Sequence[float]) -> float:
+    """Return the samples per second of the median time per sample, over rounds with these rates (at least one)."""
+    return float(1 / np.median(1 / np.array(rates)))
+
+
+def choose(candidates: Sequence[Candidate]) -> Choice:
+    """Return the fastest candidate and those that may be as fast.
+
+    The best is the one with the highest rate among those with as many rounds as decide (FEWEST_PROCESSES, or as many
+    as any has, where all have fewer): a lucky round does not win against three. One that was measured in fewer rounds
+    is the best only where the interval of its ratio to that one excludes 1; otherwise it is close, however fast it
+    was. Close is whatever `apart` does not tell from the best.
+
+    Args:
+        candidates: at least one.
+    """
+    enough = min(FEWEST_PROCESSES, max(len(candidate.rates) for candidate in candidates))
+    places = range(len(candidates))
+    best = max((place for place in places if len(candidates[place].rates) >= enough), key=lambda p: candidates[p].rate)
+    ahead = [
+        place
+        for place in places
+        if candidates[place].rate > candidates[best].rate and apart(candidates[place], candidates[best])
+    ]
+    best = max(ahead, key=lambda place: candidates[place].rate, default=best)
+    close = [place for place in places if place != best and not apart(candidates[place], candidates[best])]
+    close.sort(key=lambda place: -candidates[place].rate)
+    others = [place for place in places if place != best]
+    return Choice(best, tuple(close), _undecided(candidates, best, [*close, *others]))
+
+
+def _undecided(candidates: Sequence[Candidate], best: int, others: Sequence[int]) -> str:
+    """Why measurements do not decide between the best and the first of these others that they leave open, by
+    ratio.decision; what rounds of any candidate differ by is the known spread from run to run. "" where all are.
+    """
+    repeated = [one.rates for one in candidates if len(one.rates) >= FEWEST_PROCESSES]
+    spread = max((max(rates) / min(rates) - 1 for rates in repeated), default=None)
+    one = candidates[best]
+    for place in others:
+        other = candidates[place]
+        verdict, reason = decision(len(one.rates), len(other.rates), _ratio(one, other), spread)
+        if verdict == "cannot decide":
+            return reason
+    return ""
+
+
+def apart(one: Candidate, other: Candidate) -> bool:
+    """Whether two candidates differ: the interval of their ratio over processes excludes 1.
+
+    Of one process each nothing is known about processes: their own intervals must not overlap, and their rates must be
+    further apart than those of sides that are called equally fast (EQUIVALENT). That decides nothing: it is what keeps
+    the list of those that may be as fast short.
+    """
+    if len(one.rates) == len(other.rates) == 1:
+        far = max(one.rate, other.rate) > (1 + EQUIVALENT) * min(one.rate, other.rate)
+        return far and (one.high < other.low or other.high < one.low)
+    ratio = _ratio(one, other)
+    return ratio.low > 1 or ratio.high < 1
+
+
+def decided(one: Candidate, other: Candidate) -> bool:
+    """Whether more rounds of both would say nothing new: they differ, or are equally fast (ratio.decision)."""
+    return decision(len(one.rates), len(other.rates), _ratio(one, other), None)[0] != "cannot decide"
+
+
+def _ratio(one: Candidate, other: Candidate) -> Ratio:
+    times = [[np.array([1 / rate]) for rate in side.rates] for side in (one, other)]
+    return ratio_interval(times[0], times[1])

@@ -1,0 +1,1 @@
+"""Kernels: families, precisions, cores, memory levels, rooflines."""

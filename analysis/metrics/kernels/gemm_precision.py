@@ -1,0 +1,89 @@
+"""The types that a trace's matrix products ran in, by time: what advice on precision has to follow."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.gpu_work import name_codes
+from analysis.metrics.kernels.tables import in_window, launching_calls
+from analysis.names import family
+from analysis.precisions import PRECISIONS, precision
+from analysis.timeline import Timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Numbers = npt.NDArray[np.int64]
+
+_UNKNOWN = PRECISIONS.index("")
+
+
+def gemm_time_by_precision(timelines: Sequence[Timeline]) -> dict[str, int]:
+    """Return the ns of the window's matrix products by type (of precisions.PRECISIONS), most time first.
+
+    A kernel's name decides; where it does not tell, the input types of the operator that launched it, if the trace has
+    those. On a trace without GPU work, the operators' own time by their inputs' types.
+    """
+    sums = np.zeros(len(PRECISIONS), dtype=np.int64)
+    for timeline in timelines:
+        places, lengths = _of_kernels(timeline) if len(timeline.kernels) else _of_operators(timeline)
+        np.add.at(sums, places, lengths)
+    return {PRECISIONS[place]: int(sums[place]) for place in np.argsort(-sums, kind="stable") if sums[place]}
+
+
+def _of_kernels(timeline: Timeline) -> tuple[Numbers, Numbers]:
+    """The place in PRECISIONS and the ns of each product of the window."""
+    work = timeline.work
+    kept, _ = in_window(timeline)
+    rows = np.flatnonzero(kept & work.is_kind("kernel") & work.is_named(_multiplies))
+    told = np.array([PRECISIONS.index(precision(name)) for name in work.names], dtype=np.int64)
+    places = told[work.name[rows]]
+    unknown = np.flatnonzero(places == _UNKNOWN)
+    if len(unknown):
+        places[unknown] = _launchers(timeline, rows[unknown])
+    return places, (work.end - work.start)[rows]
+
+
+def _launchers(timeline: Timeline, rows: Numbers) -> Numbers:
+    """The same of the innermost product's operator around the call that launched each of these kernels."""
+    found = np.full(len(rows), _UNKNOWN, dtype=np.int64)
+    operators, calls = timeline.operators, launching_calls(timeline)
+    if calls is None or "precision" not in operators.columns:
+        return found
+    known = operators[(operators["precision"] != "").to_numpy()]
+    tied = np.flatnonzero(calls[rows] >= 0)
+    call = calls[rows[tied]]
+    moments = timeline.api["start"].to_numpy(dtype=np.int64)[call]
+    codes, names = name_codes(timeline.api["thread"])
+    threads = known["thread"].astype(str).to_numpy()
+    for code in np.unique(codes[call]).tolist():
+        own = known[threads == names[code]]
+        asked = np.flatnonzero(codes[call] == code)
+        if not len(own):
+            continue
+        starts, ends = (own[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+        place = np.searchsorted(starts, moments[asked], side="right") - 1
+        inside = (place >= 0) & (moments[asked] < ends[place])
+        found[tied[asked[inside]]] = _places(own)[place[inside]]
+    return found
+
+
+def _of_operators(timeline: Timeline) -> tuple[Numbers, Numbers]:
+    table = timeline.operators
+    if len(table) and len(timeline.steps):
+        starts = table["start"]
+        table = table[(starts >= timeline.steps["start"].min()) & (starts < timeline.steps["end"].max())]
+    table = table[table["name"].isin([name for name in table["name"].unique() if _multiplies(str(name))])]
+    return _places(table), table["self_ns"].to_numpy(dtype=np.int64)
+
+
+def _places(operators: "pd.DataFrame") -> Numbers:
+    if "precision" not in operators.columns:
+        return np.full(len(operators), _UNKNOWN, dtype=np.int64)
+    return np.array([PRECISIONS.index(label) for label in operators["precision"].astype(str)], dtype=np.int64)
+
+
+def _multiplies(name: str) -> bool:
+    return family(name) == "GEMM"

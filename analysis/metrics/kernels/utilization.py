@@ -1,0 +1,198 @@
+"""Compute utilisation, in nvprof's sense: the share of the time in which something is being computed.
+
+On a GPU: the union of the kernels' intervals over the window, copies not counted. Communication kernels are kernels and
+count, as they do in nvprof; the same share without them stands beside it. On a CPU: the union over threads of the
+outermost operators, less the communication inside them. The window is that of all tables: the first step's start to the
+last step's end, or from first to last work where no step is marked.
+
+A kernel of one block keeps 1 of an H100's 132 multiprocessors (SMs) busy, and counts above like one that fills all.
+Where a trace has grid sizes and the number of SMs, the SM-weighted utilisation stands beside it:
+
+    integral over the window of min(1, sum over running kernels of min(1, blocks / SMs)) / window
+
+It is the most that the grids allow, not what the SMs did: blocks that end early or stall are not seen. TensorBoard's
+"Est. SM Efficiency" is its kin (https://github.com/pytorch/kineto/tree/main/tb_plugin).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.metrics.kernels.tables import is_communication
+from analysis.metrics.time.intervals import clipped, merged, total_ns
+from analysis.metrics.time.temporal import analysis_window, cpu_computation
+from analysis.timeline import Timeline, lost_kernels
+from records.schema import SHAPE_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Numbers = npt.NDArray[np.int64]
+
+TRIAL_FIELDS = (
+    "trial_id",
+    *SHAPE_COLUMNS,
+    "device",
+    "round",
+    "profiler",
+    "profiler_options",
+    "start_iteration",
+    "stop_iteration",
+)
+NUMBER_FIELDS = (
+    "rank",
+    "steps",
+    "window_ms",
+    "busy_ms",
+    "compute_utilization",
+    "compute_utilization_without_communication",
+    "sm_weighted_utilization",
+    "devices",
+    "counted",
+    "reason",
+)
+UTILIZATION_COLUMNS = (*TRIAL_FIELDS, *NUMBER_FIELDS)
+"""Columns of compute_utilization.csv."""
+
+GPU_KERNELS = "GPU kernels"
+CPU_OPERATORS = "CPU operators"
+_COMPUTING = ("kernel", "graph")
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """Compute utilisation of one rank."""
+
+    rank: int | None
+    """Rank, None where the trace does not say."""
+    steps: int
+    """Steps in the window, 0 where none is marked."""
+    window_ms: float | None
+    """Length of the window, None for a trace without any event."""
+    busy_ms: float | None
+    """Time in the window in which something was being computed; the mean over devices where the rank used several."""
+    compute_utilization: float | None
+    """busy_ms / window_ms, 0 to 1; None with a reason where the trace cannot say."""
+    compute_utilization_without_communication: float | None
+    """The same of computation alone."""
+    sm_weighted_utilization: float | None
+    """Each kernel weighted with the share of the SMs that its blocks can fill; None where they are not known."""
+    devices: int | None
+    """GPUs that the rank computed on, None on a CPU."""
+    counted: str
+    """What was counted: GPU_KERNELS, CPU_OPERATORS, or empty for nothing."""
+    reason: str
+    """Why a number is not known; empty where all are."""
+
+
+def compute_utilization(timeline: Timeline) -> Utilization:
+    """Return the compute utilisation of one rank's trace, unknown values as None with a reason."""
+    steps = len(timeline.steps)
+    window = analysis_window(timeline)
+    if window is None or window[1] <= window[0]:
+        return Utilization(
+            timeline.rank, steps, None, None, None, None, None, None, "", "the trace has no event with a length"
+        )
+    begin, end = window
+    length = end - begin
+    kernels = timeline.kernels[timeline.kernels["kind"].isin(_COMPUTING)]
+    if len(kernels):
+        counted, devices = GPU_KERNELS, kernels["device"].nunique()
+        all_busy, own_busy = _gpu_busy_ns(kernels, begin, end)
+        weighted, reason = _sm_weighted(kernels, timeline.sm_counts, begin, end)
+    elif len(timeline.operators):
+        counted, devices = CPU_OPERATORS, None
+        all_busy = own_busy = float(total_ns(clipped(cpu_computation(timeline.operators), begin, end)))
+        weighted, reason = None, ""
+    else:
+        reason = _without_work(timeline)
+        return Utilization(timeline.rank, steps, length / 1e6, None, None, None, None, None, "", reason)
+    return Utilization(
+        rank=timeline.rank,
+        steps=steps,
+        window_ms=length / 1e6,
+        busy_ms=all_busy / 1e6,
+        compute_utilization=all_busy / length,
+        compute_utilization_without_communication=own_busy / length,
+        sm_weighted_utilization=weighted,
+        devices=devices,
+        counted=counted,
+        reason=reason,
+    )
+
+
+def compute_utilization_rows(
+    trial: Mapping[str, Any], timelines: Sequence[Timeline], reason: str = ""
+) -> list[dict[str, Any]]:
+    """Return the rows of compute_utilization.csv: one per rank, by rank, unknown values None.
+
+    Args:
+        trial: the trial's fields, more than TRIAL_FIELDS or fewer.
+        timelines: what readers returned of its traces.
+        reason: why there is no trace; the one row of a trial without timelines says it.
+    """
+    fields = {name: trial.get(name) for name in TRIAL_FIELDS}
+    found = [compute_utilization(timeline) for timeline in timelines]
+    found.sort(key=lambda item: (item.rank is None, item.rank or 0))
+    if not found:
+        found = [Utilization(None, 0, None, None, None, None, None, None, "", reason or "the trial has no trace")]
+    return [{**fields, **{name: getattr(item, name) for name in NUMBER_FIELDS}} for item in found]
+
+
+def _gpu_busy_ns(kernels: "pd.DataFrame", begin: int, end: int) -> tuple[float, float]:
+    """Busy time of all kernels, and of those that compute, each the mean over devices."""
+    everything, own = [], []
+    for _, part in kernels.assign(communicates=is_communication(kernels)).groupby("device"):
+        everything.append(total_ns(clipped(merged(part["start"], part["end"]), begin, end)))
+        part = part[~part["communicates"]]
+        own.append(total_ns(clipped(merged(part["start"], part["end"]), begin, end)))
+    return float(np.mean(everything)), float(np.mean(own))
+
+
+def _sm_weighted(
+    kernels: "pd.DataFrame", sm_counts: Mapping[int, int], begin: int, end: int
+) -> tuple[float | None, str]:
+    """The mean over devices, or None and why."""
+    sizes = ("grid_x", "grid_y", "grid_z")
+    if not set(sizes) <= set(kernels.columns):
+        return None, "sm_weighted_utilization is not known: the trace has no grid sizes"
+    blocks = np.ones(len(kernels))
+    for name in sizes:
+        blocks = blocks * kernels[name].to_numpy(dtype=float)
+    inside = ((kernels["start"] < end) & (kernels["end"] > begin)).to_numpy()
+    unknown = int((inside & ~(blocks > 0)).sum())
+    if unknown:
+        said = f"{unknown:,} of {int(inside.sum()):,} kernels have no grid size"
+        return None, f"sm_weighted_utilization is not known: {said}"
+    found = []
+    device = kernels["device"].to_numpy()
+    for number in np.unique(device):
+        most = sm_counts.get(int(number), 0)
+        if most <= 0:
+            said = f"the trace does not say how many SMs device {number} has"
+            return None, f"sm_weighted_utilization is not known: {said}"
+        own = inside & (device == number)
+        starts, ends = kernels["start"].to_numpy()[own].clip(min=begin), kernels["end"].to_numpy()[own].clip(max=end)
+        found.append(_capped_area(starts, ends, np.minimum(blocks[own], most).astype(np.int64), most) / most)
+    return float(np.mean(found)) / (end - begin), ""
+
+
+def _capped_area(starts: Numbers, ends: Numbers, heights: Numbers, cap: int) -> int:
+    """Integral over time of min(cap, sum of the heights of what runs)."""
+    times = np.concatenate([starts, ends])
+    changes = np.concatenate([heights, -heights])
+    order = np.argsort(times, kind="stable")
+    running = np.cumsum(changes[order])[:-1]
+    return int((np.minimum(running, cap) * np.diff(times[order])).sum())
+
+
+def _without_work(timeline: Timeline) -> str:
+    if len(timeline.kernels):
+        return "the trace has copies and no kernel: nothing that computes was recorded"
+    return lost_kernels([timeline]) or (
+        "the trace has ranges, and neither kernels nor operators: nsys records no operators of a run on a CPU; "
+        "--profiler torch does"
+    )

@@ -1,0 +1,1 @@
+"""Where the time goes: busy, idle, phases, ranges, the launch queue."""

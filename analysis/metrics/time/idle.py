@@ -1,0 +1,221 @@
+"""Why the GPU is idle: waiting for data, for communication, for the CPU to launch work, or something else.
+
+An idle gap is a time in the window in which no kernel, copy or memset runs. The CPU can be its cause only until the
+call that launches the next work has been made, so every gap [g0, g1) is cut there. Let [l0, l1) be that call:
+
+- l0 <= g0: the work was in the queue, or on its way into it, when the gap began. All of the gap is *other*: latency
+  between kernels, a dependency on another stream.
+- l0 > g0: until min(l1, g1) the GPU had nothing to do. Of that part, where the CPU is in a data range
+  (`bertbench:data`, a DataLoader's `__next__`) it is *data wait*; where it is in communication *communication wait*;
+  the rest is *launch-bound*: Python, the framework or the driver was too slow. From l1 to g1: *other*, the latency of
+  the launch.
+
+A gap that no work ends is data or communication wait where the CPU is in one, *other* elsewhere. Where calls are not
+recorded or do not tell what they launched, nothing is launch-bound: the whole of a gap is examined for the two waits,
+and the rest is *other*, with the reason said. The four causes always add up to the idle time, to the nanosecond.
+
+On a trace without GPU work, idle is where no thread runs a compute operator, and every such time is examined.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.gpu_work import name_codes
+from analysis.metrics.kernels.tables import launching_calls
+from analysis.metrics.time.idle_gaps import Spread, idle_spread
+from analysis.metrics.time.intervals import Intervals, clipped, difference, intersection, merged, total_ns, union
+from analysis.metrics.time.phases import phase_of
+from analysis.metrics.time.temporal import Window, WorkSets, cpu_communication, work_sets, work_window
+from analysis.names import collective
+from analysis.timeline import Timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CAUSES = ("data_wait", "communication_wait", "launch_bound", "other")
+_WAITING = ("wait", "barrier", "synchron")
+Numbers = npt.NDArray[np.int64]
+_NOTHING = np.empty((0, 2), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleCauses:
+    """Idle time of one rank by cause."""
+
+    rank: int | None
+    """Rank, None where the trace does not say."""
+    span_ns: int
+    idle_ns: int
+    """Idle time in it; the four below add up to it."""
+    data_wait_ns: int
+    """Nothing was launched because the CPU loaded or waited for data."""
+    communication_wait_ns: int
+    """Nothing was launched because the CPU waited in communication."""
+    launch_bound_ns: int
+    """Nothing was launched because the CPU had not come to it yet."""
+    other_ns: int
+    """Not explained by the three: latency of launches, dependencies between streams, the end of the trace."""
+    on_gpu: bool
+    """Whether it is a GPU that was idle; a CPU otherwise."""
+    reason: str
+    """Why launch_bound_ns could not be told from the rest; "" where it could."""
+    spread: Spread | None = None
+    """Where in the window it is; None where that was not asked for."""
+
+    def ns(self, cause: str) -> int:
+        """Return the time of one of CAUSES, ns."""
+        return int(getattr(self, f"{cause}_ns"))
+
+
+def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | None:
+    """Return the idle time of one rank by cause; None for a trace without work.
+
+    Args:
+        timeline: what a reader returned.
+        window: see temporal.temporal_breakdown; an idle time is the same as there, on a GPU.
+    """
+    sets = work_sets(timeline)
+    bounds = work_window(timeline, sets, window)
+    if bounds is None or bounds[1] <= bounds[0]:
+        return None
+    begin, end = bounds
+    whole = merged([begin], [end])
+    if sets.on_gpu:
+        host, launching, reason = _gaps(timeline, sets, begin, end)
+        idle = difference(whole, sets.busy)
+    else:
+        idle = difference(whole, sets.compute)
+        host, launching, reason = idle, _NOTHING, "a CPU launches nothing: there is no such time"
+    host, launching = clipped(host, begin, end), clipped(launching, begin, end)
+    loading, talking = _data_spans(timeline), _communication_spans(timeline)
+    data = intersection(host, loading)
+    communication = difference(intersection(host, talking), loading)
+    late = difference(launching, union(data, communication))
+    found = [total_ns(part) for part in (data, communication, late)]
+    told = union(data, communication, late)
+    causes = dict(zip(CAUSES, (data, communication, late, difference(idle, told)), strict=True))
+    return IdleCauses(
+        rank=timeline.rank,
+        span_ns=end - begin,
+        idle_ns=total_ns(idle),
+        data_wait_ns=found[0],
+        communication_wait_ns=found[1],
+        launch_bound_ns=found[2],
+        other_ns=total_ns(idle) - sum(found),
+        on_gpu=sets.on_gpu,
+        reason=reason if len(idle) or not sets.on_gpu else "",
+        spread=idle_spread(timeline, begin, idle, sets.active if sets.on_gpu else sets.compute, causes),
+    )
+
+
+def idle_frame(rows: Sequence[IdleCauses]) -> "pd.DataFrame":
+    """Return one row per rank and cause: rank, cause, idle_ms, idle_time_share, window_share, steady_ms (between first
+    and last kernel), repeating_ms (what of that the steps usually have), short_gaps_ms (of the launch-bound steady
+    time what is in gaps as short as a launch, see idle_gaps; missing for the others), note."""
+    import pandas as pd
+
+    records = [
+        {
+            "rank": row.rank,
+            "cause": cause,
+            "idle_ms": row.ns(cause) / 1e6,
+            "idle_time_share": row.ns(cause) / row.idle_ns if row.idle_ns else None,
+            "window_share": row.ns(cause) / row.span_ns,
+            "steady_ms": row.spread.steady_ns[cause] / 1e6 if row.spread else None,
+            "repeating_ms": row.spread.repeating_ns[cause] / 1e6 if row.spread else None,
+            "short_gaps_ms": row.spread.short_ns / 1e6 if row.spread and cause == "launch_bound" else None,
+            "note": row.reason if cause == "launch_bound" else "",
+        }
+        for row in rows
+        for cause in CAUSES
+    ]
+    frame = pd.DataFrame(records)
+    numbers = dict.fromkeys(("idle_time_share", "steady_ms", "repeating_ms", "short_gaps_ms"), "float64")
+    return frame.astype({"rank": "Int64", **numbers}) if records else frame
+
+
+def _gaps(timeline: Timeline, sets: WorkSets, begin: int, end: int) -> tuple[Intervals, Intervals, str]:
+    """Parts of gaps that the CPU can be the cause of, those of them that a late call ended, and why none was found."""
+    busy = sets.busy
+    if not len(busy):
+        return merged([begin], [end]), _NOTHING, "all work of the trace has no length"
+    # The first gap begins before anything that could end it, the last one is ended by nothing.
+    first = min(begin, int(busy[0, 0]), *(int(table["start"].min()) for table in (timeline.api,) if len(table))) - 1
+    starts, stops = np.append(first, busy[:, 1]), np.append(busy[:, 0], max(end, int(busy[-1, 1])) + 1)
+    calls = launching_calls(timeline)
+    if calls is None:
+        said = "the trace does not say which calls launched its kernels"
+        return merged(starts, stops), _NOTHING, said
+    call_starts, call_ends = (timeline.api[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+    work_starts, work_ends = (timeline.kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+    lasting = work_ends > work_starts
+    next_call = _next_call(work_starts[lasting], calls[lasting], (call_starts, call_ends), stops[:-1])
+    known = next_call >= 0
+    late = known & (call_starts[next_call] > starts[:-1])
+    reached = np.minimum(call_ends[next_call], stops[:-1])
+    cause_end = np.where(late, reached, np.where(known, starts[:-1], stops[:-1]))
+    host = merged(starts, np.append(cause_end, stops[-1]))
+    inside = (stops[:-1] > begin) & (starts[:-1] < end)
+    unknown, count = int((~known & inside).sum()), int(inside.sum())
+    reason = f"{unknown:,} of {count:,} gaps end with work whose call is not in the trace" if unknown else ""
+    return host, merged(starts[:-1][late], reached[late]), reason
+
+
+def _next_call(starts: Numbers, calls: Numbers, spans: tuple[Numbers, Numbers], moments: Numbers) -> Numbers:
+    """The call of the work that starts at each moment; of several that start together, the first launched.
+
+    Of calls that begin together, in traces of coarse clocks, the first to end: the order of the rows decides nothing.
+    """
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts, kind="stable")
+        starts, calls = starts[order], calls[order]
+    first = np.searchsorted(starts, moments)
+    if (starts[(first + 1).clip(max=len(starts) - 1)] == moments)[first + 1 < len(starts)].any():
+        called, ended = (np.where(calls >= 0, times[calls], np.iinfo(np.int64).max) for times in spans)
+        calls = calls[np.lexsort((ended, called, starts))]
+    return np.asarray(calls[first])
+
+
+def _data_spans(timeline: Timeline) -> Intervals:
+    return union(*(_spans_of(table, lambda name: phase_of(name) == "data") for table in _host_tables(timeline)))
+
+
+def _communication_spans(timeline: Timeline) -> Intervals:
+    """When a thread of the CPU waits for other ranks: spans of gloo and MPI, barriers, the loop's own phase, and calls
+    that wait for the GPU inside a range of communication."""
+    parts = [cpu_communication(timeline)] if not len(timeline.kernels) or len(timeline.collectives) else []
+    wide = []
+    for table in _host_tables(timeline):
+        parts.append(_spans_of(table, _waits_for_others))
+        wide.append(_spans_of(table, lambda name: collective(name) is not None))
+    inside = union(*wide)
+    api = timeline.api
+    if len(api) and len(inside):
+        parts.append(intersection(inside, _spans_of(api, lambda name: "synchronize" in name.lower())))
+    return union(*parts)
+
+
+def _waits_for_others(name: str) -> bool:
+    if phase_of(name) == "communication":
+        return True
+    lower = name.lower()
+    library = any(word in lower for word in ("gloo", "mpi_", "c10d", "nccl"))
+    if library and any(word in lower for word in _WAITING):
+        return True
+    return ("gloo:" in lower or "mpi_" in lower) and collective(name) is not None
+
+
+def _host_tables(timeline: Timeline) -> "tuple[pd.DataFrame, pd.DataFrame]":
+    return timeline.ranges, timeline.operators
+
+
+def _spans_of(table: "pd.DataFrame", wanted: Callable[[str], bool]) -> Intervals:
+    if not len(table):
+        return _NOTHING
+    codes, names = name_codes(table["name"])
+    chosen = np.array([wanted(name) for name in names], dtype=bool)[codes]
+    return merged(table["start"].to_numpy()[chosen], table["end"].to_numpy()[chosen])

@@ -1,0 +1,422 @@
+"""Traces of the PyTorch profiler (Kineto's Chrome trace JSON), plain or gzip-compressed.
+
+A trace is unpacked and decoded in blocks of some megabytes; its size is limited by the tables that it makes, not by the
+text. Times are exact to the nanosecond. See docs/explanation/analysis.md.
+"""
+
+import gc
+import math
+import os
+import pickle  # nosec B403 # between this process and its own children
+import re
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from analysis.counters import IDENTITY, KernelCounters
+from analysis.lazy_timeline import LazyTimeline
+from analysis.readers.kineto.arguments import loose_json, whole, whole_numbers
+from analysis.readers.kineto.events import AnyEvent
+from analysis.readers.kineto.frames import Frames
+from analysis.readers.kineto.stream import EventStream
+from analysis.readers.kineto.tables import Tables, label
+from analysis.readers.packed import damage_code
+from analysis.timeline import Timeline
+from common.errors import InputError
+
+if TYPE_CHECKING:
+    from analysis.readers.registry import Head
+
+PAYS_FROM_BYTES = 16 << 20
+"""Size of all files, packed ones counted PACKED_RATIO times, from which more processes are faster."""
+PACKED_RATIO = 15
+
+
+def each(read: Callable[[Path], Any], paths: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
+    """Yield (file, what `read` returns, or the InputError that it raises) in the order given.
+
+    Args:
+        read: called in another process where it pays; what it returns is pickled there.
+        paths: the files.
+    """
+    workers = min(len(paths), _cores())
+    if workers < 2 or not _may_fork() or not _pays(paths):
+        for path in paths:
+            yield path, _caught(read, path)
+        return
+    children = [_Child(read, paths[share::workers]) for share in range(1, workers)]
+    try:
+        own = [_caught(read, path) for path in paths[::workers]]
+        shares = [own, *(child.results() for child in children)]
+    finally:
+        for child in children:
+            child.end()
+    for place, path in enumerate(paths):
+        share = shares[place % workers]
+        # A child that died, for want of memory, leaves its files to this process.
+        yield path, share[place // workers] if place // workers < len(share) else _caught(read, path)
+
+
+class _Child:
+    """A forked process that reads its share and sends it back."""
+
+    def __init__(self, read: Callable[[Path], Any], paths: Sequence[Path]) -> None:
+        self._count = len(paths)
+        reading, writing = os.pipe()
+        try:
+            self._pid = os.fork()
+        except OSError:  # no process may be started: nothing comes back
+            os.close(writing)
+            self._pid, self._pipe = 0, os.fdopen(reading, "rb")
+            return
+        if self._pid == 0:
+            os.close(reading)
+            _send(read, paths, os.fdopen(writing, "wb"))
+        os.close(writing)
+        self._pipe = os.fdopen(reading, "rb")
+
+    def results(self) -> list[Any]:
+        """Return what came back; less than its share where the process died."""
+        found: list[Any] = []
+        try:
+            while len(found) < self._count:
+                found.append(pickle.load(self._pipe))  # noqa: S301 # nosec B301 # written by our own child
+        except (EOFError, OSError, pickle.UnpicklingError):
+            pass
+        return found
+
+    def end(self) -> None:
+        """Close the pipe and wait for the process, which is ended where it still works."""
+        self._pipe.close()
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+def _send(read: Callable[[Path], Any], paths: Sequence[Path], pipe: BinaryIO) -> None:
+    """In the child: send every result, then end without what a process does at its end, which is the parent's."""
+    try:
+        # All first: the parent takes them when its own share is read, and a pipe holds little.
+        for result in [_caught(read, path) for path in paths]:
+            pickle.dump(result, pipe, protocol=pickle.HIGHEST_PROTOCOL)
+        pipe.flush()
+    finally:
+        os._exit(0)
+
+
+def _caught(read: Callable[[Path], Any], path: Path) -> Any:
+    try:
+        return read(path)
+    except InputError as error:
+        return InputError(error.code, str(error))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _may_fork() -> bool:
+    """Whether no other thread runs that could hold a lock; those of numerical libraries only wait."""
+    return hasattr(os, "fork") and threading.active_count() == 1
+
+
+def _pays(paths: Sequence[Path]) -> bool:
+    return sum(map(_estimated_bytes, paths)) >= PAYS_FROM_BYTES
+
+
+def _estimated_bytes(path: Path) -> int:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return 0
+    return size * PACKED_RATIO if path.suffix == ".gz" else size
+
+
+_UNITS = {".pct": "%", "bytes": "byte", "inst": "inst", "cycles": "cycle"}
+
+
+def counters(
+    counted: Sequence[tuple[AnyEvent, int, int]],
+    *,
+    process: int | None,
+    device_names: dict[int, str],
+    capabilities: dict[int, tuple[int, int]],
+    problems: Sequence[str],
+) -> KernelCounters:
+    """Return one row per counted range, in order of time.
+
+    The ranges are laid over the host's time when they were read, so that their durations are no kernel times: `cycles`
+    and `duration_ns` are unknown. A range without a name is "__missing__".
+
+    Args:
+        counted: events, at least one, with their starts and durations, ns.
+        process: the traced process.
+        device_names: GPU names by number.
+        capabilities: compute capabilities by number.
+        problems: what of the trace could not be read.
+    """
+    import pandas as pd
+
+    ordered = sorted(counted, key=lambda row: row[1])
+    events = [event for event, _, _ in ordered]
+    said = [found if isinstance(found := loose_json(event.args), dict) else {} for event in events]
+    names = list(dict.fromkeys(str(name) for row in said for name in row if name not in IDENTITY))
+    device = whole_numbers([event.pid for event in events], -1)
+    used = Counter(device.tolist()).most_common(1)[0][0]
+    table = pd.DataFrame(
+        {
+            "process": pd.Series([process if process is not None else -1] * len(events), dtype="int64"),
+            "kernel_id": range(len(events)),
+            "name": pd.Series([label(event.name) for event in events], dtype="str"),
+            "device": pd.Series(device, dtype="Int64").mask(device < 0),
+            "duration_ns": math.nan,
+            "cycles": math.nan,
+            **{name: [_number(row.get(name)) for row in said] for name in names},
+        }
+    )
+    units = {name: next((unit for part, unit in _UNITS.items() if part in name), "") for name in names}
+    return KernelCounters(table, units, device_names.get(used), capabilities.get(used), tuple(problems))
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+FORM = "timelines"
+
+_FIELD = re.compile(
+    rb'"(?:traceEvents|deviceProperties|schemaVersion|distributedInfo|baseTimeNanoseconds|trace_id|displayTimeUnit)"\s*:'
+)
+_EXECUTION_TRACE = re.compile(rb'"schema"\s*:\s*"[^"]*"|"nodes"\s*:\s*\[')
+_LIST_OF_EVENTS = re.compile(rb'\s*\[\s*\{[^{}]*"ph"\s*:')
+_MOST = 2**61
+
+
+def recognises(head: "Head") -> bool:
+    """Return whether a file is a PyTorch trace, or is so like one that `read` says best what it is."""
+    data = head.data.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if data.startswith(b"["):
+        return _LIST_OF_EVENTS.match(data) is not None or data.rstrip().endswith(b"]")
+    return data.startswith(b"{") and bool(_FIELD.search(data) or _EXECUTION_TRACE.search(data))
+
+
+def read(path: Path) -> Timeline:
+    """Read one rank's trace.
+
+    Names and threads are categories. Where the trace says them, `operators` also has precision (of
+    precisions.PRECISIONS: the input types of a matrix product, "" unknown), and `kernels` blocks_per_sm (blocks of the
+    kernel per multiprocessor, NaN unknown). What is malformed or cut off is left out and stated in `problems`.
+
+    Raises:
+        InputError: nothing of the file can be read, it is no PyTorch trace or one of an accelerator that is not
+            understood, or it is larger than the limits; the message names it and says what it seems to be.
+    """
+    return _read(path).timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """All that is in one trace."""
+
+    timeline: Timeline
+    counters: KernelCounters | None
+    """Its counters, if any."""
+
+
+def _read(path: Path) -> Content:
+    return _content(path, *_scanned(path))
+
+
+def _scanned(path: Path) -> tuple[EventStream, Tables]:
+    stream = EventStream(path)
+    tables = Tables()
+    with _no_collection():
+        for chunk in stream.chunks():
+            tables.add(chunk)
+    return stream, tables
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Events hold no cycles: looking for some costs as much as the decoding."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
+    about = stream.about
+    if stream.damage and not tables.events and not tables.unknown.counts:
+        raise InputError(damage_code(stream.damage[0]), _nothing(path, stream))
+    if not (stream.damage or stream.lost or tables.events or tables.timeless or tables.unknown.counts):
+        raise InputError("file-empty", f"{path} is a trace without any event: nothing was recorded; record again")
+    information = about.get("distributedInfo")
+    information = information if isinstance(information, dict) else {}
+    frames = Frames(tables, _base(about), _groups(information))
+    if not len(frames.work()) and (active := tables.unknown.accelerator()):
+        raise InputError("trace-unsupported", _not_understood(path, active))
+    devices = _Devices(about)
+    problems = _problems(path, stream, tables, about, frames)
+    timeline = LazyTimeline.of(
+        frames,
+        rank=_rank(about, path),
+        source=_source(about),
+        process=tables.process(),
+        problems=problems,
+        devices=devices.names,
+        sm_counts=devices.sm_counts,
+        world_size=_positive(information.get("world_size")),
+    )
+    if not tables.counted:
+        return Content(timeline, None)
+    from analysis.readers.kineto.reader import counters
+
+    own = counters(
+        tables.counted, process=tables.process(), device_names=devices.names,
+        capabilities=devices.capabilities, problems=problems,
+    )  # fmt: skip
+    return Content(timeline, own)
+
+
+def _nothing(path: Path, stream: EventStream) -> str:
+    return (
+        f"cannot read {path}: {stream.damage[0]} before the end of its first event, so it is not complete JSON; the "
+        "file is damaged or cut short: copy it again, or record again"
+    )
+
+
+def _not_understood(path: Path, active: str) -> str:
+    return (
+        f"{path} holds {active}, which cannot be read, and no work of a GPU: its times would be the host's alone. "
+        "Readable are traces of CUDA, ROCm and XPU devices (categories kernel, gpu_memcpy, gpu_memset) and of runs on "
+        "a CPU; use the tools of that accelerator's vendor"
+    )
+
+
+def _problems(
+    path: Path, stream: EventStream, tables: Tables, about: Mapping[str, Any], frames: Frames
+) -> tuple[str, ...]:
+    said = [f"{path.name} is damaged: {clause}; what could be read of it is shown" for clause in stream.damage]
+    said += [f"{path.name}: {left_out}" for left_out in frames.problems]
+    if stream.lost:
+        said.append(f"{path.name} is malformed in {stream.lost:,} places: the events there are left out")
+    if tables.timeless:
+        said.append(f"{tables.timeless:,} events of {path.name} have no usable time and are left out")
+    if tables.unknown.counts:
+        said.append(
+            f"{path.name} holds events of categories that are not understood ({tables.unknown.listed()}): they are "
+            "left out, and no time here counts them"
+        )
+    if len(frames.work()):
+        if not about.get("deviceProperties"):
+            said.append(f"{path.name} does not say which GPU it is of (no deviceProperties)")
+    elif (ran := frames.launches() or frames.calls_nccl()) or (stream.damage and about.get("deviceProperties")):
+        remedy = "copy the whole file again" if stream.damage else "record with ProfilerActivity.CUDA, and read its log"
+        what = "is of a program on a GPU" if ran else "names a GPU"
+        said.append(
+            f"{path.name} {what}, but holds no kernel, as the GPU's work was not recorded: what is shown is the CPU's "
+            f"side alone; {remedy}"
+        )
+    return tuple(said)
+
+
+def _source(about: Mapping[str, Any]) -> str:
+    version = about.get("schemaVersion")
+    return "PyTorch profiler (Kineto" + (f", schema {version})" if type(version) is int else ")")
+
+
+def _base(about: Mapping[str, Any]) -> int:
+    base = about.get("baseTimeNanoseconds")
+    return base if type(base) is int and abs(base) < _MOST else 0
+
+
+def _positive(value: Any, least: int = 1) -> int | None:
+    return value if type(value) is int and least <= value < 2**31 else None
+
+
+def _rank(about: Mapping[str, Any], path: Path) -> int | None:
+    for name in ("bertbench", "distributedInfo"):
+        information = about.get(name)
+        if isinstance(information, dict) and (rank := _positive(information.get("rank"), 0)) is not None:
+            return rank
+    match = re.search(r"rank[-_]?(\d{1,9})(?!\d)", path.name)
+    return int(match[1]) if match else None
+
+
+def _groups(information: Mapping[str, Any]) -> dict[str, int]:
+    """Size of each process group by name."""
+    listed = information.get("pg_config")
+    groups = {}
+    for group in listed if isinstance(listed, list) else []:
+        size = _positive(group.get("pg_size")) if isinstance(group, dict) else None
+        if size is not None:
+            groups[str(group.get("pg_name", ""))] = size
+    return groups
+
+
+class _Devices:
+    """What deviceProperties says."""
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self.names: dict[int, str] = {}
+        self.sm_counts: dict[int, int] = {}
+        self.capabilities: dict[int, tuple[int, int]] = {}
+        listed = about.get("deviceProperties")
+        for device in listed if isinstance(listed, list) else []:
+            number = _positive(device.get("id"), 0) if isinstance(device, dict) else None
+            if number is None:
+                continue
+            if isinstance(device.get("name"), str):
+                self.names[number] = device["name"]
+            count = _positive(device.get("numSms"))
+            if count is not None:
+                self.sm_counts[number] = count
+            major, minor = whole(device.get("computeMajor")), whole(device.get("computeMinor"))
+            if 0 < major < 100 and 0 <= minor < 100:
+                self.capabilities[number] = (major, minor)
+
+
+def read_ranks(paths: Sequence[Path], problems: list[str] | None = None) -> list[Timeline]:
+    """Read the traces of several ranks, in parallel processes where that is faster; return them by rank.
+
+    Args:
+        paths: the files.
+        problems: takes the message of each file that cannot be read; None: the first one ends the reading.
+
+    Raises:
+        InputError: a file cannot be read, and `problems` is None.
+    """
+    found: list[Timeline] = []
+    for _, content in read_many(paths):
+        if isinstance(content, Timeline):
+            found.append(content)
+        elif isinstance(content, InputError):
+            if problems is None:
+                raise content
+            problems.append(str(content))
+    return sorted(found, key=lambda timeline: (timeline.rank is None, timeline.rank or 0))
+
+
+def read_many(paths: Sequence[Path]) -> Iterator[tuple[Path, Timeline | KernelCounters | InputError]]:
+    """Yield (file, what is in it) in the order given: a timeline, then counters if any, or why it cannot be read."""
+    from analysis.readers.kineto.reader import each
+
+    for path, content in each(_read, paths):
+        if isinstance(content, InputError):
+            yield path, content
+            continue
+        yield path, content.timeline
+        if content.counters is not None:
+            yield path, content.counters

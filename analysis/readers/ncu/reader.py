@@ -1,0 +1,237 @@
+"""CSV output of Nsight Compute (`ncu --csv`): the details page (a row per metric) and the raw page (a row per kernel).
+
+The table may stand anywhere in a log: what the program printed before, and ncu's own ==PROF== lines, are passed over.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from analysis.counters import KernelCounters
+from analysis.readers.ncu.table import Header, Table
+from analysis.readers.packed import unpacked_stream
+from analysis.readers.registry import Head
+from analysis.readers.sqlite_database import SQLITE_HEADER
+from common.errors import InputError
+
+MOST_BYTES = 4 << 30
+"""Unpacked; a larger file is refused: no session of ncu writes one, a zip bomb does."""
+_LONGEST_LINE = 1 << 22
+_REPORT = b"NVR\x00"
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines, without their ends, holding one at a time.
+
+    Text is UTF-8, with or without a mark, UTF-16 with its mark (a redirect in PowerShell), or CP949; bytes of none of
+    them become replacement characters. A line of more than 4 million characters comes in pieces.
+
+    Raises:
+        InputError: the file cannot be read, is damaged, too large, a report of ncu or a Git LFS pointer.
+    """
+    stream = unpacked_stream(path, "table", most_bytes=MOST_BYTES, remedy="give the table of one run of ncu")
+    head = stream.peek(64)[:64]
+    if head.startswith(_REPORT):
+        raise InputError(
+            "file-format", f"{path} is a report of ncu: export it with `ncu --import FILE --csv --page raw`"
+        )
+    if head.startswith(SQLITE_HEADER):
+        raise InputError(
+            "file-format",
+            f"{path} is an SQLite database, as nsys and nvprof export timelines, and holds no counters of cores: give "
+            "what `ncu --csv` wrote; `bertbench analyze` reads the database",
+        )
+    wide = head[:2] in (b"\xff\xfe", b"\xfe\xff")
+    # latin-1 keeps every byte, so that each line's own encoding can be found; the ends of lines are the same in all.
+    text = io.TextIOWrapper(stream, "utf-16" if wide else "latin-1", errors="replace")
+    while line := text.readline(_LONGEST_LINE):
+        line = line.removesuffix("\n")
+        yield line if wide or line.isascii() else _decoded(line)
+
+
+def _decoded(line: str) -> str:
+    raw = line.encode("latin-1")
+    for encoding in ("utf-8-sig", "cp949"):
+        try:
+            return raw.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+    return raw.decode("utf-8-sig", errors="replace")
+
+
+FORM = "counters"
+"""What `read` returns: KernelCounters."""
+
+_RECORD = re.compile(r'^\s*"?\d+"?\s*[,;\t]')
+_UNITS = re.compile(r'^(?:""|)[,;\t]')
+_NVPROF_HEADER = re.compile(r'"?Invocations"?,"?(?:Metric|Event) Name"?.*"?\bMin"?,"?Max"?,"?Avg\b')
+_TOOL_LINE = re.compile(r"^==(?:ERROR|WARNING|PROF)== *(.*)")
+_HEADER_LINE = re.compile(rb'^(?=[^\r\n]*\bID\b)[^\r\n]*"?Kernel Name"?[,;\t]', re.MULTILINE)
+_MOST_LINES_OF_A_RECORD = 50
+_SEARCHED_BYTES = 16 << 20
+_FIRST_BYTES_OF_OTHERS = (b"{", b"[", b"<", b"SQLite", b"PK")
+
+
+def recognises(head: Head) -> bool:
+    """Whether a file is ncu's: by its own ==PROF== lines or the columns ID and Kernel Name, however late they come.
+
+    A program may print much before the table, so a text that shows neither at once is searched for 16 MiB.
+    """
+    data = head.data
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        data = data.decode("utf-16", errors="replace").encode()
+    if data.startswith(b"NVR\x00") or re.search(rb"^==(?:PROF|ERROR|WARNING)== ", data, re.MULTILINE):
+        return True
+    if _has_header(data):
+        return True
+    if len(head.data) < 1 << 16 or b"\x00" in data or data.lstrip().startswith(_FIRST_BYTES_OF_OTHERS):
+        return False
+    searched = 0
+    for line in read_lines(head.path):
+        if "Kernel Name" in line and _has_header(line.encode()):
+            return True
+        searched += len(line)
+        if searched > _SEARCHED_BYTES:
+            break
+    return False
+
+
+def _has_header(data: bytes) -> bool:
+    for found in _HEADER_LINE.finditer(data):
+        line = data[found.start() :].splitlines()[0].decode("utf-8", errors="replace")
+        fields = _fields(line, _delimiter(line)) or []
+        if _is_header(fields) or ("Kernel Name" in fields and "Invocations" in fields):
+            return True
+    return False
+
+
+def read(path: Path) -> KernelCounters:
+    """Read one file, plain or gzip-compressed; several tables in one file are joined.
+
+    Values are brought to base units (ns, byte, byte/s, hz). A metric of the details page is named
+    "<section>: <metric>", unless its name is ncu's own ("dram__bytes.sum"), which is the same in every section. A time
+    that is not in the file is computed from cycles and their rate, where those are.
+
+    Raises:
+        InputError: the file is damaged, too large, or holds no table of ncu; the message says what it seems to be.
+    """
+    table = Table()
+    seen = _Seen()
+    header: Header | None = None
+    for line, record in _records(seen.watch(read_lines(path))):
+        if record is None:
+            table.problem(f"line {line} cannot be split into fields: it was left out")
+        elif _is_header(record):
+            header = Header.of(record)
+        elif header is not None:
+            if header.wide and not record[0].strip():
+                header.set_units(record)
+            elif len(record) > len(header.names):
+                table.problem(
+                    f"line {line} has {len(record)} fields, the header has {len(header.names)}: it was left out"
+                )
+            elif _RECORD.match(record[0] + ","):
+                table.add(header, record, line)
+    if header is None:
+        raise seen.no_table(path)
+    return table.counters()
+
+
+class _Seen:
+    """What the text holds besides a table, for the message when there is none."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.summary = self.text = self.nvprof = False
+
+    def watch(self, lines: Iterator[str]) -> Iterator[str]:
+        for line in lines:
+            if line.startswith("=="):
+                match = _TOOL_LINE.match(line)
+                if match and len(self.said) < 10 and not line.startswith("==PROF=="):
+                    self.said.append(match[1])
+            if "Invocations" in line:
+                self.summary = True
+                self.nvprof = self.nvprof or bool(_NVPROF_HEADER.search(line))
+            self.nvprof = self.nvprof or "NVPROF is profiling" in line
+            self.text = self.text or bool(line.strip())
+            yield line
+
+    def no_table(self, path: Path) -> InputError:
+        """Return what is wrong with a file without a table."""
+        if self.said:
+            return InputError("tool-failed", f"{path} holds no table: ncu failed; it said: {' '.join(self.said)[:600]}")
+        if self.nvprof:
+            return InputError(
+                "file-format",
+                f"{path} was written by nvprof, not by ncu: `bertbench analyze` shows it; core utilisation needs what "
+                "`ncu --csv` wrote",
+            )
+        if self.summary:
+            return InputError(
+                "file-format",
+                f"{path} is a summary of ncu (--print-summary), without the single kernels: export it without that",
+            )
+        if not self.text:
+            return InputError(
+                "file-empty", f"{path} is empty: nothing was profiled, or the disk was full; record again"
+            )
+        return InputError(
+            "file-format",
+            f"{path} holds no table of ncu (no line with the columns ID and Kernel Name): give what `ncu --csv` wrote",
+        )
+
+
+def _records(lines: Iterator[str]) -> Iterator[tuple[int, list[str] | None]]:
+    """Yield (line number, fields) of every row that can belong to a table; None for what csv cannot split.
+
+    Rows are told from what a program printed by how they begin, so that a lone quote in its output spoils nothing.
+    """
+    delimiter = ","
+    wait_for_units = False
+    count = 0
+    held: str | None = None
+    while (line := held if held is not None else next(lines, None)) is not None:
+        count += held is None
+        held, start = None, count
+        if _RECORD.match(line):
+            wait_for_units = False
+            parts = [line]
+            quotes = line.count('"')
+            while quotes % 2 and len(parts) < _MOST_LINES_OF_A_RECORD:
+                held = next(lines, None)
+                if held is None:
+                    break
+                count += 1
+                if _RECORD.match(held) or "Kernel Name" in held:
+                    break
+                parts.append(held)
+                quotes += held.count('"')
+                held = None
+            yield start, _fields("\n".join(parts), delimiter)
+        elif "Kernel Name" in line:
+            delimiter = _delimiter(line)
+            fields = _fields(line, delimiter) or []
+            wait_for_units = _is_header(fields)
+            if wait_for_units:
+                yield start, fields
+        elif wait_for_units and _UNITS.match(line):
+            wait_for_units = False
+            yield start, _fields(line, delimiter)
+
+
+def _delimiter(line: str) -> str:
+    return max(",;\t", key=line.count)
+
+
+def _fields(line: str, delimiter: str) -> list[str] | None:
+    try:
+        return next(csv.reader([line], delimiter=delimiter), None)
+    except csv.Error:
+        return None
+
+
+def _is_header(fields: list[str]) -> bool:
+    return "ID" in fields and "Kernel Name" in fields

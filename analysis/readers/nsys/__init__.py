@@ -1,0 +1,1 @@
+"""What Nsight Systems writes: SQLite exports, and the CSV of `nsys stats`."""

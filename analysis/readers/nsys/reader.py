@@ -1,0 +1,267 @@
+"""SQLite exports of Nsight Systems 2020 to 2026 (`nsys export --type=sqlite`), plain or gzip-compressed.
+
+Versions differ in tables and columns; what one lacks is empty here. The table of the recorded environment variables
+(TARGET_INFO_SYSTEM_ENV) is never read. Times are ns since the recording began.
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.readers.empty_steps import without_empty
+from analysis.readers.nsys.collectives import collectives
+from analysis.readers.nsys.database import is_of_nvprof, open_export
+from analysis.readers.nsys.ranges import PROCESS, Ranges, captured_rank, read_ranges, take_steps
+from analysis.readers.nsys.work import API_TABLES, WORK_TABLES, Columns, read_api, read_work
+from analysis.readers.sqlite_database import SQLITE_HEADER, Database
+from analysis.timeline import OPERATOR_COLUMNS, Timeline, empty
+from common.errors import InputError
+from common.redact import REDACTED, redact_text
+
+if TYPE_CHECKING:
+    from analysis.readers.registry import Head
+
+FORM = "timelines"
+
+# Of what nsys says about its own recording, only this where it has GPU work.
+_LOST = re.compile(
+    r"not all (nvtx|cuda) events might have been collected|\b(nvtx|cuda)\b.*\b(dropped|lost)\b", re.IGNORECASE
+)
+_OF_GPU = re.compile(r"\b(cuda|cupti|gpus?|drivers?|nvml|permissions?|privileges?|administrators?)\b", re.IGNORECASE)
+# These quote the command line or the environment of the program.
+_QUOTES = re.compile(r"\b(launch\w*|command|arguments?|argv|environment|env)\b", re.IGNORECASE)
+_SETTING, _PATH = (
+    re.compile(r"(-{0,2}\b[a-z_][\w.-]*)=[^\s,;]+", re.IGNORECASE),
+    re.compile(r"(?<![\w/])/[^\s,;:)'\"]+"),
+)
+_QUOTED = re.compile(r"(?<!\w)(['\"])(?!nsys\b)[^'\"]*\1(?!\w)")
+# ENUM_DIAGNOSTIC_SEVERITY_LEVEL, the same in every version so far: 1 info, 2 warning, 3 error, 4 verbose.
+_SEVERITIES = {3: "error", 2: "warning"}
+_MOST_MESSAGES, _LONGEST_MESSAGE = 3, 200
+_SM_COLUMNS = ("smCount", "numMultiprocessors", "multiprocessorCount")
+
+
+def recognises(head: "Head") -> bool:
+    """Return whether a file is an SQLite database, nvprof's apart; `read` says what is wrong with one of others."""
+    return head.data.startswith(SQLITE_HEADER) and not is_of_nvprof(head)
+
+
+def read(path: Path) -> list[Timeline]:
+    """Read an export: one timeline per process that has ranges, kernels or copies, by rank, then by process id.
+
+    The rank is the payload of the range `bertbench:capture`. Tables hold more than Timeline says. kernels: short_name,
+    correlation_id (of the launching call in its process, -1 unknown), bytes (of copies), graph_node (0: not from a
+    CUDA graph), grid_x, grid_y, grid_z, block_x, block_y, block_z (0 unknown); ranges: see nsys_ranges; steps: thread.
+    Columns of texts are categories; device, stream, correlation_id and graph_node are int32 where the values fit.
+
+    Raises:
+        InputError: not an export of nsys, one that is cut short, or one that holds none of these; the message says what
+            it seems to be, or why nothing was recorded, in the words of nsys.
+    """
+    problems: list[str] = []
+    with open_export(path) as database:
+        ranges = read_ranges(database, _recorded_until(database))
+        work = read_work(database, problems)
+        api = read_api(database, problems)
+        source = _source(database)
+        gpus = _Gpus(database)
+        problems += [*_about(database, work), *database.problems, *ranges.problems]
+    timelines = _by_process(work, api, ranges, source, gpus, problems)
+    if not timelines:
+        why = "; ".join(problems[:3]) or "no kernel or copy"
+        raise InputError(
+            "trace-without-work",
+            f"{path} holds no NVTX range, and {why}; record again with `nsys profile --trace=cuda,nvtx`",
+        )
+    return timelines
+
+
+def _by_process(
+    work: Columns, api: Columns, ranges: Ranges, source: str, gpus: "_Gpus", problems: list[str]
+) -> list[Timeline]:
+    import pandas as pd
+
+    marks = ranges.frame["process"].to_numpy(dtype=np.int64, copy=True)
+    _adopt([work.process, marks, api.process], problems)
+    (work_of, no_work), (api_of, no_api) = work.by_process(), api.by_process()
+    timelines = []
+    for key in sorted({*work_of, *pd.unique(marks).tolist()}):
+        kernels, calls = work_of.pop(key, no_work), api_of.pop(key, no_api)
+        marked = ranges.frame[marks == key].drop(columns="process").reset_index(drop=True)
+        steps, others, cut = take_steps(marked)
+        steps, left_out = without_empty(steps, kernels, calls)
+        said = [*problems, *left_out]
+        said += [f"steps cut by the end of the recording were left out: {cut}"] if cut else []
+        pid = int(key) % PROCESS if key >= 0 else None
+        used = kernels["device"].unique().tolist()
+        timelines.append(
+            Timeline(
+                rank=captured_rank(others),
+                steps=steps,
+                operators=empty(OPERATOR_COLUMNS),  # nsys does not record them
+                kernels=kernels,
+                ranges=others,
+                api=calls,
+                collectives=collectives(kernels, calls, others),
+                source=source,
+                process=pid,
+                problems=tuple(dict.fromkeys(said)),
+                devices={device: str(name) for device, name in gpus.of(pid, used, "name").items()},
+                sm_counts={device: int(count) for device, count in gpus.of(pid, used, "sm_count").items()},
+            )
+        )
+    timelines = _with_distinct_ranks(timelines)
+    return sorted(timelines, key=lambda found: (found.rank is None, found.rank or 0, found.process or 0))
+
+
+def _adopt(processes: Sequence[Any], problems: list[str]) -> None:
+    """Give work, ranges and calls whose process was not recorded to the only process there is."""
+    known = [set(np.unique(process[process >= 0]).tolist()) for process in processes]
+    everyone = set().union(*known)
+    lost = sum(int((process < 0).sum()) for process in processes)
+    if not lost or not everyone:
+        return
+    if len(everyone) > 1:
+        problems.append(f"{lost:,} records do not say their process: they are a timeline of their own")
+        return
+    (only,) = everyone
+    for process in processes:
+        process[process < 0] = only
+
+
+def _with_distinct_ranks(timelines: list[Timeline]) -> list[Timeline]:
+    """Ranks that two processes claim are unknown: old versions write 0 for a payload that they do not have."""
+    ranks = [found.rank for found in timelines]
+    checked = []
+    for found in timelines:
+        if found.rank is not None and ranks.count(found.rank) > 1:
+            said = f"several processes say that they are rank {found.rank}: their ranks are not known"
+            found = dataclasses.replace(found, rank=None, problems=(*found.problems, said))
+        checked.append(found)
+    return checked
+
+
+def _recorded_until(database: Database) -> set[int]:
+    durations = (row[0] for row in database.rows("ANALYSIS_DETAILS", ("duration",)))
+    return {value for value in durations if isinstance(value, int) and value}
+
+
+def _source(database: Database) -> str:
+    for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
+        for name, value in database.rows(table, ("name", "value")):
+            if name == "EXPORT_PRODUCT_VERSION" and value:
+                return f"nsys {str(value)[:80]}"
+    return "nsys, version not recorded"
+
+
+def _about(database: Database, work: Columns) -> list[str]:
+    """What the recording itself lacks."""
+    notes = []
+    messages = _messages(database)
+    if not any(database.has_rows(table) for table in WORK_TABLES.values()):
+        tables = ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU", "TARGET_INFO_CUDA_DEVICE", *API_TABLES)
+        has_gpu = any(database.has_rows(table) for table in tables)
+        if said := said_by_nsys(messages, of_gpu_alone=not has_gpu):
+            notes.append(f"no kernel or copy was recorded{' on a machine with a GPU' * has_gpu}: nsys says: {said}")
+        elif has_gpu:
+            notes.append("no kernel or copy was recorded on a machine with a GPU: was CUDA traced (-t cuda,nvtx)?")
+    graphs = int((work.values["kind"] == work.labels["kind"].codes(["graph"])[0]).sum())
+    if graphs:
+        notes.append(
+            f"{graphs:,} launches of CUDA graphs were recorded as one piece each, their kernels are not known: "
+            "record with --cuda-graph-trace=node"
+        )
+    return notes + [f"nsys says: {text}" for _, text in messages if _LOST.search(text)]
+
+
+def said_by_nsys(messages: Sequence[tuple[int, str]], *, of_gpu_alone: bool) -> str:
+    """Return why an export holds no GPU work, in nsys's own words: its errors and warnings, the most severe first.
+
+    Messages that quote a command line or the environment are left out; secrets, settings and paths in the others are
+    replaced. Equal ones are counted.
+
+    Args:
+        messages: severity and text of each.
+        of_gpu_alone: leave out those that do not speak of the GPU; otherwise they are said where none does.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for severity, text in messages:
+        if severity in _SEVERITIES and not _QUOTES.search(text):
+            found[severity, text] = found.get((severity, text), 0) + 1
+    order = sorted(found, key=lambda key: list(_SEVERITIES).index(key[0]))
+    named = [key for key in order if _OF_GPU.search(key[1])]
+    named = named if named or of_gpu_alone else order
+    parts = []
+    for severity, text in named[:_MOST_MESSAGES]:
+        times = f" ({found[severity, text]} times)" if found[severity, text] > 1 else ""
+        parts.append(f"{_SEVERITIES[severity]}: {_harmless(text)}{times}")
+    more = len(named) - len(parts)
+    return "; ".join([*parts, *([f"and {more} more"] if more > 0 else [])])
+
+
+def _messages(database: Database) -> list[tuple[int, str]]:
+    """Severity (-1: not recorded) and first line of each message; the text may be the number of one in StringIds."""
+    rows = database.rows("DIAGNOSTIC_EVENT", ("severity", "text", "textId"))
+    numbers = [value for _, *values in rows for value in values if isinstance(value, int)]
+    names = database.strings(np.array(numbers, dtype=np.int64)) if numbers else {}
+    found = []
+    for severity, *values in rows:
+        texts = (names.get(value, "") if isinstance(value, int) else value for value in values)
+        text = next((text for text in texts if isinstance(text, str) and text.strip()), "")
+        if text:
+            found.append((severity if isinstance(severity, int) else -1, text[:1000].strip().splitlines()[0]))
+    return found
+
+
+def _harmless(text: str) -> str:
+    for pattern, instead in ((_SETTING, rf"\1={REDACTED}"), (_QUOTED, "'...'"), (_PATH, "[path]")):
+        text = pattern.sub(instead, redact_text(text))
+    text = text.strip().removesuffix(".")
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 3]}..."
+
+
+class _Gpus:
+    """Names and sizes of GPUs, from whichever of three tables has them."""
+
+    def __init__(self, database: Database) -> None:
+        listed = [_Gpu(*row) for row in _gpu_rows(database, "TARGET_INFO_GPU", ("id", "cuDevice"))]
+        older = [_Gpu(*row) for row in _gpu_rows(database, "TARGET_INFO_CUDA_GPU", ("deviceId", "id", "cuDevice"))]
+        self._by_gpu = {gpu.numbers[0]: gpu for gpu in listed}
+        self._by_device: dict[int, _Gpu] = {}
+        for gpu in [*older, *(dataclasses.replace(gpu, numbers=gpu.numbers[::-1]) for gpu in listed)]:
+            number = next((value for value in gpu.numbers if isinstance(value, int)), None)
+            if number is not None and gpu.name:
+                self._by_device.setdefault(number, gpu)
+        # Process by process, where CUDA_VISIBLE_DEVICES renumbers them.
+        self._mapped = database.rows("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId", "name"))
+
+    def of(self, pid: int | None, used: Sequence[int], what: str) -> dict[int, Any]:
+        """Return name or sm_count of the devices that a process used, of all where it used none."""
+        found = {device: getattr(gpu, what) for device, gpu in self._by_device.items()}
+        for owner, device, number, name in self._mapped:
+            if owner in (None, 0, pid) and isinstance(device, int):
+                gpu = self._by_gpu.get(number)
+                known = (name if what == "name" else None) or (getattr(gpu, what) if gpu else None)
+                if known:
+                    found[device] = known
+        return {device: value for device, value in found.items() if value and (not used or device in used)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Gpu:
+    numbers: tuple[Any, ...]
+    name: Any
+    sm_count: int | None
+
+
+def _gpu_rows(database: Database, table: str, ids: tuple[str, ...]) -> list[tuple[tuple[Any, ...], Any, int | None]]:
+    rows = database.rows(table, (*ids, "name", *_SM_COLUMNS))
+    found = []
+    for row in rows:
+        counts = [value for value in row[len(ids) + 1 :] if isinstance(value, int) and 0 < value < 2**20]
+        found.append((row[: len(ids)], row[len(ids)], counts[0] if counts else None))
+    return found

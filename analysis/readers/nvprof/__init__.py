@@ -1,0 +1,1 @@
+"""What nvprof writes: CSV summaries and traces, and .nvvp files."""

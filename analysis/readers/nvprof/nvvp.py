@@ -1,0 +1,292 @@
+"""`.nvvp` files that nvprof wrote (`nvprof --export-profile`): SQLite tables of CUPTI's activity records.
+
+Times are ns. Names lie in StringTable; kernels have the compiler's names, calls their number in CUPTI. NVTX ranges are
+pairs of markers with one id. Source of fields and numbers: CUPTI's activity API (CUpti_ActivityKernel4, ...Marker2),
+cupti_runtime_cbid.h and cupti_driver_cbid.h.
+"""
+
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.readers.empty_steps import without_empty
+from analysis.readers.nsys.collectives import collectives
+from analysis.readers.nsys.database import check_header, is_of_nvprof
+from analysis.readers.nsys.ranges import DOMAIN, LAST_TIME, captured_rank, take_steps
+from analysis.readers.nsys.work import COPY_KINDS
+from analysis.readers.sqlite_database import MISSING, SQLITE_HEADER, Database, open_database, unpacked
+from analysis.timeline import OPERATOR_COLUMNS, Timeline, empty
+from common.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.readers.registry import Head
+
+FORM = "timelines"
+
+_PREFIX = "CUPTI_ACTIVITY_KIND_"
+_SIZES = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+_PLACE = {"start": MISSING, "end": MISSING, "deviceId": -1, "streamId": -1, "correlationId": -1}
+_WORK = {
+    "CONCURRENT_KERNEL": ("kernel", {**_PLACE, "name": -1, **dict.fromkeys(_SIZES, 0)}),
+    "KERNEL": ("kernel", {**_PLACE, "name": -1, **dict.fromkeys(_SIZES, 0)}),
+    "MEMCPY": ("memcpy", {**_PLACE, "copyKind": 0, "bytes": 0}),
+    "MEMCPY2": ("memcpy", {**_PLACE, "copyKind": 0, "bytes": 0}),
+    "MEMSET": ("memset", {**_PLACE, "bytes": 0}),
+}
+_CALL = {"start": MISSING, "end": MISSING, "cbid": -1, "processId": -1, "threadId": -1, "correlationId": -1}
+# The calls that matter for launching and waiting; all others are shown by number.
+_RUNTIME_CALLS = {
+    13: "cudaLaunch",
+    20: "cudaMalloc",
+    22: "cudaFree",
+    31: "cudaMemcpy",
+    41: "cudaMemcpyAsync",
+    49: "cudaMemset",
+    51: "cudaMemsetAsync",
+    131: "cudaStreamSynchronize",
+    135: "cudaEventRecord",
+    137: "cudaEventSynchronize",
+    147: "cudaStreamWaitEvent",
+    165: "cudaDeviceSynchronize",
+    211: "cudaLaunchKernel",
+}
+_DRIVER_CALLS = {307: "cuLaunchKernel"}
+_START, _END = 2, 4  # flags of a marker
+_INTEGERS = {1: "<Q", 4: "<q"}  # kinds of a payload that are whole numbers
+_LONGEST_NAME = 1 << 14
+_UNNAMED = "(name not recorded)"
+_XML = (
+    "{path} is a session of NVIDIA's Visual Profiler (XML), which only it reads: give what `nvprof --export-profile "
+    "FILE.nvvp` wrote, or the CSV of `nvprof --csv --print-gpu-trace`"
+)
+
+
+def recognises(head: "Head") -> bool:
+    """Return whether a file is nvprof's database, or a session of the Visual Profiler."""
+    if head.data.startswith(SQLITE_HEADER):
+        return is_of_nvprof(head)
+    begin = head.data[:4096].lstrip().lower()
+    return begin.startswith(b"<?xml") and (b"nvidia" in begin or b"nvvp" in begin or head.path.suffix == ".nvvp")
+
+
+def read(path: Path) -> list[Timeline]:
+    """Read a file: the timeline of the process that was profiled, in a list; [] where nothing was recorded.
+
+    kernels: short_name (the function's name, where `name` is a compiler's), correlation_id, bytes, grid_x to block_z;
+    ranges: domain, payload, json (empty), cut. The rank is the payload of the range `bertbench:capture`.
+
+    Raises:
+        InputError: the file cannot be read, is cut short, or is not nvprof's; the message says what it seems to be.
+    """
+    with unpacked(path) as plain:
+        with plain.open("rb") as file:
+            begin = file.read(64)
+        if begin.lstrip().lower().startswith(b"<?xml"):
+            raise InputError("file-format", _XML.format(path=path))
+        check_header(path, plain, "`nvprof --export-profile`")
+        with open_database(plain, path) as database:
+            if "StringTable" not in database.tables:
+                raise InputError(
+                    "file-format", f"{path} is an SQLite database without nvprof's StringTable: it is not nvprof's"
+                )
+            return _timelines(database)
+
+
+def _timelines(database: Database) -> list[Timeline]:
+    problems: list[str] = []
+    kernels = _kernels(database, problems)
+    api, owners = _api(database, problems)
+    marked, more = _ranges(database, problems)
+    if not (len(kernels) or len(api) or len(marked)):
+        return []
+    owners |= more
+    if len(owners) > 1:
+        problems.append(f"the file holds {len(owners)} processes, whose GPU work it does not tell apart")
+    steps, ranges, cut = take_steps(marked)
+    if cut:
+        problems.append(f"steps cut by the end of the recording were left out: {cut}")
+    steps, left_out = without_empty(steps, kernels, api)
+    problems += left_out
+    gpus = database.rows(_PREFIX + "DEVICE", ("id", "name", "numMultiprocessors"))
+    gpus = [row for row in gpus if isinstance(row[0], int)]
+    names = _texts(database, np.array([row[1] for row in gpus if isinstance(row[1], int)], dtype=np.int64))
+    return [
+        Timeline(
+            rank=captured_rank(ranges),
+            steps=steps,
+            operators=empty(OPERATOR_COLUMNS),
+            kernels=kernels,
+            ranges=ranges,
+            api=api,
+            collectives=collectives(kernels, api, ranges),
+            source="nvprof",
+            process=owners.pop() if len(owners) == 1 else None,
+            problems=tuple(dict.fromkeys([*problems, *database.problems])),
+            devices={row[0]: names[row[1]] for row in gpus if row[1] in names},
+            sm_counts={row[0]: row[2] for row in gpus if isinstance(row[2], int) and 0 < row[2] < 2**20},
+        )
+    ]
+
+
+def _texts(database: Database, ids: Any) -> dict[int, str]:
+    return database.strings(ids, "StringTable", "_id_")
+
+
+def _kernels(database: Database, problems: list[str]) -> "pd.DataFrame":
+    import pandas as pd
+
+    frames: list[pd.DataFrame] = []
+    for table, (kind, wanted) in _WORK.items():
+        columns = _timed(database.integers(_PREFIX + table, wanted), f"of kind {kind}", problems)
+        if not len(columns["start"]) and (frames or table != "MEMSET"):
+            continue
+        rows = len(columns["start"])
+        name, short = _names(kind, columns, database)
+        sizes = {f"{size[:-1]}_{size[-1].lower()}": columns.get(size, np.zeros(rows, np.int64)) for size in _SIZES}
+        frame = pd.DataFrame(
+            {
+                "name": name,
+                "kind": np.full(rows, kind, dtype=object),
+                "device": columns["deviceId"],
+                "stream": columns["streamId"],
+                "start": columns["start"],
+                "end": columns["end"],
+                "short_name": short,
+                "correlation_id": columns["correlationId"],
+                "bytes": columns.get("bytes", np.zeros(rows, np.int64)),
+                **{size: values.clip(0, 2**31 - 1) for size, values in sizes.items()},
+            }
+        )
+        frames.append(frame)
+    found = pd.concat(frames, ignore_index=True).sort_values("start", kind="stable", ignore_index=True)
+    return found.astype({"name": "str", "short_name": "str", "kind": "str"})
+
+
+def _timed(columns: dict[str, Any], what: str, problems: list[str]) -> dict[str, Any]:
+    start, end = columns["start"], columns["end"]
+    good = (end >= start) & (start > -LAST_TIME) & (end < LAST_TIME)
+    if not good.all():
+        problems.append(f"{int((~good).sum()):,} records {what} have no start or end and were left out")
+    return {name: values[good] for name, values in columns.items()}
+
+
+def _names(kind: str, columns: Mapping[str, Any], database: Database) -> tuple[Any, Any]:
+    if kind == "memset":
+        same = np.full(len(columns["start"]), "Memset", dtype=object)
+        return same, same
+    numbers, place = np.unique(columns["name" if kind == "kernel" else "copyKind"], return_inverse=True)
+    if kind == "memcpy":
+        full = [f"Memcpy {COPY_KINDS.get(int(number), f'of kind {number}')}" for number in numbers]
+        return np.array(full, dtype=object)[place], np.array(full, dtype=object)[place]
+    texts = _texts(database, numbers)
+    full = [texts.get(int(number), _UNNAMED) for number in numbers]
+    return np.array(full, dtype=object)[place], np.array([function_name(text) for text in full], dtype=object)[place]
+
+
+def function_name(name: str) -> str:
+    """Return the function in a compiler's name, without template and other arguments; the name itself if it is none.
+
+    `_ZN2at6native3addEPf` is at::native::add. Follows the Itanium C++ ABI (5.1.2) as far as plain names go.
+    """
+    if not name.startswith("_Z") or len(name) > _LONGEST_NAME:
+        return name
+    nested = name.startswith("_ZN")
+    rest = name[3 if nested else 2 :].lstrip("K") if nested else name[2:]
+    parts: list[str] = []
+    while (match := re.match(r"(\d{1,4})", rest)) and (nested or not parts):
+        length = int(match[1])
+        part = rest[match.end() : match.end() + length]
+        if len(part) < length:
+            return name
+        parts.append("(anonymous namespace)" if part.startswith("_GLOBAL__N_") else part)
+        rest = rest[match.end() + length :]
+    return "::".join(parts) or name
+
+
+def _api(database: Database, problems: list[str]) -> tuple["pd.DataFrame", set[int]]:
+    import pandas as pd
+
+    frames = []
+    for table, known in (("RUNTIME", _RUNTIME_CALLS), ("DRIVER", _DRIVER_CALLS)):
+        columns = _timed(database.integers(_PREFIX + table, _CALL), "of CUDA's calls", problems)
+        numbers, place = np.unique(columns["cbid"], return_inverse=True)
+        names = [known.get(int(number), f"{table.lower()} call {number}") for number in numbers]
+        threads, thread = np.unique(
+            np.stack([columns["processId"], columns["threadId"]], axis=1), axis=0, return_inverse=True
+        )
+        labels = [f"{process}/{number % 2**32}" for process, number in threads.tolist()]
+        frames.append(
+            pd.DataFrame(
+                {
+                    "name": np.array(names, dtype=object)[place],
+                    "thread": np.array(labels, dtype=object)[thread.reshape(-1)],
+                    "start": columns["start"],
+                    "end": columns["end"],
+                    "correlation_id": columns["correlationId"],
+                    "process": columns["processId"],
+                }
+            )
+        )
+    found = pd.concat(frames, ignore_index=True).sort_values("start", kind="stable", ignore_index=True)
+    owners = {int(owner) for owner in found["process"].unique() if owner >= 0}
+    return found.drop(columns="process").astype({"name": "str", "thread": "str"}), owners
+
+
+def _ranges(database: Database, problems: list[str]) -> tuple["pd.DataFrame", set[int]]:
+    """Return the ranges, outer ones first where several begin at once, and the processes that made them."""
+    import pandas as pd
+
+    wanted = ("flags", "timestamp", "id", "objectKind", "objectId", "name", "domain")
+    rows = database.rows(_PREFIX + "MARKER", wanted)
+    good = [row for row in rows if all(isinstance(row[at], int) for at in (0, 1, 2)) and abs(row[1]) < LAST_TIME]
+    ids = {number for row in good for number in row[5:] if isinstance(number, int) and abs(number) < LAST_TIME}
+    texts = _texts(database, np.array(sorted(ids), dtype=np.int64))
+    data = database.rows(_PREFIX + "MARKER_DATA", ("id", "payloadKind", "payload"))
+    payloads = {row[0]: _payload(row[1], row[2]) for row in data}
+    ends = {row[2]: row[1] for row in good if row[0] & _END}
+    last = max((row[1] for row in good), default=0)
+    found, owners, still_open = [], set(), 0
+    for flags, start, number, kind, place, name, domain in good:
+        if not flags & _START:
+            continue
+        end = ends.get(number)
+        still_open += end is None
+        process, thread = _owner(kind, place)
+        if process >= 0:
+            owners.add(process)
+        prefix = texts.get(domain, "") if isinstance(domain, int) else ""
+        text = texts.get(name, "") if isinstance(name, int) else ""
+        full = text if not prefix or text.startswith(f"{prefix}:") else f"{prefix}:{text}"
+        owner = prefix or (DOMAIN if text.startswith(f"{DOMAIN}:") else "")
+        label = f"{process}/{thread}" if process >= 0 else ""
+        stop = last if end is None else max(end, start)
+        found.append((full, label, start, stop, owner, payloads.get(number), "", end is None))
+    if still_open:
+        problems.append(f"{still_open:,} ranges have no end: they are taken to last until the recording's end")
+    types = {"name": "str", "thread": "str", "start": "int64", "end": "int64", "domain": "str"}
+    types |= {"payload": "Int64", "json": "str", "cut": "bool"}
+    frame = pd.DataFrame(found, columns=list(types)).astype(types)
+    order = np.lexsort((-frame["end"].to_numpy(), frame["start"].to_numpy()))
+    return frame.iloc[order].reset_index(drop=True), owners
+
+
+def _payload(kind: Any, value: Any) -> int | None:
+    if kind not in _INTEGERS:
+        return None
+    if isinstance(value, bytes) and len(value) >= 8:
+        (value,) = struct.unpack(_INTEGERS[kind], value[:8])
+    return value if isinstance(value, int) and abs(value) < 2**62 else None
+
+
+def _owner(kind: Any, place: Any) -> tuple[int, int]:
+    """Process and thread of a marker; -1 where the record does not say."""
+    if kind not in (1, 2) or not isinstance(place, bytes) or len(place) < 8:
+        return -1, -1
+    process, thread = struct.unpack("<II", place[:8])
+    return process, thread if kind == 2 else 0

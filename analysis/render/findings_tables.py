@@ -1,0 +1,99 @@
+"""Findings as tables to show: how a column's name says its unit and form."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from analysis import wording
+from analysis.diagnose.finding import Finding, plain_value
+from analysis.render import tables
+
+if TYPE_CHECKING:
+    pass
+
+# Ends of column names -> what the heading says after the name.
+_UNITS = {
+    "_gb_s": "GB/s",
+    "_gib_s": "GiB/s",
+    "_ns": "ns",
+    "_us": "µs",
+    "_ms": "ms",
+    "_s": "s",
+    "_percent": "%",
+    "_watts": "W",
+    "_mhz": "MHz",
+    "_celsius": "°C",
+    "_joules": "J",
+}
+# Names of kernels can be thousands of characters long; JSON and CSV have them whole, and a page on hovering.
+_LONGEST_NAME = 118
+_SHARES = ("share", "utilization", "efficiency", "fraction", "attainable")
+
+
+def table_of(finding: Finding, most_rows: int | None = None) -> tables.Table:
+    """Return a finding's table as cells to show; numbers in three digits, shares as percentages, bytes in units.
+
+    Args:
+        finding: what an analysis said.
+        most_rows: rows to show; None for all.
+    """
+    frame = finding.table if most_rows is None else finding.table.head(most_rows)
+    columns = [_Column(str(name), frame[name]) for name in frame.columns]
+    rows = zip(*(column.cells() for column in columns), strict=True) if columns else iter(())
+    return tables.Table(
+        name=finding.name,
+        headings=tuple(column.heading for column in columns),
+        rows=tuple(tuple(row) for row in rows),
+        numeric=tuple(column.numeric for column in columns),
+    )
+
+
+class _Column:
+    """One column: its heading, and how its values are written."""
+
+    def __init__(self, name: str, values: Iterable[Any]) -> None:
+        self._values = [plain_value(value) for value in values]
+        known = [value for value in self._values if value is not None]
+        self.numeric = bool(known) and all(isinstance(value, int | float) and value is not True for value in known)
+        self.numeric = self.numeric and not all(isinstance(value, bool) for value in known)
+        self._is_name = name == "name"
+        self.heading, self._form = _heading(name), _form(name, known)
+
+    def cells(self) -> list[tables.Cell]:
+        """Return one cell per row."""
+        return [self._cell(value) for value in self._values]
+
+    def _cell(self, value: Any) -> tables.Cell:
+        if value is None or value == "":
+            return tables.Cell(wording.UNKNOWN, -math.inf if self.numeric else "")
+        if self.numeric:
+            return tables.Cell(self._form(value), float(value))
+        if isinstance(value, bool):
+            return tables.Cell("yes" if value else "", "1" if value else "0")
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        if self._is_name and len(text) > _LONGEST_NAME:
+            return tables.Cell(f"{text[: _LONGEST_NAME - 3]}...", text, text)
+        return tables.Cell(text, text)
+
+
+def _heading(name: str) -> str:
+    for ending, unit in _UNITS.items():
+        if name.endswith(ending):
+            return f"{_words(name.removesuffix(ending))} {unit}"
+    return _words(name)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ").strip()
+
+
+def _form(name: str, known: list[Any]) -> Callable[[Any], str]:
+    if name.endswith(_SHARES) or "utilization" in name:
+        return wording.percent
+    if name == "bytes" or name.endswith("_bytes"):
+        return wording.size
+    if name.endswith("_flops"):
+        return wording.flops
+    if all(isinstance(value, int) for value in known):
+        return wording.count
+    return wording.number

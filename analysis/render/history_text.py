@@ -1,0 +1,106 @@
+"""The history of runs as tables for the terminal."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from analysis import wording
+from analysis.load import CIRCUMSTANCES
+from analysis.metrics.comparison.history import History, Point, Series
+from analysis.render import tables
+from analysis.render.terminal import DEFAULT_WIDTH, printable, render, wrapped
+
+Row = Mapping[str, Any]
+
+
+def history_text(found: History, width: int = DEFAULT_WIDTH) -> str:
+    """Return a table per measurement that was repeated, a line per other one, and what the newest are.
+
+    Args:
+        found: what several runs measured.
+        width: characters per line.
+    """
+    titles = series_titles(found.series, width)
+    named = list(zip(found.series, titles, strict=True))
+    parts = [part for one, title in named if len(one.points) > 1 for part in (_table(one, title, width), "")]
+    parts += [line for one, title in named if len(one.points) == 1 for line in _once(one, title, width)]
+    newest = [one.points[-1].verdict or "first" for one in found.series]
+    tally = ", ".join(f"{newest.count(name)} {name}" for name in dict.fromkeys(newest))
+    measured = f"{len(newest)} configuration{'' if len(newest) == 1 else 's'}"
+    return "\n".join([*parts, f"{measured}; the newest of each: {tally}; threshold {100 * found.threshold:g} %"])
+
+
+def series_titles(series: Sequence[Series], width: int = DEFAULT_WIDTH) -> list[str]:
+    """Return per series what was measured, and on which machine, in one line of at most so many characters.
+
+    Where two would have the same, the settings in which they differ are named.
+    """
+    alike: dict[str, list[Row]] = defaultdict(list)
+    for one in series:
+        alike[_measured_what(one.row)].append(one.row)
+    found = []
+    for one in series:
+        what = _measured_what(one.row)
+        differing = [name for name in CIRCUMSTANCES if len({str(row.get(name)) for row in alike[what]}) > 1]
+        own = "".join(f", {name.replace('_', ' ')} {_setting(one.row.get(name))}" for name in differing)
+        text = f"{what}{own}: {one.row['machine']}"
+        found.append(printable(text if len(text) <= width else f"{text[: width - 1]}…"))
+    return found
+
+
+def _measured_what(row: Row) -> str:
+    return f"{row['task']} {row['implementation']}, {wording.model(row)}, {wording.place(row)}, {wording.data(row)}"
+
+
+def _setting(value: object) -> str:
+    return "as usual" if value in (None, "") else str(value)
+
+
+def run_names(one: Series) -> list[str]:
+    """Return a name per point: the last part of its folder, with as many before it as tell them apart."""
+    folders = [Path(point.run).parts for point in one.points]
+    longest = max(map(len, folders))
+    for count in range(1, longest + 1):
+        names = ["/".join(parts[-count:]) for parts in folders]
+        if len(set(names)) == len(set(folders)):
+            return names
+    return [point.run for point in one.points]
+
+
+def _table(one: Series, title: str, width: int) -> str:
+    names = run_names(one)
+    rows = [_row(point, name) for point, name in zip(one.points, names, strict=True)]
+    columns = [
+        tables.plain("began (UTC)", "when"),
+        tables.plain("run", "name"),
+        tables.measured("rounds", "rounds", wording.count),
+        tables.recorded("samples_per_second"),
+        tables.spread("samples_per_second"),
+        tables.recorded("step_time_ms"),
+        tables.measured("time / before", "time_ratio", lambda value: wording.number(value, 4)),
+        tables.measured("time / first", "time_ratio_first", lambda value: wording.number(value, 4)),
+        tables.plain("verdict", "said"),
+    ]
+    lines = [render(tables.build("history", columns, rows), width, title)]
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for point, name in zip(one.points, names, strict=True):
+        if point.changed:
+            lines += wrapped(f"{name}: changed: {'; '.join(point.changed)}", width)
+        if point.reason:
+            reasons[f"{point.verdict or point.status}: {point.reason}"].append(name)
+    for reason, places in reasons.items():
+        lines += wrapped(f"{', '.join(places)}: {reason}", width)
+    return "\n".join(lines)
+
+
+def _once(one: Series, title: str, width: int) -> list[str]:
+    (point,) = one.points
+    speed = f"{wording.number(point.samples_per_second)} samples/s" if point.status == "ok" else point.status
+    return wrapped(f"in one run, {speed}: {title}: {point.run}", width)
+
+
+def _row(point: Point, name: str) -> Row:
+    said = point.verdict or ("first" if point.status == "ok" else point.status)
+    return {**asdict(point), "name": name, "when": point.began[:16].replace("T", " "), "said": said}

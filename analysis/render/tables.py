@@ -1,0 +1,183 @@
+"""The tables of a report: rows of named columns."""
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.cells import inert
+from analysis.load import measurement
+from analysis.wording import (
+    FORMS,
+    UNKNOWN,
+    Row,
+    batch,
+    data,
+    devices,
+    fine,
+    implementation,
+    interval,
+    is_known,
+    model,
+    names_strategies,
+    number,
+    ratio,
+    status,
+)
+from common.atomic import atomic_path
+from records.schema import RESULT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One value of a table, ready to show and to sort."""
+
+    text: str
+    sort: float | str
+    title: str = ""
+    """More, on hovering."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table to show."""
+
+    name: str
+    """Short name, also of its CSV file."""
+    headings: tuple[str, ...]
+    """Column headings, with units."""
+    rows: tuple[tuple[Cell, ...], ...]
+    """Cells, as many per row as headings."""
+    numeric: tuple[bool, ...]
+    """Per column: whether it is a number, and so aligned to the right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How one column of a table comes out of a row."""
+
+    heading: str
+    value: Callable[[Row], Any]
+    text: Callable[[Row], str]
+    numeric: bool = True
+    """Aligned to the right, sorted by value."""
+    title: Callable[[Row], str] | None = None
+
+
+def plain(heading: str, name: str) -> Column:
+    """A column of text."""
+    return Column(heading, lambda row: str(row.get(name) or ""), lambda row: str(row.get(name) or UNKNOWN), False)
+
+
+def measured(heading: str, name: str, form: Callable[[Any], str] = number) -> Column:
+    """A column of numbers; hovering over a dash says why the number is not known."""
+    return Column(
+        heading, lambda row: row.get(name), lambda row: form(row.get(name)), title=lambda row: _why(row, name)
+    )
+
+
+def recorded(name: str) -> Column:
+    """A measured column of a result, with the heading and the form that records.schema declares for it."""
+    column = RESULT[name]
+    return measured(column.label, name, FORMS[column.form])
+
+
+def spread(name: str, form: Callable[[Any], str] = fine, title: Callable[[Row], str] | None = None) -> Column:
+    """A column of the 95 % intervals of a number: its fields are <name>_low and <name>_high."""
+    low, high = f"{name}_low", f"{name}_high"
+    return Column(
+        "95 % interval",
+        lambda row: row.get(low),
+        lambda row: interval(row.get(low), row.get(high), form),
+        title=title or (lambda row: _why(row, low)),
+    )
+
+
+def _why(row: Row, name: str) -> str:
+    return str((row.get("unknown") or {}).get(name, "")) if row.get(name) is None else ""
+
+
+def build(name: str, columns: Sequence[Column], rows: Sequence[Row]) -> Table:
+    """Make a table of `rows`."""
+
+    def cell(column: Column, row: Row) -> Cell:
+        value = column.value(row)
+        if column.numeric:
+            value = float(value) if is_known(value) else -math.inf
+        return Cell(column.text(row), value, column.title(row) if column.title else "")
+
+    return Table(
+        name,
+        tuple(column.heading for column in columns),
+        tuple(tuple(cell(column, row) for column in columns) for row in rows),
+        tuple(column.numeric for column in columns),
+    )
+
+
+def ratio_lookup(ratios: Sequence[Row]) -> Callable[[Row], Row | None]:
+    """Return a function that finds the ratio of a result row."""
+    found = {measurement(item): item for item in ratios}
+    return lambda row: found.get(measurement(row))
+
+
+def result_columns(ratios: Sequence[Row]) -> list[Column]:
+    """Columns of the table of all trials; that of the ratio only where there are any."""
+    find = ratio_lookup(ratios)
+
+    def of(row: Row) -> Any:
+        return (find(row) or {}).get("throughput_ratio") if row.get("status") == "ok" else None
+
+    def decided(row: Row) -> str:
+        found = find(row)
+        if row.get("kind") == "input":
+            return "input only: nothing was trained"
+        return f"differs: {found['decided']} ({found['reason']})" if found else ""
+
+    return [
+        Column("implementation", implementation, implementation, False),
+        Column("model", lambda row: model(row), model, False),
+        Column("data", data, data, False),
+        plain("strategy", "strategy"),
+        Column("devices", lambda row: row["world_size"], devices),
+        Column("batch", lambda row: row["micro_batch_size"], batch),
+        recorded("samples_per_second"),
+        recorded("tokens_per_second"),
+        recorded("step_time_ms"),
+        spread("step_time_ms"),
+        recorded("mfu"),
+        recorded("peak_memory_bytes"),
+        *([Column(f"× {ratios[0]['reference']}", of, lambda row: ratio(of(row)), title=decided)] if ratios else []),  # noqa: RUF001
+        Column("status", lambda row: str(row["status"]), lambda row: str(row["status"]), False, title=status),
+    ]
+
+
+def without_constant_model(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
+    """Leave columns of model and data out where all rows have the same, that of strategies where it says nothing."""
+    same = {name for name, of in (("model", model), ("data", data)) if len({of(row) for row in rows}) == 1}
+    if any(column.heading == "strategy" for column in columns) and not names_strategies(rows):
+        same.add("strategy")
+    return [column for column in columns if column.heading not in same]
+
+
+def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> None:
+    """Write plain values, unknown ones as empty fields, no formulas. Raises StorageError."""
+    names = list(columns or dict.fromkeys(name for row in rows for name in row))
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names, extrasaction="ignore", restval="")
+        writer.writerow({name: inert(name) for name in names})
+        writer.writerows({name: "" if row.get(name) is None else inert(row[name]) for name in names} for row in rows)
+
+
+def write_frame(path: Path, frame: "pd.DataFrame") -> None:
+    """Write a table whole, in full precision, unknown values as empty fields, no formulas. Raises StorageError."""
+    import pandas as pd
+
+    texts = [name for name in frame.columns if not pd.api.types.is_numeric_dtype(frame[name])]
+    named = frame.assign(**{name: frame[name].map(inert, na_action="ignore") for name in texts})
+    with atomic_path(path) as temporary:
+        named.rename(columns=inert).to_csv(temporary, index=False, errors="replace")

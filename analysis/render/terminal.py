@@ -1,0 +1,85 @@
+"""Tables as lines of text for a terminal."""
+
+import textwrap
+from collections.abc import Sequence
+from io import StringIO
+
+from analysis.render import tables
+
+DEFAULT_WIDTH = 150
+
+_WIDEST_TEXT = 60
+_NARROWEST_TEXT = 20
+_HEADING_WIDTH = 14
+_BETWEEN_COLUMNS = 2
+
+
+def render(table: tables.Table, width: int = DEFAULT_WIDTH, title: str = "") -> str:
+    """Return a table as lines of text; names from outside can neither style nor break it.
+
+    Headings are broken at blanks. Columns that even so do not fit are left out from the right and named below.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    headings = _broken(table.headings)
+    fitting, least = _fitting(table, headings, width)
+    heading = Text(printable(title)) if title else None
+    view = Table(box=box.SIMPLE_HEAD, title=heading, title_justify="left", padding=(0, 1, 0, 0))
+    for name, numeric, narrowest in zip(headings[:fitting], table.numeric, least, strict=False):
+        view.add_column(
+            Text(name),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=numeric,
+            max_width=None if numeric else _WIDEST_TEXT,
+            min_width=narrowest,
+        )
+    for row in table.rows:
+        # Text, not str: names from outside must not be read as rich's markup.
+        view.add_row(*(Text(printable(cell.text)) for cell in row[:fitting]))
+    output = StringIO()
+    Console(file=output, width=width, color_system=None, force_terminal=False).print(view)
+    lines = [line.rstrip() for line in output.getvalue().strip("\n").splitlines()]
+    if fitting < len(headings):
+        said = f"too wide for here, in --json and --csv only: {', '.join(table.headings[fitting:])}"
+        lines += textwrap.wrap(printable(said), width, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """Return the text with a blank for every character that a terminal would act on."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """Return a sentence as lines of at most so many characters, further ones indented."""
+    return textwrap.wrap(printable(line), width, subsequent_indent="  ", break_on_hyphens=False) or [""]
+
+
+def _broken(headings: Sequence[str]) -> list[str]:
+    """Headings in lines, all of the same number, empty ones first."""
+    lines = [
+        textwrap.wrap(printable(heading), _HEADING_WIDTH, break_long_words=False, break_on_hyphens=False)
+        for heading in headings
+    ]
+    most = max(map(len, lines), default=0)
+    return ["\n".join([""] * (most - len(words)) + words) for words in lines]
+
+
+def _fitting(table: tables.Table, headings: list[str], width: int) -> tuple[int, list[int]]:
+    """How many columns fit, and the least width of each: numbers whole, texts folded at blanks where they must."""
+    least = []
+    for number, (heading, numeric) in enumerate(zip(headings, table.numeric, strict=True)):
+        lines = [*heading.split("\n"), *(row[number].text for row in table.rows)]
+        words = lines if numeric else [word for line in lines for word in line.split()]
+        longest = max(map(len, words), default=0)
+        least.append(longest if numeric else min(longest, _NARROWEST_TEXT))
+    used = 0
+    for number, wide in enumerate(least):
+        used += wide + (_BETWEEN_COLUMNS if number else 0)
+        if used > width and number:
+            return number, least
+    return len(headings), least

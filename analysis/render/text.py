@@ -1,0 +1,143 @@
+"""Tables for the terminal, as text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis import wording
+from analysis.load import LoadedTrial
+from analysis.metrics.comparison.regression import Comparison
+from analysis.render import tables
+from analysis.render.input_tables import input_lines
+from analysis.render.sections import grouped_cautions, shown_rows
+from analysis.render.terminal import DEFAULT_WIDTH, render, wrapped
+
+Row = Mapping[str, Any]
+
+# Codes of cautions.
+_OF_MFU = ("peak_changed", "mfu_above_one")
+# Configurations named for one reason; more are counted where the table shows which they are.
+_MOST_NAMED = 3
+
+
+def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = DEFAULT_WIDTH) -> str:
+    """Return the table of trials, one line each, why some have no result, and what the ratios can decide.
+
+    Args:
+        rows: result rows: a trial's fields, status, reason and measured columns.
+        ratios: what regression.ratios_of returned for the same run.
+        width: characters per line.
+    """
+    if not rows:
+        return "no trials"
+    shown = sorted(shown_rows(rows) or rows, key=wording.order)
+    columns = tables.without_constant_model(tables.result_columns(ratios), shown)
+    title = f"BERT {wording.model(shown[0])}" if all(column.heading != "model" for column in columns) else ""
+    if len({row.get("round") for row in shown}) > 1:
+        columns.insert(1, tables.Column("round", wording.round_number, lambda row: str(wording.round_number(row))))
+    text = render(tables.build("results", columns, shown), width, title)
+    lines = [part for line in [*_failures(shown), *_decisions(ratios)] for part in wrapped(line, width)]
+    return "\n".join([text, *lines])
+
+
+def cautions_text(trials: Sequence[LoadedTrial], width: int = DEFAULT_WIDTH) -> str:
+    """Return what is doubtful about the trials, equal doubts together; empty without any. Failures are not told again.
+
+    Of the measured peak too: with it MFU may move against the speed.
+    """
+    lines = []
+    for group in grouped_cautions([trial for trial in trials if trial.row["status"] == "ok"], ()):
+        where = f" ({group.where})" if group.where else ""
+        if len(group.messages) > 1:
+            where = f" (and {group.trials - 1} more like it)"
+        of_mfu = "MFU: " if group.code in _OF_MFU else ""
+        lines += wrapped(f"caution: {of_mfu}{group.messages[0]}{where}; {group.remedy}", width)
+    return "\n".join(lines)
+
+
+def _failures(rows: Sequence[Row]) -> list[str]:
+    """One line per trial without a result and its reason; equal ones once."""
+    failed = [row for row in rows if row["status"] != "ok"]
+    same = len({wording.model(row) for row in rows}) == 1
+    lines = []
+    for row in failed:
+        model = "" if same else f" {wording.model(row)}"
+        lines.append(f"{row['status']} {_place(row, model)}: {row.get('reason') or 'no reason was recorded'}")
+    return list(dict.fromkeys(lines))
+
+
+def _place(row: Row, model: str = "") -> str:
+    return f"{wording.implementation(row)}{model} {wording.place(row)}"
+
+
+def _decisions(ratios: Sequence[Row]) -> list[str]:
+    """What repeated rounds decided, and one line per distinct reason why other ratios decide nothing."""
+    measured = [row for row in ratios if row["throughput_ratio"] is not None]
+    lines = []
+    for row in measured:
+        if min(row["rounds"], row["reference_rounds"]) < 2 and row["decided"] == "cannot decide":
+            continue
+        verdict = {"yes": "decided", "no": "decided: no difference"}.get(row["decided"], "not decided")
+        lines.append(
+            f"{row['implementation']} {wording.place(row)}: "
+            f"{row['throughput_ratio']:.2f} x {row['reference']} "
+            f"({row['throughput_ratio_low']:.2f} to {row['throughput_ratio_high']:.2f}), {verdict}"
+        )
+    reasons = dict.fromkeys(str(row["reason"]) for row in measured if row["decided"] == "cannot decide")
+    return lines + [f"ratios to {ratios[0]['reference']} are measured, not decided: {reason}" for reason in reasons]
+
+
+def input_text(inputs: Sequence[Row], gaps: Sequence[Row], width: int = DEFAULT_WIDTH) -> str:
+    """Return in sentences what the input delivers and what real data cost; empty where neither was measured."""
+    return "\n".join(part for line in input_lines(inputs, gaps) for part in wrapped(line, width))
+
+
+def _verdicts(rows: Sequence[Row]) -> list[str]:
+    """One line for each reason of each verdict, however many rows have it."""
+    grouped: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        grouped.setdefault((row["verdict"], row["reason"]), []).append(row)
+    reasons = [verdict for verdict, _ in grouped]
+    return [
+        f"{_places(found, reasons.count(verdict) == 1)}: {verdict}: {reason}"
+        for (verdict, reason), found in grouped.items()
+    ]
+
+
+def _places(rows: Sequence[Row], plain: bool) -> str:
+    """Name the rows; where `plain`, the table shows which they are, and many of them are counted."""
+    names = list(dict.fromkeys(map(_place, rows)))
+    return f"{len(rows)} configurations" if plain and len(names) > _MOST_NAMED else "; ".join(names)
+
+
+def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
+    """Return the table of a comparison of two runs, with the differences between them and the verdict."""
+    several = len({wording.data(row) for row in comparison.rows}) > 1
+    competing = wording.names_strategies(comparison.rows)
+    columns = [
+        tables.Column("implementation", wording.implementation, wording.implementation, False),
+        tables.Column("model", wording.model, wording.model, False),
+        *([tables.Column("data", wording.data, wording.data, False)] if several else []),
+        *([tables.plain("strategy", "strategy")] if competing else []),
+        tables.Column("devices", wording.devices, wording.devices, False),
+        tables.Column("batch", lambda row: row["micro_batch_size"], wording.batch),
+        tables.measured("old ms", "step_time_ms_a"),
+        tables.measured("new ms", "step_time_ms_b"),
+        tables.measured("new/old time", "time_ratio", wording.ratio),
+        tables.spread("time_ratio", lambda value: f"{value:.3f}"),
+        tables.measured("time saved", "time_saved", wording.percent),
+        tables.plain("verdict", "verdict"),
+    ]
+    rows = sorted(comparison.rows, key=wording.order)
+    lines = [render(tables.build("compare", columns, rows), width)] if rows else ["no configuration is in both runs"]
+    lines += _verdicts(rows)
+    lines += [f"differs: {difference}" for difference in comparison.differences]
+    differing: dict[str, list[Row]] = {}
+    for row in rows:
+        for text in row["differences"]:
+            differing.setdefault(text, []).append(row)
+    lines += [f"differs at {_places(found, len(found) == len(rows))}: {text}" for text, found in differing.items()]
+    lines = [*lines[:1], *(part for line in dict.fromkeys(lines[1:]) for part in wrapped(line, width))]
+    verdicts = [row["verdict"] for row in rows]
+    tally = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts)) or "nothing compared"
+    lines.append(f"{tally}; threshold {100 * comparison.threshold:g} %")
+    return "\n".join(lines)

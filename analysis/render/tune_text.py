@@ -1,0 +1,150 @@
+"""A study of hyper-parameters as a table and lines of text."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis import wording
+from analysis.render import tables
+from analysis.render.terminal import printable, render
+from common.scores import in_words, score
+
+Row = Mapping[str, Any]
+
+_FEW = 20
+"""Complete trials below which importance is a rough idea."""
+_MOST_ROWS = 20
+_STATES = ("complete", "pruned", "failed", "running", "waiting")
+
+
+def tune_text(found: Row) -> str:
+    """Return what a study found, the best first.
+
+    Args:
+        found: tune.json, as bench.tune.document makes it.
+    """
+    rows = ordered(found)
+    lines = [render(trials_table(found, rows[:_MOST_ROWS]))] if rows else ["no trial has begun"]
+    lines += [f"{len(rows) - _MOST_ROWS:,} more stand in trials.csv"] * (len(rows) > _MOST_ROWS)
+    lines += ["", f"trials:  {counts_text(found)}"]
+    lines += [f"failed:  {text}" for text in reasons(found)]
+    importance = importance_text(found)
+    lines += [f"weight:  {importance}"] if importance else []
+    best = found["best"]
+    if best is None:
+        lines.append("best:    none, no trial came to its end")
+    else:
+        lines.append(f"best:    {best_text(found)}")
+        lines.append(f"again:   {best['command']}")
+        lines += [f"         {text}" for text in replaced_text(found)]
+    return "\n".join(printable(line) if "\n" not in line else line for line in lines)
+
+
+def best_text(found: Row) -> str:
+    """Return which trial is the best, and which are as good: a study where all tie has found nothing."""
+    best = found["best"]
+    value = in_words(found["objective"]["name"], best["value"])
+    trained = [row for row in found["trials"] if row["state"] == "complete" and row["same_as"] is None]
+    tied = sorted({best["number"], *(row["number"] for row in trained if row["value"] == best["value"])})
+    if len(tied) == 1:
+        return f"trial {best['number']}, {value}"
+    if len(tied) == len(trained):
+        return f"none, all {len(trained)} complete trials tie, {value}; the command is of trial {best['number']}"
+    numbers = f"{', '.join(map(str, tied[:-1]))} and {tied[-1]}"
+    return f"trials {numbers} tie, {value}; the command is of trial {best['number']}"
+
+
+def replaced_text(found: Row) -> list[str]:
+    """Return what the command of the best trial puts in the place of files outside its folder; nothing where none."""
+    paths = [Path(path) for path in found["best"]["replaces"]]
+    if not paths:
+        return []
+    names = ", ".join(path.name for path in paths)
+    return [f"replaces {names} in {paths[0].parent}: copy them before, or use the checkpoint that the trial kept"]
+
+
+def ordered(found: Row) -> list[Row]:
+    """Return the trials: complete ones by value, then pruned, failed, running and waiting ones."""
+    sign = -1.0 if found["objective"]["maximize"] else 1.0
+
+    def key(row: Row) -> tuple[int, float, int]:
+        value = row["value"] if row["state"] == "complete" else None
+        return _STATES.index(row["state"]), sign * value if value is not None else 0.0, row["number"]
+
+    return sorted(found["trials"], key=key)
+
+
+def trials_table(found: Row, rows: Sequence[Row]) -> tables.Table:
+    """Return the trials as a table."""
+    name = found["objective"]["name"]
+    best = (found["best"] or {}).get("number")
+
+    def number(row: Row) -> str:
+        return f"{row['number']}{'*' * (row['number'] == best)}"
+
+    def value_of(row: Row) -> str:
+        return wording.UNKNOWN if row["value"] is None else score(name).text(row["value"])
+
+    columns = [
+        tables.Column("trial", lambda row: row["number"], number),
+        tables.Column("state", lambda row: _STATES.index(row["state"]), lambda row: str(row["state"]), False),
+        tables.Column(found["objective"]["label"], lambda row: row["value"], value_of),
+        *(_parameter(parameter, rows) for parameter in found["space"]),
+        tables.measured("s", "seconds"),
+        tables.Column("", _remark, _remark, False),
+    ]
+    return tables.build("trials", columns, rows)
+
+
+def counts_text(found: Row) -> str:
+    """Return how many trials ended how: "12 complete, 5 pruned"."""
+    counts = Counter(row["state"] for row in found["trials"])
+    again = sum(row["same_as"] is not None for row in found["trials"])
+    words = [f"{counts[state]} {state}" for state in _STATES if counts[state]]
+    words += [f"{again} of them repeat earlier values and were not trained"] * bool(again)
+    return ", ".join(words) or "none"
+
+
+def reasons(found: Row) -> list[str]:
+    """Return why trials failed, each reason once with its trials."""
+    grouped: dict[str, list[str]] = {}
+    for row in found["trials"]:
+        if row["state"] == "failed":
+            grouped.setdefault(row["reason"], []).append(str(row["number"]))
+    return [f"{', '.join(numbers)}: {reason}" for reason, numbers in grouped.items()]
+
+
+def importance_text(found: Row) -> str:
+    """Return the importance of the parameters in words, with a caution where few trials say it; "" where unknown."""
+    importance = found["importance"]
+    if not importance["shares"]:
+        return f"unknown, {importance['absent']}" if importance["absent"] else ""
+    shares = ", ".join(f"{name} {wording.percent(share)}" for name, share in importance["shares"].items())
+    complete = sum(row["state"] == "complete" for row in found["trials"])
+    few = f"; a rough idea, from {complete} complete trials" if complete < _FEW else ""
+    return f"{shares} ({importance['evaluator']}){few}"
+
+
+def value_text(value: Any) -> str:
+    """Return the value of a parameter."""
+    if isinstance(value, bool) or not isinstance(value, float):
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{value:.4g}"
+
+
+def _parameter(name: str, rows: Sequence[Row]) -> tables.Column:
+    numeric = all(isinstance(row["values"].get(name, 0), int | float) for row in rows)
+
+    def shown(row: Row) -> str:
+        return value_text(row["values"][name]) if name in row["values"] else wording.UNKNOWN
+
+    return tables.Column(name.replace("_", " "), lambda row: row["values"].get(name), shown, numeric)
+
+
+def _remark(row: Row) -> str:
+    if row["same_as"] is not None:
+        return f"as trial {row['same_as']}"
+    if row["state"] == "pruned":
+        return f"after reading {len(row['readings'])}"
+    return f"killed {row['killed']} x" if row["killed"] else ""

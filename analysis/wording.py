@@ -1,0 +1,185 @@
+"""How numbers are written for people, and how a measurement is named: in tables, in pictures and in sentences."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from analysis.strategy_labels import is_single
+
+Row = Mapping[str, Any]
+
+
+UNKNOWN = "–"  # noqa: RUF001  an en dash, as tables have it
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """Three significant digits, thousands separated: 0.0123, 8.16, 182, 18,148."""
+    if not is_known(value):
+        return UNKNOWN
+    value = float(value)
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(value)))
+    return f"{value:,.{max(0, digits - 1 - magnitude)}f}" if magnitude >= -3 else f"{value:.2g}"
+
+
+def fine(value: Any) -> str:
+    """Four significant digits, for the ends of intervals."""
+    return number(value, 4)
+
+
+def percent(value: Any) -> str:
+    """A fraction as a percentage with one decimal below 100."""
+    if not is_known(value):
+        return UNKNOWN
+    return f"{100 * value:.1f} %" if abs(value) < 1 else f"{100 * value:.0f} %"
+
+
+def size(value: Any) -> str:
+    """Bytes in binary units."""
+    if not is_known(value):
+        return UNKNOWN
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1000:
+            return f"{number(amount)} {unit}"
+        amount /= 1024
+    return f"{number(amount)} TiB"
+
+
+def flops(value: Any) -> str:
+    """FLOP/s with a decimal prefix."""
+    if not is_known(value):
+        return UNKNOWN
+    amount, units = float(value), ("", "k", "M", "G", "T", "P")
+    step = 0 if amount <= 0 else min(len(units) - 1, int(math.log10(amount) // 3))
+    return f"{amount / 1000**step:.3g} {units[step]}FLOP/s"
+
+
+def interval(low: Any, high: Any, form: Callable[[Any], str] = fine) -> str:
+    """Return "low to high", or a dash where either is unknown."""
+    return f"{form(low)}–{form(high)}" if is_known(low) and is_known(high) else UNKNOWN  # noqa: RUF001
+
+
+def ratio(value: Any) -> str:
+    """A factor with two decimals."""
+    return f"{value:.2f} ×" if is_known(value) else UNKNOWN  # noqa: RUF001
+
+
+def count(value: Any) -> str:
+    """A whole number with separators."""
+    return f"{int(value):,}" if is_known(value) else UNKNOWN
+
+
+# How a column of records.schema is written, by its form.
+FORMS: dict[str, Callable[[Any], str]] = {
+    "number": number,
+    "fine": fine,
+    "percent": percent,
+    "size": size,
+    "flops": flops,
+    "count": count,
+}
+
+
+def is_known(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return value is not None and not isinstance(value, str) and math.isfinite(value)
+
+
+def devices(row: Row) -> str:
+    """Return "2 cpu", or "16 cuda on 2 nodes"."""
+    nodes = int(row.get("nodes") or 1)
+    return f"{row['world_size']} {row['device']}" + (f" on {nodes} nodes" if nodes > 1 else "")
+
+
+def batch(row: Row) -> str:
+    """Return micro batch, with accumulation where there is any."""
+    accumulation = int(row.get("grad_accum_steps") or 1)
+    return f"{row['micro_batch_size']}" + (f" × {accumulation}" if accumulation > 1 else "")  # noqa: RUF001
+
+
+def model(row: Row) -> str:
+    """Return preset, precision and sequence length."""
+    return f"{row['preset']} {row['precision']} seq {row['seq_len']}"
+
+
+def strategies_compete(rows: Sequence[Row]) -> bool:
+    """Whether rows differ in more than that one device needs no strategy."""
+    names = {str(row.get("strategy") or "") for row in rows}
+    recomputing = {name.endswith(" recomputing") for name in names}
+    return len(recomputing) > 1 or len([name for name in names if not is_single(name)]) > 1
+
+
+def names_strategies(rows: Sequence[Row]) -> bool:
+    """Whether a table of the rows has to name strategies: some compete, or one has options."""
+    return strategies_compete(rows) or any(" " in str(row.get("strategy") or "") for row in rows)
+
+
+def by(row: Row) -> str:
+    """Return " by fsdp" where the strategy is another than devices have by themselves, or has options; else ""."""
+    name = str(row.get("strategy") or "")
+    return "" if name in ("", "single", "ddp") else f" by {name}"
+
+
+def place(row: Row) -> str:
+    """Return "batch 8 on 2 cuda", and by which strategy where that does not go without saying."""
+    return f"batch {batch(row)} on {devices(row)}{by(row)}"
+
+
+def implementation(row: Row) -> str:
+    """Return whose code ran; of an input trial, that it trained nothing."""
+    return f"{row['implementation']}, input only" if row.get("kind") == "input" else str(row["implementation"])
+
+
+def data(row: Row) -> str:
+    """Return what a trial was fed: a name, a folder's or file's name, or made-up batches like those of that one."""
+    kind, _, path = str(row.get("data") or "").rpartition(":")
+    name = path.rstrip("/").rsplit("/", 1)[-1].removesuffix(".safetensors")
+    if kind == "synthetic" and row.get("data_fingerprint"):
+        text = f"made up like {name}"
+    elif kind or path == "synthetic":
+        text = str(row.get("data"))
+    else:
+        text = name if path.endswith(".safetensors") else f"folder {name}"
+    return f"{text}, all padded to {row.get('seq_len')}" if row.get("padding") == "fixed" else text
+
+
+def lengths(row: Row) -> str:
+    """Return how long a trial's sequences are: all alike, or up to a length where batches have their longest's."""
+    return f"{'at most ' if row.get('padding') == 'longest' else ''}{row['seq_len']}"
+
+
+def round_number(row: Row) -> int:
+    """Rounds are counted from 1 for people, from 0 in files."""
+    return int(row.get("round") or 0) + 1
+
+
+def status(row: Row) -> str:
+    """Status, with what failed."""
+    reason = str(row.get("reason") or "")
+    return str(row["status"]) + (f": {reason}" if reason and row["status"] != "ok" else "")
+
+
+def order(row: Row) -> tuple[Any, ...]:
+    """Sort key of result rows: model, then batch and devices, so that implementations stand beside each other."""
+    return (
+        str(row["preset"]),
+        str(row["precision"]),
+        int(row["seq_len"]),
+        int(row["world_size"]),
+        int(row["micro_batch_size"]),
+        int(row["grad_accum_steps"]),
+        str(row.get("strategy") or ""),
+        str(row["implementation"]),
+        str(row.get("kind") or ""),
+        str(row.get("data") or ""),
+        int(row.get("round") or 0),
+    )
+
+
+def floor_sentence(row: Row) -> str:
+    """Return what a trial of kind components came to, in one sentence."""
+    name = f"{row['implementation']} {model(row)} {place(row)}"
+    step, floor, share = number(row["step_time_ms"]), number(row["floor_ms"]), row["of_floor"]
+    return f"{name} takes {step} ms a step; its floor is {floor} ms, {percent(share)} of it."
