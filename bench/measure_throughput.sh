@@ -6,7 +6,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 PATH=$root/.venv/bin:$PATH
 
-if [[ ${1:-} == -* || $# -gt 2 || $# -eq 1 ]]; then
+if [[ ! ${1:-0} =~ ^[0-9]+$ || ! ${2:-0} =~ ^[0-9]+$ || $# -gt 2 || $# -eq 1 ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     [[ ${1:-} == -h || ${1:-} == --help ]] && exit 0 || exit 2
 fi

@@ -140,6 +140,11 @@ class Host:
         text = 'cdiVersion: "0.5.0"\nkind: nvidia.com/gpu\n'
         (self._new("cdi") / "nvidia.yaml").write_text(text, encoding="utf-8")
 
+    def driver_lets(self, everybody: bool) -> None:
+        """The driver's setting of who may read the GPUs' counters."""
+        text = f'ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: {int(not everybody)}\nRmMsg: ""\n'
+        (self.path_of_host("/proc/driver/nvidia") / "params").write_text(text, encoding="utf-8")
+
     def path_of_host(self, path: str) -> Path:
         """The folder of a path such as /dev or /proc on this machine, made now."""
         folder = self.folder / "host" / path.lstrip("/")
@@ -163,6 +168,12 @@ class Host:
             check=False,
             timeout=60,
         )
+
+    def start(self, script: str | Path, *arguments: str, **extra: str) -> tuple[list[str], str]:
+        """Run a script that has to succeed; the words of the engine's call and what was said on stderr."""
+        outcome = self.run(script, *arguments, **extra)
+        assert outcome.returncode == 0, outcome.stderr
+        return self.call(), outcome.stderr
 
     def call(self) -> list[str]:
         """The words of the engine's last build or run, the engine's name first; fails when there was none."""
@@ -222,6 +233,11 @@ def on_terminal(
 def option(words: list[str], name: str) -> list[str]:
     """All values of an option."""
     return [words[i + 1] for i, word in enumerate(words) if word == name]
+
+
+def options(words: list[str], wanted: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The values of the options that are `wanted`, to compare with it."""
+    return {name: option(words, name) for name in wanted}
 
 
 def refused(outcome: subprocess.CompletedProcess[str], *texts: str) -> None:

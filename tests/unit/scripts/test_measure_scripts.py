@@ -1,4 +1,4 @@
-"""bench/measure_throughput_*.sh, with a stand-in for `bertbench` that records how it is called."""
+"""bench/measure_throughput_*.sh and profiling/measure_compute_util_*.sh, with a stand-in for `bertbench`."""
 
 import os
 import shutil
@@ -9,24 +9,47 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 VARIABLES = ("BATCH_SIZES", "DEVICES", "PRECISION", "PRESET", "SEQ_LEN", "IMPLEMENTATIONS", "DATA", "OUT", "PADDING")
-LENGTHS = {"pretrain": "128", "squad": "384"}
+SCRIPTS = {
+    "bench/measure_throughput_pretrain.sh": "throughput pretrain --preset base --precisions auto --seq-lens 128 "
+    "--batch-sizes 8 16 32 64 --implementations bertbench --data synthetic --out runs/throughput-pretrain",
+    "bench/measure_throughput_squad.sh": "throughput squad --preset base --precisions auto --seq-lens 384 "
+    "--batch-sizes 8 16 32 64 --implementations bertbench --data synthetic --out runs/throughput-squad",
+    "profiling/measure_compute_util_pretrain.sh": "profile pretrain --profiler torch --start 10 --stop 13 --preset "
+    "base --precisions auto --seq-lens 128 --batch-sizes 8 16 32 64 --data synthetic --out runs/compute-util-pretrain-torch",
+    "profiling/measure_compute_util_squad.sh": "profile squad --profiler torch --start 10 --stop 13 --preset base "
+    "--precisions auto --seq-lens 384 --batch-sizes 8 16 32 64 --data synthetic --out runs/compute-util-squad-torch",
+}  # fmt: skip
+"""Each with the command that it runs when nothing is set."""
+GIVEN = {
+    "BATCH_SIZES": "1 2", "DEVICES": "1 4", "PRECISION": "fp16", "PRESET": "tiny", "SEQ_LEN": "64",
+    "DATA": "/my data", "OUT": "out", "PADDING": "fixed", "IMPLEMENTATIONS": "hf bertbench",
+}  # fmt: skip
+# It records its call, and leaves the table TABLE where it is set.
+FAKE = """#!/bin/sh
+printf '%s ' "$@" >called
+while [ "$1" != --out ]; do shift; done
+mkdir -p "$2" && [ -z "$TABLE" ] || printf 'batch,utilization\\n8,0.5\\n' >"$2/$TABLE"
+exit "${CODE:-0}"
+"""
+PROFILED = "profiling/measure_compute_util_pretrain.sh"
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for folder in ("bench", ".venv/bin"):
+    for folder in ("bench", "profiling", ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
-    for script in (ROOT / "bench").glob("measure_throughput*.sh"):
-        shutil.copy(script, tmp_path / "bench")
+    for script in (*ROOT.glob("bench/measure_*.sh"), *ROOT.glob("profiling/measure_*.sh")):
+        shutil.copy(script, tmp_path / script.parent.name)
     fake = tmp_path / ".venv" / "bin" / "bertbench"
-    fake.write_text("#!/bin/sh\nprintf '%s ' \"$@\" >called\n", encoding="ascii")
+    fake.write_text(FAKE, encoding="ascii")
     fake.chmod(0o755)
     return tmp_path
 
 
-def call(checkout: Path, task: str, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES} | variables
-    command = ["bash", f"bench/measure_throughput_{task}.sh", *words]
+def call(checkout: Path, script: str, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    plain = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    environment = plain | {"TABLE": ""} | variables
+    command = ["bash", script, *words]
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -34,46 +57,70 @@ def called(checkout: Path) -> str:
     return (checkout / "called").read_text(encoding="utf-8").strip()
 
 
-@pytest.mark.parametrize(("task", "length"), LENGTHS.items())
-def test_defaults_are_those_of_the_task(task: str, length: str, checkout: Path) -> None:
-    assert call(checkout, task).returncode == 0
-    assert called(checkout) == (
-        f"throughput {task} --preset base --precisions auto --seq-lens {length} --batch-sizes 8 16 32 64 "
-        f"--implementations bertbench --data synthetic --out runs/throughput-{task}"
-    )
+def names(script: str) -> list[str]:
+    """The variables that a script reads."""
+    absent = {"PADDING"} if "pretrain" in script else set()
+    absent |= {"IMPLEMENTATIONS"} if "profiling" in script else set()
+    return [name for name in VARIABLES if name not in absent]
 
 
-def test_every_variable_and_word_reaches_the_command(checkout: Path) -> None:
-    variables = {"BATCH_SIZES": "1 2", "DEVICES": "1 4", "PRECISION": "fp16", "PRESET": "tiny", "SEQ_LEN": "64"}
-    done = call(
-        checkout, "squad", "3", "5", **variables, IMPLEMENTATIONS="hf bertbench", DATA="/my data", OUT="out",
-        PADDING="fixed",
-    )  # fmt: skip
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_defaults_are_those_of_the_task(script: str, checkout: Path) -> None:
+    assert call(checkout, script).returncode == 0
+    assert called(checkout) == SCRIPTS[script]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_variable_and_word_reaches_the_command(script: str, checkout: Path) -> None:
+    words = ["nsys", "3", "5"] if "profiling" in script else ["3", "5"]
+    done = call(checkout, script, *words, **{name: GIVEN[name] for name in names(script)})
     assert done.returncode == 0, done.stderr
-    assert called(checkout) == (
-        "throughput squad --preset tiny --precisions fp16 --seq-lens 64 --batch-sizes 1 2 "
-        "--implementations hf bertbench --devices 1 4 --padding fixed --start 3 --stop 5 --data /my data --out out"
+    told = called(checkout)
+    options = [
+        "--preset tiny", "--precisions fp16", "--seq-lens 64", "--batch-sizes 1 2", "--devices 1 4",
+        "--start 3 --stop 5", "--data /my data --out out",
+    ]  # fmt: skip
+    options += ["--profiler nsys"] if "profiling" in script else ["--implementations hf bertbench"]
+    options += ["--padding fixed"] if "squad" in script else []
+    assert [option for option in options if f" {option} " not in f" {told} "] == []
+    assert told.count("--") == sum(option.count("--") for option in options), "and no other option"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_wrong_words_show_the_usage_and_run_nothing(script: str, checkout: Path) -> None:
+    first, usage = (
+        (["torch"], "[nsys|ncu|nvprof|torch] [start] [stop]") if "profiling" in script else ([], "[start] [stop]")
     )
-
-
-@pytest.mark.parametrize("task", LENGTHS)
-@pytest.mark.parametrize("words", [["3"], ["1", "2", "3"], ["--loud"]])
-def test_wrong_words_show_the_usage_and_run_nothing(words: list[str], task: str, checkout: Path) -> None:
-    done = call(checkout, task, *words)
-    assert done.returncode == 2 and f"bash bench/measure_throughput_{task}.sh [start] [stop]" in done.stdout
+    for words in ([*first, "3"], [*first, "3", "x"], [*first, "1", "2", "3"], ["--loud"], ["cow"]):
+        done = call(checkout, script, *words)
+        assert done.returncode == 2 and f"{script} {usage}" in done.stdout, words
     assert not (checkout / "called").exists()
 
 
-@pytest.mark.parametrize("task", LENGTHS)
-def test_help_names_every_variable_and_is_no_more_than_the_comment_on_top(task: str, checkout: Path) -> None:
-    done = call(checkout, task, "--help")
-    names = [name for name in VARIABLES if task == "squad" or name != "PADDING"]
-    assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in names)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_names_every_variable_and_is_no_more_than_the_comment_on_top(script: str, checkout: Path) -> None:
+    done = call(checkout, script, "--help")
+    assert done.returncode == 0 and [name for name in names(script) if f"  {name} " not in done.stdout] == []
     assert "source" not in done.stdout and "shellcheck" not in done.stdout
 
 
-def test_the_body_alone_names_the_scripts(checkout: Path) -> None:
-    done = subprocess.run(
-        ["bash", "bench/measure_throughput.sh"], cwd=checkout, capture_output=True, text=True, check=False
-    )
-    assert done.returncode != 0 and "measure_throughput_squad.sh" in done.stderr
+@pytest.mark.parametrize("body", ["bench/measure_throughput.sh", "profiling/measure_compute_util.sh"])
+def test_the_body_alone_names_the_scripts(body: str, checkout: Path) -> None:
+    done = call(checkout, body)
+    assert done.returncode != 0 and "_squad.sh" in done.stderr
+
+
+@pytest.mark.parametrize("profiler", ["nsys", "nvprof", "torch", "ncu"])
+def test_the_table_of_a_profile_is_printed_at_the_end(profiler: str, checkout: Path) -> None:
+    table = "core_utilization.csv" if profiler == "ncu" else "compute_utilization.csv"
+    done = call(checkout, PROFILED, profiler, TABLE=table)
+    assert done.returncode == 0
+    assert done.stdout.endswith(f"runs/compute-util-pretrain-{profiler}/{table}\nbatch,utilization\n8,0.5\n")
+
+
+def test_a_profile_that_failed_shows_what_it_wrote_and_never_an_old_table(checkout: Path) -> None:
+    done = call(checkout, PROFILED, TABLE="compute_utilization.csv", CODE="3")
+    assert done.returncode == 3 and "8,0.5" in done.stdout
+    done = call(checkout, PROFILED, CODE="2")
+    assert done.returncode == 2 and "8,0.5" not in done.stdout
+    assert "other/compute_utilization.csv was not written" in call(checkout, PROFILED, CODE="3", OUT="other").stderr
