@@ -9,16 +9,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 VARIABLES = ("BATCH_SIZES", "DEVICES", "PRECISION", "PRESET", "SEQ_LEN", "IMPLEMENTATIONS", "DATA", "OUT", "PADDING")
+COMMON = "--preset base --precisions auto --seq-lens {tokens} --batch-sizes 8 16 32 64"
+COMMANDS = {
+    "bench/measure_throughput": f"throughput {{task}} {COMMON} --implementations bertbench --data synthetic "
+    "--out runs/throughput-{task}",
+    "profiling/measure_compute_util": f"profile {{task}} --profiler torch --start 10 --stop 13 {COMMON} --data synthetic "
+    "--out runs/compute-util-{task}-torch",
+}
 SCRIPTS = {
-    "bench/measure_throughput_pretrain.sh": "throughput pretrain --preset base --precisions auto --seq-lens 128 "
-    "--batch-sizes 8 16 32 64 --implementations bertbench --data synthetic --out runs/throughput-pretrain",
-    "bench/measure_throughput_squad.sh": "throughput squad --preset base --precisions auto --seq-lens 384 "
-    "--batch-sizes 8 16 32 64 --implementations bertbench --data synthetic --out runs/throughput-squad",
-    "profiling/measure_compute_util_pretrain.sh": "profile pretrain --profiler torch --start 10 --stop 13 --preset "
-    "base --precisions auto --seq-lens 128 --batch-sizes 8 16 32 64 --data synthetic --out runs/compute-util-pretrain-torch",
-    "profiling/measure_compute_util_squad.sh": "profile squad --profiler torch --start 10 --stop 13 --preset base "
-    "--precisions auto --seq-lens 384 --batch-sizes 8 16 32 64 --data synthetic --out runs/compute-util-squad-torch",
-}  # fmt: skip
+    f"{body}_{task}.sh": command.format(task=task, tokens=tokens)
+    for body, command in COMMANDS.items()
+    for task, tokens in (("pretrain", 128), ("squad", 384))
+}
 """Each with the command that it runs when nothing is set."""
 GIVEN = {
     "BATCH_SIZES": "1 2", "DEVICES": "1 4", "PRECISION": "fp16", "PRESET": "tiny", "SEQ_LEN": "64",
