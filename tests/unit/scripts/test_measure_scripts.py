@@ -13,8 +13,8 @@ COMMON = "--preset base --precisions auto --seq-lens {tokens} --batch-sizes 8 16
 COMMANDS = {
     "bench/measure_throughput": f"throughput {{task}} {COMMON} --implementations bertbench --data synthetic "
     "--out runs/throughput-{task}",
-    "profiling/measure_compute_util": f"profile {{task}} --profiler torch --start 10 --stop 13 {COMMON} --data synthetic "
-    "--out runs/compute-util-{task}-torch",
+    "profiling/measure_compute_util": f"profile {{task}} --profiler torch --start 10 --stop 13 {COMMON} "
+    "--data synthetic --out runs/compute-util-{task}-torch",
 }
 SCRIPTS = {
     f"{body}_{task}.sh": command.format(task=task, tokens=tokens)
