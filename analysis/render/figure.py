@@ -1,0 +1,287 @@
+"""A figure as data: panels, axes, series and words, which a renderer draws (`png.py`; `plain` for a browser).
+
+A figure knows no drawing library. Its series are of seven kinds (`Line`, `Bars`, `Area`, `Band`, `Rule`, `Matrix`,
+`Text`), colours are named by their role, and each series has a name that stays from run to run.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# Okabe and Ito's palette: told apart also by the colour-blind. A thing has the same colour in every figure.
+COLOURS: Mapping[str, str] = {
+    "blue": "#0072B2",
+    "vermilion": "#D55E00",
+    "green": "#009E73",
+    "orange": "#E69F00",
+    "purple": "#8C6BB1",
+    "sky": "#56B4E9",
+    "pink": "#CC79A7",
+    "brown": "#A6761D",
+    "yellow": "#F0C800",
+    "wine": "#882255",
+    "grey": "#7F7F7F",
+    "pale": "#B8BEC7",
+    "ink": "#1F2933",
+    "note": "#52606D",
+    "line": "#9AA5B1",
+    "faint": "#E4E7EB",
+    "stripe": "#F5F7FA",
+    "warmup": "#F3D9B1",
+    "hidden": "#F5B68A",
+    "idle": "#C3C9D2",
+}
+"""Role -> colour: those of series; text, notes, reference lines, grid, stripes; what has a colour of its own."""
+CYCLE = ("blue", "vermilion", "green", "orange", "purple", "sky", "pink", "grey")
+"""Of series that only their order tells apart."""
+
+Dash = Literal["solid", "dashed", "dotted", "dashdot", "none"]
+Marker = Literal["", "circle", "square", "triangle", "diamond", "down", "plus", "cross", "dot"]
+Form = Literal["", "percent", "size", "si", "number"]
+Legend = Literal["", "above", "below", "right", "inside"]
+
+
+def numbers(values: Iterable[Any]) -> tuple[float, ...]:
+    """Return values as numbers; None, and what is no number, as NaN."""
+    return tuple(math.nan if value is None else float(value) for value in values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """One axis of a panel."""
+
+    label: str = ""
+    unit: str = ""
+    """Shown behind the label, in brackets."""
+    scale: Literal["linear", "log", "log2"] = "linear"
+    low: float | None = None
+    """Where it begins; None for as far as the series reach."""
+    high: float | None = None
+    ticks: Sequence[tuple[float, str]] | None = None
+    """(place, what stands there): of categories and chosen numbers; None where the renderer chooses."""
+    form: Form = ""
+    """How numbers at ticks that the renderer chooses are written: with %, as bytes, with k, M, G, in three digits."""
+    whole: bool = False
+    """There is nothing between whole numbers."""
+    down: bool = False
+    """A y axis from top to bottom, as categories are read."""
+    grid: bool = True
+    small: bool = False
+    """Long labels at ticks, in small letters."""
+    steep: bool = False
+    """Labels at ticks are turned, because they do not fit beside each other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Series:
+    name: str
+    """Stays from run to run where the thing does; what the legend shows. Series of one name are one entry."""
+    colour: str = "blue"
+    """A role of COLOURS."""
+    opacity: float = 1.0
+    legend: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line(_Series):
+    """Points, joined by a line unless `dash` is "none"; NaN is a gap."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    """Ends of the interval of each point, as far as they are known; what lies beyond the axis is cut, with an arrow."""
+    high: Sequence[float] = ()
+    dash: Dash = "solid"
+    width: float = 1.8
+    """Points of the line."""
+    marker: Marker = ""
+    size: float = 5.0
+    """Diameter of the marker in points."""
+    areas: Sequence[float] = ()
+    """Area of each marker in square points, in place of one size."""
+    hollow: bool = False
+    step: Literal["", "before", "after"] = ""
+    """The value holds from the place before up to its own, or from its own up to the next."""
+    beyond: bool = False
+    """Markers may reach over the edge of the panel."""
+
+    def __post_init__(self) -> None:
+        for name in ("x", "y", "low", "high", "areas"):
+            object.__setattr__(self, name, numbers(getattr(self, name)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bars(_Series):
+    """Rectangles at `at` on one axis, from `begin` to `end` on the other."""
+
+    at: Sequence[float]
+    end: Sequence[float]
+    begin: Sequence[float] = ()
+    """Empty for 0."""
+    thickness: float | Sequence[float] = 0.68
+    """Along the axis of `at`, centred; in its units."""
+    across: bool = False
+    """Bars lie: `at` is on the y axis."""
+    colours: Sequence[str] = ()
+    """One role for each bar, in place of one for all."""
+    labels: Sequence[str] = ()
+    """What stands at each bar; "" for nothing."""
+    place: Literal["inside", "end", "edge"] = "inside"
+    """In the middle of the bar, behind its end, or at the end of the axis."""
+
+    def __post_init__(self) -> None:
+        ends = numbers(self.end)
+        object.__setattr__(self, "at", numbers(self.at))
+        object.__setattr__(self, "end", ends)
+        object.__setattr__(self, "begin", numbers(self.begin) or (0.0,) * len(ends))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Area(_Series):
+    """What lies between two curves."""
+
+    x: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+    def __post_init__(self) -> None:
+        for name in ("x", "low", "high"):
+            object.__setattr__(self, name, numbers(getattr(self, name)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Band(_Series):
+    """A stretch of one axis, behind everything."""
+
+    axis: Literal["x", "y"]
+    low: float
+    high: float
+    legend: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule(_Series):
+    """A reference line at one place of an axis, over the whole panel."""
+
+    axis: Literal["x", "y"]
+    at: float
+    dash: Dash = "solid"
+    width: float = 1.0
+    colour: str = "line"
+    legend: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matrix(_Series):
+    """Cells [row][column], from the top, coloured from pale at 0 to dark at `most`."""
+
+    values: Sequence[Sequence[float]]
+    labels: Sequence[Sequence[str]] = ()
+    """What stands in each cell."""
+    most: float
+    key: bool = False
+    """A scale of the colours stands beside it."""
+    form: Form = ""
+    """Of the numbers at that scale."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(numbers(row) for row in self.values))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text(_Series):
+    """Words at a place."""
+
+    x: float
+    y: float
+    text: str
+    shift: tuple[float, float] = (0.0, 0.0)
+    """Points to the right and upwards from the place."""
+    align: Literal["left", "center", "right"] = "left"
+    upright: Literal["bottom", "center", "top"] = "center"
+    along: tuple[float, float] | None = None
+    """Another place: the words follow the line to it."""
+    colour: str = "ink"
+    legend: bool = False
+
+
+Series = Line | Bars | Area | Band | Rule | Matrix | Text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Panel:
+    """One pair of axes with its series, drawn in their order."""
+
+    series: Sequence[Series]
+    x: Axis = Axis()
+    y: Axis = Axis()
+    title: str = ""
+    legend: Legend = ""
+    """Of this panel alone: "inside" or "right" of it; "" where the figure has one for all."""
+    square: bool = False
+    """Cells of a matrix are as high as they are wide."""
+
+    def named(self, name: str) -> list[Series]:
+        """Return the series of a name."""
+        return [one for one in self.series if one.name == name]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """Panels, row by row, and the words around them."""
+
+    name: str
+    """Of its file, without an ending; distinct on a page."""
+    title: str
+    caption: str = ""
+    """What it shows and how to read it; a page has title and caption beside it, a file alone has not."""
+    panels: Sequence[Panel]
+    columns: int = 1
+    widths: Sequence[float] = ()
+    """Of the columns, relative to each other; empty for equal ones."""
+    size: tuple[float, float] = (10.6, 3.9)
+    """Inches on paper; a browser has the ratio."""
+    heading: str = ""
+    """Above all panels, in the picture."""
+    note: str = ""
+    """Below them; lines are kept."""
+    legend: Legend = "above"
+    legend_title: str = ""
+    legend_columns: int = 4
+    half: bool = False
+    """Fits beside another one."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the figure as JSON values; what is no finite number is None."""
+        found = _plain(self)
+        assert isinstance(found, dict)
+        return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Line | Bars | Area | Band | Rule | Matrix | Text):
+        return {"kind": type(value).__name__.lower(), **_fields(value)}
+    if dataclasses.is_dataclass(value):
+        return _fields(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return [_plain(item) for item in value]
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def short_label(text: str) -> str:
+    """Return a name from outside, short and printable."""
+    clean = "".join(character if character.isprintable() else " " for character in text)
+    return clean if len(clean) <= 40 else clean[:38] + "…"
+
+
+def clock_unit(seconds: float) -> tuple[str, float]:
+    """Return the unit in which a time of that length is shown, and its seconds."""
+    return ("h", 3600.0) if seconds > 7200 else ("min", 60.0) if seconds > 120 else ("s", 1.0)
