@@ -13,12 +13,11 @@ import numpy as np
 
 from bench.machine.devices import Devices
 from bench.plan.automatic import resolve_precision
+from bert.data.vocabulary import VOCABULARY_FILE
 from bert.tasks.classification_data import TRAINING
 from bert.tasks.classify.prepare import lock_name
-from bert.tasks.classify.schema import SPLITS
 from bert.tasks.classify.source import TEST, ClassifyData, rows_fingerprint, token_rows
-from bert.tasks.classify.store import TextSource, add_run, label_distribution, read_runs
-from bert.tasks.pretrain.naming import VOCABULARY_FILE
+from bert.tasks.classify.store import SPLITS, TextSource, add_run, label_distribution, read_runs
 from common.atomic import atomic_path, write_json
 from common.errors import InputError
 from common.locks import locked
@@ -67,8 +66,7 @@ def leave_results(
         LockedError: another program holds the database.
     """
     from bert.tasks.base import DataIdentity
-    from bert.tasks.classify.evaluation import class_scores, text_probabilities
-    from bert.tasks.classify.task import ClassifyTask
+    from bert.tasks.classify.task import ClassifyTask, class_scores, text_probabilities
 
     source, found = ClassifyData().texts(Path(settings.data), TEST)
     rows = token_rows(source, found, TEST)

@@ -12,10 +12,9 @@ from bench.classify import logits_of
 from bench.machine.devices import Devices
 from bert.data.ragged import Ragged
 from bert.data.rows import TokenRows
-from bert.data.vocabulary import Vocabulary, load_vocabulary
-from bert.tasks.classify.folding import fold
+from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary
+from bert.tasks.classify.prepare import fold
 from bert.tasks.classify.store import open_source
-from bert.tasks.pretrain.naming import VOCABULARY_FILE
 from common.errors import InputError, content_code
 from records.classification import FORMAT, RESULTS_FILE
 from records.training import TrainRun, is_train_run
@@ -45,7 +44,7 @@ class TextClassifier:
         Raises:
             InputError: the model gives no finite numbers.
         """
-        from bert.tasks.classify.evaluation import text_probabilities
+        from bert.tasks.classify.task import text_probabilities
 
         numbers, rows = self._rows(texts)
         found: list[tuple[str, float] | None] = [None] * len(texts)

@@ -29,7 +29,7 @@ RESULTS_FILE = "results.json"
 PREDICTION_COLUMNS = ("prediction", "true_label")
 _SQLITE = b"SQLite format 3\0"
 DATABASE_ID, DATABASE_VERSION = 0x62627463, 4
-"""What tells databases of texts, and the latest version of their tables; bert.tasks.classify.schema writes them."""
+"""What tells databases of texts, and the latest version of their tables; bert.tasks.classify.store writes them."""
 _OTHERS = "train again, or give another of the files that the training left"
 _NEEDED = "give a file that `bertbench train classify` left: *_train_test_stats.json, *_testset_predictions.csv, "
 _NEEDED += "*_trained_model or *.sqlite"

@@ -72,7 +72,7 @@ def show_summary(summary: "CsvSummary") -> None:
 
 def notes(summary: "CsvSummary") -> list[str]:
     """Return what should make a user look at the data again."""
-    from bert.tasks.classify.columns import REMEDIES
+    from bert.tasks.classify.form import REMEDIES
     from bert.tasks.classify.prepare import MANY_LABELS
     from bert.tasks.classify.reading import BROKEN, FEWER, LITERAL_QUOTE, MANY_LINES, MARKER, MORE, SPACED_QUOTE
     from bert.tasks.classify.records import MOST_LINES
@@ -121,7 +121,7 @@ def notes(summary: "CsvSummary") -> list[str]:
 def _version_notes(summary: "CsvSummary") -> list[str]:
     """Return what a database of an earlier version holds otherwise."""
     from bert.tasks.classify.reading import MANY_LINES, SEVERAL_LINES
-    from bert.tasks.classify.schema import COUNTED_FIELDS, DIVIDED_BY_PIECES, MENDED_QUOTES
+    from bert.tasks.classify.store import COUNTED_FIELDS, DIVIDED_BY_PIECES, MENDED_QUOTES
 
     version, said = summary.source.version, []
     long_rows = sum(summary.source.counts.get(name) for name in (SEVERAL_LINES, MANY_LINES))
@@ -153,8 +153,8 @@ def _share_notes(summary: "CsvSummary") -> list[str]:
 
 def summary_lines(summary: "CsvSummary") -> list[str]:
     """Return what was made, in lines."""
-    from bert.tasks.classify.columns import delimiter_name
-    from bert.tasks.classify.encoding import encoding_name
+    from bert.tasks.classify.form import delimiter_name
+    from bert.tasks.classify.records import encoding_name
 
     source = summary.source
     counts, settings = source.counts, source.settings

@@ -16,8 +16,7 @@ from bench.cli.progress import show_stages
 from common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bert.tasks.pretrain.inspecting.inspection import Check, Inspection
-    from bert.tasks.pretrain.inspecting.split_figures import Share, SplitFigures
+    from bert.tasks.pretrain.inspecting.inspection import Check, Inspection, Share, SplitFigures
 
 _BARS = 16
 _WIDE = 80

@@ -11,11 +11,11 @@ import tyro
 from bench.cli.options import in_plural, parse
 from bench.cli.preparing import plain_words
 from bench.cli.progress import show_stages
-from bert.tasks.pretrain.preparation.config import PrepareConfig
+from bert.tasks.pretrain.config import PrepareConfig
 from common.redact import terminal_text
 
 if TYPE_CHECKING:
-    from bert.tasks.pretrain.preparation.summary import LengthSummary, PrepareSummary, StageSummary
+    from bert.tasks.pretrain.summary import LengthSummary, PrepareSummary, StageSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,9 +78,9 @@ def run(argv: list[str]) -> int:
     """Run the command; 0 when the file is written."""
     options = parse(PredictClassifyOptions, plain_words(argv, DEFAULT_WORDS), "bertbench predict classify")
     from bench.text_classifier import open_classifier
-    from bert.tasks.classify.encoding import check_file
     from bert.tasks.classify.form import find_form
     from bert.tasks.classify.reading import read_rows
+    from bert.tasks.classify.records import check_file
 
     check_file(options.data)
     form = find_form(options.data, options.form, needs_label=False)

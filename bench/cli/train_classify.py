@@ -18,9 +18,8 @@ from bench.cli.train_progress import append_log
 from bench.machine.devices import Devices
 from bench.run.trainer import Plan
 from bert.data.lengths import is_synthetic
-from bert.data.vocabulary import Vocabulary
+from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary
 from bert.tasks.classify.config import SUFFIX, CsvConfig, CsvForm
-from bert.tasks.pretrain.naming import VOCABULARY_FILE
 from common.errors import BertbenchError, UsageError
 from common.flags import flag
 from common.scores import in_words
@@ -89,9 +88,8 @@ def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> Trai
         raise UsageError("option-missing", "no data was given: bertbench train classify FILE.csv, or FILE.sqlite")
     if is_synthetic(given):
         return dataclasses.replace(options, out=_out(options, Path("synthetic")))
-    from bert.tasks.classify.encoding import check_file
-    from bert.tasks.classify.schema import is_database
-    from bert.tasks.classify.store import check_whole
+    from bert.tasks.classify.records import check_file
+    from bert.tasks.classify.store import check_whole, is_database
 
     path = Path(given)
     check_file(path, "a CSV, or its SQLite file")

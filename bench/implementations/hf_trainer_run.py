@@ -20,9 +20,9 @@ from bert.checkpoints.folder import new_folder
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.checkpoints.ours import save_model
 from bert.data.batch import Batch
+from bert.data.vocabulary import VOCABULARY_FILE
 from bert.parallel.base import Strategy
 from bert.parallel.options import read_options
-from bert.tasks.pretrain.naming import VOCABULARY_FILE
 from bert.train.agreement import any_rank, together
 from bert.train.base_run import BaseRun
 from bert.train.checkpoint import checkpoint_path

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from bert.corpus.decode import TextBlocks, find_encoding
-from bert.corpus.files import Source
+from bert.corpus.files import Source, TextBlocks, find_encoding
 from bert.data.pool import Progress, Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from common.atomic import atomic_path

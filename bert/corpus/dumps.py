@@ -7,13 +7,16 @@ the streams cut pages (pbzip2), and for all other files, the units carry their p
 Where a unit ends depends on the dump alone.
 """
 
+import bz2
+import os
 import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from bert.corpus import streams
+from bert.corpus.files import BLOCK_BYTES, blocks, refuse_other_files
 from common.errors import InputError, read_code
 
 UNIT_BYTES = 2**20
@@ -50,7 +53,7 @@ class Unit:
         """Return the pages as XML in UTF-8. Raises InputError: the range is damaged, or a stream cuts a page."""
         if self.data is not None:
             return self.data
-        data = streams.decompress(self.path, self.start, self.end)
+        data = decompress(self.path, self.start, self.end)
         first = _START_OF_PAGE.search(data)
         begin, end = (first.start(), data.rfind(_END_OF_PAGE) + len(_END_OF_PAGE)) if first else (0, 0)
         if begin > end or data[:begin].strip() or data[end:].strip() not in (b"", b"</mediawiki>"):
@@ -106,7 +109,7 @@ class Dump:
             InputError: the file ends too early or is damaged, and truncated files are not to be kept. All pages
                 before were yielded.
         """
-        starts = streams.page_streams(self.path)
+        starts = page_streams(self.path)
         if starts is None:
             yield from self._in_order(0)
             return
@@ -122,7 +125,7 @@ class Dump:
         cutter = _Cutter(self.path, is_begun=offset > 0)
         problem = ""
         try:
-            for block, position in streams.blocks(self.path, offset):
+            for block, position in blocks(self.path, offset):
                 yield from self._remember(cutter.feed(block, position))
         except (EOFError, OSError, zlib.error) as error:
             problem = f"its compressed data end too early or are damaged ({error})"
@@ -131,7 +134,7 @@ class Dump:
             problem = "</mediawiki> is missing at its end"
         if problem:
             if self._title is None and previous is not None:
-                titles = _TITLE.findall(streams.decompress(self.path, previous, offset))
+                titles = _TITLE.findall(decompress(self.path, previous, offset))
                 self._title = titles[-1] if titles else None
             self.is_truncated = True
             if not self._keep:
@@ -157,8 +160,8 @@ class Dump:
     def _read_header(self) -> Header:
         data = b""
         try:
-            streams.refuse_other_files(self.path)
-            for block, _ in streams.blocks(self.path, 0):
+            refuse_other_files(self.path)
+            for block, _ in blocks(self.path, 0):
                 data += block
                 if _START_OF_PAGE.search(data) or b"</siteinfo>" in data or len(data) > _MOST_HEADER_BYTES:
                     break
@@ -170,7 +173,7 @@ class Dump:
                     read_code(error), f"cannot read {self.path}: {error.strerror}; check its permissions"
                 ) from error
         if b"<mediawiki" not in data[:65536] and not _START_OF_PAGE.search(data[:65536]):
-            raise InputError("file-format" if data else "file-damaged", streams.not_a_dump(self.path, data))
+            raise InputError("file-format" if data else "file-damaged", not_a_dump(self.path, data))
         text = data.split(b"<page", 1)[0].decode("utf-8", "replace")
         return Header({int(key): name for key, name in _NAMESPACE.findall(text)})
 
@@ -239,3 +242,118 @@ def split_pages(data: bytes) -> Iterator[bytes]:
         if first is not None:
             yield data[first.start() : end]
         position = end
+
+
+MOST_BYTES = 2**29
+"""Bytes that a range of streams unpacks to at most: a hundred pages of 2 MiB are fewer."""
+_STREAM = re.compile(rb"BZh[1-9]1AY&SY")
+_STREAM_BYTES = 10
+_FOOTER = 0x177245385090
+_FOOTER_BITS = 48
+_CHECKSUM_BITS = 32
+_SAMPLES = 8
+"""Streams looked into before a file counts as cut at pages."""
+
+
+def page_streams(path: Path) -> list[int] | None:
+    """Return where the streams of a multistream bz2 dump begin; None where they cut pages, or there are under three.
+
+    A stream that begins inside the data of another one is told by what stands before it: the end mark and checksum of
+    the stream before (at any bit).
+    """
+    with path.open("rb") as file:
+        if file.read(3) != b"BZh":
+            return None
+        starts = list(_stream_starts(file))
+    if len(starts) < 3:
+        return None
+    sampled = {*starts[1:-1][: _SAMPLES // 2], *starts[1:-1][:: max(1, len(starts) // (_SAMPLES // 2))]}
+    if all(_begin_of(path, start).lstrip().startswith(b"<page") for start in sorted(sampled)):
+        return starts
+    return None
+
+
+def decompress(path: Path, start: int, end: int) -> bytes:
+    """Return what the bz2 streams of a byte range hold, at most a few MiB. Raises InputError: they are damaged."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read(end - start)
+        return _unpacked(data)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            "file-damaged",
+            f"{path}: the bz2 data from byte {start} to {end} are damaged ({error}): get the file again; finished "
+            "parts are kept",
+        ) from error
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Unpack streams. Raises OSError, ValueError where they end too early or hold more than pages can."""
+    parts: list[bytes] = []
+    left = MOST_BYTES
+    while data:
+        stream = bz2.BZ2Decompressor()
+        try:
+            parts.append(stream.decompress(data, left + 1))
+        except OSError:
+            if parts:
+                break  # what follows the last stream is none, as for bz2.decompress
+            raise
+        left -= len(parts[-1])
+        if left < 0:
+            raise ValueError(f"more than {MOST_BYTES >> 20} MiB come out of them")
+        if not stream.eof:
+            raise ValueError("they end too early")
+        data = stream.unused_data
+    return b"".join(parts)
+
+
+def not_a_dump(path: Path, data: bytes) -> str:
+    """Say what a file is that does not begin as a dump."""
+    start = data[:4096].lstrip().lower()
+    if start.startswith((b"<!doctype html", b"<html")):
+        what = "an HTML page, most likely the server's error message: get the file again"
+    elif not data:
+        what = "damaged from its first byte on: get the file again"
+    else:
+        shown = start[:60].decode("utf-8", "replace")
+        what = f"no MediaWiki dump (it begins with {shown!r}): give a pages-articles.xml, .xml.bz2 or .xml.gz"
+    return f"{path} is {what}"
+
+
+def _stream_starts(file: BinaryIO) -> Iterator[int]:
+    """Find the streams by their first bytes, reading the file once."""
+    file.seek(0, os.SEEK_SET)
+    position, kept = 0, b""
+    overlap = _STREAM_BYTES + 16
+    last = -1
+    while block := file.read(4 * BLOCK_BYTES):
+        data = kept + block
+        for match in _STREAM.finditer(data):
+            start = position - len(kept) + match.start()
+            before = data[max(0, match.start() - 11) : match.start()]
+            if start > last and (start == 0 or _ends_a_stream(before)):
+                yield start
+                last = start
+        position += len(block)
+        kept = data[-overlap:]
+
+
+def _ends_a_stream(before: bytes) -> bool:
+    bits = int.from_bytes(before, "big")
+    mask = (1 << _FOOTER_BITS) - 1
+    return any((bits >> (_CHECKSUM_BITS + padding)) & mask == _FOOTER for padding in range(8))
+
+
+def _begin_of(path: Path, start: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        decompressor = bz2.BZ2Decompressor()
+        data = b""
+        while len(data) < 64 and not decompressor.eof and (block := file.read(BLOCK_BYTES)):
+            try:
+                data += decompressor.decompress(block, 64)
+            except OSError:
+                break
+        return data

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from bert.corpus import markup, templates
+from bert.corpus import markup
 
 MOST_CHARACTERS = 2**20
 """A longer page is cut into pieces of at most this many characters before it is read."""
@@ -326,11 +326,11 @@ class _Parser:
 
     def template(self, wikitext: str) -> str:
         """Return what an outermost template prints, as wikitext."""
-        if not templates.is_kept(wikitext):
+        if not markup.is_kept(wikitext):
             return ""
         code = self._parse(wikitext)
         node = code.nodes[0] if code is not None and code.nodes else None
-        return templates.expand(node) if isinstance(node, self._nodes.Template) else ""
+        return markup.expand(node) if isinstance(node, self._nodes.Template) else ""
 
     def inline(self, line: str) -> str:
         """Resolve links and templates of a line; what cannot be parsed is left as it is."""
@@ -370,7 +370,7 @@ class _Parser:
                 if node.title is not None:
                     parts.append(self._text(node.title))
             elif kind is nodes.Template:
-                parts.append(templates.expand(node))
+                parts.append(markup.expand(node))
             elif kind is nodes.Tag:
                 if node.contents is not None:
                     parts.append(self._text(node.contents))

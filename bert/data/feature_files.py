@@ -19,7 +19,7 @@ import numpy.typing as npt
 from bert.data.json_notes import read_notes
 from bert.data.stages import Counts, fingerprint_of
 from bert.data.tensor_file import CHECKSUM, NotWholeError, check_content, read_header, write_columns
-from bert.tasks.pretrain.naming import VOCABULARY_FILE
+from bert.data.vocabulary import VOCABULARY_FILE
 from common.atomic import atomic_path, remove_left_overs, storage_errors, write_json
 from common.errors import InputError, SchemaError, UsageError, read_code
 from common.locks import discard, locked

@@ -21,10 +21,9 @@ from bert.data.lengths import (
     padded_length,
     squad_windows,
 )
-from bert.data.loading.folder import folder_info
-from bert.data.loading.sample_lengths import SampleLengths, folder_lengths
 from bert.data.loading.squad_batches import SquadBatches, find_features
 from bert.tasks.base import DataSpec
+from bert.tasks.pretrain.folder import SampleLengths, folder_info, folder_lengths
 from common.errors import InputError
 
 _ROWS = 1920  # the common micro batches of 1 to 8 ranks divide it, so that batches repeat soon

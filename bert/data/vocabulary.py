@@ -11,6 +11,8 @@ from typing import Any
 from common.atomic import write_text
 from common.errors import InputError, UsageError, read_code
 
+VOCABULARY_FILE = "vocab.txt"
+"""Name of a vocabulary beside the data or the weights that were made with it."""
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 100
 """Characters of the longest word that is cut into pieces; a longer one is [UNK], as in BERT."""

@@ -14,7 +14,7 @@ import torch
 
 from bert.data.batch import Batch, BatchCounts
 from bert.data.lengths import Lengths, is_synthetic
-from bert.data.loading.row_batches import RowBatches
+from bert.data.loading.batches import RowBatches
 from bert.data.rows import Labels, TokenRows
 from bert.data.synthetic import Content, Slots, SyntheticBatches, row_batch
 from bert.model.config import ModelConfig

@@ -7,8 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthetic, lengths_folder
-from bert.data.loading.flat_batches import lengths_fingerprint
-from bert.data.loading.row_batches import check_rows
+from bert.data.loading.batches import check_rows, lengths_fingerprint
 from bert.data.rows import TokenRows
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Heads, Trained

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bert.data.loading.batches import evaluation_rows
 from bert.data.loading.order import spread
-from bert.data.loading.row_batches import evaluation_rows
 from bert.data.ragged import Int64
 from bert.data.rows import Labels, TokenRows
 from bert.model.models import BertForLabels

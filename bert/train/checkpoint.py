@@ -27,8 +27,8 @@ from bert.checkpoints.folder import sync_folder
 from bert.checkpoints.model_config import read_json
 from bert.checkpoints.ours import config_of, write_model
 from bert.checkpoints.tensor_files import write_safetensors
+from bert.data.vocabulary import VOCABULARY_FILE
 from bert.parallel.base import Strategy
-from bert.tasks.pretrain.naming import VOCABULARY_FILE
 from bert.train.agreement import known_to_first, together
 from bert.train.state import TrainState
 from bert.train.tensors import OPTIMIZER_FILE, collected, rng_file, save_rng

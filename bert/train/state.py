@@ -118,8 +118,7 @@ def vocabulary_text(data: DataIdentity) -> str | None:
     Raises:
         InputError: it cannot be read.
     """
-    from bert.data.vocabulary import either_fingerprint
-    from bert.tasks.pretrain.naming import VOCABULARY_FILE
+    from bert.data.vocabulary import VOCABULARY_FILE, either_fingerprint
 
     if data.vocabulary is None:
         return None

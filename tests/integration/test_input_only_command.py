@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shard_writer import write_shard
+from bert.tasks.pretrain.shards import write_shard
 from records.run import RunDirectory
 
 SEQ_LEN, SAMPLES = 16, 50

@@ -38,12 +38,12 @@ from support import plain_pretraining  # noqa: E402
 
 from bert.corpus.files import find_inputs, identify  # noqa: E402
 from bert.corpus.sharding import ShardPlan, shard  # noqa: E402
+from bert.data.encoder import ChunkEncoder  # noqa: E402
 from bert.data.pool import Workers  # noqa: E402
 from bert.data.stages import Part, StageFolder  # noqa: E402
 from bert.data.vocabulary import Vocabulary, load_vocabulary  # noqa: E402
 from bert.tasks.pretrain import hdf5, tokens  # noqa: E402
 from bert.tasks.pretrain.config import InstanceConfig  # noqa: E402
-from bert.tasks.pretrain.encoder import ChunkEncoder  # noqa: E402
 
 DATA = ROOT.parent / "shared/data"
 SHARDS = 8

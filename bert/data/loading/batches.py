@@ -1,89 +1,84 @@
-"""Batches of a folder of HDF5 shards, for each rank its own. Torch is imported only where batches are made."""
+"""What batches of sequences of different lengths have in common: their order, and how they are padded.
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields
-from pathlib import Path
+Torch is imported only where batches are made: plans look at data with modules that import this one.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.loading.folder import folder_info
-from bert.data.loading.pieces import Pieces, Reading
-from bert.data.loading.position import Position
-from bert.tasks.pretrain.instances import Instances
-from common.errors import InputError
+from bert.data.lengths import padded_length
+from bert.data.loading.order import Position
+from bert.data.ragged import Int64, Ragged
+from bert.data.rows import TokenRows
+from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from bert.data.batch import Batch
     from bert.tasks.base import DataSpec
 
-Int64 = npt.NDArray[np.int64]
 
-_BATCHES_AHEAD = 2
+class FlatBatches(ABC):
+    """Endless batches of the sequences of one file.
 
+    All ranks walk the same endless sequence of global batches: G = W B sequences each, for W ranks and B =
+    micro_batch_size, of which rank r takes the r-th run of B. The sequences of an epoch come in an order shuffled by
+    (seed, epoch), each once; an incomplete last batch is filled from the next epoch (see SampleOrder, with one shard).
 
-class Hdf5Batches:
-    """Endless batches of a shard folder.
+    With padding 'longest' a micro batch is as long as its longest sequence, rounded up to a multiple of 8: ranks may
+    differ. With 'fixed' it has as many tokens as a sequence may have, as in most published code.
 
-    All ranks walk the same endless sequence of global batches (see SampleOrder): G = W B samples each, for W ranks and
-    B = micro_batch_size, of which rank r takes the r-th run of B. So ranks are disjoint, every sample comes once per
-    epoch, an incomplete last batch is filled from the next epoch, and a folder smaller than one global batch works too.
-
-    Sequences stay padded to the shards' length. Where the shards are binned by length, a global batch is of one bin,
-    and its sequences are padded to that bin's length only. The number of predictions is the shards', not
-    `spec.max_predictions`.
-
-    One background thread prepares two batches ahead, another reads the next shard (of each bin) while the present one
-    is in use: see Pieces for the memory this takes. Iterate over one iterator at a time.
+    Args:
+        spec: which batches.
+        lengths: tokens of each sequence [N], at least one.
+        vocab_size: word pieces of the vocabulary they were made with.
+        fingerprint: hash of the data.
 
     Raises:
-        InputError: as folder_info, or the shards have another sequence length or a larger vocabulary than `spec`.
+        InputError: their vocabulary is larger than that of `spec`.
+        UsageError: no such padding.
     """
 
-    def __init__(self, spec: "DataSpec", split: str = "training") -> None:
-        self.spec = spec
-        self.info = folder_info(Path(spec.source), split, spec.seq_len)
-        if self.info.seq_len != spec.seq_len:
+    def __init__(self, spec: "DataSpec", lengths: Int64, vocab_size: int, fingerprint: str) -> None:
+        padded_length(spec.seq_len, spec.seq_len, spec.padding)
+        if vocab_size > spec.vocab_size:
             raise InputError(
-                "data-mismatch",
-                f"the shards in {self.info.path} have {self.info.seq_len} tokens per sample, not "
-                f"{spec.seq_len}: use {self.info.seq_len}, or `bertbench data pretrain --seq-len {spec.seq_len}`",
+                "vocabulary-mismatch",
+                f"the data in {spec.source} have {vocab_size} word pieces, but the model has only {spec.vocab_size}: "
+                "use the vocabulary they were made with",
             )
-        self._position = Position(
-            np.array(self.info.counts, dtype=np.int64),
-            spec.seed,
-            spec.micro_batch_size * spec.world_size,
-            self.info.fingerprint,
-            self.info.path,
-        )
-        self._pieces = Pieces(self.info, spec.vocab_size)
-        self._looked_at: dict[int, tuple[int, int]] = {}
+        self.spec = spec
+        self._lengths = lengths
+        global_batch = spec.micro_batch_size * spec.world_size
+        self._position = Position(np.array([[len(lengths)]]), spec.seed, global_batch, fingerprint, spec.source)
 
-    @property
-    def reading(self) -> Reading:
-        """What was read from compressed shards so far, the reading ahead included."""
-        return self._pieces.reading
+    @abstractmethod
+    def _batch(self, numbers: Int64) -> "Batch":
+        """Return the batch of these sequences [B]."""
 
     def __iter__(self) -> "Iterator[Batch]":
-        """Yield micro-batches on the CPU, epoch after epoch."""
-        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-        self._pieces.open()
-        self._looked_at.clear()
-        ahead: list[Future[Batch]] = []
-        try:
-            number = self._position.batches
-            while True:
-                while len(ahead) <= _BATCHES_AHEAD:
-                    ahead.append(executor.submit(self._batch, number + len(ahead)))
-                batch = ahead.pop(0).result()
-                number += 1
-                self._position.batches = number
-                yield batch
-        finally:
-            executor.shutdown(wait=True, cancel_futures=True)
-            self._pieces.close()
+        """Yield micro batches on the CPU, epoch after epoch."""
+        position = self._position
+        while True:
+            batch = self._batch(self._numbers(position.batches))
+            position.batches += 1
+            yield batch
+
+    def lengths_of_batches(self, count: int) -> list[Int64]:
+        """Return the real tokens of each sequence [B] of this rank's next `count` batches."""
+        first = self._position.batches
+        return [self._lengths[self._numbers(number)] for number in range(first, first + count)]
+
+    def _numbers(self, batch: int) -> Int64:
+        """The sequences of this rank in a global batch [B]."""
+        order, size = self._position.order, self.spec.micro_batch_size
+        _, first = order.batch(batch)
+        start = first + self.spec.rank * size
+        return np.concatenate([rows for _, rows in order.rows(0, start, start + size)])
 
     def state_dict(self) -> dict[str, Any]:
         """Position after the last batch that was yielded."""
@@ -93,70 +88,170 @@ class Hdf5Batches:
         """Continue at a saved position; the number of ranks and the batch size may differ: see Position.
 
         Raises:
-            InputError: the state belongs to other shards, or is damaged.
+            InputError: the state belongs to other data, or is damaged.
             UsageError: it was saved with another seed, hence another order.
         """
         self._position.load_state_dict(state)
 
-    def _batch(self, number: int) -> "Batch":
-        """Make this rank's part of a global batch; runs in the background."""
-        order = self._position.order
-        which, first = order.batch(number)
-        start = first + self.spec.rank * self.spec.micro_batch_size
-        stop = start + self.spec.micro_batch_size
-        parts = [(self._pieces.get(shard, which), rows) for shard, rows in order.rows(which, start, stop)]
-        batch = to_batch(parts)
-        self._read_ahead(which, start + order.global_batch)
-        return batch
 
-    def _read_ahead(self, which: int, start: int) -> None:
-        """Have the shard read that this rank's next batch of a bin begins in, and the one after."""
-        begin, end = self._looked_at.get(which, (0, 0))
-        if not begin <= start < end:
-            order = self._position.order
-            shard, begin, end = order.piece(which, start)
-            self._looked_at[which] = begin, end
-            self._pieces.expect([shard, order.piece(which, end)[0]], which)
+def lengths_fingerprint(longest: int, lengths: Int64) -> str:
+    """Return a hash of everything that made-up batches like some sequences depend on.
+
+    Args:
+        longest: tokens of a sequence at most.
+        lengths: tokens of each [N].
+    """
+    digest = hashlib.blake2b(str(longest).encode(), digest_size=16)
+    digest.update(lengths.astype("<i8").tobytes())
+    return f"lengths-{digest.hexdigest()}"
 
 
-def to_batch(parts: Sequence[tuple[Instances, Int64]]) -> "Batch":
-    """Return the batch of rows of one or several pieces, tensors and counts as bert.data.batch documents them."""
+def evaluation_order(
+    lengths: Int64, micro_batch_size: int, rank: int, world_size: int, chosen: Int64 | None
+) -> Iterator[Int64]:
+    """Yield the numbers [B] of the sequences of each batch of a rank, so that every sequence comes once.
+
+    Sequences of like length come together, the longest first, so that little is padded and a lack of memory shows at
+    once. Batch i of all goes to rank i mod `world_size`; the last batch may be smaller, a rank may have one more than
+    another, or none.
+
+    Args:
+        lengths: tokens of each sequence [N].
+        micro_batch_size: sequences of a batch.
+        rank: this rank.
+        world_size: ranks in all.
+        chosen: numbers of the sequences that are wanted; None is all.
+
+    Raises:
+        UsageError: no such rank or batch size.
+    """
+    if micro_batch_size < 1:
+        raise UsageError("option-value", f"micro_batch_size={micro_batch_size} must be at least 1")
+    if not 0 <= rank < world_size:
+        raise UsageError(
+            "option-value", f"rank {rank} of {world_size} cannot be: ranks are counted from 0, below the number of them"
+        )
+    order = np.argsort(-lengths, kind="stable")
+    if chosen is not None:
+        order = order[np.isin(order, chosen)]
+    for start in range(rank * micro_batch_size, len(order), world_size * micro_batch_size):
+        yield order[start : start + micro_batch_size]
+
+
+def padded_batch(
+    ids: Ragged,
+    second: Int64,
+    numbers: Int64,
+    further: dict[str, npt.NDArray[Any]],
+    *,
+    pad_id: int,
+    longest: int,
+    padding: str,
+) -> "Batch":
+    """Return the batch of some sequences, with tensors and counts as bert.data.batch documents them.
+
+    Args:
+        ids: word pieces of all sequences.
+        second: column at which segment 1 begins in each of the chosen ones [B].
+        numbers: the chosen ones [B].
+        further: further tensors of them by name, each [B, ...].
+        pad_id: id of [PAD].
+        longest: tokens of any sequence at most.
+        padding: one of bert.data.lengths.PADDINGS.
+    """
     import torch
 
     from bert.data.batch import Batch, BatchCounts
 
-    columns = {field.name: _gather(parts, field.name) for field in fields(Instances)}
-    mask = columns["input_mask"].astype(np.int64)
-    samples, seq_len = mask.shape
-    # Position 0 is [CLS], which is never masked, so the first 0 is where the padding starts.
-    used = columns["masked_lm_positions"] != 0
-    np.logical_and.accumulate(used, axis=1, out=used)
-    positions = (np.arange(0, samples * seq_len, seq_len)[:, None] + columns["masked_lm_positions"])[used]
-    lengths = mask.sum(axis=1)
+    begins = ids.offsets[numbers]
+    lengths = ids.offsets[numbers + 1] - begins
+    columns = padded_length(int(lengths.max()), longest, padding)
+    column = np.arange(columns)
+    real = column < lengths[:, None]
+    # Behind a sequence's end any place will do, as long as it is one.
+    places = np.minimum(begins[:, None] + column, len(ids.values) - 1)
     arrays = {
-        "input_ids": columns["input_ids"].astype(np.int64),
-        "attention_mask": mask,
-        "token_type_ids": columns["segment_ids"].astype(np.int64),
-        "masked_positions": positions,
-        "masked_labels": columns["masked_lm_ids"][used].astype(np.int64),
-        "next_sentence_labels": columns["next_sentence_labels"].astype(np.int64),
+        "input_ids": np.where(real, ids.values[places], pad_id).astype(np.int64),
+        "attention_mask": real.astype(np.int64),
+        "token_type_ids": (real & (column >= second[:, None])).astype(np.int64),
+        **further,
     }
     return Batch(
-        {name: torch.from_numpy(array) for name, array in arrays.items()},
+        {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()},
         BatchCounts(
-            samples=samples,
+            samples=len(numbers),
             real_tokens=int(lengths.sum()),
-            padded_tokens=samples * seq_len,
-            predicted_positions=len(positions),
+            padded_tokens=len(numbers) * columns,
+            predicted_positions=0,
             squared_lengths=int(lengths @ lengths),
         ),
     )
 
 
-def _gather(parts: Sequence[tuple[Instances, Int64]], name: str) -> npt.NDArray[Any]:
-    found = []
-    for piece, rows in parts:
-        array = getattr(piece, name)
-        # take is twice as quick as an index, but copies the whole of an array that is not contiguous.
-        found.append(array.take(rows, axis=0) if array.flags.c_contiguous else array[rows])
-    return found[0] if len(found) == 1 else np.concatenate(found)
+class RowBatches(FlatBatches):
+    """Endless batches of rows with labels, in FlatBatches' order.
+
+    Args:
+        spec: which batches.
+        rows: from `spec.source`.
+
+    Raises:
+        InputError: there are no rows, or none with a label; they are longer than `spec.seq_len`, or of a larger
+            vocabulary than `spec`.
+        UsageError: no such padding.
+    """
+
+    def __init__(self, spec: "DataSpec", rows: TokenRows) -> None:
+        check_rows(rows, spec.source, spec.seq_len)
+        self.rows = rows
+        super().__init__(spec, rows.lengths, rows.vocab_size, rows.fingerprint)
+
+    def _batch(self, numbers: Int64) -> "Batch":
+        return row_batch(self.rows, numbers, self.spec.padding)
+
+
+def check_rows(rows: TokenRows, source: str, seq_len: int) -> None:
+    """Refuse rows that nothing can be learned from, or judged by. Raises InputError."""
+    if not len(rows):
+        raise InputError("data-missing", f"the data in {source} hold no row: give others, or prepare them again")
+    if not rows.has_labels:
+        raise InputError(
+            "labels-invalid",
+            f"the rows in {source} have no labels: they can be predicted, not trained on or evaluated; give labelled "
+            "data",
+        )
+    if rows.max_seq_length > seq_len:
+        raise InputError(
+            "data-mismatch",
+            f"the rows in {source} have up to {rows.max_seq_length} tokens, more than the {seq_len} of this run: use "
+            f"{rows.max_seq_length}, or prepare shorter ones",
+        )
+
+
+def row_batch(rows: TokenRows, numbers: Int64, padding: str = "longest") -> "Batch":
+    """Return the batch of the rows with these numbers [B]: input_ids, attention_mask, token_type_ids [B, S], labels [B]
+    where the rows have some, and their further columns.
+
+    With padding 'fixed' it has rows.max_seq_length columns.
+    """
+    further = {name: column[numbers] for name, column in rows.columns.items()}
+    further |= {"labels": rows.labels[numbers]} if rows.has_labels else {}
+    second = rows.second[numbers]
+    return padded_batch(
+        rows.ids, second, numbers, further, pad_id=rows.pad_id, longest=rows.max_seq_length, padding=padding
+    )
+
+
+def evaluation_rows(
+    rows: TokenRows,
+    micro_batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    chosen: Int64 | None = None,
+) -> "Iterator[tuple[Int64, Batch]]":
+    """Yield every row of a rank once, with the numbers of the rows [B] that each batch consists of.
+
+    Where numbers of rows were `chosen`, only those are yielded. The order is that of evaluation_order.
+    """
+    for numbers in evaluation_order(rows.lengths, micro_batch_size, rank, world_size, chosen):
+        yield numbers, row_batch(rows, numbers)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.loading.flat_batches import FlatBatches, evaluation_order, padded_batch
+from bert.data.loading.batches import FlatBatches, evaluation_order, padded_batch
 from bert.data.ragged import Int64
 from bert.tasks.squad.features import SquadFeatures
 from bert.tasks.squad.store import command, open_features

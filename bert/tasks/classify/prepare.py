@@ -19,25 +19,44 @@ from bert.data.pool import Progress
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.classify import reading
-from bert.tasks.classify.columns import REMEDIES, delimiter_name
-from bert.tasks.classify.config import CsvConfig
-from bert.tasks.classify.encoding import check_file
-from bert.tasks.classify.folding import fold
-from bert.tasks.classify.form import FoundForm, find_form
-from bert.tasks.classify.schema import (
+from bert.tasks.classify.config import SPECIAL_TOKENS, CsvConfig
+from bert.tasks.classify.form import REMEDIES, FoundForm, delimiter_name, find_form
+from bert.tasks.classify.records import check_file
+from bert.tasks.classify.store import (
     APPLICATION_ID,
     SCHEMA_VERSION,
     SPLITS,
     TABLES,
+    TextSource,
+    checksum_of,
     database_errors,
+    divide,
     is_database,
+    open_source,
     opened,
+    remake,
+    source_fingerprint,
+    split_sizes,
+    text_key,
 )
-from bert.tasks.classify.splits import divide, text_key
-from bert.tasks.classify.store import TextSource, checksum_of, open_source, remake, source_fingerprint, split_sizes
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError, read_code
 from common.locks import locked
+
+
+def fold(pieces: Sequence[int], max_seq_length: int, cls_id: int, sep_id: int) -> Iterator[list[int]]:
+    """Yield the rows of one text: [CLS] the next pieces [SEP], each of max_seq_length tokens but the last.
+
+    Args:
+        pieces: word pieces of the text, without special ones; none make no row.
+        max_seq_length: tokens of a row at most, special ones included; at least 3.
+        cls_id: id of [CLS].
+        sep_id: id of [SEP].
+    """
+    room = max_seq_length - SPECIAL_TOKENS
+    for first in range(0, len(pieces), room):
+        yield [cls_id, *pieces[first : first + room], sep_id]
+
 
 FEW_TEXTS, MOST_LABELS = 20, 0.9
 """Labels per text from which on the column cannot be one of labels, and texts up to which nobody can tell."""

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert.tasks.classify.encoding import DAMAGE, damage_handler
 from bert.tasks.classify.form import FoundForm
-from bert.tasks.classify.records import MOST_LINES, Record, read_records, unclosed
+from bert.tasks.classify.records import DAMAGE, MOST_LINES, Record, damage_handler, read_records, unclosed
 from common.errors import InputError, read_code
 
 # Why a row cannot be used.

@@ -42,8 +42,7 @@ class ClassifyData(ClassificationData):
 
     def texts(self, source: Path, split: str) -> "tuple[TextSource, TextSet]":
         """Read the rows of a split with the numbers of their texts. Raises as `rows` does."""
-        from bert.tasks.classify.schema import is_database
-        from bert.tasks.classify.store import open_source, read_split
+        from bert.tasks.classify.store import is_database, open_source, read_split
 
         if source.is_file() and not is_database(source):
             word = shlex.quote(str(source))

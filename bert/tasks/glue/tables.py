@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert.corpus.streams import blocks, refuse_other_files
+from bert.corpus.files import blocks, refuse_other_files
 from bert.data.stages import Counts
 from bert.tasks.glue.tasks import REGRESSION_RANGE, TASKS, TRAIN, GlueSpec
 from common.errors import InputError, content_code

@@ -13,8 +13,7 @@ from bert.data.vocabulary import Vocabulary
 from bert.tasks.pretrain.config import InstanceConfig
 from bert.tasks.pretrain.instances import Instances, plan_instances
 from bert.tasks.pretrain.masking import Pieces, pieces_of
-from bert.tasks.pretrain.shard_writer import DEFAULT_GZIP_LEVEL, ShardHeader, write_blocks
-from bert.tasks.pretrain.shards import check_shard
+from bert.tasks.pretrain.shards import DEFAULT_GZIP_LEVEL, ShardHeader, check_shard, write_blocks
 from bert.tasks.pretrain.tokens import read_tokens
 from common.errors import InputError, UsageError
 

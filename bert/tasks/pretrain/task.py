@@ -1,24 +1,132 @@
 """Pretraining: masked words and next sentences (Devlin et al. 2018, section 3.1)."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
-from bert.checkpoints.model_config import read_json
 from bert.data.batch import Batch, BatchCounts
 from bert.data.lengths import is_synthetic
-from bert.data.loading.batches import Hdf5Batches
-from bert.data.loading.folder import folder_info
+from bert.data.loading.order import spread
 from bert.data.synthetic import SyntheticBatches
 from bert.model.config import ModelConfig
 from bert.model.flops import model_flops
+from bert.model.heads import gather_positions
 from bert.model.models import BertForPretraining
-from bert.tasks.base import BatchStream, DataIdentity, DataSpec, EvaluationSpec
-from bert.tasks.pretrain.evaluation import TestShards
-from bert.tasks.pretrain.naming import METADATA_FILE
-from bert.tasks.pretrain.source import PretrainData
+from bert.optim.precision import Precision
+from bert.tasks.base import BatchStream, DataIdentity, DataSpec, Evaluation, EvaluationSpec
+from bert.tasks.pretrain.batches import Hdf5Batches, Pieces, to_batch
+from bert.tasks.pretrain.folder import ShardFolder, folder_info, read_metadata
+from bert.tasks.pretrain.source import PretrainData, open_test_shards
 from bert.train.observer import Observer
-from common.errors import InputError
+from common.errors import InputError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Samples that make one micro-batch."""
+
+    shard: int
+    """Number of the shard in its folder."""
+    which: int
+    rows: npt.NDArray[np.int64]
+    """Their rows among those of the bin in the shard, ascending."""
+
+
+class TestShards:
+    """The test split of a folder, or `samples` of it, spread evenly; the same samples in the same order every time.
+
+    Raises:
+        InputError: there are no test shards, a damaged one, or samples of another length.
+    """
+
+    __test__ = False  # no test of pytest's
+
+    def __init__(self, spec: DataSpec, samples: int = 0) -> None:
+        self.info: ShardFolder = open_test_shards(Path(spec.source), spec.seq_len)
+        if self.info.seq_len != spec.seq_len:
+            raise InputError(
+                "data-mismatch",
+                f"the test shards in {self.info.path} have {self.info.seq_len} tokens per sample, not {spec.seq_len}: "
+                "prepare both splits alike, or train without evaluation (--eval-every 0)",
+            )
+        self._spec = spec
+        chosen = spread(self.info.samples, samples)
+        self.fingerprint = f"{self.info.fingerprint}/{len(chosen)}"
+        self._chunks = list(self._cut(chosen))
+
+    def _cut(self, chosen: npt.NDArray[np.int64]) -> Iterator[Chunk]:
+        first = 0
+        for shard, counts in enumerate(self.info.counts):
+            for which, count in enumerate(counts):
+                rows = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, first + count)] - first
+                for start in range(0, len(rows), self._spec.micro_batch_size):
+                    yield Chunk(shard, which, rows[start : start + self._spec.micro_batch_size])
+                first += count
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield this rank's micro-batches, on the CPU; ranks have disjoint ones."""
+        rank, ranks = self._spec.rank, self._spec.world_size
+        pieces = Pieces(self.info, self._spec.vocab_size)
+        for chunk in self._chunks[len(self._chunks) * rank // ranks : len(self._chunks) * (rank + 1) // ranks]:
+            yield to_batch([(pieces.get(chunk.shard, chunk.which), chunk.rows)])
+
+    def measure(self, model: torch.nn.Module, device: torch.device, precision: Precision) -> torch.Tensor:
+        """Return this rank's sums [6]: MLM loss, right words, positions, NSP loss, right labels, samples.
+
+        Raises:
+            UsageError: the model has no pretraining heads.
+            InputError: a shard is damaged.
+        """
+        if not isinstance(model, BertForPretraining):
+            raise UsageError(
+                "weights-mismatch", f"{type(model).__name__} has no masked-word and next-sentence heads to evaluate"
+            )
+        losses = torch.zeros(4, dtype=torch.float64, device=device)
+        positions = samples = 0
+        for batch in self.batches():
+            moved = batch.to(device)
+            with precision.autocast():
+                words, sentences = _logits(model, moved)
+            losses += torch.stack(
+                [*_loss_and_right(words, moved.tensors["masked_labels"]),
+                 *_loss_and_right(sentences, moved.tensors["next_sentence_labels"])]
+            )  # fmt: skip
+            positions += batch.counts.predicted_positions
+            samples += batch.counts.samples
+        mlm, mlm_right, nsp, nsp_right = losses.tolist()
+        return torch.tensor([mlm, mlm_right, positions, nsp, nsp_right, samples], dtype=torch.float64)
+
+    def score(self, total: torch.Tensor) -> Evaluation:
+        """Return losses in nats and accuracies: means over all predicted positions and all samples."""
+        mlm, mlm_right, positions, nsp, nsp_right, samples = total.tolist()
+        return Evaluation(
+            values={
+                "mlm_loss": mlm / max(positions, 1.0),
+                "mlm_accuracy": mlm_right / max(positions, 1.0),
+                "nsp_loss": nsp / samples,
+                "nsp_accuracy": nsp_right / samples,
+            },
+            samples=int(samples),
+            counts={"predicted_positions": int(positions)},
+        )
+
+
+def _logits(model: BertForPretraining, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of the predicted positions [M, V] and of the samples [B, 2]."""
+    tensors = batch.tensors
+    encoded = model.encoder(tensors["input_ids"], batch.mask, tensors["token_type_ids"])
+    predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
+    return model.masked_words(predicted, model.encoder.embeddings.word.weight), model.next_sentence(encoded.pooled)
+
+
+def _loss_and_right(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    loss = F.cross_entropy(logits.float(), labels, reduction="sum").double()
+    return loss, (logits.argmax(-1) == labels).sum().double()
 
 
 class PretrainTask:
@@ -85,6 +193,5 @@ class PretrainTask:
 
 
 def _vocabulary_hash(folder: Path) -> str | None:
-    path = folder / METADATA_FILE
-    found = read_json(path).get("vocab") if path.exists() else None
+    found = (read_metadata(folder) or {}).get("vocab")
     return found if isinstance(found, str) else None

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.encoder import ChunkEncoder, Ids, Int64
 from bert.data.pool import Progress, Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from bert.data.vocabulary import Vocabulary
-from bert.tasks.pretrain.encoder import ChunkEncoder, Ids, Int64
 from common.atomic import atomic_path
 from common.errors import InputError, content_code, read_code
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bert.corpus.streams import refuse_other_files
+from bert.corpus.files import refuse_other_files
 from bert.data.bounded import read_at_most
 from common.errors import Code, InputError, content_code, read_code
 

@@ -69,7 +69,7 @@ class SquadData:
         if modelled is None and is_synthetic(data):
             check_distribution(data, seq_len, "squad")
             return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
-        from bert.data.loading.flat_batches import lengths_fingerprint
+        from bert.data.loading.batches import lengths_fingerprint
         from bert.tasks.squad.store import open_features
 
         path = (modelled or Path(data)).resolve()

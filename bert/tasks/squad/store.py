@@ -24,8 +24,7 @@ from bert.data.feature_files import (
 from bert.data.json_notes import read_notes
 from bert.data.stages import Counts
 from bert.data.tensor_file import NotWholeError, check_content, damage_code, map_columns
-from bert.data.vocabulary import Vocabulary, load_vocabulary
-from bert.tasks.pretrain.naming import VOCABULARY_FILE
+from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary
 from bert.tasks.squad.features import Ragged, Settings, SquadFeatures
 from bert.tasks.squad.reading import content_of, fingerprint_of_content
 from common.errors import InputError

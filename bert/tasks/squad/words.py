@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.encoder import ChunkEncoder
 from bert.data.vocabulary import Vocabulary
-from bert.tasks.pretrain.encoder import ChunkEncoder
 from bert.tasks.squad.features import Ids, Int64
 
 WHITE_SPACE = " \t\r\n\u202f"

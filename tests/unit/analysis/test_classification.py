@@ -18,7 +18,7 @@ from analysis.metrics import classification
 from analysis.metrics.classification import classify
 from analysis.render.classification_page import write_page
 from analysis.render.drawing import picture_names
-from bert.tasks.classify.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES
+from bert.tasks.classify.store import APPLICATION_ID, SCHEMA_VERSION, TABLES
 from common.errors import Code, LockedError
 from records.classification import DATABASE_ID, DATABASE_VERSION, FORMAT, read_result, root_of
 

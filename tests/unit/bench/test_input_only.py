@@ -13,11 +13,11 @@ from bench.machine.devices import Devices
 from bench.plan.trials import Sweep, expand
 from bench.run.clock import StepClock
 from bench.run.input_only import draw, rank_record, without_training
-from bert.data.loading.batches import Hdf5Batches
 from bert.tasks import task_data
 from bert.tasks.base import DataSpec
+from bert.tasks.pretrain.batches import Hdf5Batches
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shard_writer import write_shard
+from bert.tasks.pretrain.shards import write_shard
 from bert.train.observer import Observer
 from records.trial import Trial
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert.corpus.splitter import SPLITTERS, load_splitter
+from bert.corpus.sentences import SPLITTERS, load_splitter
 from common.errors import MissingToolError
 
 # Sentences as a reader of the language divides them, one a line.

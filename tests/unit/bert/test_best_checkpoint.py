@@ -13,8 +13,7 @@ from support.training_runs import Recorder, run, settings
 from bench.tune.objective import make_objective
 from bert.tasks import make_task
 from bert.tasks.base import Evaluation, deciding
-from bert.tasks.pretrain.evaluation import TestShards
-from bert.tasks.pretrain.task import PretrainTask
+from bert.tasks.pretrain.task import PretrainTask, TestShards
 from bert.train.checkpoint import STATE_FILE, read, saved_steps
 from bert.train.settings import resolve_settings
 

@@ -14,9 +14,9 @@ from bert.model.config import preset
 from bert.optim.precision import Precision
 from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
-from bert.tasks.classify.evaluation import class_scores, probabilities, text_probabilities
 from bert.tasks.classify.source import ClassifyData
 from bert.tasks.classify.store import open_source
+from bert.tasks.classify.task import class_scores, probabilities, text_probabilities
 
 
 @settings(deadline=None, max_examples=50)

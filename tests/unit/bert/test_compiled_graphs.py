@@ -29,7 +29,7 @@ from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.speed.registry import check_precision, use_levers
 from bert.tasks.base import DataSpec
-from bert.tasks.pretrain.evaluation import TestShards
+from bert.tasks.pretrain.task import TestShards
 from bert.train.best import evaluate
 from bert.train.observer import Observer, Observers
 from records.trial import Trial

@@ -12,8 +12,7 @@ from support.refusals import refused
 
 from bert.corpus import clean as clean_module
 from bert.corpus.clean import COUNTS, clean, without_frame
-from bert.corpus.decode import BLOCK_BYTES, find_encoding
-from bert.corpus.files import Source, find_inputs, identify
+from bert.corpus.files import BLOCK_BYTES, Source, find_encoding, find_inputs, identify
 from bert.corpus.generated import generate_corpus
 from bert.data.pool import Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
@@ -320,7 +319,7 @@ def test_a_generated_corpus_depends_on_the_seed_only(tmp_path: Path) -> None:
 
 
 def test_a_generated_corpus_looks_like_text(tmp_path: Path) -> None:
-    from bert.corpus.splitter import split_sentences
+    from bert.corpus.sentences import split_sentences
 
     files = generate_corpus(tmp_path, 3, 300_000)
     sizes = [path.stat().st_size for path in files]

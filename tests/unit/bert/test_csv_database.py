@@ -17,18 +17,20 @@ from support.refusals import refused
 from bench.cli.data_csv import notes, summary_lines
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.classify import prepare as preparing
-from bert.tasks.classify.folding import fold
-from bert.tasks.classify.schema import SPLITS, TABLES
-from bert.tasks.classify.splits import divide, text_key
+from bert.tasks.classify.prepare import fold
 from bert.tasks.classify.store import (
+    SPLITS,
+    TABLES,
     add_run,
     check_whole,
+    divide,
     label_distribution,
     left_out,
     open_source,
     read_runs,
     read_split,
     source_fingerprint,
+    text_key,
 )
 from common.errors import Code, LockedError, SchemaError
 
@@ -358,7 +360,7 @@ os._exit(1)
 
 def test_a_locked_database_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = damaged_copy(tmp_path)
-    monkeypatch.setattr("bert.tasks.classify.schema._WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("bert.tasks.classify.store._WAIT_SECONDS", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     try:

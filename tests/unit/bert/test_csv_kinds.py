@@ -12,9 +12,9 @@ from support.csv_files import prepared
 from support.refusals import refused
 
 from bert.tasks.classify.config import CsvForm
-from bert.tasks.classify.encoding import check_file
 from bert.tasks.classify.form import find_form
 from bert.tasks.classify.reading import HEADER_AGAIN, LeftOut, read_rows
+from bert.tasks.classify.records import check_file
 
 ROWS = "text,label\none two,a\ntwo three,b\nthree one,a\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from bert.corpus import dumps, streams
+from bert.corpus import dumps
 from bert.corpus.dumps import Dump, split_pages
 from common.errors import Code
 
@@ -86,7 +86,7 @@ def test_every_form_gives_the_same_pages(form: str, tmp_path: Path) -> None:
 def test_units_do_not_depend_on_how_the_bytes_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "x.xml", xml().encode())
     whole = [unit.pages() for unit in Dump(path).units()]
-    monkeypatch.setattr(streams, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(dumps, "BLOCK_BYTES", 700)
     assert [unit.pages() for unit in Dump(path).units()] == whole
     assert len(whole) > 5 and all(len(unit) >= 10_000 for unit in whole[:-1])
 
@@ -100,19 +100,17 @@ def test_streams_that_begin_at_pages_are_left_to_the_workers(tmp_path: Path) -> 
 
 def test_a_stream_start_inside_data_is_none(tmp_path: Path) -> None:
     data = FORMS["multistream"]
-    assert len(streams.page_streams(write(tmp_path / "a", data)) or []) == 12
+    assert len(dumps.page_streams(write(tmp_path / "a", data)) or []) == 12
     false = b"BZh91AY&SY" * 3
-    assert streams.page_streams(write(tmp_path / "b", data + b"garbage" + false)) == streams.page_streams(
-        tmp_path / "a"
-    )
+    assert dumps.page_streams(write(tmp_path / "b", data + b"garbage" + false)) == dumps.page_streams(tmp_path / "a")
 
 
 def test_streams_are_found_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a", FORMS["multistream"])
-    starts = streams.page_streams(path)
+    starts = dumps.page_streams(path)
     for size in (3, 5, 8):
-        monkeypatch.setattr(streams, "BLOCK_BYTES", size)
-        assert streams.page_streams(path) == starts
+        monkeypatch.setattr(dumps, "BLOCK_BYTES", size)
+        assert dumps.page_streams(path) == starts
 
 
 def test_names_of_hidden_namespaces_are_read(tmp_path: Path) -> None:
@@ -198,7 +196,7 @@ def test_a_page_without_an_end_is_refused_within_bounds(tmp_path: Path, monkeypa
 
 def test_memory_does_not_grow_with_the_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dumps, "UNIT_BYTES", 2**17)
-    monkeypatch.setattr(streams, "BLOCK_BYTES", 2**17)
+    monkeypatch.setattr(dumps, "BLOCK_BYTES", 2**17)
     body = "".join(map(page, range(300))).encode()
     path = write(tmp_path / "x.bz2", bz2.compress(HEAD.encode() + body * 24 + END.encode(), 1))
     tracemalloc.start()

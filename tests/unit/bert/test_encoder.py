@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from support.plain_tokenizer import PlainTokenizer
 from support.shared_files import DATA
 
+from bert.data import encoder
+from bert.data.encoder import ChunkEncoder, Encoded
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
-from bert.tasks.pretrain import encoder
-from bert.tasks.pretrain.encoder import ChunkEncoder, Encoded
 
 SMALL = (*SPECIAL_PIECES, "the", "The", "un", "##able", "##s", "a", "##a", "b", ",", "!", "'", "\u4e2d", "\u00e9", "e",
          "x" * 101, "x" * 100, "##x", "U", "\u0301", "3", "##3", "[", "]", "mask", "##\u00df", "ss")  # fmt: skip

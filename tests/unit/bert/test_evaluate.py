@@ -10,13 +10,13 @@ from support import training_runs
 from support.pretraining_shards import PIECES
 from support.refusals import refused
 
-from bert.data.loading.batches import to_batch
 from bert.model.models import BertForPretraining
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec, Evaluation
-from bert.tasks.pretrain.evaluation import TestShards
+from bert.tasks.pretrain.batches import to_batch
 from bert.tasks.pretrain.shards import read_shard
+from bert.tasks.pretrain.task import TestShards
 from bert.train.best import evaluate
 
 TEST_SAMPLES = 20

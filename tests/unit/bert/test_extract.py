@@ -19,8 +19,7 @@ from bert.corpus.extract import Work, extract_unit
 from bert.corpus.files import Source
 from bert.data.pool import Workers
 from bert.data.stages import Finished, Part, StageFolder
-from bert.tasks.pretrain.preparation.notes import notes_of
-from bert.tasks.pretrain.preparation.summary import StageSummary
+from bert.tasks.pretrain.summary import StageSummary, notes_of
 
 ROOT = Path(__file__).resolve().parents[3]
 WIKI = shared_files.DATA / "pretrain/wiki"

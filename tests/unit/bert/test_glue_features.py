@@ -278,8 +278,8 @@ def test_a_label_out_of_the_classes_is_damage(tmp_path: Path, vocab: Path) -> No
 
 
 def test_shards_for_pretraining_are_made_of_the_text(tmp_path: Path, vocab: Path) -> None:
-    from bert.data.loading.folder import folder_info
-    from bert.tasks.pretrain.preparation.config import PrepareConfig
+    from bert.tasks.pretrain.config import PrepareConfig
+    from bert.tasks.pretrain.folder import folder_info
     from bert.tasks.pretrain.prepare import prepare as prepare_shards
 
     made(input=make_glue(tmp_path / "glue", ["cola", "rte"], rows=40), text=tmp_path / "text")

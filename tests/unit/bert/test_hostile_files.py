@@ -17,12 +17,12 @@ from support.csv_files import colours_and_animals, prepared, write_rows
 from support.refusals import refused
 
 from bert.checkpoints.tensor_files import read_tensors
-from bert.corpus import dumps, extract, streams
+from bert.corpus import dumps, extract
 from bert.data.remote.listings import Choice, plan_dump
 from bert.data.remote.web import range_of
 from bert.data.stages import Counts
 from bert.data.tensor_file import NotWholeError, map_columns
-from bert.tasks.classify.schema import opened
+from bert.tasks.classify.store import opened
 from bert.tasks.glue import tables
 from bert.tasks.glue.answers import read_answers
 from bert.tasks.glue.hub import read_hub
@@ -62,21 +62,21 @@ def test_a_pytorch_file_of_the_older_form_with_a_trillion_numbers_is_refused(tmp
 
 
 def test_streams_that_unpack_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(dumps, "MOST_BYTES", 1 << 20)
     good = bz2.compress(b"a" * 1000) + bz2.compress(b"b" * 1000) + b"left over"
     (tmp_path / "good").write_bytes(good)
-    assert streams.decompress(tmp_path / "good", 0, len(good)) == b"a" * 1000 + b"b" * 1000
+    assert dumps.decompress(tmp_path / "good", 0, len(good)) == b"a" * 1000 + b"b" * 1000
     bomb = bz2.compress(b"a" * 1000) + bz2.compress(bytes(64 << 20))
     (tmp_path / "bomb").write_bytes(bomb)
     tracemalloc.start()
     try:
         with refused("file-damaged", "bomb: ", "1 MiB"):
-            streams.decompress(tmp_path / "bomb", 0, len(bomb))
+            dumps.decompress(tmp_path / "bomb", 0, len(bomb))
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
     with refused("file-damaged", "good: ", "0 to 40", "early"):
-        streams.decompress(tmp_path / "good", 0, 40)
+        dumps.decompress(tmp_path / "good", 0, 40)
 
 
 def test_a_packed_table_of_glue_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ import pytest
 from support.refusals import refused
 
 from bench.cli.main import run
-from bert.tasks.pretrain.shard_writer import COLUMNS
-from bert.tasks.pretrain.shards import check_shard, map_shard, read_shard
+from bert.tasks.pretrain.shards import COLUMNS, check_shard, map_shard, read_shard
 
 WIDTHS = {"L": 16, "P": 4}
 BYTES_OF_A_ROW = sum(np.dtype(dtype).itemsize * WIDTHS.get(row, 1) for dtype, row in COLUMNS.values())

@@ -13,8 +13,8 @@ from support.refusals import refused
 from support.shared_files import DATA
 
 from bert.data.pool import Workers
+from bert.tasks.pretrain.folder import read_blocks, shard_groups
 from bert.tasks.pretrain.inspecting.inspection import CHECKS, Inspection, inspect
-from bert.tasks.pretrain.inspecting.shard_files import read_blocks, shard_groups
 from common.errors import Code
 
 FIRST = "small_training_0.hdf5"
@@ -272,7 +272,7 @@ def test_the_result_has_a_json_form(folder: Path) -> None:
 
 
 def test_blocks_cover_every_row_once_whatever_the_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bert.tasks.pretrain.inspecting.shard_files._BLOCK_VALUES", 24 * 7)
+    monkeypatch.setattr("bert.tasks.pretrain.folder._BLOCK_VALUES", 24 * 7)
     arrays = shards.instances(50)
     for storage in ({"compression": "gzip"}, {"chunks": None}, {"chunks": True}):
         path = shards.write(tmp_path / "a_training_0.hdf5", arrays, None, **storage)
@@ -288,7 +288,7 @@ def test_blocks_change_no_finding(folder: Path, monkeypatch: pytest.MonkeyPatch)
     arrays["input_ids"][33, 0] = 9
     shards.write(folder / FIRST, arrays, {"bertbench_settings": "one"}, chunks=None)
     whole = look(folder)
-    monkeypatch.setattr("bert.tasks.pretrain.inspecting.shard_files._BLOCK_VALUES", 24 * 7)
+    monkeypatch.setattr("bert.tasks.pretrain.folder._BLOCK_VALUES", 24 * 7)
     assert look(folder) == whole and failed(whole)["cls_first"] == (1, f"{FIRST} row 33")
 
 
@@ -307,7 +307,7 @@ def test_groups_list_training_before_test_by_number(folder: Path) -> None:
 
 def test_shards_of_the_pipeline_s_own_writer_pass(folder: Path) -> None:
     from bert.tasks.pretrain.instances import Instances
-    from bert.tasks.pretrain.shard_writer import write_shard
+    from bert.tasks.pretrain.shards import write_shard
 
     for path in folder.glob("*.hdf5"):
         with h5py.File(path) as file:
@@ -325,7 +325,7 @@ def test_instances_of_a_real_book_pass(tmp_path: Path, whole_words: bool, bins: 
     from bert.tasks.pretrain.config import InstanceConfig
     from bert.tasks.pretrain.instances import plan_instances
     from bert.tasks.pretrain.masking import pieces_of
-    from bert.tasks.pretrain.shard_writer import ShardHeader, write_blocks
+    from bert.tasks.pretrain.shards import ShardHeader, write_blocks
     from bert.tasks.pretrain.tokens import TokenShard
 
     vocabulary = load_vocabulary(DATA / "vocab" / "bert-uncased.txt", True)

@@ -8,7 +8,7 @@ from support import pretraining_shards as shards
 from test_inspection import FIRST, look
 from test_inspection_rows import length_of, switch_of
 
-from bert.tasks.pretrain.inspecting.tallies import Distinct, confidence, row_hashes, spread
+from bert.tasks.pretrain.inspecting.rows import Distinct, confidence, row_hashes, spread
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_hashes_tell_rows_apart_and_estimates_hold(monkeypatch: pytest.MonkeyPat
     labels = np.zeros(20_000, np.int8)
     assert len(np.unique(row_hashes([rows, labels]))) == 20_000
     assert (row_hashes([rows[:, ::-1], labels]) != row_hashes([rows, labels])).all()
-    monkeypatch.setattr("bert.tasks.pretrain.inspecting.tallies.MOST_HASHES", 4096)
+    monkeypatch.setattr("bert.tasks.pretrain.inspecting.rows.MOST_HASHES", 4096)
     parts = [Distinct() for _ in range(3)]
     for part, some in zip(parts, (rows, rows[:10_000], rows[5_000:]), strict=True):
         part.add(row_hashes([some]))

@@ -9,7 +9,7 @@ import pytest
 from support import pretraining_shards as shards
 from test_inspection import FIRST, failed, look
 
-from bert.tasks.pretrain.inspecting.invariants import ROW_CHECKS
+from bert.tasks.pretrain.inspecting.rows import ROW_CHECKS
 
 
 @pytest.fixture

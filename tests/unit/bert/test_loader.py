@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.refusals import refused
 
-from bert.data.loading import pieces
-from bert.data.loading.batches import Hdf5Batches
 from bert.tasks.base import DataSpec
+from bert.tasks.pretrain import batches as pieces
+from bert.tasks.pretrain.batches import Hdf5Batches
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shard_writer import write_shard
-from bert.tasks.pretrain.shards import read_shard
+from bert.tasks.pretrain.shards import read_shard, write_shard
 
 SEQ_LEN, PREDICTIONS = 12, 3
 
@@ -223,7 +222,7 @@ def test_only_the_shard_in_use_and_the_next_stay_in_memory_when_shards_are_large
 
 def test_a_program_that_stops_in_the_middle_ends_at_once(folder: Path) -> None:
     code = (
-        "from bert.data.loading.batches import Hdf5Batches\nfrom bert.tasks.base import DataSpec\n"
+        "from bert.tasks.pretrain.batches import Hdf5Batches\nfrom bert.tasks.base import DataSpec\n"
         f"stream = iter(Hdf5Batches(DataSpec(source={str(folder)!r}, seq_len={SEQ_LEN}, micro_batch_size=4)))\n"
         "next(stream)\nraise SystemExit(3)"
     )

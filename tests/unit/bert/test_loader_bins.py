@@ -14,12 +14,12 @@ from support.refusals import refused
 from test_loader import PREDICTIONS, SEQ_LEN, instances, make_folder, numbers, spec
 
 from bert.data.batch import Batch
-from bert.data.loading import pieces
-from bert.data.loading.batches import Hdf5Batches
-from bert.data.loading.folder import folder_info
 from bert.data.loading.order import SampleOrder
+from bert.tasks.pretrain import batches as pieces
+from bert.tasks.pretrain.batches import Hdf5Batches
+from bert.tasks.pretrain.folder import folder_info
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shard_writer import ShardHeader, write_blocks, write_shard
+from bert.tasks.pretrain.shards import ShardHeader, write_blocks, write_shard
 
 BINS = (8, 10, 12)
 COUNTS = ((3, 0, 9), (11, 5, 2), (1, 2, 4))

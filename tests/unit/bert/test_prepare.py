@@ -13,14 +13,14 @@ import pytest
 from support.refusals import refused
 
 from bert.corpus.generated import generate_corpus
-from bert.data.loading.batches import Hdf5Batches
-from bert.data.loading.folder import find_shards, folder_info
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.base import DataSpec
-from bert.tasks.pretrain.preparation.config import STAGES, PrepareConfig
-from bert.tasks.pretrain.preparation.summary import LengthSummary, PrepareSummary
+from bert.tasks.pretrain.batches import Hdf5Batches
+from bert.tasks.pretrain.config import STAGES, PrepareConfig
+from bert.tasks.pretrain.folder import find_shards, folder_info
 from bert.tasks.pretrain.prepare import prepare
 from bert.tasks.pretrain.shards import read_shard
+from bert.tasks.pretrain.summary import LengthSummary, PrepareSummary
 from common.errors import Code, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -322,7 +322,7 @@ def test_every_stage_is_an_option_and_has_its_place(tmp_path: Path) -> None:
 
 PROGRAM = (
     "import sys; from pathlib import Path; from bert.tasks.pretrain.prepare import prepare\n"
-    "from bert.tasks.pretrain.preparation.config import PrepareConfig\n"
+    "from bert.tasks.pretrain.config import PrepareConfig\n"
     "if __name__ == '__main__':\n"
     "    prepare(PrepareConfig(input=Path(sys.argv[1]), output=Path(sys.argv[2]), seq_lens=(32,), dupe_factor=40,"
     " shards=6, vocab_size=800, workers=2))\n"

@@ -11,10 +11,9 @@ from test_loader_bins import BINS, SAMPLES, TOTALS, make_binned
 
 from bert.data.batch import Batch
 from bert.data.lengths import is_synthetic, lengths_folder
-from bert.data.loading import sample_lengths
-from bert.data.loading.folder import folder_info
-from bert.data.loading.sample_lengths import folder_lengths
 from bert.data.synthetic import SyntheticBatches
+from bert.tasks.pretrain import folder as sample_lengths
+from bert.tasks.pretrain.folder import folder_info, folder_lengths
 from bert.tasks.pretrain.shards import read_shard
 from bert.tasks.pretrain.task import PretrainTask
 

@@ -12,8 +12,16 @@ from support.refusals import refused
 from bert.corpus import sentences as module
 from bert.corpus.clean import clean
 from bert.corpus.files import find_inputs, identify
-from bert.corpus.sentences import COUNTS, MOST_SENTENCE_CHARACTERS, segment
-from bert.corpus.splitter import SPLITTERS, _blingfire, load_splitter, split_sentences, splitter_version
+from bert.corpus.sentences import (
+    COUNTS,
+    MOST_SENTENCE_CHARACTERS,
+    SPLITTERS,
+    _blingfire,
+    load_splitter,
+    segment,
+    split_sentences,
+    splitter_version,
+)
 from bert.data.pool import Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from common.errors import MissingToolError

@@ -9,10 +9,9 @@ import pytest
 from support.refusals import refused
 from test_loader import PREDICTIONS, SEQ_LEN, instances, make_folder, spec
 
-from bert.data.loading.batches import Hdf5Batches
-from bert.data.loading.folder import find_shards, folder_info
-from bert.tasks.pretrain.shard_writer import write_shard
-from bert.tasks.pretrain.shards import check_shard, read_shard
+from bert.tasks.pretrain.batches import Hdf5Batches
+from bert.tasks.pretrain.folder import find_shards, folder_info
+from bert.tasks.pretrain.shards import check_shard, read_shard, write_shard
 from common.errors import Code
 
 NAME = "hdf5_lower_case_1_seq_len_{}_max_pred_3_masked_lm_prob_0.15_random_seed_1_dupe_factor_1"

@@ -12,10 +12,9 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bert.tasks.pretrain import shard_writer
+from bert.tasks.pretrain import shards as shard_writer
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shard_writer import ShardHeader, write_blocks, write_shard
-from bert.tasks.pretrain.shards import check_shard, map_shard, read_shard
+from bert.tasks.pretrain.shards import ShardHeader, check_shard, map_shard, read_shard, write_blocks, write_shard
 from common.errors import InputError
 
 SEQ_LEN, PREDICTIONS = 12, 3

@@ -12,7 +12,7 @@ from support.refusals import refused
 from support.squad_windows import CLS, FIRST_ID, PAD, SEP, VOCAB, squad_windows
 
 from bert.data.batch import Batch
-from bert.data.loading.flat_batches import lengths_fingerprint
+from bert.data.loading.batches import lengths_fingerprint
 from bert.data.loading.squad_batches import (
     SquadBatches,
     evaluation_batches,

@@ -53,7 +53,7 @@ def test_one_other_value_is_found_and_its_place_is_named(pair: tuple[Path, Path]
 def test_the_first_of_many_blocks_that_differs_is_named(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bert.tasks.pretrain.inspecting.shard_files._BLOCK_VALUES", 24 * 3)
+    monkeypatch.setattr("bert.tasks.pretrain.folder._BLOCK_VALUES", 24 * 3)
     for folder in pair:
         shards.write(folder / FIRST, shards.instances(40, 0), chunks=None)
 

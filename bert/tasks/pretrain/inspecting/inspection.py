@@ -5,31 +5,375 @@ the result does not depend on the number of processes.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bert.data.pool import Progress, Workers
-from bert.tasks.pretrain.inspecting.folder_checks import FOLDER_CHECKS, FolderContext, check_folder, context_of
-from bert.tasks.pretrain.inspecting.invariants import (
+from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary
+from bert.tasks.pretrain.folder import Block, ShardGroup, read_metadata, shard_groups, split_of
+from bert.tasks.pretrain.inspecting.rows import (
+    FILE_CHECKS,
     NEEDS_BINS,
     NEEDS_SIZE,
     NEEDS_SPECIALS,
     ROW_CHECKS,
     Integers,
+    Rules,
+    ShardFindings,
+    ShardWork,
     Specials,
+    Tally,
+    Violations,
+    confidence,
+    inspect_shard,
     layout_of,
+    specials_of_data,
+    spread,
 )
-from bert.tasks.pretrain.inspecting.shard_checks import FILE_CHECKS, ShardFindings, ShardWork, Violations, inspect_shard
-from bert.tasks.pretrain.inspecting.shard_files import Block, ShardGroup, shard_groups, split_of
-from bert.tasks.pretrain.inspecting.split_figures import SplitFigures, figures_of
-from bert.tasks.pretrain.inspecting.tallies import Tally
-from bert.tasks.pretrain.shard_writer import COLUMNS
-from bert.tasks.pretrain.shards import opened
+from bert.tasks.pretrain.shards import COLUMNS, METADATA_FILE, opened
 from common.errors import InputError, UsageError
+
+MASK_SHARE, SAME_SHARE, RANDOM_SHARE = 0.8, 0.1, 0.1
+"""What a masked position shows: [MASK], its own piece, a random one (Devlin et al. 2018)."""
+MOST_FREQUENT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of draws, with what chance allows or what it tells of the true one."""
+
+    count: int
+    total: int
+    expected: float | None
+    """The chance they should have; None = not fixed by the algorithm."""
+    interval: tuple[float, float] | None
+    """Where `expected` is known, bounds of 99.9 % of such shares, else the 95 % interval of the chance; None without
+    draws."""
+
+    @property
+    def value(self) -> float | None:
+        """The share itself, None without draws."""
+        return self.count / self.total if self.total else None
+
+    @property
+    def by_chance(self) -> bool | None:
+        """Whether the share lies where chance allows; None where that is not known."""
+        if self.expected is None or self.interval is None or self.value is None:
+            return None
+        return self.interval[0] <= self.value <= self.interval[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitFigures:
+    """The instances of one split of a folder."""
+
+    split: str
+    """"training" or "test"."""
+    shards: int
+    instances: int
+    seq_len: int
+    """Tokens per instance, padding included."""
+    max_predictions: int
+    """Masked positions per instance at most."""
+    real_tokens: int
+    """Tokens without padding."""
+    padding_efficiency: float
+    """Real tokens / all tokens."""
+    file_bytes: int
+    bins: int
+    """Bins of length in a shard at most; 0 = not binned."""
+    masked: int
+    mask_rate: float
+    """Masked positions / real tokens."""
+    mask_rate_of_pieces: float
+    """Masked positions / real tokens without [CLS] and [SEP]."""
+    shown_mask: Share | None
+    """Masked positions that show [MASK]; None where its id is not known."""
+    shown_same: Share | None
+    """Masked positions that show their own piece."""
+    shown_random: Share | None
+    random_second: Share
+    short: int
+    """Instances shorter than seq_len."""
+    mean_first: float
+    mean_second: float
+    unknown_share: float | None
+    """[UNK] / pieces; None where its id is not known."""
+    duplicates: int
+    """Instances that equal an earlier one, masks included."""
+    duplicates_estimated: bool
+    """From a random share of the instances: there are too many to keep the hashes of all."""
+    lengths: tuple[int, ...]
+    """[L + 1] instances of each real length."""
+    first_lengths: tuple[int, ...]
+    """[L + 1] instances with so many pieces in segment A."""
+    second_lengths: tuple[int, ...]
+    """[L + 1] likewise segment B."""
+    frequent: tuple[tuple[str, int], ...]
+    """The most frequent pieces, without the special ones, and how often they occur (as before masking)."""
+
+
+def figures_of(
+    split: str,
+    tally: Tally,
+    shards: int,
+    file_bytes: int,
+    *,
+    max_predictions: int,
+    bins: int,
+    specials: Specials | None,
+    vocab_size: int | None,
+    pieces: Sequence[str] | None,
+) -> SplitFigures:
+    """Work the counts of a split out; it has at least one instance."""
+    seq_len = len(tally.lengths) - 1
+    every = np.arange(seq_len + 1)
+    real = int(tally.lengths @ every)
+    inner = max(1, real - 3 * tally.instances)
+    shares = _shares(tally, specials, vocab_size)
+    unknown = None if specials is None or specials.unk_id is None else int(tally.pieces[specials.unk_id])
+    return SplitFigures(
+        split=split,
+        shards=shards,
+        instances=tally.instances,
+        seq_len=seq_len,
+        max_predictions=max_predictions,
+        real_tokens=real,
+        padding_efficiency=real / (tally.instances * seq_len),
+        file_bytes=file_bytes,
+        bins=bins,
+        masked=tally.masked,
+        mask_rate=tally.masked / max(1, real),
+        mask_rate_of_pieces=tally.masked / inner,
+        shown_mask=shares[0],
+        shown_same=shares[1],
+        shown_random=shares[2],
+        random_second=_estimate(tally.random_second, tally.instances),
+        short=tally.instances - int(tally.lengths[seq_len]),
+        mean_first=float(tally.first @ every) / tally.instances,
+        mean_second=float(tally.second @ every) / tally.instances,
+        unknown_share=None if unknown is None else unknown / inner,
+        duplicates=tally.distinct.duplicates(),
+        duplicates_estimated=tally.distinct.modulus > 1,
+        lengths=tuple(tally.lengths.tolist()),
+        first_lengths=tuple(tally.first.tolist()),
+        second_lengths=tuple(tally.second.tolist()),
+        frequent=_frequent(tally.pieces, specials, pieces),
+    )
+
+
+def _shares(
+    tally: Tally, specials: Specials | None, vocab_size: int | None
+) -> tuple[Share, Share, Share] | tuple[None, None, None]:
+    if specials is None:
+        return None, None, None
+    # A random piece may be [MASK], or the piece itself.
+    hit = RANDOM_SHARE / vocab_size if vocab_size else 0.0
+    expected = (MASK_SHARE + hit, SAME_SHARE + hit, RANDOM_SHARE - 2 * hit)
+    random = tally.masked - tally.shown_mask - tally.shown_same
+    counts = (tally.shown_mask, tally.shown_same, random)
+    mask, same, other = (
+        Share(count, tally.masked, chance, spread(chance, tally.masked))
+        for count, chance in zip(counts, expected, strict=True)
+    )
+    return mask, same, other
+
+
+def _estimate(count: int, total: int) -> Share:
+    return Share(count, total, None, confidence(count, total))
+
+
+def _frequent(
+    counts: npt.NDArray[np.int64], specials: Specials | None, pieces: Sequence[str] | None
+) -> tuple[tuple[str, int], ...]:
+    left = counts.copy()
+    left[:1] = 0
+    for number in () if specials is None else (specials.cls_id, specials.sep_id, specials.mask_id):
+        left[number : number + 1] = 0
+    best = np.argsort(-left, kind="stable")[:MOST_FREQUENT].tolist()
+    names = [pieces[number] if pieces is not None and number < len(pieces) else str(number) for number in best]
+    return tuple((name, int(left[number])) for name, number in zip(names, best, strict=True) if left[number] > 0)
+
+
+_USUAL_PROBABILITY = 0.15
+_NAMED_PROBABILITY = re.compile(r"masked_lm_prob_(\d*\.?\d+)")
+FOLDER_CHECKS = {
+    "names": "every HDF5 file is named <dataset>_{training|test}_<number>.hdf5: loaders read no other",
+    "same_widths": "all shards have the same L and P",
+    "vocabulary": "vocab.txt is whole, and of the size and content that the metadata say",
+    "metadata": "metadata.json is whole, and says that the shards are complete",
+    "metadata_lists_shards": "the shards it lists are there, and no others",
+    "metadata_counts": "each shard holds the instances it says",
+    "metadata_widths": "L and P are what it says",
+    "same_settings": "every shard was made with the settings it says",
+}
+"""Name -> what must hold."""
+_OF_METADATA = ("metadata", "metadata_lists_shards", "metadata_counts", "metadata_widths", "same_settings")
+
+
+@dataclass(slots=True)
+class FolderContext:
+    """What is known of a folder before its rows are read."""
+
+    metadata: dict[str, Any] | None = None
+    """What metadata.json says; None = there is none, or it is damaged."""
+    vocabulary: Vocabulary | None = None
+    """The given vocabulary, or the one beside the shards."""
+    rules: Rules = field(
+        default_factory=lambda: Rules(
+            specials=None, vocab_size=None, masked_lm_prob=_USUAL_PROBABILITY, exact_count=False
+        )
+    )
+    violations: Violations = field(default_factory=Violations)
+    """What breaks the checks of the folder so far."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Check -> why it cannot be made."""
+    notes: list[str] = field(default_factory=list)
+    """What was taken from where."""
+
+
+def context_of(group: ShardGroup, vocab: Path | None) -> FolderContext:
+    """Read what lies beside the shards, and decide what their rows are held against.
+
+    Raises:
+        InputError: `vocab` is given and is no vocabulary.
+    """
+    context = FolderContext()
+    for path in group.others:
+        context.violations.add("names", path.name)
+    try:
+        context.metadata = read_metadata(group.folder)
+        if context.metadata is None:
+            context.skipped |= dict.fromkeys(_OF_METADATA, f"no {METADATA_FILE} beside the shards")
+    except InputError as error:
+        context.violations.add("metadata", str(error))
+        context.skipped |= dict.fromkeys(_OF_METADATA[1:], f"{METADATA_FILE} is damaged")
+    known = context.metadata or {}
+    if context.metadata is not None and known.get("complete") is False:
+        context.violations.add("metadata", f"{METADATA_FILE} says that the preparation is unfinished")
+    _read_vocabulary(group.folder, vocab, known, context)
+    context.rules = _rules_of(group, known, context)
+    return context
+
+
+def _read_vocabulary(folder: Path, given: Path | None, known: dict[str, Any], context: FolderContext) -> None:
+    path = given or folder / VOCABULARY_FILE
+    if given is None and not path.is_file():
+        if context.metadata is None:
+            context.skipped["vocabulary"] = f"no {VOCABULARY_FILE} beside the shards; give --vocab FILE"
+        else:
+            context.violations.add("vocabulary", f"{VOCABULARY_FILE} is not there")
+        return
+    try:
+        found = load_vocabulary(path, known.get("lower_case") is not False)
+    except InputError as error:
+        if given is not None:
+            raise
+        context.violations.add("vocabulary", str(error))
+        return
+    context.vocabulary = found
+    size, fingerprint = known.get("vocab_size"), known.get("vocab")
+    if size is not None and size != len(found.pieces):
+        context.violations.add("vocabulary", f"{path.name} has {len(found.pieces)} pieces, {METADATA_FILE} says {size}")
+    elif fingerprint is not None and fingerprint != found.fingerprint:
+        context.violations.add("vocabulary", f"{path.name} has other pieces than {METADATA_FILE} says")
+
+
+def _rules_of(group: ShardGroup, known: dict[str, Any], context: FolderContext) -> Rules:
+    specials, size = None, known.get("vocab_size")
+    if context.vocabulary is not None:
+        pieces = context.vocabulary
+        unknown = pieces.ids.get("[UNK]")
+        specials, size = Specials(pieces.cls_id, pieces.sep_id, pieces.mask_id, unknown), len(pieces.pieces)
+    else:
+        specials = next((found for path in group.shards if (found := specials_of_data(path))), None)
+        if specials is not None:
+            context.notes.append(
+                f"no vocabulary: the rows themselves show [CLS] {specials.cls_id}, [SEP] {specials.sep_id}, "
+                f"[MASK] {specials.mask_id}; give --vocab FILE to be sure"
+            )
+    instances = known.get("instances")
+    instances = instances if isinstance(instances, dict) else {}
+    probability = instances.get("masked_lm_prob")
+    if not isinstance(probability, int | float) or not 0 <= probability <= 1:
+        named = [_NAMED_PROBABILITY.search(parent.name) for parent in (group.folder, *group.folder.parents)]
+        probability = next((float(match[1]) for match in named if match), None)
+        if probability is None:
+            probability = _USUAL_PROBABILITY
+            context.notes.append(f"no masked_lm_prob is known: {_USUAL_PROBABILITY} is taken")
+    exact = instances.get("whole_word_mask") is False
+    if not exact and not instances:
+        context.notes.append("whether whole words were masked is not known: fewer masked tokens than the rule's pass")
+    size = size if isinstance(size, int) and size > 0 else None
+    return Rules(specials=specials, vocab_size=size, masked_lm_prob=float(probability), exact_count=exact)
+
+
+def check_folder(group: ShardGroup, found: Sequence[ShardFindings], context: FolderContext) -> None:
+    """Hold the shards against each other and against the metadata; adds to the violations of `context`.
+
+    Args:
+        group: all shards of the folder.
+        found: what was found in those that were inspected.
+        context: what lies beside them.
+    """
+    whole = [one for one in found if one.seq_len is not None]
+    for one in whole:
+        widths, first = (one.seq_len, one.max_predictions), (whole[0].seq_len, whole[0].max_predictions)
+        if widths != first:
+            say = f"{one.path.name} has L = {widths[0]}, P = {widths[1]}, {whole[0].path.name} {first[0]}, {first[1]}"
+            context.violations.add("same_widths", say)
+    if context.metadata is None:
+        return
+    _check_names(group, context, context.metadata)
+    _check_counts(found, context, context.metadata)
+    instances = context.metadata.get("instances")
+    for key in ("seq_len", "max_predictions"):
+        said = instances.get(key) if isinstance(instances, dict) else None
+        if said is None:
+            context.skipped["metadata_widths"] = f"{METADATA_FILE} does not say"
+            continue
+        for one in whole:
+            if getattr(one, key) != said:
+                context.violations.add("metadata_widths", f"{one.path.name}: {key} {getattr(one, key)}, not {said}")
+    settings = context.metadata.get("settings")
+    if not isinstance(settings, str):
+        context.skipped["same_settings"] = f"{METADATA_FILE} does not say"
+        return
+    for one in found:
+        if one.instances is not None and one.settings != settings:
+            context.violations.add("same_settings", one.path.name)
+
+
+def _check_names(group: ShardGroup, context: FolderContext, metadata: dict[str, Any]) -> None:
+    listed = metadata.get("shards")
+    if not isinstance(listed, list):
+        context.violations.add("metadata_lists_shards", f"{METADATA_FILE} lists none")
+        return
+    there = [path.name for path in group.shards]
+    for name in listed:
+        if name not in there:
+            context.violations.add("metadata_lists_shards", f"{name} is listed and not there")
+    for name in there:
+        if name not in listed:
+            context.violations.add("metadata_lists_shards", f"{name} is there and not listed")
+
+
+def _check_counts(found: Sequence[ShardFindings], context: FolderContext, metadata: dict[str, Any]) -> None:
+    samples = metadata.get("samples")
+    if not isinstance(samples, dict):
+        context.skipped["metadata_counts"] = f"{METADATA_FILE} does not say"
+        return
+    for one in found:
+        said = samples.get(one.path.name)
+        if one.instances is not None and said != one.instances:
+            text = "no number" if said is None else said
+            context.violations.add("metadata_counts", f"{one.path.name} holds {one.instances}, {METADATA_FILE}: {text}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bert.checkpoints.model_config import read_json
 from bert.data.pool import Progress
-from bert.tasks.pretrain.inspecting.shard_files import hdf5_files, read_blocks, read_json
-from bert.tasks.pretrain.naming import METADATA_FILE, VOCABULARY_FILE
-from bert.tasks.pretrain.shard_writer import SETTINGS_ATTRIBUTE
-from bert.tasks.pretrain.shards import datasets_of, opened
+from bert.data.vocabulary import VOCABULARY_FILE
+from bert.tasks.pretrain.folder import hdf5_files, read_blocks
+from bert.tasks.pretrain.shards import METADATA_FILE, SETTINGS_ATTRIBUTE, datasets_of, opened
 from common.errors import InputError, UsageError, read_code
 
 _CONTENT_KEYS = ("schema_version", "vocab_size", "vocab", "lower_case", "instances", "shards", "samples", "complete")
@@ -208,7 +208,7 @@ def _other_piece(first: Path, second: Path) -> str | None:
 
 def _other_metadata(first: Path, second: Path) -> str | None:
     try:
-        found = [read_json(path) or {} for path in (first, second)]
+        found = [read_json(path) for path in (first, second)]
     except InputError as error:
         return f"cannot be compared: {error}"
     for key in _CONTENT_KEYS:

@@ -1,0 +1,386 @@
+"""Folders of HDF5 shards: found, described, read in blocks of rows; how long their samples are. Imports no torch."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert.checkpoints.model_config import read_json
+from bert.tasks.pretrain.shards import METADATA_FILE, PREPARATION_NAME, SHARD_NAME, ShardInfo, check_shard, opened
+from common.errors import Code, InputError, content_code
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFolder:
+    """The shards of one split."""
+
+    path: Path
+    """Deepest folder that holds all of them."""
+    paths: tuple[Path, ...]
+    """The files, in the order of dataset and number."""
+    seq_len: int
+    """Tokens per sample."""
+    max_predictions: int
+    """Masked positions per sample at most."""
+    vocab_size: int | None
+    """Word pieces, from the metadata beside the shards; None where there is none (shards from elsewhere)."""
+    samples: int
+    """Samples of all shards."""
+    fingerprint: str
+    """Hash of names, sizes and sample counts."""
+    bin_lengths: tuple[int, ...]
+    """Most real tokens per sample in each bin, ascending; (seq_len,) where the shards are not binned."""
+    counts: tuple[tuple[int, ...], ...]
+    """Samples of each file in each bin; in the file they lie bin after bin."""
+    mappable: tuple[bool, ...]
+    """Per file: its data lies plainly in it, so that it can be mapped into memory."""
+
+    def columns(self, which: int) -> int:
+        """Tokens per sample of a bin, padding included."""
+        return self.bin_lengths[which]
+
+
+def find_shards(folder: Path, split: str = "training", seq_len: int | None = None) -> list[Path]:
+    """Return the shards of a split: `<dataset>_<split>_<number>.hdf5` in `folder` or at any depth below it.
+
+    Args:
+        folder: the shards' own folder, or one above it (what `data pretrain --output` was given).
+        split: "training" or "test".
+        seq_len: picks one of several preparations below `folder`.
+
+    Raises:
+        InputError: no shard, or several preparations that `seq_len` does not tell apart; the message lists them.
+    """
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise InputError(
+            "path-kind" if folder.exists() else "path-missing",
+            f"{folder} {what}: give a folder of HDF5 shards, or `synthetic`",
+        )
+    groups: dict[Path, list[Path]] = {}
+    for path in folder.rglob("*.h*5"):
+        match = SHARD_NAME.fullmatch(path.name)
+        if match and match["split"] == split and path.is_file():
+            groups.setdefault(_preparation(path, folder), []).append(path)
+    if not groups:
+        raise _nothing_found(folder, split)
+    if len(groups) > 1:
+        groups = _choose(folder, groups, seq_len)
+    (paths,) = groups.values()
+    return sorted(paths, key=_order)
+
+
+def _order(path: Path) -> tuple[str, int]:
+    match = SHARD_NAME.fullmatch(path.name)
+    assert match is not None
+    return str(path.parent / match["dataset"]), int(match["number"])
+
+
+def _preparation(path: Path, folder: Path) -> Path:
+    """Return the `hdf5_lower_case_...` folder above a shard; without one, `folder` itself."""
+    return next((parent for parent in path.parents if PREPARATION_NAME.fullmatch(parent.name)), folder)
+
+
+def _choose(folder: Path, groups: dict[Path, list[Path]], seq_len: int | None) -> dict[Path, list[Path]]:
+    def length(preparation: Path) -> int:
+        match = PREPARATION_NAME.fullmatch(preparation.name)
+        return int(match["seq_len"]) if match else check_shard(groups[preparation][0]).seq_len
+
+    lengths = {preparation: length(preparation) for preparation in sorted(groups)}
+    fitting = [preparation for preparation in lengths if lengths[preparation] == seq_len]
+    if len(fitting) == 1:
+        return {fitting[0]: groups[fitting[0]]}
+    listed = "".join(f"\n  {preparation} (seq_len {lengths[preparation]})" for preparation in fitting or lengths)
+    wanted = "" if seq_len is None else f" and {len(fitting)} of them have seq_len {seq_len}"
+    code: Code = "data-mismatch" if seq_len is not None and not fitting else "data-ambiguous"
+    raise InputError(
+        code, f"{folder} holds {len(groups)} preparations{wanted}; give the folder of one of them:{listed}"
+    )
+
+
+def _nothing_found(folder: Path, split: str) -> InputError:
+    code: Code = "data-missing"
+    if next(folder.rglob("*.txt"), None) is not None and next(folder.rglob("*.h*5"), None) is None:
+        code = "data-unprepared"
+        remedy = f"it holds text: `bertbench data pretrain --input {folder} --output SHARDS`, then give SHARDS"
+    else:
+        remedy = "make some with `bertbench data pretrain`, or give the folder that holds them"
+    return InputError(code, f"{folder} holds no HDF5 shard named <dataset>_{split}_<number>.hdf5: {remedy}")
+
+
+def folder_info(folder: Path, split: str = "training", seq_len: int | None = None) -> ShardFolder:
+    """Find the shards of a split and read their headers.
+
+    Args:
+        folder: as for find_shards.
+        split: "training" or "test".
+        seq_len: picks one of several preparations; a single one is described whatever its length is.
+
+    Raises:
+        InputError: no shard, a damaged one (named), shards that do not belong together, an unfinished preparation.
+    """
+    paths = find_shards(folder, split, seq_len)
+    infos = [check_shard(path) for path in paths]
+    for name in ("seq_len", "max_predictions", "bin_lengths"):
+        _must_agree(name, {info.path: getattr(info, name) for info in infos})
+    vocab_sizes = {parent: _vocab_size(parent, infos, split) for parent in sorted({path.parent for path in paths})}
+    _must_agree("vocab_size", vocab_sizes)
+    parents = sorted({path.parent for path in paths}, key=lambda parent: len(parent.parts))
+    common = next(
+        parent for parent in (parents[0], *parents[0].parents) if all(p.is_relative_to(parent) for p in parents)
+    )
+    digest = hashlib.blake2b(digest_size=16)
+    for info in infos:
+        digest.update(
+            f"{info.path.relative_to(common).as_posix()} {info.path.stat().st_size} {info.samples}\n".encode()
+        )
+    return ShardFolder(
+        path=common,
+        paths=tuple(paths),
+        seq_len=infos[0].seq_len,
+        max_predictions=infos[0].max_predictions,
+        vocab_size=next(iter(vocab_sizes.values())),
+        samples=sum(info.samples for info in infos),
+        fingerprint=digest.hexdigest(),
+        bin_lengths=infos[0].bin_lengths or (infos[0].seq_len,),
+        counts=tuple(info.bin_counts or (info.samples,) for info in infos),
+        mappable=tuple(info.mappable for info in infos),
+    )
+
+
+def _must_agree(name: str, values: dict[Path, Any]) -> None:
+    (first_path, first), *others = values.items()
+    for path, value in others:
+        if value != first:
+            raise InputError(
+                "data-mismatch",
+                f"shards that do not belong together: {name} is {first} in {first_path}, but {value} in {path}; "
+                "give the folder of one dataset, or prepare both with the same options and --vocab",
+            )
+
+
+def _vocab_size(parent: Path, infos: Iterable[ShardInfo], split: str) -> int | None:
+    path, metadata = parent / METADATA_FILE, read_metadata(parent)
+    if metadata is None:
+        return None
+    size, planned = metadata.get("vocab_size"), metadata.get("shards")
+    if not isinstance(size, int) or not isinstance(planned, list):
+        raise InputError("record-foreign", f"{path} is no metadata of shards: make it again with `data pretrain`")
+    names = {info.path.name for info in infos if info.path.parent == parent}
+    wanted = {name for name in planned if (match := SHARD_NAME.fullmatch(str(name))) and match["split"] == split}
+    missing = sorted(wanted - names)
+    if missing:
+        raise InputError(
+            "data-unprepared",
+            f"the preparation of {parent} is unfinished, {len(missing)} shard(s) are missing ({missing[0]}): "
+            "run the same `bertbench data pretrain` again, it continues",
+        )
+    return size
+
+
+SUFFIXES = (".hdf5", ".h5")
+_BLOCK_VALUES = 2**20
+"""Values of the widest dataset in one block: a few MiB, which stays in the processor's cache."""
+_MOST_BLOCKS_PER_CHUNK = 16
+"""A block grows to a whole chunk up to this many times its size; a still larger chunk is decompressed repeatedly."""
+
+Block = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGroup:
+    """One folder that holds shards."""
+
+    folder: Path
+    shards: tuple[Path, ...]
+    """Its shards, training before test, in the order of dataset and number."""
+    others: tuple[Path, ...]
+    """HDF5 files with names of another form: no loader reads them."""
+
+    def of_split(self, split: str) -> tuple[Path, ...]:
+        """Return the shards of one split."""
+        return tuple(path for path in self.shards if split_of(path) == split)
+
+
+def split_of(path: Path) -> str:
+    """Return "training" or "test"."""
+    match = SHARD_NAME.fullmatch(path.name)
+    assert match is not None, path
+    return match["split"]
+
+
+def hdf5_files(folder: Path) -> list[Path]:
+    """Return all HDF5 files at any depth below `folder`, by relative name.
+
+    Raises:
+        InputError: there is no such folder.
+    """
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise InputError(
+            "path-kind" if folder.exists() else "path-missing", f"{folder} {what}: give a folder of HDF5 shards"
+        )
+    found = (path for path in folder.rglob("*.h*5") if path.suffix in SUFFIXES and path.is_file())
+    return sorted((path for path in found if not path.name.startswith(".")), key=lambda path: path.as_posix())
+
+
+def shard_groups(folder: Path, seq_len: int | None = None) -> list[ShardGroup]:
+    """Return every folder at or below `folder` that holds shards `<dataset>_{training|test}_<number>.hdf5`.
+
+    Args:
+        folder: the shards' own folder, or one above one or several preparations.
+        seq_len: only those of this length, by the preparation's name or else its first shard's header.
+
+    Raises:
+        InputError: no such folder, no shard in it, or none of that length; the message says what there is.
+    """
+    files: dict[Path, list[Path]] = {}
+    for path in hdf5_files(folder):
+        files.setdefault(path.parent, []).append(path)
+    groups = []
+    for parent, paths in sorted(files.items()):
+        shards = sorted((path for path in paths if SHARD_NAME.fullmatch(path.name)), key=_place)
+        if shards:
+            others = tuple(path for path in paths if not SHARD_NAME.fullmatch(path.name))
+            groups.append(ShardGroup(parent, tuple(shards), others))
+    if not groups:
+        raise InputError(
+            "data-missing",
+            f"{folder} holds no HDF5 shard named <dataset>_training_<number>.hdf5 or <dataset>_test_<number>.hdf5: "
+            "make some with `bertbench data pretrain`, or give the folder that holds them",
+        )
+    if seq_len is None:
+        return groups
+    lengths = {group.folder: _seq_len(group) for group in groups}
+    fitting = [group for group in groups if lengths[group.folder] == seq_len]
+    if not fitting:
+        listed = "".join(f"\n  {path} ({length or 'unknown'})" for path, length in lengths.items())
+        raise InputError("data-mismatch", f"{folder} holds no preparation of {seq_len} tokens; there is:{listed}")
+    return fitting
+
+
+def _place(path: Path) -> tuple[bool, str, int]:
+    match = SHARD_NAME.fullmatch(path.name)
+    assert match is not None
+    return match["split"] == "test", match["dataset"], int(match["number"])
+
+
+def _seq_len(group: ShardGroup) -> int | None:
+    for parent in (group.folder, *group.folder.parents):
+        if match := PREPARATION_NAME.fullmatch(parent.name):
+            return int(match["seq_len"])
+    for path in group.shards:
+        try:
+            with opened(path) as file:
+                return int(file["input_ids"].shape[1])
+        except (InputError, KeyError, IndexError, AttributeError):
+            continue
+    return None
+
+
+def read_blocks(file: Any, names: Sequence[str]) -> Iterator[tuple[int, Block]]:
+    """Yield (first row, rows of each dataset), block by block: memory does not depend on the number of rows.
+
+    Blocks end where HDF5's chunks end, so that no chunk is decompressed twice.
+
+    Args:
+        file: an open HDF5 file.
+        names: datasets of at least one axis and equal length.
+    """
+    datasets = {name: file[name] for name in names}
+    count = min(len(dataset) for dataset in datasets.values())
+    widest = max(int(np.prod(dataset.shape[1:])) for dataset in datasets.values())
+    rows = max(1, _BLOCK_VALUES // max(1, widest))
+    chunk = max((dataset.chunks[0] for dataset in datasets.values() if dataset.chunks), default=1)
+    if chunk <= _MOST_BLOCKS_PER_CHUNK * rows:
+        rows = max(1, rows // chunk) * chunk
+    for begin in range(0, count, rows):
+        yield begin, {name: dataset[begin : begin + rows] for name, dataset in datasets.items()}
+
+
+def read_metadata(folder: Path) -> dict[str, Any] | None:
+    """Return what metadata.json beside shards says; None where there is none. Raises InputError: it is damaged."""
+    path = folder / METADATA_FILE
+    return read_json(path) if path.exists() else None
+
+
+Int64 = npt.NDArray[np.int64]
+
+_MOST_SAMPLES = 2**18
+"""So many samples are looked at, in whole shards spread over the folder: every mask of a large one takes long."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLengths:
+    """The lengths of a folder's samples, by bin; one bin where the folder is not binned."""
+
+    bin_lengths: tuple[int, ...]
+    """Tokens per sample of each bin, padding included."""
+    weights: tuple[int, ...]
+    """Samples of the folder in each bin."""
+    histogram: Int64
+    """[bins, seq_len + 1] samples of each length among those looked at."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything that made-up batches depend on."""
+        digest = hashlib.blake2b(repr((self.bin_lengths, self.weights)).encode(), digest_size=16)
+        digest.update(self.histogram.astype("<i8").tobytes())
+        return f"lengths-{digest.hexdigest()}"
+
+    def draw(self, rng: np.random.Generator, which: int, count: int) -> Int64:
+        """Return `count` lengths of a bin in random order: evenly spaced quantiles, so that few show the whole."""
+        ends = np.cumsum(self.histogram[which])
+        places = (np.arange(count) + 0.5) / count * ends[-1]
+        return rng.permutation(np.searchsorted(ends, places, side="right"))
+
+    def share(self, count: int) -> Int64:
+        """Return [bins] how many of `count` batches are of each bin: in proportion, largest remainders rounded up."""
+        exact = count * np.array(self.weights) / sum(self.weights)
+        whole = exact.astype(np.int64)
+        whole[np.argsort(whole - exact, kind="stable")[: count - int(whole.sum())]] += 1
+        return whole
+
+
+def folder_lengths(info: ShardFolder) -> SampleLengths:
+    """Read the lengths of a folder's samples; the same folder gives the same ones.
+
+    Raises:
+        InputError: a shard is damaged or gone (named).
+    """
+    weights = tuple(int(total) for total in np.sum(info.counts, axis=0))
+    histogram = np.zeros((len(info.bin_lengths), info.seq_len + 1), dtype=np.int64)
+    for shard in _looked_at(info):
+        lengths = _read_lengths(info, shard)
+        bins = np.repeat(np.arange(len(histogram)), info.counts[shard])
+        np.add.at(histogram, (bins, lengths), 1)
+    # A bin that no shard looked at has samples of: take it to be full.
+    for which in np.flatnonzero(histogram.sum(axis=1) == 0):
+        histogram[which, info.bin_lengths[which]] = 1
+    return SampleLengths(info.bin_lengths, weights, histogram)
+
+
+def _looked_at(info: ShardFolder) -> list[int]:
+    """Numbers of shards spread evenly over the folder, one at least."""
+    shards = len(info.paths)
+    wanted = max(1, min(shards, _MOST_SAMPLES * shards // info.samples))
+    return [number * shards // wanted for number in range(wanted)]
+
+
+def _read_lengths(info: ShardFolder, shard: int) -> Int64:
+    import h5py
+
+    path = info.paths[shard]
+    try:
+        with h5py.File(path, "r") as file:
+            lengths: Int64 = file["input_mask"][:].sum(axis=1, dtype=np.int64)
+    except (OSError, KeyError) as error:
+        raise InputError(content_code(error), f"{path} is damaged or gone ({error}): make or copy it again") from error
+    if len(lengths) != sum(info.counts[shard]) or lengths.min() < 1:
+        code: Code = "file-changed" if len(lengths) != sum(info.counts[shard]) else "rows-invalid"
+        raise InputError(code, f"{path} has changed, or holds samples without tokens: make it again")
+    return lengths

@@ -1,0 +1,604 @@
+"""One shard held against the format: its header, then what must hold for every row, in blocks of rows, vectorised.
+
+Legend: N rows of the block, L tokens, P predictions. A row is [CLS] A [SEP] B [SEP] and padding. Checks of pieces look
+at the row as it was before masking: a random id in place of a piece may well be that of [SEP].
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert.tasks.pretrain.folder import Block, read_blocks
+from bert.tasks.pretrain.shards import (
+    BIN_COUNTS_ATTRIBUTE,
+    BIN_LENGTHS_ATTRIBUTE,
+    COLUMNS,
+    SETTINGS_ATTRIBUTE,
+    opened,
+)
+from common.errors import InputError
+
+Int32 = npt.NDArray[np.int32]
+Int8 = npt.NDArray[np.int8]
+Rows = npt.NDArray[np.bool_]
+Integers = npt.NDArray[np.integer[Any]]
+
+FEWEST_PER_SEGMENT = 1
+ROW_CHECKS = {
+    "mask_ones_then_zeros": "input_mask is one or more 1, then 0",
+    "padding_is_zero": "input_ids and segment_ids are 0 where input_mask is 0",
+    "segments_zero_then_one": "segment_ids are 0, then 1 up to the last real token",
+    "no_empty_segment": "both segments hold a piece",
+    "label_zero_or_one": "next_sentence_labels are 0 or 1",
+    "positions_inside": "masked positions are real tokens",
+    "positions_ascend": "masked positions ascend, so that none comes twice",
+    "zero_ends_the_list": "after the first position 0, positions and labels are 0",
+    "specials_not_masked": "no position is that of [CLS] or [SEP]",
+    "masked_count": "min(P, max(1, round(p x tokens))) tokens are masked; with whole words at most so many",
+    "ids_in_vocabulary": "input_ids are 0 or more and below the vocabulary's size",
+    "labels_in_vocabulary": "masked_lm_ids are 0 or more and below the vocabulary's size",
+    "cls_first": "the first token is [CLS]",
+    "two_seps": "exactly two tokens are [SEP]",
+    "sep_last": "the last real token is [SEP]",
+    "segment_switch_after_sep": "segment 1 begins after a [SEP]",
+    "no_special_inside": "no other real token is [CLS], [MASK] or [PAD]",
+    "bins_hold_their_lengths": "where the rows lie in bins, each bin holds the lengths it says",
+}
+"""Name -> what must hold."""
+NEEDS_SPECIALS = ("cls_first", "two_seps", "sep_last", "segment_switch_after_sep", "no_special_inside")
+NEEDS_SIZE = ("ids_in_vocabulary", "labels_in_vocabulary")
+NEEDS_BINS = ("bins_hold_their_lengths",)
+
+
+@dataclass(frozen=True, slots=True)
+class Specials:
+    """Ids of the special pieces."""
+
+    cls_id: int
+    """Of [CLS]."""
+    sep_id: int
+    """Of [SEP]."""
+    mask_id: int
+    """Of [MASK]."""
+    unk_id: int | None
+    """Of [UNK]; None = not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What the rows are held against."""
+
+    specials: Specials | None
+    """None = not known."""
+    vocab_size: int | None
+    """None = not known."""
+    masked_lm_prob: float
+    """Share of the tokens that is masked."""
+    exact_count: bool
+    """The number of masked tokens is exactly the rule's; False = at most that (whole words, or not known)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the rows of a block are, as far as their own columns tell."""
+
+    ids: Integers
+    """[N, L] after masking."""
+    original: Integers
+    """[N, L] before masking."""
+    lengths: npt.NDArray[np.int64]
+    """[N] real tokens."""
+    switches: npt.NDArray[np.int64]
+    """[N] column where segment 1 begins; the length where there is no segment 1."""
+    counts: npt.NDArray[np.int64]
+    """[N] masked positions."""
+    real: Rows
+    """[N, L] real tokens."""
+    listed: Rows
+    """[N, P] entries before the first 0."""
+    rows: npt.NDArray[np.int64]
+    """[M] row of each masked position that lies in the row."""
+    columns: npt.NDArray[np.int64]
+    """[M] its column."""
+
+
+def layout_of(block: Block) -> Layout:
+    """Find lengths, segments and masked positions of a block; nothing in it is taken for right."""
+    ids, positions = block["input_ids"], block["masked_lm_positions"]
+    lengths = np.count_nonzero(block["input_mask"], axis=1)
+    second = block["segment_ids"] != 0
+    switches = np.where(second.any(axis=1), second.argmax(axis=1), lengths)
+    ended = positions == 0
+    counts = np.where(ended.any(axis=1), ended.argmax(axis=1), positions.shape[1])
+    listed = _triangle(positions.shape[1])[counts]
+    rows, places = np.nonzero(listed)
+    columns = positions[rows, places].astype(np.int64)
+    usable = (columns > 0) & (columns < ids.shape[1])
+    rows, places, columns = rows[usable], places[usable], columns[usable]
+    original = ids.copy()
+    original[rows, columns] = block["masked_lm_ids"][rows, places]
+    real = _triangle(ids.shape[1])[lengths]
+    return Layout(ids, original, lengths, switches, counts, real, listed, rows, columns)
+
+
+def _triangle(width: int) -> Rows:
+    """Return [width + 1, width]: row n is true in its first n columns."""
+    return np.arange(width)[None, :] < np.arange(width + 1)[:, None]
+
+
+def broken_rows(block: Block, layout: Layout, rules: Rules, bounds: Integers | None = None) -> dict[str, Rows]:
+    """Return for each check that is broken which rows break it, [N].
+
+    Args:
+        block: all datasets of the format, integers, at least one row.
+        layout: of the same block.
+        rules: what the rows are held against; checks that need what is not known are left out.
+        bounds: [N, 2] smallest and largest length that the bin of each row holds; None = not binned.
+    """
+    found: dict[str, Rows] = {}
+
+    def report(name: str, wrong: Rows) -> None:
+        if wrong.any():
+            rows: Rows = np.asarray(wrong.reshape(len(wrong), -1).any(axis=1))
+            found[name] = rows
+
+    _check_shape(block, layout, report)
+    _check_positions(block, layout, rules, report)
+    if rules.vocab_size is not None:
+        for name, dataset in (("ids_in_vocabulary", "input_ids"), ("labels_in_vocabulary", "masked_lm_ids")):
+            values = block[dataset]
+            if values.min() < 0 or values.max() >= rules.vocab_size:
+                report(name, (values < 0) | (values >= rules.vocab_size))
+    if rules.specials is not None:
+        _check_specials(layout, rules.specials, report)
+    if bounds is not None:
+        report("bins_hold_their_lengths", (layout.lengths < bounds[:, 0]) | (layout.lengths > bounds[:, 1]))
+    return found
+
+
+Report = Callable[[str, Rows], None]
+
+
+def _check_shape(block: Block, layout: Layout, report: Report) -> None:
+    mask, segments, labels = block["input_mask"], block["segment_ids"], block["next_sentence_labels"]
+    real, lengths, switches = layout.real, layout.lengths, layout.switches
+    report("mask_ones_then_zeros", (mask != real) | (lengths == 0)[:, None])
+    report("padding_is_zero", ((layout.ids != 0) | (segments != 0)) & ~real)
+    second = real & ~_triangle(real.shape[1])[switches]
+    # In padding, a 1 is what padding_is_zero says.
+    report("segments_zero_then_one", (segments != second) & real)
+    first, last = switches - 2, lengths - switches - 1
+    report("no_empty_segment", (first < FEWEST_PER_SEGMENT) | (last < FEWEST_PER_SEGMENT))
+    report("label_zero_or_one", (labels != 0) & (labels != 1))
+
+
+def _check_positions(block: Block, layout: Layout, rules: Rules, report: Report) -> None:
+    positions, labels, listed = block["masked_lm_positions"], block["masked_lm_ids"], layout.listed
+    lengths, switches = layout.lengths, layout.switches
+    report("positions_inside", ((positions < 0) | (positions >= lengths[:, None])) & listed)
+    report("positions_ascend", (positions[:, 1:] <= positions[:, :-1]) & listed[:, 1:])
+    report("zero_ends_the_list", ((positions != 0) | (labels != 0)) & ~listed)
+    special = (positions == (lengths - 1)[:, None]) | (positions == (switches - 1)[:, None])
+    report("specials_not_masked", special & listed)
+    # np.rint rounds halves to even, as Python's round does.
+    wanted = np.maximum(1, np.rint(rules.masked_lm_prob * lengths)).astype(np.int64)
+    wanted = np.minimum(np.minimum(wanted, positions.shape[1]), np.maximum(lengths - 3, 0))
+    report("masked_count", layout.counts != wanted if rules.exact_count else layout.counts > wanted)
+
+
+def _check_specials(layout: Layout, specials: Specials, report: Report) -> None:
+    original, every = layout.original, np.arange(len(layout.original))
+    ends = original[every, np.maximum(layout.lengths - 1, 0)]
+    report("cls_first", original[:, 0] != specials.cls_id)
+    is_sep = original == specials.sep_id
+    is_sep &= layout.real
+    report("two_seps", np.count_nonzero(is_sep, axis=1) != 2)
+    report("sep_last", ends != specials.sep_id)
+    before = original[every, np.maximum(layout.switches - 1, 0)]
+    report("segment_switch_after_sep", before != specials.sep_id)
+    inside = original[:, 1:]
+    stray = (inside == specials.cls_id) | (inside == specials.mask_id) | (inside == 0)
+    stray &= layout.real[:, 1:]
+    report("no_special_inside", stray)
+
+
+def length_bounds(lengths: Integers, counts: Integers) -> npt.NDArray[np.int64]:
+    """Return [rows, 2]: the smallest and the largest length that the bin of each row of a shard holds.
+
+    Args:
+        lengths: [B] longest length of each bin, ascending.
+        counts: [B] rows of each bin.
+    """
+    upper = lengths.astype(np.int64)
+    lower = np.concatenate([[1], upper[:-1] + 1])
+    return np.repeat(np.stack([lower, upper], axis=1), counts, axis=0)
+
+
+def guess_specials(block: Block, layout: Layout) -> Specials | None:
+    """Return the special ids as the data shows them, None unless nearly every row agrees.
+
+    Source of the thresholds: every row begins with [CLS] and ends with [SEP], and of the masked positions 80 % are
+    [MASK], where the next id has 10 % divided by the size of the vocabulary.
+    """
+    full = layout.lengths >= 2
+    if not full.any() or len(layout.columns) < 50:
+        return None
+    every = np.flatnonzero(full)
+    cls_id = _mode(layout.original[every, 0], 0.99)
+    sep_id = _mode(layout.original[every, layout.lengths[every] - 1], 0.99)
+    shown = layout.ids[layout.rows, layout.columns]
+    mask_id = _mode(shown, 0.6)
+    if cls_id is None or sep_id is None or mask_id is None or len({cls_id, sep_id, mask_id, 0}) < 4:
+        return None
+    inner = layout.switches[every] - 1
+    if np.mean(layout.original[every, inner] == sep_id) < 0.99:
+        return None
+    return Specials(cls_id, sep_id, mask_id, None)
+
+
+def _mode(values: Integers, share: float) -> int | None:
+    found, counts = np.unique(values, return_counts=True)
+    best = int(counts.argmax())
+    return int(found[best]) if counts[best] >= share * len(values) else None
+
+
+Hashes = npt.NDArray[np.uint64]
+Counts = npt.NDArray[np.int64]
+
+MOST_HASHES = 2**22
+"""Hashes of instances kept at most; of larger data a random share of the instances is compared."""
+MOST_PIECES = 2**20
+"""Ids counted one by one where the vocabulary's size is not known."""
+_DATASETS = ("input_ids", "masked_lm_positions", "masked_lm_ids", "segment_ids", "next_sentence_labels")
+
+
+class Tally:
+    """Counts over the rows of one split."""
+
+    def __init__(self, seq_len: int, pieces: int) -> None:
+        """Count rows of `seq_len` tokens with ids below `pieces` (others are left out of the counts of pieces)."""
+        self.instances = 0
+        self.lengths: Counts = np.zeros(seq_len + 1, np.int64)
+        """[L + 1] instances of each real length."""
+        self.first: Counts = np.zeros(seq_len + 1, np.int64)
+        """[L + 1] instances whose segment A has so many pieces."""
+        self.second: Counts = np.zeros(seq_len + 1, np.int64)
+        """[L + 1] likewise segment B."""
+        self.pieces: Counts = np.zeros(pieces, np.int64)
+        """Real tokens of each id, as before masking."""
+        self.masked = 0
+        self.shown_mask = self.shown_same = 0
+        """Masked positions that show [MASK], and their own piece."""
+        self.random_second = 0
+        self.distinct = Distinct()
+
+    def add(self, block: Block, layout: Layout, specials: Specials | None) -> None:
+        """Count a block of rows."""
+        count, width = layout.ids.shape
+        self.instances += count
+        self.lengths += np.bincount(layout.lengths, minlength=width + 1)
+        self.first += np.bincount(np.clip(layout.switches - 2, 0, width), minlength=width + 1)
+        self.second += np.bincount(np.clip(layout.lengths - layout.switches - 1, 0, width), minlength=width + 1)
+        self.pieces += self._count_pieces(layout)
+        shown, hidden = (ids[layout.rows, layout.columns] for ids in (layout.ids, layout.original))
+        is_mask = shown == specials.mask_id if specials else np.zeros(len(shown), bool)
+        self.masked += len(shown)
+        self.shown_mask += int(is_mask.sum())
+        self.shown_same += int(((shown == hidden) & ~is_mask).sum())
+        self.random_second += int(np.count_nonzero(block["next_sentence_labels"]))
+        self.distinct.add(row_hashes([block[name] for name in _DATASETS]))
+
+    def _count_pieces(self, layout: Layout) -> Counts:
+        ids = layout.original.ravel()
+        if len(ids) and (ids.min() < 0 or ids.max() >= len(self.pieces)):
+            ids = ids[(ids >= 0) & (ids < len(self.pieces))]
+        counts: Counts = np.bincount(ids, minlength=len(self.pieces)).astype(np.int64)
+        counts[:1] -= min(int(counts[:1].sum()), layout.real.size - int(layout.lengths.sum()))
+        return counts
+
+    def merge(self, other: "Tally") -> None:
+        """Add the counts of another one of equal length."""
+        for name in ("instances", "masked", "shown_mask", "shown_same", "random_second"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("lengths", "first", "second", "pieces"):
+            getattr(self, name).__iadd__(getattr(other, name))
+        self.distinct.merge(other.distinct)
+
+
+class Distinct:
+    """How many rows equal an earlier one: exact up to MOST_HASHES rows, then estimated from a random share.
+
+    Kept are the hashes that are a multiple of `modulus`, a power of two that doubles when there are too many: all
+    copies of a row are kept or none, so duplicates among the kept ones times `modulus` estimate all.
+    """
+
+    def __init__(self) -> None:
+        self.modulus = 1
+        self._kept: list[Hashes] = []
+        self._count = 0
+
+    def add(self, hashes: Hashes) -> None:
+        """Take the hashes of further rows."""
+        kept = hashes if self.modulus == 1 else hashes[(hashes & np.uint64(self.modulus - 1)) == 0]
+        self._kept.append(kept)
+        self._count += len(kept)
+        while self._count > MOST_HASHES:
+            self._thin()
+
+    def merge(self, other: "Distinct") -> None:
+        """Take the rows of another one."""
+        while self.modulus < other.modulus:
+            self._thin()
+        self.add(other.kept())
+
+    def kept(self) -> Hashes:
+        """Return the kept hashes."""
+        return np.concatenate(self._kept) if self._kept else np.empty(0, np.uint64)
+
+    def duplicates(self) -> int:
+        """Return the rows that equal an earlier one; where `modulus` is above 1, an estimate."""
+        kept = self.kept()
+        return self.modulus * (len(kept) - len(np.unique(kept)))
+
+    def shared_with(self, other: "Distinct") -> int:
+        """Return how many rows of this one are also in `other`; an estimate where a `modulus` is above 1."""
+        modulus = max(self.modulus, other.modulus)
+        mine, theirs = (kept[(kept & np.uint64(modulus - 1)) == 0] for kept in (self.kept(), other.kept()))
+        return modulus * int(np.isin(mine, theirs).sum())
+
+    def _thin(self) -> None:
+        self.modulus *= 2
+        kept = self.kept()
+        kept = kept[(kept & np.uint64(self.modulus - 1)) == 0]
+        self._kept, self._count = [kept], len(kept)
+
+
+def row_hashes(columns: Sequence[npt.NDArray[np.generic]]) -> Hashes:
+    """Return a 64-bit hash of every row: equal rows have equal ones, and of n different rows two share one with a
+    chance of about n^2 / 2^65.
+
+    Args:
+        columns: arrays of equal length, numbers, of one or more axes.
+    """
+    # Fixed odd factors: the hash of a row is the same in every process.
+    rng = np.random.default_rng(20181011)
+    total: Hashes = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        words = _words(column)
+        factors = rng.integers(0, 2**63, words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        # A multiple of a power of two loses the upper bits of the factor: the upper half must reach the lower one.
+        words = words ^ (words >> np.uint64(32))
+        words *= factors
+        words ^= words >> np.uint64(29)
+        total += words.sum(axis=1, dtype=np.uint64)
+        total *= np.uint64(0xBF58476D1CE4E5B9)
+    total ^= total >> np.uint64(31)
+    total *= np.uint64(0x94D049BB133111EB)
+    total ^= total >> np.uint64(30)
+    return total
+
+
+def _words(column: npt.NDArray[np.generic]) -> Hashes:
+    """The bytes of every row as 8-byte words, filled up with zeros."""
+    count = len(column)
+    raw = np.ascontiguousarray(column).reshape(count, -1).view(np.uint8).reshape(count, -1)
+    if excess := raw.shape[1] % 8:
+        raw = np.concatenate([raw, np.zeros((count, 8 - excess), np.uint8)], axis=1)
+    words: Hashes = raw.view(np.uint64)
+    return words
+
+
+def spread(share: float, count: int) -> tuple[float, float] | None:
+    """Return between which bounds 99.9 % of the shares lie that `count` draws of chance `share` give; None for none.
+
+    The normal approximation of the binomial distribution, 3.29 standard deviations, and half a draw for its steps.
+    """
+    if count < 1:
+        return None
+    half = 3.2905 * math.sqrt(share * (1 - share) / count) + 0.5 / count
+    return max(0.0, share - half), min(1.0, share + half)
+
+
+def confidence(found: int, count: int) -> tuple[float, float] | None:
+    """Return the 95 % interval of a chance from `found` of `count` draws (Wilson 1927); None for no draws."""
+    if count < 1:
+        return None
+    share, z = found / count, 1.9600
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+FILE_CHECKS = {
+    "readable": "the file is whole, and its data can be decompressed",
+    "datasets": f"the datasets {', '.join(COLUMNS)} are there",
+    "dtypes": f"their types are {', '.join(dtype for dtype, _ in COLUMNS.values())}",
+    "shapes": "their shapes are [N, L], [N, P] and [N], with one N, L and P",
+    "holds_instances": "there is an instance",
+    "bins_add_up": "where there are bins, their lengths ascend to L and their counts add up to N",
+}
+"""Name -> what must hold."""
+
+
+@dataclass(slots=True)
+class Violations:
+    """What breaks the checks."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    firsts: dict[str, str] = field(default_factory=dict)
+    """Name of a check -> where the first one is, and what it is."""
+
+    def add(self, name: str, first: str, count: int = 1) -> None:
+        """Count violations of a check."""
+        self.counts[name] = self.counts.get(name, 0) + count
+        self.firsts.setdefault(name, first)
+
+    def merge(self, other: "Violations") -> None:
+        """Add those of a later file."""
+        for name, count in other.counts.items():
+            self.add(name, other.firsts[name], count)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWork:
+    """A shard to inspect."""
+
+    path: Path
+    rules: Rules
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFindings:
+    """What was found in one shard."""
+
+    path: Path
+    file_bytes: int
+    instances: int | None
+    """N; None where the header does not tell."""
+    seq_len: int | None
+    max_predictions: int | None
+    settings: str | None
+    """Fingerprint of the settings it was made with."""
+    bins: int
+    """Bins its rows lie in; 0 = not binned."""
+    violations: Violations
+    tally: Tally | None
+    """What was counted; None where the rows could not all be read."""
+
+
+@dataclass(slots=True)
+class _Header:
+    instances: int | None = None
+    seq_len: int | None = None
+    max_predictions: int | None = None
+    settings: str | None = None
+    bins: int = 0
+    bounds: npt.NDArray[np.int64] | None = None
+    usable: bool = False
+
+
+def inspect_shard(work: ShardWork) -> ShardFindings:
+    """Check and count one shard, in blocks of rows; never fails for what is in the file."""
+    violations, header, tally = Violations(), _Header(), None
+    name = work.path.name
+    try:
+        with opened(work.path) as file:
+            _read_header(file, name, header, violations)
+            if header.usable:
+                tally = _check_rows(file, name, header, work.rules, violations)
+    except InputError as error:
+        violations.add("readable", f"{name}: {error.__cause__ or error}")
+    return ShardFindings(
+        path=work.path,
+        file_bytes=work.path.stat().st_size,
+        instances=header.instances,
+        seq_len=header.seq_len,
+        max_predictions=header.max_predictions,
+        settings=header.settings,
+        bins=header.bins,
+        violations=violations,
+        tally=tally,
+    )
+
+
+def _read_header(file: Any, name: str, header: _Header, violations: Violations) -> None:
+    import h5py
+
+    settings = file.attrs.get(SETTINGS_ATTRIBUTE)
+    header.settings = None if settings is None else str(settings)
+    missing = [column for column in COLUMNS if not isinstance(file.get(column), h5py.Dataset)]
+    if missing:
+        violations.add("datasets", f"{name} lacks {', '.join(missing)}", len(missing))
+        return
+    for column, (dtype, _) in COLUMNS.items():
+        if file[column].dtype != np.dtype(dtype):
+            violations.add("dtypes", f"{name}: {column} is {file[column].dtype}, not {dtype}")
+    wrong = _wrong_shapes({column: file[column].shape for column in COLUMNS})
+    if wrong:
+        violations.add("shapes", f"{name}: {wrong[0]}", len(wrong))
+        return
+    header.instances, header.seq_len = file["input_ids"].shape
+    header.max_predictions = file["masked_lm_ids"].shape[1]
+    if not header.instances:
+        violations.add("holds_instances", name)
+        return
+    _read_bins(file.attrs, name, header, violations)
+    header.usable = all(np.issubdtype(file[column].dtype, np.integer) for column in COLUMNS)
+
+
+def _wrong_shapes(shapes: dict[str, tuple[int, ...]]) -> list[str]:
+    wrong = []
+    known: dict[str, int] = {}
+    for column, (_, width) in COLUMNS.items():
+        shape = shapes[column]
+        axes = ("N", width) if width else ("N",)
+        if len(shape) != len(axes):
+            wrong.append(f"{column} has {len(shape)} axes, not {len(axes)}")
+            continue
+        for axis, size in zip(axes, shape, strict=True):
+            if known.setdefault(axis, size) != size:
+                wrong.append(f"{column} has {axis} = {size}, another dataset {known[axis]}")
+            elif axis != "N" and not size:
+                wrong.append(f"{column} has {axis} = 0")
+    return wrong
+
+
+def _read_bins(attributes: Any, name: str, header: _Header, violations: Violations) -> None:
+    found = [attributes.get(key) for key in (BIN_LENGTHS_ATTRIBUTE, BIN_COUNTS_ATTRIBUTE)]
+    if found[0] is None and found[1] is None:
+        return
+    try:
+        lengths, counts = (np.atleast_1d(np.asarray(values)).astype(np.int64) for values in found)
+    except (TypeError, ValueError) as error:
+        violations.add("bins_add_up", f"{name}: {error}")
+        return
+    if lengths.ndim != 1 or lengths.shape != counts.shape or not len(lengths):
+        violations.add("bins_add_up", f"{name}: {lengths.shape} lengths, {counts.shape} counts")
+    elif (np.diff(lengths) <= 0).any() or lengths[0] < 1 or lengths[-1] != header.seq_len:
+        violations.add("bins_add_up", f"{name}: lengths {lengths.tolist()}, L = {header.seq_len}")
+    elif (counts < 0).any() or counts.sum() != header.instances:
+        violations.add("bins_add_up", f"{name}: counts of {counts.sum()} rows in all, N = {header.instances}")
+    else:
+        header.bins, header.bounds = len(lengths), length_bounds(lengths, counts)
+
+
+def _check_rows(file: Any, name: str, header: _Header, rules: Rules, violations: Violations) -> Tally:
+    assert header.seq_len is not None
+    tally = Tally(header.seq_len, MOST_PIECES if rules.vocab_size is None else rules.vocab_size)
+    for begin, raw in read_blocks(file, tuple(COLUMNS)):
+        block = _as_integers(raw)
+        layout = layout_of(block)
+        bounds = None if header.bounds is None else header.bounds[begin : begin + len(layout.ids)]
+        for check, rows in broken_rows(block, layout, rules, bounds).items():
+            violations.add(check, f"{name} row {begin + int(rows.argmax())}", int(rows.sum()))
+        tally.add(block, layout, rules.specials)
+    return tally
+
+
+def _as_integers(raw: Block) -> Block:
+    """Columns of another type than the format's become int64: comparing with negative numbers must not wrap."""
+    return {
+        column: values if values.dtype == np.dtype(COLUMNS[column][0]) else values.astype(np.int64)
+        for column, values in raw.items()
+    }
+
+
+def specials_of_data(path: Path) -> Specials | None:
+    """Return the special ids as the first rows of a shard show them; None where they do not, or cannot be read."""
+    findings = _Header()
+    try:
+        with opened(path) as file:
+            _read_header(file, path.name, findings, Violations())
+            if not findings.usable:
+                return None
+            for _, raw in read_blocks(file, tuple(COLUMNS)):
+                block = _as_integers(raw)
+                return guess_specials(block, layout_of(block))
+    except InputError:
+        pass
+    return None

@@ -1,1 +1,0 @@
-"""What `bertbench data pretrain` does: its options, its stages in order, what it ends with."""
