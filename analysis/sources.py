@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Self
 
-from analysis.counters import KernelCounters
+from analysis.counters import KernelCounters, Summary
 from analysis.readers.registry import READERS, Reader, find_reader, read_head
-from analysis.summary import Summary
 from analysis.timeline import Timeline
 from common.errors import InputError, SchemaError, content_code
 from common.redact import redact_text

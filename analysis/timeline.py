@@ -1,14 +1,104 @@
-"""What readers of traces return: one timeline per rank, as tables. Times are integer nanoseconds of one clock."""
+"""What readers of traces return: one timeline per rank, as tables. Times are integer nanoseconds of one clock.
+
+`LazyTimeline` makes its tables when they are first asked for; `GpuWork` has the GPU's work as arrays, for sums over
+kernels without the cost of tables of pandas.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Protocol
 
-from analysis.gpu_work import GpuWork
+import numpy as np
+import numpy.typing as npt
+
+from analysis.names import communicates
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+Codes = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWork:
+    """n pieces of work, in the order of Timeline.kernels. Times are integer nanoseconds."""
+
+    names: Sequence[str]
+    """Names of kernels, copies and memsets; some may not occur."""
+    name: npt.NDArray[Any]
+    """Of each piece its place in `names`, shape (n,)."""
+    kinds: Sequence[str]
+    """Kinds of work, as in Timeline.kernels; some may not occur."""
+    kind: npt.NDArray[Any]
+    """Of each piece its place in `kinds`, shape (n,)."""
+    device: Codes
+    """Number of its GPU, shape (n,)."""
+    stream: Codes
+    """Number of its stream, shape (n,)."""
+    start: Codes
+    """Its start, ns, shape (n,)."""
+    end: Codes
+    """Its end, ns, shape (n,)."""
+
+    @classmethod
+    def of_frame(cls, kernels: "pd.DataFrame") -> "GpuWork":
+        """Return the rows of Timeline.kernels as arrays."""
+        if not len(kernels):
+            none = np.empty(0, dtype=np.int64)
+            return cls((), none, (), none, none, none, none, none)
+        name, names = name_codes(kernels["name"])
+        kind, kinds = name_codes(kernels["kind"])
+        device, stream, start, end = (
+            kernels[column].to_numpy(dtype=np.int64) for column in ("device", "stream", "start", "end")
+        )
+        return cls(names, name % len(names), kinds, kind % len(kinds), device, stream, start, end)
+
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self.start)
+
+    def is_kind(self, *kinds: str) -> Mask:
+        """Return which pieces are of one of the kinds, shape (n,)."""
+        return where(self.kind, self.kinds, lambda kind: kind in kinds)
+
+    def is_named(self, wanted: Callable[[str], bool]) -> Mask:
+        """Return which pieces have a name that is wanted, shape (n,); asked once for each name that occurs."""
+        return where(self.name, self.names, wanted)
+
+
+def name_codes(column: "pd.Series[str]") -> tuple[Codes, list[str]]:
+    """Return a number per row and the names that these number; categories are not unpacked."""
+    import pandas as pd
+
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        codes, names = column.cat.codes.to_numpy(), column.cat.categories
+    else:
+        codes, names = pd.factorize(column)
+    # A missing name has the number -1: the last one.
+    return codes.astype(np.int64, copy=False), [*map(str, names), ""]
+
+
+def where(codes: npt.NDArray[Any], names: Sequence[str], wanted: Callable[[str], bool]) -> Mask:
+    """Return which of n codes stand for a name that is wanted, shape (n,); asked once for each name that occurs."""
+    used = np.zeros(len(names), dtype=bool)
+    used[codes] = True
+    marks = [bool(mark) and wanted(name) for mark, name in zip(used.tolist(), names, strict=True)]
+    found: Mask = np.array(marks, dtype=bool)[codes]
+    return found
+
+
+def is_kind(kernels: "pd.DataFrame", *kinds: str) -> Mask:
+    """Return which rows of `kernels` are of one of the kinds."""
+    return where(*name_codes(kernels["kind"]), lambda kind: kind in kinds)
+
+
+def is_communication(table: "pd.DataFrame") -> Mask:
+    """Return which rows of a table with `name` are communication."""
+    return where(*name_codes(table["name"]), communicates)
+
 
 STEP_COLUMNS = {"step": "int64", "start": "int64", "end": "int64"}
 SPAN_COLUMNS = {"name": "str", "thread": "str", "start": "int64", "end": "int64"}
@@ -96,3 +186,66 @@ def lost_kernels(timelines: Sequence[Timeline]) -> str:
     """Return why the first trace lacks kernels that it should hold, as its reader says it; "" where none does."""
     said = (text for timeline in timelines for text in timeline.problems)
     return next((text for text in said if re.search(r"\bkernels?\b", text)), "")
+
+
+_FIELDS = tuple(field.name for field in fields(Timeline))
+_TABLES = ("steps", "operators", "kernels", "ranges", "api", "collectives")
+
+
+class TableSource(Protocol):
+    """Makes tables. It is pickled with the timeline."""
+
+    def make(self, table: str) -> "Mapping[str, pd.DataFrame]":
+        """Return a table of Timeline by name, and those that are made with it; the arrays behind are let go."""
+
+    def work(self) -> GpuWork:
+        """Return the GPU work; asked only before `kernels` was made."""
+
+
+class LazyTimeline(Timeline):
+    """A Timeline like any other; `dataclasses.replace` makes its tables."""
+
+    __slots__ = ("_tables",)
+    _tables: TableSource
+
+    @classmethod
+    def of(cls, tables: TableSource, **known: Any) -> "LazyTimeline":
+        """Return a timeline of these tables; `known`: all its other fields."""
+        made = cls.__new__(cls)
+        for name, value in known.items():
+            object.__setattr__(made, name, value)
+        object.__setattr__(made, "_tables", tables)
+        return made
+
+    @property
+    def work(self) -> GpuWork:
+        """Timeline.work."""
+        if "kernels" in self._known():
+            return GpuWork.of_frame(self.kernels)
+        return self._tables.work()
+
+    def __getattr__(self, name: str) -> Any:
+        """Make a table: called for what is not there yet."""
+        if name not in _TABLES:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        for made, table in self._tables.make(name).items():
+            object.__setattr__(self, made, table)
+        return object.__getattribute__(self, name)
+
+    def __getstate__(self) -> Any:
+        """Pickle what is there; tables that nobody asked for are made on the other side."""
+        return self._known()
+
+    def __setstate__(self, state: Any) -> None:
+        """Take what was pickled."""
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+    def _known(self) -> dict[str, Any]:
+        known = {}
+        for name in (*_FIELDS, "_tables"):
+            try:
+                known[name] = object.__getattribute__(self, name)
+            except AttributeError:
+                continue
+        return known

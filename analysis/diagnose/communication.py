@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.idle import diagnosis
-from analysis.metrics.communication.clock_alignment import ClockOffsets, clock_offsets
 from analysis.metrics.communication.exposure import (
     buckets,
     communication_by_kind,
     communication_by_rank,
     exposed_union_ms,
 )
-from analysis.metrics.communication.matching import Matching, match_collectives, stragglers
+from analysis.metrics.communication.matching import ClockOffsets, Matching, clock_offsets, match_collectives, stragglers
 from analysis.metrics.communication.what_if import (
     LARGEST_ERROR,
     NO_HOST,

@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Any
 from analysis.counters import KernelCounters
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.rooflines import roofline_findings
-from analysis.metrics.kernels.core_phases import BY_ORDER, NO_PHASE, kernel_phases
-from analysis.metrics.kernels.core_utilization import FOUR, PIPES, CoreUse, core_use, core_use_by, core_use_by_family
+from analysis.metrics.kernels.core_utilization import (
+    BY_ORDER,
+    FOUR,
+    NO_PHASE,
+    CoreUse,
+    core_use,
+    core_use_by,
+    core_use_by_family,
+    kernel_phases,
+)
+from analysis.metrics.kernels.ncu_metrics import PIPES
 from analysis.metrics.kernels.roofline import roofline
-from analysis.names import family
-from analysis.precisions import precision
+from analysis.names import family, precision
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from analysis.diagnose.sentences import range_over_ranks
 from analysis.metrics.time import launches as queue
 from analysis.metrics.time.idle import CAUSES, IdleCauses, idle_frame
 from analysis.metrics.time.idle_gaps import LARGEST, Spread, gap_frame
-from analysis.metrics.time.launched import MOSTLY
+from analysis.metrics.time.launches import MOSTLY
 from analysis.timeline import Timeline
 
 _LITTLE = 0.05

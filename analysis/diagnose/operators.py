@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.sentences import number, precision_clause
 from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
-from analysis.metrics.time.operator_tables import operators_over_ranks
-from analysis.metrics.time.range_rows import range_rows
+from analysis.metrics.kernels.tables import operators_over_ranks
+from analysis.metrics.time.ranges import range_rows
 from analysis.timeline import Timeline, lost_kernels
 
 _TOP = 30

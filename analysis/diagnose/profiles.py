@@ -16,10 +16,10 @@ from analysis.cells import inert
 from analysis.diagnose.explain import explain
 from analysis.diagnose.finding import Finding
 from analysis.metrics.kernels.core_utilization import rows as core_rows
-from analysis.metrics.kernels.name_coverage import NameCoverage, name_coverage
+from analysis.metrics.kernels.tables import NameCoverage, name_coverage
 from analysis.metrics.kernels.utilization import TRIAL_FIELDS, UTILIZATION_COLUMNS, compute_utilization_rows
 from analysis.metrics.telemetry import telemetry_in_window
-from analysis.metrics.time.range_tree import RangeNode, range_tree
+from analysis.metrics.time.ranges import RangeNode, range_tree
 from analysis.sources import Source, open_sources
 from analysis.strategy_labels import implementation_label, strategy_label
 from analysis.timeline import Timeline

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from analysis.diagnose.finding import Finding
-from analysis.metrics.kernels.levels import DRAM_LEVEL, L1, L2, LEVELS, MEMORY
+from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, LEVELS, MEMORY
 from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.counters import Summary
 from analysis.diagnose.finding import Finding
-from analysis.metrics.clock_reasons import POWER_CAP, SLOWED_DOWN, reason_names
-from analysis.metrics.telemetry import COUNTERS
-from analysis.summary import Summary
+from analysis.metrics.telemetry import COUNTERS, POWER_CAP, SLOWED_DOWN, reason_names
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.counters import Summary
 from analysis.diagnose.finding import Finding, distinct
 from analysis.diagnose.sensors import sensor_findings
 from analysis.metrics.communication.links import alpha_beta
 from analysis.names import COMMUNICATION, family
-from analysis.summary import Summary
 
 if TYPE_CHECKING:
     import pandas as pd

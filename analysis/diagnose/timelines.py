@@ -9,12 +9,12 @@ import numpy as np
 from analysis.diagnose import idle as idle_findings
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.sentences import balance_sentence, least_to_most, number, precision_clause, range_over_ranks
-from analysis.metrics.kernels import copies
+from analysis.metrics.kernels import tables as copies
 from analysis.metrics.kernels import tables as kernel_tables
 from analysis.metrics.kernels.utilization import NUMBER_FIELDS, compute_utilization
 from analysis.metrics.time import phases, temporal
 from analysis.metrics.time.idle import idle_causes
-from analysis.metrics.time.launched import launched_compute
+from analysis.metrics.time.launches import launched_compute
 from analysis.timeline import Timeline, lost_kernels
 
 if TYPE_CHECKING:

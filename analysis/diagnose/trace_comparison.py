@@ -1,7 +1,7 @@
 """What a comparison of two recordings says."""
 
 from analysis.diagnose.finding import Finding
-from analysis.metrics.comparison.trace_comparison import TraceComparison
+from analysis.metrics.comparison.traces import TraceComparison
 
 
 def findings(found: TraceComparison) -> list[Finding]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.sentences import number
-from analysis.metrics.kernels.tables import before_recording
+from analysis.metrics.time.launches import before_recording
 from analysis.metrics.time.temporal import analysis_window
 from analysis.timeline import Timeline
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from analysis.metrics import statistics
-from analysis.metrics.energy import inside, throttle_reasons
+from analysis.metrics.telemetry import inside, throttle_reasons
 from records.trial import Trial
 
 Row = Mapping[str, Any]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from analysis.metrics import cautions, statistics
-from analysis.metrics.energy import energy
 from analysis.metrics.ranks import combine, median_of, per_rank
+from analysis.metrics.telemetry import energy
 from common.errors import UsageError
 from records.schema import MEASURED_COLUMNS, PHASE_COLUMNS
 from records.trial import Trial

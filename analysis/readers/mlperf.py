@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.readers.log_lines import log_lines
+from analysis.counters import Summary
+from analysis.readers.packed import log_lines
 from analysis.readers.registry import Head
-from analysis.summary import Summary
 from common.errors import InputError
 from common.redact import redact_environment, redact_text
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from analysis.counters import Summary
 from analysis.names import bus_factor
-from analysis.readers.log_lines import log_lines
+from analysis.readers.packed import log_lines
 from analysis.readers.registry import Head
-from analysis.summary import Summary
 from common.errors import InputError
 
 FORM = "summaries"

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from analysis.readers.log_lines import log_lines
+from analysis.counters import Summary
+from analysis.readers.packed import log_lines
 from analysis.readers.registry import Head
-from analysis.summary import Summary
 from common.errors import InputError
 
 INFORMATION = frozenset(

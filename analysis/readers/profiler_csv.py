@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.readers.log_lines import log_lines
+from analysis.readers.packed import log_lines
 from analysis.timeline import API_COLUMNS, OPERATOR_COLUMNS, STEP_COLUMNS, empty
 
 if TYPE_CHECKING:

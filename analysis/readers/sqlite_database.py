@@ -14,13 +14,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from analysis.readers.sqlite_pages import PageTable, UnusualError, read_blocks
 from common.errors import InputError, content_code
+
+if TYPE_CHECKING:
+    from analysis.readers.registry import Head
+
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.integer[Any]]
@@ -332,3 +336,58 @@ def _unpack(path: Path, out: Any) -> None:
                     "if that is right, unpack it with gunzip and give the unpacked file",
                 )
             out.write(block)
+
+
+_REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
+
+
+def is_of_nvprof(head: "Head") -> bool:
+    """Return whether an SQLite database is nvprof's, by its tables."""
+    if b"StringIds" in head.data:
+        return False
+    if b"StringTable" in head.data or not head.path.is_file():
+        return b"StringTable" in head.data
+    try:
+        with head.path.open("rb") as file:
+            plain = file.read(2) != b"\x1f\x8b"
+        if not plain:
+            return False
+        with open_database(head.path) as database:
+            return "StringTable" in database.tables and "StringIds" not in database.tables
+    except (OSError, InputError):
+        return False
+
+
+def check_header(path: Path, plain: Path, writer: str) -> None:
+    """Look at a database's header. Raises InputError where it is none, or is cut short.
+
+    Args:
+        path: the file that was given.
+        plain: the same, unpacked.
+        writer: what writes such a file, for the message.
+    """
+    with plain.open("rb") as file:
+        head = file.read(128)
+        size = file.seek(0, os.SEEK_END)
+    if head.startswith(b"version https://git-lfs"):
+        raise InputError(
+            "file-format", f"{path} is a Git LFS pointer, not the export itself: run `git lfs pull`, then try again"
+        )
+    suffixes = path.suffixes[-2:]
+    if head.startswith(b"NVIDIA Tegra Profiler") or any(suffix in _REPORT_SUFFIXES for suffix in suffixes):
+        raise InputError(
+            "file-format",
+            f"{path} is a report of nsys, not an export of it: run `nsys export --type=sqlite --output="
+            f"{path.name.split('.')[0]}.sqlite {path.name}` with the nsys that recorded it or a newer one, and give "
+            "that file",
+        )
+    if not head.startswith(SQLITE_HEADER):
+        what = "is empty" if not size else "is no SQLite database"
+        raise InputError("file-format" if size else "file-empty", f"{path} {what}: give what {writer} wrote")
+    page_size = int.from_bytes(head[16:18], "big")
+    pages = int.from_bytes(head[28:32], "big")
+    expected = pages * (65536 if page_size == 1 else page_size)
+    if size < expected:
+        raise InputError(
+            "file-truncated", f"{path} is cut short: {size:,} of {expected:,} bytes; copy it or export it again"
+        )

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.metrics.communication.clock_alignment import clock_offsets
 from analysis.metrics.communication.exposure import communication_by_rank, communication_set
-from analysis.metrics.communication.matching import Matching, match_collectives
-from analysis.metrics.time.intervals import Intervals, clipped, difference, intersection
+from analysis.metrics.communication.matching import Matching, clock_offsets, match_collectives
 from analysis.metrics.time.temporal import WorkSets, work_sets, work_window
 from analysis.names import bus_factor
 from analysis.render.drawing import BLUE, GREEN, GREY, ORANGE, PINK, SKY, STYLE, VERMILION, canvas, save, short_label
+from analysis.spans import Intervals, clipped, difference, intersection
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:

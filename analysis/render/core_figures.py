@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.metrics.kernels.core_utilization import FOUR, CoreUse
-from analysis.metrics.kernels.levels import L1, L2, MEMORY
+from analysis.metrics.kernels.ncu_metrics import L1, L2, MEMORY
 from analysis.metrics.kernels.roofline import DRAM, Ceiling, Roofline
 from analysis.render.drawing import (
     BLUE,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.metrics.comparison.head_comparison import HeadResult
+from analysis.metrics.comparison.trainings import HeadResult
 from common.scores import score
 
 
@@ -12,7 +12,7 @@ def comparison_text(results: Sequence[HeadResult], majority: float | None = None
     by which score it is the best.
 
     Args:
-        results: of analysis.metrics.comparison.head_comparison.
+        results: of analysis.metrics.comparison.trainings.
         majority: accuracy of always answering what is most frequent, a fraction.
     """
     lines = [f"{'head':<10}{'epoch':>7}{'training loss':>15}{'validation loss':>17}{'accuracy':>11}"]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from analysis import wording
-from analysis.metrics.time.range_tree import RangeNode
+from analysis.metrics.time.ranges import RangeNode
 from analysis.render.terminal import DEFAULT_WIDTH, printable
 
 DEFAULT_LIMIT = 3

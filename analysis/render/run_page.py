@@ -8,10 +8,9 @@ from typing import Any
 from analysis import wording
 from analysis.diagnose.answer import answers, nothing_measured, points
 from analysis.diagnose.profiles import open_profile
-from analysis.load import LoadedRun, LoadedTrial, load_run
+from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
 from analysis.metrics import cautions as cautions_of
-from analysis.metrics.comparison.regression import ratios_of
-from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
+from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.scaling import measured_efficiency
 from analysis.render import figures, sections, tables
 from analysis.render.drawing import Picture
@@ -23,7 +22,6 @@ from analysis.render.page import render_page
 from analysis.render.panels import Panel, panels
 from analysis.render.report_folder import report_folder
 from analysis.render.training import training_part
-from analysis.trial_summary import TAKEN_APART
 from common.atomic import write_text
 from common.errors import SchemaError
 from records.files import read_record

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.metrics.time.intervals import Intervals, clipped, difference, intersection, merged
 from analysis.metrics.time.temporal import Temporal, WorkSets, temporal_breakdown, work_sets, work_window
 from analysis.render.drawing import BLUE, GREEN, INK, SKY, STYLE, VERMILION, Picture, canvas, save
+from analysis.spans import Intervals, clipped, difference, intersection, merged
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:

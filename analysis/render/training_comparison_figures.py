@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis import wording
-from analysis.metrics.comparison.training_comparison import TrainingComparison, VariantCurve
+from analysis.metrics.comparison.trainings import TrainingComparison, VariantCurve
 from analysis.render.drawing import LINES, NOTE, STYLE, canvas, clock_unit, save, short_label
 from analysis.render.training import running_median
 from common.scores import in_words, score

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from analysis import wording
-from analysis.metrics.comparison.training_comparison import COLUMNS, FINISHED, TrainingComparison
+from analysis.metrics.comparison.trainings import COLUMNS, FINISHED, TrainingComparison
 from analysis.render.terminal import printable
 from common.scores import score
 

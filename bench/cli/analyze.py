@@ -74,7 +74,7 @@ def _run(path: Path, options: AnalyzeOptions) -> int:
     """The table of trials, then what each profiled one shows."""
     from analysis.diagnose.profiles import open_profile
     from analysis.load import load_run
-    from analysis.metrics.comparison.regression import ratios_of
+    from analysis.metrics.comparison.within_run import ratios_of
     from analysis.render.text import results_table
     from analysis.sources import profiled_trials
 

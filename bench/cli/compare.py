@@ -89,7 +89,7 @@ def _runs(options: CompareOptions) -> int:
 
 def _traces(options: CompareOptions) -> int:
     from analysis.diagnose.trace_comparison import findings
-    from analysis.metrics.comparison.trace_comparison import THRESHOLD, compare_traces
+    from analysis.metrics.comparison.traces import THRESHOLD, compare_traces
     from analysis.sources import is_run, open_sources, trial_of
 
     if options.undecided_ok:

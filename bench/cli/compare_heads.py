@@ -26,7 +26,7 @@ from common.errors import UsageError
 from common.registry import lookup
 
 if TYPE_CHECKING:
-    from analysis.metrics.comparison.head_comparison import HeadResult
+    from analysis.metrics.comparison.trainings import HeadResult
 
 TABLE_FILE, DOCUMENT_FILE, PICTURE_FILE = "heads.csv", "heads.json", "heads.png"
 
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
         with locks.locked(out, "another call", "wait for it, or choose another --out"):
             if not train_all(list(planned.values()), devices, stop):
                 return tell_stopped(stop)
-    from analysis.metrics.comparison.head_comparison import compare_heads
+    from analysis.metrics.comparison.trainings import compare_heads
 
     samples = next(iter(planned.values())).samples_per_epoch
     assert samples is not None, "data without end are refused when they are planned"
@@ -185,7 +185,8 @@ def _without_head(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"], majority: float) -> None:
-    from analysis.metrics.comparison.head_comparison import COLUMNS, table_rows
+    from analysis.metrics.comparison.trainings import HEAD_COLUMNS as COLUMNS
+    from analysis.metrics.comparison.trainings import table_rows
     from analysis.render.gap_figures import HeadCurve, draw_heads
     from records.files import write_record
 

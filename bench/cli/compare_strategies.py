@@ -40,7 +40,7 @@ from common.registry import lookup
 from records.trial import PRECISIONS
 
 if TYPE_CHECKING:
-    from analysis.metrics.comparison.training_comparison import TrainingComparison
+    from analysis.metrics.comparison.trainings import TrainingComparison
 
 # Of the caption: more lines would leave no room for the picture.
 _MOST_SHARES = 2
@@ -206,7 +206,7 @@ def _written(
 
 
 def _compare(planned: Sequence[PlannedVariant], profiles: Mapping[Variant, Mapping[str, Any]]) -> "TrainingComparison":
-    from analysis.metrics.comparison.training_comparison import VariantRun, compare_trainings
+    from analysis.metrics.comparison.trainings import VariantRun, compare_trainings
 
     runs = [
         VariantRun(

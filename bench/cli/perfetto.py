@@ -33,7 +33,7 @@ OPTIONS = {"perfetto PATH": PerfettoOptions}
 def main(argv: list[str]) -> int:
     """Run the command; 0 when the file was written."""
     options = parse(PerfettoOptions, argv, "bertbench perfetto")
-    from analysis.perfetto import write_perfetto
+    from analysis.render.perfetto import write_perfetto
     from analysis.sources import open_sources
 
     try:

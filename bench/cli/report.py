@@ -66,7 +66,7 @@ def _of_run(options: ReportOptions) -> int:
         return 0
     from analysis.load import load_run
     from analysis.metrics.communication.projection import project
-    from analysis.metrics.comparison.regression import ratios_of
+    from analysis.metrics.comparison.within_run import ratios_of
 
     trials = load_run(run, options.price_per_hour)
     projected = project(trials, options.project, options.same_links) if options.project else []

@@ -160,8 +160,7 @@ def _inside(options: ThroughputOptions, devices: Devices, world: World) -> int:
 
 def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
     from analysis.load import load_run
-    from analysis.metrics.comparison.regression import ratios_of
-    from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
+    from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
 
     wanted = set(trial_ids)
     trials = load_run(run)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.diagnose.profiles import open_profile
-from analysis.metrics.communication.profiled import all_reduce
+from analysis.metrics.communication.exposure import all_reduce
 from bench.implementations import OURS, TRAINER_STRATEGIES
 from bench.machine.devices import Devices
 from bench.plan.automatic import AUTO, resolve_strategy
@@ -302,7 +302,7 @@ def profile_variants(
         note: told what needs no answer.
 
     Returns:
-        By variant what analysis.metrics.communication.profiled.all_reduce found, or `profile_problem`, why nothing.
+        By variant what analysis.metrics.communication.exposure.all_reduce found, or `profile_problem`, why nothing.
 
     Raises:
         StorageError: the run directory cannot be written.

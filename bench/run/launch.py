@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis.trial_summary import summarize_trial
+from analysis.load import summarize_trial
 from bench.cluster import STOPPING_VARIABLE
 from bench.cluster.world import World
 from bench.machine.devices import Devices

@@ -9,7 +9,7 @@ from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
 from support.refusals import refused
 
 from analysis.metrics.kernels.utilization import compute_utilization
-from analysis.metrics.time.range_tree import RangeNode, range_tree
+from analysis.metrics.time.ranges import RangeNode, range_tree
 from analysis.readers.nsys.reader import read
 from analysis.timeline import Timeline
 

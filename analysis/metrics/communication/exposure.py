@@ -1,6 +1,6 @@
 """Communication of each rank: how much there is, how much of it computation hides, at which bandwidth it runs.
 
-On unions of intervals, as measurement.md defines them: C communication, K computation (metrics.temporal.work_sets).
+On unions of intervals, as measurement.md defines them: C communication, K computation (time.temporal.work_sets).
 overlapped = |C and K|, exposed = |C minus K|. Bandwidths are nccl-tests', in 1e9 bytes/s: algbw = bytes / time, and
 busbw = algbw x `names.bus_factor`, the rate at which a link has to run (nccl-tests doc/PERFORMANCE.md).
 """
@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.kernels.tables import calls_with
-from analysis.metrics.time.intervals import Intervals, clipped, difference, inside_ns, intersection, merged, total_ns
+from analysis.metrics.time.launches import calls_with
 from analysis.metrics.time.temporal import Window, WorkSets, work_sets, work_window
 from analysis.names import bus_factor
+from analysis.spans import Intervals, clipped, difference, inside_ns, intersection, merged, total_ns
 from analysis.timeline import Timeline, empty
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.metrics.communication.matching import Matching
+    from analysis.timeline import Timeline
+
 
 Numbers = npt.NDArray[np.int64]
 
@@ -270,3 +272,41 @@ def communication_set(timeline: Timeline, sets: WorkSets) -> Intervals:
     if len(sets.communication):
         return sets.communication
     return merged(timeline.collectives["start"], timeline.collectives["end"])
+
+
+def all_reduce(timelines: Sequence["Timeline"]) -> dict[str, Any]:
+    """Return what communication, and all-reduces, are of the profiled steps, as means over the ranks.
+
+    all_reduce_share is the time in which at least one runs over the time of the steps, of which
+    all_reduce_exposed_share is spent without computation beside it, waiting for other ranks included, and
+    all_reduce_hidden_share under computation. all_reduce_ms is per step. The names with communication_ say the same of
+    all collectives together. profiled_step_ms is what a step took with the profiler, the base of all shares. All are
+    missing where no rank has marked steps.
+
+    Args:
+        timelines: what readers returned, one per rank.
+    """
+    ranks = communication_by_rank(timelines)
+    ranks = ranks[ranks["steps"] > 0]
+    if not len(ranks):
+        return {"profile_problem": "the profile marks no steps"}
+    kinds = communication_by_kind(timelines)
+    kinds = kinds[kinds["collective"] == "all_reduce"]
+    shares, exposed, times = [], [], []
+    for rank, window_ms, steps in zip(ranks["rank"], ranks["window_ms"], ranks["steps"], strict=True):
+        own = kinds[kinds["rank"] == rank]
+        shares.append(float(own["total_ms"].sum()) / window_ms)
+        exposed.append(float(own["exposed_ms"].sum()) / window_ms)
+        times.append(float(own["total_ms"].sum()) / steps)
+    share, bare = float(np.mean(shares)), float(np.mean(exposed))
+    return {
+        "communication_share": float(ranks["communication_share"].mean()),
+        "communication_exposed_share": float(ranks["exposed_share"].mean()),
+        "communication_exposed_ms": float((ranks["exposed_ms"] / ranks["steps"]).mean()),
+        "all_reduce_share": share,
+        "all_reduce_exposed_share": bare,
+        "all_reduce_hidden_share": share - bare,
+        "all_reduce_ms": float(np.mean(times)),
+        "profiled_step_ms": float((ranks["window_ms"] / ranks["steps"]).mean()),
+        "profiled_steps": int(ranks["steps"].max()),
+    }

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.time.intervals import Intervals, merged
+from analysis.spans import Intervals, merged
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all")
 """Collectives in which no rank can end before all have begun."""
@@ -238,3 +239,63 @@ def _without(timelines: Sequence[Timeline], unmatched: Sequence[int]) -> list[st
     return [
         f"{lost:,} of {total:,} collectives have no partner on another rank: they are not split into transfer and wait"
     ]
+
+
+# In this order of trust; all_to_all may end at different times on ranks that receive different amounts.
+_KINDS = (("all_reduce", "barrier"), ("all_gather", "reduce_scatter"), ("all_to_all",))
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffsets:
+    """The clocks of n ranks against that of the first."""
+
+    offsets_ns: tuple[int, ...]
+    """What each rank's clock is ahead of the first one's; 0 where it is not known."""
+    table: "pd.DataFrame"
+    """One row per rank: rank, offset_us (NaN unknown), spread_us (median absolute deviation of the differences), p95_us
+    (95th percentile of it), collectives (used), reason (why it is not known, or what to mind)."""
+
+
+def clock_offsets(timelines: Sequence[Timeline], matching: Matching) -> ClockOffsets:
+    """Return the offset of each rank's clock from collectives that it and the first rank took part in.
+
+    Args:
+        timelines: what readers returned, one per rank.
+        matching: of `match_collectives`.
+    """
+    import pandas as pd
+
+    offsets: list[int] = []
+    rows = []
+    for member, timeline in enumerate(timelines):
+        differences, reason = _differences(matching, member)
+        offset = int(np.median(differences)) if len(differences) else 0
+        apart = np.abs(differences - offset)
+        offsets.append(offset)
+        rows.append(
+            {
+                "rank": timeline.rank,
+                "offset_us": offset / 1e3 if len(differences) else None,
+                "spread_us": float(np.median(apart)) / 1e3 if len(differences) else None,
+                "p95_us": float(np.percentile(apart, 95)) / 1e3 if len(differences) else None,
+                "collectives": len(differences),
+                "reason": reason,
+            }
+        )
+    columns = ["rank", "offset_us", "spread_us", "p95_us", "collectives", "reason"]
+    frame = pd.DataFrame(rows, columns=columns).astype({"rank": "Int64"})
+    times = dict.fromkeys(columns[1:4], "float64")
+    return ClockOffsets(tuple(offsets), frame.astype(times))
+
+
+def _differences(matching: Matching, member: int) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", str]:
+    rows = matching.members
+    for kinds in _KINDS:
+        chosen = rows[rows["collective"].isin(kinds)]
+        first = chosen[chosen["member"] == 0].set_index("match")["end"]
+        own = chosen[chosen["member"] == member].set_index("match")["end"]
+        common = own.index.intersection(first.index)
+        if len(common):
+            reason = "from all_to_all, which need not end together" if kinds == ("all_to_all",) else ""
+            return (own.loc[common] - first.loc[common]).to_numpy(dtype=np.int64), reason
+    return np.empty(0, dtype=np.int64), "no collective together with the first rank: its clock is taken as equal"

@@ -2,7 +2,7 @@
 
 Scaling durations answers another question: a wait for a straggler does not vanish with the transfer, communication that
 computation hides costs nothing, and without it the host may be what is slow. So the dependencies are read out of the
-traces (what_if_events, what_if_cpu), every collective begins when its last rank arrives and ends on all ranks its
+traces (what_if_events), every collective begins when its last rank arrives and ends on all ranks its
 transfer time later, and all moments are computed anew with that time changed.
 
 The replay without a change is compared with the trace. That shows whether the collectives are understood, and nothing
@@ -15,7 +15,6 @@ for DNN Training").
 
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,88 +22,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.metrics.communication.matching import Matching
-from analysis.metrics.communication.what_if_events import add_gpu_rank, at_once
+from analysis.metrics.communication.what_if_events import add_cpu_rank, add_gpu_rank, at_once
 from analysis.metrics.communication.what_if_graph import (
-    COMPUTE,
-    HOST,
     TRANSFER,
-    Before,
-    Candidates,
     Dependencies,
     Floats,
     Graph,
-    Nodes,
-    Spans,
     finished,
-    marks,
 )
-from analysis.metrics.kernels.tables import is_communication
 from analysis.names import bus_factor
 from analysis.timeline import Timeline
 from common.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_QUEUED_NS = 200_000
-
-
-def add_cpu_rank(graph: Graph, timeline: Timeline, offset_ns: int) -> dict[int, tuple[int, int]]:
-    """Add one rank's moments and dependencies, all but what its collectives take.
-
-    Returns:
-        begin and end node of each row of `timeline.collectives`.
-    """
-    spans, talks = _computing(timeline), _talking(timeline)
-    hosts, works = _nodes(graph, spans, offset_ns), _nodes(graph, talks, offset_ns)
-    before, spoken = Before(spans), Before(talks)
-
-    def waited(moment: int, idle_from: int) -> Candidates:
-        """The communication whose end the host waited for."""
-        last = spoken.of(moment, len(talks))
-        if last is None:
-            return []
-        idle, after = talks[last][1] - idle_from, moment - talks[last][1]
-        return [(works[last][1], 0.0, HOST)] if idle > _QUEUED_NS and after <= max(_QUEUED_NS, idle // 2) else []
-
-    for number, (start, end) in enumerate(spans):
-        previous = before.of(start, number)
-        if previous is not None:
-            others = waited(start, spans[previous][1])
-            graph.follow(hosts[number][0], [(hosts[previous][1], 0.0, HOST), *others])
-        graph.edge(hosts[number][0], hosts[number][1], end - start, COMPUTE)
-    moments = sorted([(span[side], nodes[side]) for span, nodes in zip(spans, hosts, strict=True) for side in (0, 1)])
-    keys = [moment for moment, _ in moments]
-    for number, (start, _) in enumerate(talks):
-        previous = spoken.of(start, number)
-        place = bisect_right(keys, start)
-        if previous is not None and start - talks[previous][1] <= _QUEUED_NS:
-            graph.follow(works[number][0], [(works[previous][1], 0.0, HOST)])
-        elif place:
-            graph.follow(works[number][0], [(moments[place - 1][1], 0.0, HOST)])
-    marked = marks(graph, timeline.steps, spans, hosts, offset_ns, waited)
-    if marked is not None:
-        graph.begins.append(marked[0])
-        graph.ends.append([marked[1]])
-        return dict(enumerate(works))
-    everything = [*hosts, *works] or [(graph.node(0), graph.node(0))]
-    graph.begins.append(min((nodes[0] for nodes in everything), key=graph.times.__getitem__))
-    graph.ends.append([end for _, end in everything])
-    return dict(enumerate(works))
-
-
-def _computing(timeline: Timeline) -> Spans:
-    operators = timeline.operators[timeline.operators["outermost"]]
-    operators = operators[~is_communication(operators)] if len(operators) else operators
-    return sorted(zip(operators["start"].tolist(), operators["end"].tolist(), strict=True))
-
-
-def _talking(timeline: Timeline) -> Spans:
-    return list(zip(timeline.collectives["start"].tolist(), timeline.collectives["end"].tolist(), strict=True))
-
-
-def _nodes(graph: Graph, spans: Spans, offset: int) -> Nodes:
-    return [(graph.node(start - offset), graph.node(end - offset)) for start, end in spans]
 
 
 LARGEST_ERROR = 0.05

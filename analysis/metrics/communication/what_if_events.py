@@ -1,4 +1,4 @@
-"""Reads the dependencies of one rank with a GPU out of its trace, into a graph (what_if_graph).
+"""Reads the dependencies of one rank out of its trace, into a graph (what_if_graph). With a GPU:
 
 - the host: calls that launch work or wait for it, in order of time over all threads of the rank, each after the call
   that ended last before it and the one before it on its thread; the time since the later one is kept (a step's threads
@@ -18,13 +18,27 @@
 import re
 from bisect import bisect_right
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from analysis.metrics.communication.exposure import launch_times
-from analysis.metrics.communication.what_if_graph import COMPUTE, HOST, LAUNCH, Before, Candidates, Graph, Nodes, marks
-from analysis.metrics.kernels.tables import is_communication
-from analysis.timeline import Timeline
+from analysis.metrics.communication.what_if_graph import (
+    COMPUTE,
+    HOST,
+    LAUNCH,
+    Before,
+    Candidates,
+    Graph,
+    Nodes,
+    Spans,
+    marks,
+)
+from analysis.timeline import Timeline, is_communication
+
+if TYPE_CHECKING:
+    pass
+
 
 _SYNCHRONISES = re.compile(r"(?:Stream|Device|Event|Ctx)Synchronize")
 _WAITS_FOR_ALL = re.compile(r"(?:Device|Ctx)Synchronize|^(?:cuda|hip)Free(?:Host)?(?:_v\d+)?$")
@@ -325,3 +339,64 @@ class _Gpu:
             if talks and (begin, end) not in taken:  # of no known collective: nothing is scaled
                 self._graph.edge(begin, end, stop - start, COMPUTE)
         return found
+
+
+_QUEUED_NS = 200_000
+
+
+def add_cpu_rank(graph: Graph, timeline: Timeline, offset_ns: int) -> dict[int, tuple[int, int]]:
+    """Add one rank's moments and dependencies, all but what its collectives take.
+
+    Returns:
+        begin and end node of each row of `timeline.collectives`.
+    """
+    spans, talks = _computing(timeline), _talking(timeline)
+    hosts, works = _nodes(graph, spans, offset_ns), _nodes(graph, talks, offset_ns)
+    before, spoken = Before(spans), Before(talks)
+
+    def waited(moment: int, idle_from: int) -> Candidates:
+        """The communication whose end the host waited for."""
+        last = spoken.of(moment, len(talks))
+        if last is None:
+            return []
+        idle, after = talks[last][1] - idle_from, moment - talks[last][1]
+        return [(works[last][1], 0.0, HOST)] if idle > _QUEUED_NS and after <= max(_QUEUED_NS, idle // 2) else []
+
+    for number, (start, end) in enumerate(spans):
+        previous = before.of(start, number)
+        if previous is not None:
+            others = waited(start, spans[previous][1])
+            graph.follow(hosts[number][0], [(hosts[previous][1], 0.0, HOST), *others])
+        graph.edge(hosts[number][0], hosts[number][1], end - start, COMPUTE)
+    moments = sorted([(span[side], nodes[side]) for span, nodes in zip(spans, hosts, strict=True) for side in (0, 1)])
+    keys = [moment for moment, _ in moments]
+    for number, (start, _) in enumerate(talks):
+        previous = spoken.of(start, number)
+        place = bisect_right(keys, start)
+        if previous is not None and start - talks[previous][1] <= _QUEUED_NS:
+            graph.follow(works[number][0], [(works[previous][1], 0.0, HOST)])
+        elif place:
+            graph.follow(works[number][0], [(moments[place - 1][1], 0.0, HOST)])
+    marked = marks(graph, timeline.steps, spans, hosts, offset_ns, waited)
+    if marked is not None:
+        graph.begins.append(marked[0])
+        graph.ends.append([marked[1]])
+        return dict(enumerate(works))
+    everything = [*hosts, *works] or [(graph.node(0), graph.node(0))]
+    graph.begins.append(min((nodes[0] for nodes in everything), key=graph.times.__getitem__))
+    graph.ends.append([end for _, end in everything])
+    return dict(enumerate(works))
+
+
+def _computing(timeline: Timeline) -> Spans:
+    operators = timeline.operators[timeline.operators["outermost"]]
+    operators = operators[~is_communication(operators)] if len(operators) else operators
+    return sorted(zip(operators["start"].tolist(), operators["end"].tolist(), strict=True))
+
+
+def _talking(timeline: Timeline) -> Spans:
+    return list(zip(timeline.collectives["start"].tolist(), timeline.collectives["end"].tolist(), strict=True))
+
+
+def _nodes(graph: Graph, spans: Spans, offset: int) -> Nodes:
+    return [(graph.node(start - offset), graph.node(end - offset)) for start, end in spans]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial, load_run, measurement
-from analysis.metrics.comparison.ratio import ratio_interval, run_spread, typical_time
-from analysis.metrics.comparison.regression import THRESHOLD, describe_key, judged, status_verdict, typical_samples
+from analysis.metrics.comparison.ratio import ratio_interval, run_spread, typical_samples, typical_time
+from analysis.metrics.comparison.regression import THRESHOLD, describe_key, judged, status_verdict
 from common.errors import InputError, UsageError
 from records.run import RunDirectory
 

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.load import Key, LoadedTrial, circumstances
+from analysis.load import (
+    Key,
+    LoadedTrial,
+    circumstances,
+)
 from analysis.metrics.statistics import CONFIDENCE, block_medians, median_interval, student_quantile, tails
 from common.errors import UsageError
 
@@ -190,3 +194,9 @@ def typical_time(processes: Sequence[np.ndarray], resamples: int = 2000, seed: i
         return Ratio(value, low, high) if np.isfinite(low) else Ratio(value, value, value)
     drawn = drawn_levels(processes, resamples, np.random.default_rng(seed))
     return _interval(_level(processes), drawn, None, _logs(processes))
+
+
+def typical_samples(trials: Sequence[LoadedTrial]) -> float:
+    """Return the samples of a step of all ranks together: the median over the rounds."""
+    counts = [trial.row.get("samples_per_step") or trial.trial.global_batch_size for trial in trials]
+    return float(np.median(counts))

@@ -1,4 +1,4 @@
-"""Comparing: implementations within a run, and two runs. Ratios of medians with intervals, and what they can decide."""
+"""Two runs compared: is a configuration slower, with intervals, and what they can decide."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,13 @@ from analysis.load import (
     load_run,
     measurement,
 )
-from analysis.metrics.comparison.ratio import Ratio, by_key, decision, ratio_interval, run_spread, undecidable
+from analysis.metrics.comparison.ratio import (
+    Ratio,
+    ratio_interval,
+    run_spread,
+    typical_samples,
+    undecidable,
+)
 from common.errors import UsageError
 from records.run import RunDirectory
 
@@ -52,68 +58,6 @@ class Comparison:
     def undecided(self) -> bool:
         """Whether any row leaves open if it is a regression: "cannot decide", and "slower" by an open amount."""
         return any(row["verdict"] in _OPEN for row in self.rows)
-
-
-def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict[str, Any]]:
-    """Return one row per configuration and implementation other than `reference` that has the reference beside it.
-
-    Two different numbers, both named: throughput_ratio = new / old samples per second, time_saved = 1 - new / old step
-    time. Columns: CONFIGURATION, CIRCUMSTANCES, reference, throughput_ratio, throughput_ratio_low,
-    throughput_ratio_high, time_saved, rounds, reference_rounds, decided (yes: they differ | no: they are within
-    ratio.EQUIVALENT of each other | cannot decide), reason.
-    Where one side failed the ratio is None and the reason says so.
-    """
-    spread = run_spread(trials)
-    good = by_key(trials, without=("implementation",))
-    every: dict[Key, list[LoadedTrial]] = defaultdict(list)
-    for trial in trials:
-        if trial.trial.kind == "throughput":
-            every[(*circumstances(trial.row), *trial.key(("implementation",)))].append(trial)
-    rows = []
-    for key, members in every.items():
-        names = sorted({member.row["implementation"] for member in members})
-        if reference not in names:
-            continue
-        for name in names:
-            if name == reference:
-                continue
-            mine = [member for member in good.get(key, []) if member.row["implementation"] == name]
-            other = [member for member in good.get(key, []) if member.row["implementation"] == reference]
-            example = next(member for member in members if member.row["implementation"] == name)
-            row = {field_name: example.row[field_name] for field_name in (*CONFIGURATION, *CIRCUMSTANCES)}
-            row |= {"reference": reference, "rounds": len(mine), "reference_rounds": len(other)}
-            row |= _ratio_row(mine, other, members, name, reference, spread)
-            rows.append(row)
-    return rows
-
-
-def _ratio_row(
-    mine: Sequence[LoadedTrial],
-    other: Sequence[LoadedTrial],
-    members: Sequence[LoadedTrial],
-    name: str,
-    reference: str,
-    spread: float | None,
-) -> dict[str, Any]:
-    empty = dict.fromkeys(("throughput_ratio", "throughput_ratio_low", "throughput_ratio_high", "time_saved"))
-    for side, label in ((mine, name), (other, reference)):
-        if not side:
-            status = next(member.row["status"] for member in members if member.row["implementation"] == label)
-            return {**empty, "decided": "cannot decide", "reason": f"{label} has no measurement: {status}"}
-    time = ratio_interval([x.window_times() for x in mine], [x.window_times() for x in other])
-    work = typical_samples(mine) / typical_samples(other)
-    ratio, low, high = time.value * work, time.low * work, time.high * work
-    row = {"throughput_ratio": ratio, "throughput_ratio_low": low, "throughput_ratio_high": high}
-    # Per sample, so that it stays true where the sides' steps differ in size.
-    row["time_saved"] = 1 - 1 / ratio
-    decided, reason = decision(len(mine), len(other), Ratio(ratio, low, high), spread)
-    return {**row, "decided": decided, "reason": reason}
-
-
-def typical_samples(trials: Sequence[LoadedTrial]) -> float:
-    """Return the samples of a step of all ranks together: the median over the rounds."""
-    counts = [trial.row.get("samples_per_step") or trial.trial.global_batch_size for trial in trials]
-    return float(np.median(counts))
 
 
 def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD) -> Comparison:

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import KernelCounters
-from analysis.metrics.kernels.work import dram_bytes, tensor_flop, thread_flop
+from analysis.metrics.kernels.ncu_metrics import (
+    PIPES,
+    dram_bytes,
+    metrics_of,
+    no_metric,
+    pipe_percent,
+    tensor_flop,
+    thread_flop,
+)
 from analysis.names import family
 
 if TYPE_CHECKING:
@@ -18,42 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-_PERCENT = ".avg.pct_of_peak_sustained_elapsed"
-_PERCENT_ACTIVE = ".avg.pct_of_peak_sustained_active"
-# Cycles in which an SM had work, and all cycles: their ratio brings a percentage of the first to one of the second.
-_CYCLES_PAIRS = (
-    ("sm__cycles_active.avg", "sm__cycles_elapsed.avg"),
-    ("sm__cycles_active.avg", "sm__cycles_elapsed.max"),
-    ("GPU Speed Of Light Throughput: SM Active Cycles", "GPU Speed Of Light Throughput: Elapsed Cycles"),
-    ("GPU Speed Of Light: SM Active Cycles", "GPU Speed Of Light: Elapsed Cycles"),
-    ("sm__cycles_active.avg", "gpc__cycles_elapsed.max"),
-)
-PIPES: Mapping[str, tuple[str, ...]] = {
-    "fma": ("sm__inst_executed_pipe_fma",),
-    "fp16": ("sm__inst_executed_pipe_fp16", "sm__inst_executed_pipe_fma_type_fp16"),
-    "tensor": (
-        "sm__inst_executed_pipe_tensor",
-        "sm__inst_executed_pipe_tensor_op_gmma",
-        "sm__pipe_tc_cycles_active",
-        "sm__pipe_tensor_cycles_active_v2",
-        "sm__pipe_tensor_cycles_active",
-        "sm__inst_executed_pipe_tensor_op_hmma",
-        "sm__pipe_tensor_op_hmma_cycles_active",
-    ),
-    "sfu": ("sm__inst_executed_pipe_xu",),
-    "fma_active": ("sm__pipe_fma_cycles_active",),
-    "tensor_active": (
-        "sm__pipe_tc_cycles_active",
-        "sm__pipe_tensor_cycles_active_v2",
-        "sm__pipe_tensor_cycles_active",
-        "sm__pipe_tensor_op_hmma_cycles_active",
-    ),
-}
-"""Metrics of each pipe, best first: the first that the file has is used. `..._active` counts cycles in which the pipe
-worked, the others instructions against the highest rate."""
-_LARGE_INSTRUCTIONS = (9, 0)
-"""Compute capability from which one instruction of a warp group keeps the tensor pipe busy for many cycles: counted
-against the rate of small ones, a pipe that never rests is at a few percent."""
 FOUR: Mapping[str, str] = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
 """The kinds of cores that people ask for, and what they call them."""
 
@@ -240,51 +212,6 @@ def _weight(frame: "pd.DataFrame") -> str | None:
     return best if lacking[best] < len(frame) else None
 
 
-def metrics_of(pipe: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
-    """Return the metrics of one of PIPES on a GPU of this compute capability (None: not known), best first."""
-    if pipe == "tensor" and capability is not None and capability >= _LARGE_INSTRUCTIONS:
-        return tuple(dict.fromkeys((*PIPES["tensor_active"], *PIPES["tensor"])))
-    return PIPES[pipe]
-
-
-def pipe_percent(frame: "pd.DataFrame", metrics: Sequence[str]) -> "tuple[pd.Series[float], str] | None":
-    """Return a pipe's percentage of its peak over all cycles of each kernel, and the metric; None where there is none.
-
-    A file that has it over active cycles only (`ncu --set full`) gives it x active cycles / elapsed cycles of the SMs.
-    """
-    for base in metrics:
-        if base + _PERCENT in frame and frame[base + _PERCENT].notna().any():
-            return frame[base + _PERCENT], base
-    for base in metrics:
-        name = base + _PERCENT_ACTIVE
-        if name in frame and frame[name].notna().any() and (pair := _active_cycles(frame)) is not None:
-            return frame[name] * (frame[pair[0]] / frame[pair[1]]), f"{base} (of active cycles, x {pair[0]})"
-    return None
-
-
-def active_share(frame: "pd.DataFrame") -> "pd.Series[float] | None":
-    """Return the share of each kernel's cycles in which the SMs had work; None where the file does not tell."""
-    pair = _active_cycles(frame)
-    return None if pair is None else (frame[pair[0]] / frame[pair[1]]).clip(upper=1.0)
-
-
-def _active_cycles(frame: "pd.DataFrame") -> tuple[str, str] | None:
-    """The columns of active and of all cycles."""
-    for active, elapsed in _CYCLES_PAIRS:
-        if active in frame and elapsed in frame and (frame[active] / frame[elapsed]).notna().any():
-            return active, elapsed
-    return None
-
-
-def _no_metric(frame: "pd.DataFrame", metrics: Sequence[str]) -> str:
-    if any(base + _PERCENT_ACTIVE in frame for base in metrics):
-        return (
-            "the file has it over active cycles only, without sm__cycles_active.avg and sm__cycles_elapsed.avg: "
-            "collect them, or the metric that ends in _elapsed"
-        )
-    return "this GPU or this ncu has no such metric, or it was not collected"
-
-
 def _pipe(
     frame: "pd.DataFrame",
     metrics: Sequence[str],
@@ -298,7 +225,7 @@ def _pipe(
     found = pipe_percent(frame, metrics)
     if frame.empty or found is None or column is None:
         metric = found[1] if found is not None and not frame.empty else None
-        reason = "no kernel was profiled" if frame.empty else _no_metric(frame, metrics)
+        reason = "no kernel was profiled" if frame.empty else no_metric(frame, metrics)
         if metric is not None:
             reason = "neither cycles nor durations are in the file, so kernels cannot be weighted"
         return [PipeUse(percent=None, in_window_percent=None, metric=metric, reason=reason)] * groups
@@ -347,3 +274,57 @@ def _whole(values: "pd.Series[float] | None", codes: "NDArray[np.int64]", groups
     return [
         None if bad else total for bad, total in zip(lacking, _sums(codes, values.fillna(0.0), groups), strict=True)
     ]
+
+
+PHASES = ("data", "forward", "backward", "all-reduce", "optimizer")
+"""Phases of a step, in their order."""
+NO_PHASE = "no phase"
+"""Of a kernel that lies in none."""
+BY_RANGE, BY_ORDER = "range", "order"
+"""What told a kernel's phase: a range that was open, or its place between kernels whose ranges tell theirs."""
+
+_DOMAIN = "bertbench@"
+_AROUND = ("run", "step ", "bertbench:capture")
+
+
+def kernel_phases(counters: KernelCounters) -> "pd.DataFrame | None":
+    """Return phase, part and told_by of every kernel, in their order; None where the file has no such ranges.
+
+    part is the outermost range of the model inside the phase ("layer.3", "embeddings"), "" where there is none; told_by
+    is BY_RANGE, BY_ORDER or "".
+    """
+    import pandas as pd
+
+    kernels = counters.kernels
+    if "push_pop_ranges" not in kernels:
+        return None
+    phases, parts, told = [], [], []
+    last: dict[int, str] = {}
+    for process, stack, spans in zip(
+        kernels["process"].tolist(),
+        kernels["push_pop_ranges"].tolist(),
+        kernels["start_stop_ranges"].tolist(),
+        strict=True,
+    ):
+        names = [name.removeprefix(_DOMAIN) for name in stack if name.startswith(_DOMAIN)]
+        phase, part = _phase_of(names)
+        by = BY_RANGE if phase else ""
+        if phase is None and f"{_DOMAIN}all-reduce" in spans:
+            phase, by = "all-reduce", BY_RANGE
+        if phase is None and last.get(process) == "forward" and not stack:
+            phase, by = "backward", BY_ORDER
+        elif phase is not None:
+            last[process] = phase if by == BY_RANGE else last.get(process, "")
+        phases.append(phase or NO_PHASE)
+        parts.append(part)
+        told.append(by)
+    if all(phase == NO_PHASE for phase in phases):
+        return None
+    return pd.DataFrame({"phase": phases, "part": parts, "told_by": told}, index=kernels.index)
+
+
+def _phase_of(names: Sequence[str]) -> tuple[str | None, str]:
+    found = [position for position, name in enumerate(names) if name in PHASES]
+    inside = names[found[-1] + 1 :] if found else names
+    part = next((name for name in inside if not name.startswith(_AROUND)), "")
+    return (names[found[-1]] if found else None), part

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from analysis.gpu_work import name_codes
-from analysis.metrics.kernels.tables import in_window, launching_calls
-from analysis.names import family
-from analysis.precisions import PRECISIONS, precision
-from analysis.timeline import Timeline
+from analysis.metrics.time.launches import in_window, launching_calls
+from analysis.names import PRECISIONS, family, precision
+from analysis.timeline import Timeline, name_codes
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,23 +11,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from analysis.counters import KernelCounters
-from analysis.metrics.kernels.core_utilization import PIPES, pipe_percent
-from analysis.metrics.kernels.levels import (
+from analysis.metrics.kernels.ncu_metrics import (
     DRAM_LEVEL,
     DRAM_PERCENTS,
     L1,
     L2,
     LEVELS,
     MEMORY,
+    PIPES,
     SM,
+    THREAD_TYPES,
     bank_conflicts,
+    dram_bytes,
     memory_percents,
     occupancy_limits,
     occupancy_percents,
+    pipe_percent,
     sm_percents,
+    tensor_flop,
+    thread_flop,
     waves,
 )
-from analysis.metrics.kernels.work import THREAD_TYPES, dram_bytes, tensor_flop, thread_flop
 from analysis.names import family
 
 if TYPE_CHECKING:

@@ -1,24 +1,28 @@
-"""Kernels by family and by name, per rank and over ranks. Times are sums over kernels: two at once count twice.
+"""Work of each rank by name: kernels, their families and how many have one, copies by direction, operators of the CPU.
 
-The window is the marked steps, or the whole trace where none is marked. A kernel is of the window, with all its length,
-when it was launched in it; where the launching call is not known, when it begins in it. A GPU may run behind the CPU:
-the last step's kernels can end after the step, and kernels from before the recording can run in the first (see
-`before_recording`).
+Times are sums over pieces of work: two at once count twice. The window is that of metrics.time.launches.
 """
 
+import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.gpu_work import GpuWork, Mask, name_codes, where
-from analysis.names import COMMUNICATION, family
-from analysis.timeline import Timeline, empty
+from analysis.counters import KernelCounters
+from analysis.metrics.time.launches import in_window, whole_trace
+from analysis.metrics.time.temporal import work_sets
+from analysis.names import OTHER, family
+from analysis.spans import inside_ns
+from analysis.timeline import Timeline, empty, is_kind, name_codes
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 Numbers = npt.NDArray[np.int64]
 
@@ -43,21 +47,6 @@ FAMILY_ROW_COLUMNS = {
     "window_share": "float64",
 }
 _COPIES = ("memcpy", "memset")
-
-
-def is_kind(kernels: "pd.DataFrame", *kinds: str) -> Mask:
-    """Return which rows of `kernels` are of one of the kinds."""
-    return where(*name_codes(kernels["kind"]), lambda kind: kind in kinds)
-
-
-def is_communication(table: "pd.DataFrame") -> Mask:
-    """Return which rows of a table with `name` are communication."""
-    return where(*name_codes(table["name"]), communicates)
-
-
-def communicates(name: str) -> bool:
-    """Return whether work of this name is communication."""
-    return family(name) == COMMUNICATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +76,7 @@ def kernel_times(timeline: Timeline, copies: bool = True, window: Literal["steps
             Analysis has it.
     """
     work = timeline.work
-    kept, window_ns = _all(work) if window == "kernels" else in_window(timeline)
+    kept, window_ns = whole_trace(work) if window == "kernels" else in_window(timeline)
     if not copies:
         kept = kept & ~work.is_kind(*_COPIES)
     codes, length = work.name, work.end - work.start
@@ -179,81 +168,173 @@ def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFram
     return found[columns]
 
 
-def launching_calls(timeline: Timeline) -> Numbers | None:
-    """Return for each row of `kernels` the row of `api` that launched it, -1 unknown; None where no row is known.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NameCoverage:
+    """The GPU kernels of a profile by whether their names say what they do; copies are not kernels."""
 
-    Several rows of one call (a CUDA graph's) have the same. Of calls that share an id the first counts.
+    names: int
+    """Distinct names of kernels; 0 where the profile holds none."""
+    other_share: float | None
+    """Share of kernel time that is of the family "other"; None without a kernel, or where times are not known."""
+    other: tuple[tuple[str, float], ...] = ()
+    """The names it consists of, each with its share, largest first."""
+    reason: str = ""
+    """Why the share is None."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {
+            "names": self.names,
+            "other_share": self.other_share,
+            "other": [{"name": name, "share": share} for name, share in self.other],
+            "reason": self.reason,
+        }
+
+
+def name_coverage(timelines: Sequence[Timeline], counters: Sequence[KernelCounters] = ()) -> NameCoverage:
+    """Return the share of "other" over every kernel that was recorded, inside the marked steps or not.
+
+    Of tables of counters, where not every kernel has a duration, elapsed cycles take its place.
     """
-    kernels, api = timeline.kernels, timeline.api
-    if (
-        "correlation_id" not in kernels.columns
-        or "correlation_id" not in api.columns
-        or not len(kernels)
-        or not len(api)
-    ):
-        return None
-    wanted = kernels["correlation_id"].to_numpy()
-    found = np.where(wanted > 0, calls_with(api, wanted), -1)
-    return found if (found >= 0).any() else None
+    total: Counter[str] = Counter()
+    for timeline in timelines:
+        times = kernel_times(timeline, copies=False, window="kernels")
+        total.update(dict(zip(times.names, times.total_ns.tolist(), strict=True)))
+    column = "duration_ns"
+    if any(one.kernels["duration_ns"].isna().any() for one in counters):
+        column = "cycles"
+    for one in counters:
+        weights = one.kernels.groupby("name", sort=False)[column].sum(min_count=1)
+        lacking = one.kernels[column].isna().any()
+        total.update({str(name): math.nan if lacking else float(value) for name, value in weights.items()})
+    if not total:
+        return NameCoverage(names=0, other_share=None, reason="no kernel of a GPU was recorded")
+    everything = math.fsum(total.values())
+    if not everything > 0:
+        return NameCoverage(names=len(total), other_share=None, reason="the kernels have no times")
+    other = {name: value / everything for name, value in total.items() if family(name) == OTHER}
+    ordered = tuple(sorted(other.items(), key=lambda item: (-item[1], item[0])))
+    return NameCoverage(names=len(total), other_share=math.fsum(other.values()), other=ordered)
 
 
-def calls_with(api: "pd.DataFrame", correlations: Numbers) -> Numbers:
-    """Return for each of n correlation ids the row of `api` that has it, the first of several; -1 where none has."""
-    have = api["correlation_id"].to_numpy()
-    if not len(have):
-        return np.full(len(correlations), -1, dtype=np.int64)
-    rising = bool((have[1:] > have[:-1]).all())
-    order = np.arange(len(have)) if rising else np.argsort(have, kind="stable")
-    identifiers = have if rising else have[order]
-    place = np.searchsorted(identifiers, correlations).clip(max=len(identifiers) - 1)
-    known = (identifiers[place] == correlations) & (correlations >= 0)
-    return np.where(known, order[place], -1).astype(np.int64, copy=False)
+COPY_ROW_COLUMNS = {
+    "rank": "Int64",
+    "direction": "str",
+    "host_memory": "str",
+    "count": "int64",
+    "bytes": "Int64",
+    "total_ms": "float64",
+    "bandwidth_gb_s": "float64",
+    "overlapped_share": "float64",
+}
+_DIRECTION = re.compile(r"\b([hdap])(?:ost|evice|rray|eer)?to([hdap])", re.IGNORECASE)
 
 
-def in_window(timeline: Timeline) -> tuple[Mask, int]:
-    """Return which rows of `kernels` are of the window, and the window's length in ns."""
-    work = timeline.work
-    if not len(work) or not len(timeline.steps):
-        return _all(work)
-    moments = work.start
-    begin, end = int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
-    calls = launching_calls(timeline)
-    if calls is None:
-        return (moments >= begin) & (moments < end), end - begin
-    moments = np.where(calls >= 0, timeline.api["start"].to_numpy(dtype=np.int64)[calls], moments)
-    return (moments >= begin) & (moments < end) & ~_early(work, calls), end - begin
+def direction(name: str) -> str:
+    """Return the direction of a copy by its name: HtoD, DtoH, DtoD, PtoP, HtoH, ..., memset, or "unknown"."""
+    if "memset" in name.lower():
+        return "memset"
+    found = _DIRECTION.search(name)
+    return f"{found[1].upper()}to{found[2].upper()}" if found else "unknown"
 
 
-def before_recording(timeline: Timeline) -> int:
-    """Return how many rows of `kernels` begin in the marked steps but were launched before the calls were recorded.
+def host_memory(name: str) -> str:
+    """Return "pageable" or "pinned" where the name of a copy says which the CPU's side is, "" where it does not."""
+    lower = name.lower()
+    return "pageable" if "pageable" in lower else "pinned" if "pinned" in lower else ""
 
-    Work of one stream runs in the order of its launches. Where more than half of all work is tied to calls, work
-    without a call that begins before the first of its stream that has one (of a stream that has none: before the first
-    of any) was launched before that, when no call was recorded. It belongs to no step, just as what the last step
-    launched belongs to it though it runs later: so the work of each step counts once.
+
+def copy_rows(timeline: Timeline) -> "pd.DataFrame":
+    """Return one row per direction and kind of host memory, longest first: COPY_ROW_COLUMNS.
+
+    Of copies and memsets of the window (see launches.in_window). bytes is missing where the trace
+    does not give every copy's, and bandwidth_gb_s (10^9 bytes per second of copying) with it; overlapped_share is the
+    share of the copies' time in which the same rank computed.
     """
-    calls = launching_calls(timeline)
-    if calls is None or not len(timeline.steps):
-        return 0
-    work = timeline.work
-    begin, end = int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
-    return int((_early(work, calls) & (work.start >= begin) & (work.start < end)).sum())
+    import pandas as pd
+
+    kept, _ = in_window(timeline)
+    kept = kept & is_kind(timeline.kernels, "memcpy", "memset")
+    if not kept.any():
+        return empty(COPY_ROW_COLUMNS)
+    copies = timeline.kernels[kept]
+    starts, ends = copies["start"].to_numpy(dtype=np.int64), copies["end"].to_numpy(dtype=np.int64)
+    hidden = inside_ns(work_sets(timeline).compute, starts, ends)
+    moved = copies["bytes"].to_numpy() if "bytes" in copies.columns else np.full(len(copies), -1)
+    codes, names = name_codes(copies["name"])
+    keys = [(direction(name), host_memory(name)) for name in names]
+    groups = sorted({keys[code] for code in np.unique(codes)})
+    group = np.array([groups.index(key) if key in groups else -1 for key in keys])[codes]
+    rows = []
+    for index, (way, memory) in enumerate(groups):
+        own = group == index
+        length = int((ends - starts)[own].sum())
+        known = bool((moved[own] > 0).all())
+        size = int(moved[own].sum()) if known else None
+        rows.append(
+            {
+                "rank": timeline.rank,
+                "direction": way,
+                "host_memory": memory,
+                "count": int(own.sum()),
+                "bytes": size,
+                "total_ms": length / 1e6,
+                "bandwidth_gb_s": size / length if size is not None and length else None,
+                "overlapped_share": int(hidden[own].sum()) / length if length else None,
+            }
+        )
+    rows.sort(key=lambda row: -float(row["total_ms"] or 0))
+    return pd.DataFrame(rows).astype(COPY_ROW_COLUMNS)
 
 
-def _early(work: GpuWork, calls: Numbers) -> Mask:
-    """Return which pieces were launched before the recording began, shape (n,); none where most are tied to no call."""
-    known = calls >= 0
-    if known.all() or 2 * known.sum() <= len(known):
-        return np.zeros(len(known), dtype=bool)
-    # One number per stream of a device.
-    _, streams = np.unique(np.stack([work.device, work.stream]), axis=1, return_inverse=True)
-    streams = streams.reshape(-1)
-    first = np.full(int(streams.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, streams[known], work.start[known])
-    first[first == np.iinfo(np.int64).max] = work.start[known].min()
-    early: Mask = ~known & (work.start < first[streams])
-    return early
+OPERATOR_ROW_COLUMNS = {
+    "name": "str",
+    "family": "str",
+    "calls": "int64",
+    "self_ns": "int64",
+}
 
 
-def _all(work: GpuWork) -> tuple[Mask, int]:
-    return np.ones(len(work), dtype=bool), int(work.end.max() - work.start.min()) if len(work) else 0
+def operator_rows(timeline: Timeline) -> "pd.DataFrame":
+    """Return one row per operator of a rank's marked steps, or of the whole trace where none is marked.
+
+    Returns:
+        OPERATOR_ROW_COLUMNS, in order of first appearance: self_ns is the sum over calls, ns.
+    """
+    table = timeline.operators
+    if len(table) and len(timeline.steps):
+        starts = table["start"]
+        table = table[(starts >= timeline.steps["start"].min()) & (starts < timeline.steps["end"].max())]
+    if not len(table):
+        return empty(OPERATOR_ROW_COLUMNS)
+    sums = table.groupby("name", sort=False, observed=True)["self_ns"].agg(["size", "sum"]).reset_index()
+    sums.columns = ["name", "calls", "self_ns"]
+    sums["name"] = sums["name"].astype(str)
+    sums.insert(1, "family", [family(name) for name in sums["name"]])
+    return sums
+
+
+def operators_over_ranks(timelines: Sequence[Timeline], by: str = "name") -> "pd.DataFrame":
+    """Return the operators of all ranks together, those that take most first.
+
+    Args:
+        timelines: one per rank.
+        by: "name" or "family".
+
+    Returns:
+        name (with by="name"), family, calls, self_ms (own time of all ranks), mean_us (of a call), self_time_share.
+    """
+    import pandas as pd
+
+    keys = ["name", "family"] if by == "name" else ["family"]
+    parts = [rows for timeline in timelines if len(rows := operator_rows(timeline))]
+    if not parts:
+        return pd.DataFrame({name: [] for name in [*keys, "calls", "self_ms", "mean_us", "self_time_share"]})
+    sums = pd.concat(parts).groupby(keys, sort=False)[["calls", "self_ns"]].sum().reset_index()
+    sums = sums.sort_values("self_ns", ascending=False, kind="stable", ignore_index=True)
+    total = int(sums["self_ns"].sum())
+    found = sums[[*keys, "calls"]].copy()
+    found["self_ms"] = sums["self_ns"] / 1e6
+    found["mean_us"] = sums["self_ns"] / sums["calls"] / 1e3
+    found["self_time_share"] = sums["self_ns"] / total if total else float("nan")
+    return found

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.kernels.tables import is_communication
-from analysis.metrics.time.intervals import clipped, merged, total_ns
 from analysis.metrics.time.temporal import analysis_window, cpu_computation
-from analysis.timeline import Timeline, lost_kernels
+from analysis.spans import clipped, merged, total_ns
+from analysis.timeline import Timeline, is_communication, lost_kernels
 from records.schema import SHAPE_COLUMNS
 
 if TYPE_CHECKING:

@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from analysis.gpu_work import name_codes
-from analysis.metrics.kernels.tables import launching_calls
 from analysis.metrics.time.idle_gaps import Spread, idle_spread
-from analysis.metrics.time.intervals import Intervals, clipped, difference, intersection, merged, total_ns, union
+from analysis.metrics.time.launches import launching_calls
 from analysis.metrics.time.phases import phase_of
 from analysis.metrics.time.temporal import Window, WorkSets, cpu_communication, work_sets, work_window
 from analysis.names import collective
-from analysis.timeline import Timeline
+from analysis.spans import Intervals, clipped, difference, intersection, merged, total_ns, union
+from analysis.timeline import Timeline, name_codes
 
 if TYPE_CHECKING:
     import pandas as pd

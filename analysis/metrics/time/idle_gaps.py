@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.metrics.kernels.tables import launching_calls
-from analysis.metrics.time.intervals import Intervals, clipped, inside_ns, intersection, total_ns
+from analysis.metrics.time.launches import launching_calls
+from analysis.spans import Intervals, clipped, inside_ns, intersection, total_ns
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -1,20 +1,116 @@
-"""The launch queue: how long kernels wait between the call that launches them and their start, and how many wait.
+"""Which call launched which kernel: the kernels of the window, the launch queue, and what each step launched.
+
+The window is the marked steps, or the whole trace where none is marked. A kernel is of the window, with all its length,
+when it was launched in it; where the launching call is not known, when it begins in it. A GPU may run behind the CPU:
+the last step's kernels can end after the step, and kernels from before the recording can run in the first (see
+`before_recording`).
 
 The CPU puts kernels into a queue by calls such as cudaLaunchKernel; correlation ids tie a kernel to its call. A delay
 is from the *start* of the call, as a kernel may begin before the call returns. A kernel that starts within microseconds
 of the *end* of its call (the call takes 5 us, under a profiler 10) found the queue empty: the GPU waited for the CPU. A
 long delay is healthy: the CPU runs ahead.
+
+What ran in the marked steps depends on how far behind the GPU is at either end; what was launched in them
+(`launched_compute`) does not, and is what to compare between ranks.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.kernels.tables import in_window, launching_calls
-from analysis.timeline import Timeline
+from analysis.names import communicates
+from analysis.spans import merged, total_ns
+from analysis.timeline import GpuWork, Mask, Timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 Numbers = npt.NDArray[np.int64]
+
+
+def launching_calls(timeline: Timeline) -> Numbers | None:
+    """Return for each row of `kernels` the row of `api` that launched it, -1 unknown; None where no row is known.
+
+    Several rows of one call (a CUDA graph's) have the same. Of calls that share an id the first counts.
+    """
+    kernels, api = timeline.kernels, timeline.api
+    if (
+        "correlation_id" not in kernels.columns
+        or "correlation_id" not in api.columns
+        or not len(kernels)
+        or not len(api)
+    ):
+        return None
+    wanted = kernels["correlation_id"].to_numpy()
+    found = np.where(wanted > 0, calls_with(api, wanted), -1)
+    return found if (found >= 0).any() else None
+
+
+def calls_with(api: "pd.DataFrame", correlations: Numbers) -> Numbers:
+    """Return for each of n correlation ids the row of `api` that has it, the first of several; -1 where none has."""
+    have = api["correlation_id"].to_numpy()
+    if not len(have):
+        return np.full(len(correlations), -1, dtype=np.int64)
+    rising = bool((have[1:] > have[:-1]).all())
+    order = np.arange(len(have)) if rising else np.argsort(have, kind="stable")
+    identifiers = have if rising else have[order]
+    place = np.searchsorted(identifiers, correlations).clip(max=len(identifiers) - 1)
+    known = (identifiers[place] == correlations) & (correlations >= 0)
+    return np.where(known, order[place], -1).astype(np.int64, copy=False)
+
+
+def in_window(timeline: Timeline) -> tuple[Mask, int]:
+    """Return which rows of `kernels` are of the window, and the window's length in ns."""
+    work = timeline.work
+    if not len(work) or not len(timeline.steps):
+        return whole_trace(work)
+    moments = work.start
+    begin, end = int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
+    calls = launching_calls(timeline)
+    if calls is None:
+        return (moments >= begin) & (moments < end), end - begin
+    moments = np.where(calls >= 0, timeline.api["start"].to_numpy(dtype=np.int64)[calls], moments)
+    return (moments >= begin) & (moments < end) & ~_early(work, calls), end - begin
+
+
+def before_recording(timeline: Timeline) -> int:
+    """Return how many rows of `kernels` begin in the marked steps but were launched before the calls were recorded.
+
+    Work of one stream runs in the order of its launches. Where more than half of all work is tied to calls, work
+    without a call that begins before the first of its stream that has one (of a stream that has none: before the first
+    of any) was launched before that, when no call was recorded. It belongs to no step, just as what the last step
+    launched belongs to it though it runs later: so the work of each step counts once.
+    """
+    calls = launching_calls(timeline)
+    if calls is None or not len(timeline.steps):
+        return 0
+    work = timeline.work
+    begin, end = int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
+    return int((_early(work, calls) & (work.start >= begin) & (work.start < end)).sum())
+
+
+def _early(work: GpuWork, calls: Numbers) -> Mask:
+    """Return which pieces were launched before the recording began, shape (n,); none where most are tied to no call."""
+    known = calls >= 0
+    if known.all() or 2 * known.sum() <= len(known):
+        return np.zeros(len(known), dtype=bool)
+    # One number per stream of a device.
+    _, streams = np.unique(np.stack([work.device, work.stream]), axis=1, return_inverse=True)
+    streams = streams.reshape(-1)
+    first = np.full(int(streams.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, streams[known], work.start[known])
+    first[first == np.iinfo(np.int64).max] = work.start[known].min()
+    early: Mask = ~known & (work.start < first[streams])
+    return early
+
+
+def whole_trace(work: GpuWork) -> tuple[Mask, int]:
+    """Return all pieces of work as those of the window, and the time from the first start to the last end, ns."""
+    return np.ones(len(work), dtype=bool), int(work.end.max() - work.start.min()) if len(work) else 0
+
 
 SHORT_DELAY_US = 10.0
 """A kernel that starts sooner than this after the end of its call found the GPU waiting: 1 to 3 us are usual then."""
@@ -22,7 +118,7 @@ SHORT_DELAY_US = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LaunchQueue:
-    """The launch queue of one rank, over the kernels of the window (see kernel_tables); copies and memsets are none."""
+    """The launch queue of one rank, over the kernels of the window (see `in_window`); copies and memsets are none."""
 
     rank: int | None
     """Rank, None where the trace does not say."""
@@ -115,3 +211,43 @@ def queue_depth(called: Numbers, started: Numbers) -> tuple[Numbers, Numbers]:
     depth = np.cumsum(np.where(order < len(called), 1, -1))
     last = np.append(times[1:] > times[:-1], True)
     return times[last], depth[last]
+
+
+MOSTLY = 0.9
+"""Share of the computing kernels whose launching call has to be known: fewer would pass for less work."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedCompute:
+    """Computation of one rank by the step whose CPU launched it."""
+
+    steps_ns: Numbers
+    """Of each marked step, in order of start: length of the union of the computing kernels launched in it."""
+    total_ns: int
+    """The same of all steps together."""
+
+
+def launched_compute(timeline: Timeline) -> LaunchedCompute | None:
+    """Return the computation launched in each marked step.
+
+    None where no step is marked, or less than MOSTLY of the kernels that compute can be tied to a call.
+    """
+    if not len(timeline.steps) or not len(timeline.kernels):
+        return None
+    calls = launching_calls(timeline)
+    work = timeline.work
+    computes = ~work.is_kind("memcpy", "memset") & ~work.is_named(communicates)
+    if calls is None or (calls[computes] >= 0).sum() < MOSTLY * computes.sum():
+        return None
+    known = computes & (calls >= 0)
+    called = timeline.api["start"].to_numpy(dtype=np.int64)[calls[known]]
+    starts, ends = work.start[known], work.end[known]
+    steps = timeline.steps.sort_values("start", kind="stable")
+    begins, stops = (steps[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+    place = np.searchsorted(begins, called, side="right") - 1
+    inside = (place >= 0) & (called < stops[place])
+    order = np.argsort(place, kind="stable")
+    order = order[inside[order]]
+    parts = np.split(order, np.searchsorted(place[order], np.arange(1, len(steps))))
+    by_step = [total_ns(merged(starts[own], ends[own])) for own in parts]
+    return LaunchedCompute(np.array(by_step, dtype=np.int64), total_ns(merged(starts[inside], ends[inside])))

@@ -2,7 +2,7 @@
 
 Host time is the union of a phase's ranges over all threads, cut to the window, each moment counted once (of nested
 phases the one that stands first in the order communication, optimizer, backward, forward, data). GPU time is the sum of
-the kernels, copies and memsets of the window (see kernel_tables), each attributed by what launched it:
+the kernels, copies and memsets of the window (see launches.in_window), each attributed by what launched it:
 
 1. communication kernels are of the phase "communication";
 2. the call that launched it lies in a phase's range on the same thread: the innermost one (autograd's own thread:
@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from analysis.gpu_work import name_codes
-from analysis.metrics.kernels.tables import in_window, is_communication, is_kind, launching_calls
-from analysis.metrics.time.intervals import Intervals, clipped, difference, merged, total_ns, union
+from analysis.metrics.time.launches import in_window, launching_calls
 from analysis.metrics.time.temporal import analysis_window
 from analysis.names import OTHER
-from analysis.timeline import Timeline
+from analysis.spans import Intervals, clipped, difference, merged, total_ns, union
+from analysis.timeline import Timeline, is_communication, is_kind, name_codes
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from analysis.metrics.kernels.tables import communicates, is_communication
-from analysis.metrics.time.intervals import Intervals, clipped, difference, inside_ns, merged, total_ns, union
-from analysis.metrics.time.launched import launched_compute
-from analysis.names import collective, is_gpu_library
-from analysis.timeline import Timeline
+from analysis.metrics.time.launches import launched_compute
+from analysis.names import collective, communicates, is_gpu_library
+from analysis.spans import Intervals, clipped, difference, inside_ns, merged, total_ns, union
+from analysis.timeline import Timeline, is_communication
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +31,7 @@ _NOTHING = np.empty((0, 2), dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class WorkSets:
-    """What a rank did when: sets of intervals, see metrics.intervals."""
+    """What a rank did when: sets of intervals, see analysis.spans."""
 
     compute: Intervals
     communication: Intervals

@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from analysis.counters import IDENTITY, KernelCounters
-from analysis.lazy_timeline import LazyTimeline
-from analysis.readers.kineto.arguments import loose_json, whole, whole_numbers
-from analysis.readers.kineto.events import AnyEvent
+from analysis.readers.kineto.events import AnyEvent, loose_json, whole, whole_numbers
 from analysis.readers.kineto.frames import Frames
 from analysis.readers.kineto.stream import EventStream
 from analysis.readers.kineto.tables import Tables, label
 from analysis.readers.packed import damage_code
-from analysis.timeline import Timeline
+from analysis.timeline import LazyTimeline, Timeline
 from common.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Ranges of an nsys export: NVTX push/pop and start/end ranges and MPI's calls, and which ranges are iterations.
+"""Ranges of an nsys export: NVTX push/pop and start/end ranges and MPI's calls.
 
 Columns of the ranges: name ("domain:text" as nsys writes it, the text alone in the default domain), thread, start, end,
 domain ("" the default one), payload (Int64, NA where the range has no whole number), json (an extended payload as nsys
@@ -6,7 +6,6 @@ exports it, "" where there is none), cut (its end is the end of the recording, o
 """
 
 import json
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.readers.sqlite_database import MISSING, Database, Integers, distinct_rows
+from analysis.readers.steps import CAPTURE, DOMAIN
 
 if TYPE_CHECKING:
     import pandas as pd
 
-DOMAIN = "bertbench"
 LAST_TIME = 1 << 62
 """Times from here on are damage, ns."""
-CAPTURE = "bertbench:capture"
+
 PROCESS = 1 << 24
 """globalPid and globalTid hold the process above these bits, the thread in them."""
 
@@ -40,8 +39,6 @@ _COLUMNS = {
     "jsonTextId": -1,
     **dict.fromkeys(_PAYLOADS, MISSING),
 }
-_STEP = re.compile(r"(ProfilerStep|(?:train\w*[ _-])?(?:step|iteration|iter))(?:[ _#:=-]*(\d{1,18}))?", re.IGNORECASE)
-_STEP_COLUMNS = ["step", "start", "end", "thread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,58 +120,6 @@ def _mpi_calls(database: Database) -> "pd.DataFrame":
         payload = pd.array([pd.NA] * len(texts), dtype="Int64")
         frames.append(pd.DataFrame({**own, "payload": payload, "json": "", "cut": False, "process": process}))
     return pd.concat(frames, ignore_index=True)
-
-
-def take_steps(ranges: "pd.DataFrame") -> tuple["pd.DataFrame", "pd.DataFrame", str]:
-    """Take the iterations out of one process's ranges.
-
-    They are the ranges `step <n>` of the domain bertbench, or else those of the name and thread with most of them among
-    "step 3", "iteration 3", "iter_3", "ProfilerStep#3" and the like. Where the name has no number ("step"), it is the
-    payload.
-
-    Returns:
-        steps, the other ranges (a step that the recording cut among them), and the numbers of the cut steps as text.
-    """
-    import pandas as pd
-
-    names, codes = distinct_rows(ranges["name"].to_numpy(dtype=object))
-    parsed = [_parse_step(name) for (name,) in names]
-    numbers = np.array([MISSING if found is None else found[1] for found in parsed], dtype=np.int64)[codes]
-    prefixes = np.array([None if found is None else found[0] for found in parsed], dtype=object)[codes]
-    payload = ranges["payload"].fillna(MISSING).to_numpy(dtype=np.int64)
-    ours = (ranges["domain"] == DOMAIN).to_numpy()
-    is_step = np.array([found is not None for found in parsed], dtype=bool)[codes]
-    numbers = np.where(is_step & (numbers == MISSING), payload, numbers)
-    found = ranges.assign(step=numbers, prefix=prefixes, ours=ours)[is_step & (numbers != MISSING)]
-    if not len(found):
-        return pd.DataFrame({name: [] for name in _STEP_COLUMNS}).astype(_step_types()), ranges, ""
-    found = found.assign(duration=found["end"] - found["start"])
-    groups = found.groupby(["ours", "prefix", "thread"], sort=True).agg(
-        count=("step", "size"), duration=("duration", "sum")
-    )
-    best = max(groups.itertuples(), key=lambda row: (row.Index[0], row.count, row.duration)).Index
-    chosen = found[(found[["ours", "prefix", "thread"]] == list(best)).all(axis=1)]
-    whole = chosen[~chosen["cut"]]
-    cut = ", ".join(str(number) for number in chosen.loc[chosen["cut"], "step"])
-    steps = whole[_STEP_COLUMNS].reset_index(drop=True).astype(_step_types())
-    return steps, ranges.drop(index=whole.index).reset_index(drop=True), cut
-
-
-def captured_rank(ranges: "pd.DataFrame") -> int | None:
-    """Return the payload of the range `bertbench:capture`, None where there is none."""
-    payloads = ranges.loc[(ranges["name"] == CAPTURE) & ranges["payload"].notna(), "payload"]
-    return int(payloads.iloc[0]) if len(payloads) else None
-
-
-def _step_types() -> dict[str, str]:
-    return {"step": "int64", "start": "int64", "end": "int64", "thread": "str"}
-
-
-def _parse_step(name: str) -> tuple[str, int] | None:
-    """Return what precedes the number, with the domain, and the number, MISSING where there is none."""
-    domain, _, text = name.rpartition(":")
-    match = _STEP.fullmatch(text.strip())
-    return (f"{domain}:{match[1].lower()}", int(match[2]) if match[2] else MISSING) if match else None
 
 
 def _texts(database: Database, columns: dict[str, Integers], column: str, id_column: str) -> Any:

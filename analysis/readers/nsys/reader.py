@@ -6,24 +6,63 @@ Versions differ in tables and columns; what one lacks is empty here. The table o
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.readers.empty_steps import without_empty
 from analysis.readers.nsys.collectives import collectives
-from analysis.readers.nsys.database import is_of_nvprof, open_export
-from analysis.readers.nsys.ranges import PROCESS, Ranges, captured_rank, read_ranges, take_steps
+from analysis.readers.nsys.ranges import PROCESS, Ranges, read_ranges
 from analysis.readers.nsys.work import API_TABLES, WORK_TABLES, Columns, read_api, read_work
-from analysis.readers.sqlite_database import SQLITE_HEADER, Database
+from analysis.readers.sqlite_database import (
+    SQLITE_HEADER,
+    Database,
+    check_header,
+    is_of_nvprof,
+    open_database,
+    unpacked,
+)
+from analysis.readers.steps import captured_rank, take_steps, without_empty
 from analysis.timeline import OPERATOR_COLUMNS, Timeline, empty
 from common.errors import InputError
 from common.redact import REDACTED, redact_text
 
 if TYPE_CHECKING:
     from analysis.readers.registry import Head
+
+_OWN_TABLES = ("NVTX_EVENTS", "OSRT_API", "ANALYSIS_DETAILS", "META_DATA_EXPORT", "EXPORT_META_DATA")
+
+
+@contextmanager
+def open_export(path: Path) -> Iterator[Database]:
+    """Open an export, plain or gzip-compressed, for reading alone.
+
+    Raises:
+        InputError: the file cannot be read, is cut short, or is no SQLite export of nsys; the message says what it
+            seems to be and what to give instead.
+    """
+    with unpacked(path) as plain:
+        check_header(path, plain, "`nsys export --type=sqlite`")
+        with open_database(plain, path) as database:
+            _check_tables(path, database)
+            yield database
+
+
+def _check_tables(path: Path, database: Database) -> None:
+    if "StringTable" in database.tables and "StringIds" not in database.tables:
+        raise InputError(
+            "file-format", f"{path} is a database of nvprof, not an export of nsys: the reader nvvp takes it"
+        )
+    known = [name for name in database.tables if name in _OWN_TABLES or name.startswith(("CUPTI_", "TARGET_INFO_"))]
+    if not known:
+        raise InputError(
+            "file-format",
+            f"{path} is an SQLite database without any table of nsys (NVTX_EVENTS, CUPTI_ACTIVITY_KIND_...): "
+            "give what `nsys export --type=sqlite` wrote",
+        )
+
 
 FORM = "timelines"
 
@@ -55,7 +94,7 @@ def read(path: Path) -> list[Timeline]:
 
     The rank is the payload of the range `bertbench:capture`. Tables hold more than Timeline says. kernels: short_name,
     correlation_id (of the launching call in its process, -1 unknown), bytes (of copies), graph_node (0: not from a
-    CUDA graph), grid_x, grid_y, grid_z, block_x, block_y, block_z (0 unknown); ranges: see nsys_ranges; steps: thread.
+    CUDA graph), grid_x, grid_y, grid_z, block_x, block_y, block_z (0 unknown); ranges: see nsys.ranges; steps: thread.
     Columns of texts are categories; device, stream, correlation_id and graph_node are int32 where the values fit.
 
     Raises:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.counters import Summary
 from analysis.readers.profiler_csv import NS, Table, header_cells, read_tables, whole
-from analysis.summary import Summary
 from common.errors import InputError
 
 if TYPE_CHECKING:

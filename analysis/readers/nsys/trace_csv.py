@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.readers.empty_steps import without_empty
 from analysis.readers.nsys.collectives import collectives
-from analysis.readers.nsys.ranges import take_steps
 from analysis.readers.nsys.summary_csv import BYTES, title_of
 from analysis.readers.profiler_csv import (
     NS,
@@ -21,6 +19,7 @@ from analysis.readers.profiler_csv import (
     read_tables,
     whole,
 )
+from analysis.readers.steps import take_steps, without_empty
 from analysis.timeline import KERNEL_COLUMNS, Timeline, empty
 from common.errors import InputError
 

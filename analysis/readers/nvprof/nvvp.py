@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.readers.empty_steps import without_empty
 from analysis.readers.nsys.collectives import collectives
-from analysis.readers.nsys.database import check_header, is_of_nvprof
-from analysis.readers.nsys.ranges import DOMAIN, LAST_TIME, captured_rank, take_steps
+from analysis.readers.nsys.ranges import LAST_TIME
 from analysis.readers.nsys.work import COPY_KINDS
-from analysis.readers.sqlite_database import MISSING, SQLITE_HEADER, Database, open_database, unpacked
+from analysis.readers.sqlite_database import (
+    MISSING,
+    SQLITE_HEADER,
+    Database,
+    check_header,
+    is_of_nvprof,
+    open_database,
+    unpacked,
+)
+from analysis.readers.steps import DOMAIN, captured_rank, take_steps, without_empty
 from analysis.timeline import OPERATOR_COLUMNS, Timeline, empty
 from common.errors import InputError
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.counters import Summary
 from analysis.readers.nvprof.trace import BYTES
 from analysis.readers.profiler_csv import NS, Table, header_cells, number, read_tables, whole
-from analysis.summary import Summary
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def read(path: Path) -> list[Summary]:
 
 
 def _why_not(path: Path) -> InputError:
-    from analysis.readers.log_lines import log_lines
+    from analysis.readers.packed import log_lines
 
     text = any(_TEXT.match(line) for line in log_lines(path))
     what = "is nvprof's text, which is rounded" if text else "holds no totals of nvprof with rows"

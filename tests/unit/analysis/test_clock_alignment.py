@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 from support.timelines import timeline
 
-from analysis.metrics.communication.clock_alignment import clock_offsets
-from analysis.metrics.communication.matching import Matching, match_collectives, stragglers
+from analysis.metrics.communication.matching import Matching, clock_offsets, match_collectives, stragglers
 from analysis.timeline import Timeline
 
 SPAN = tuple[str, int, int]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from support.timelines import timeline
 
-from analysis.metrics.kernels.copies import COPY_ROW_COLUMNS, copy_rows, direction, host_memory
+from analysis.metrics.kernels.tables import COPY_ROW_COLUMNS, copy_rows, direction, host_memory
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,18 @@ import pytest
 from support import ncu_csv, shared_files
 
 from analysis.counters import KernelCounters, joined
-from analysis.metrics.kernels.core_phases import BY_ORDER, BY_RANGE, NO_PHASE, kernel_phases
 from analysis.metrics.kernels.core_utilization import (
+    BY_ORDER,
+    BY_RANGE,
     FOUR,
-    PIPES,
+    NO_PHASE,
     core_use,
     core_use_by,
     core_use_by_family,
+    kernel_phases,
     rows,
 )
+from analysis.metrics.kernels.ncu_metrics import PIPES
 from analysis.metrics.kernels.roofline import roofline
 from analysis.names import family
 from analysis.readers.ncu.reader import read

@@ -10,13 +10,13 @@ from support.timelines import timeline
 from test_kineto_reader import event, write
 
 from analysis.diagnose.explain import explain
-from analysis.metrics.comparison.trace_comparison import compare_traces
+from analysis.metrics.comparison.traces import compare_traces
 from analysis.metrics.time.launches import launch_queue
-from analysis.metrics.time.range_tree import range_tree
+from analysis.metrics.time.ranges import range_tree
 from analysis.metrics.time.temporal import iterations, temporal_breakdown
-from analysis.readers.empty_steps import without_empty
 from analysis.readers.kineto import reader as kineto
 from analysis.readers.nsys import reader as nsys
+from analysis.readers.steps import without_empty
 from analysis.sources import open_sources
 
 MS = 1000  # us, as Kineto writes

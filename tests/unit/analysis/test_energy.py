@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from fake_run import SECOND
 
-from analysis.metrics.energy import energy, throttle_reasons
+from analysis.metrics.telemetry import energy, throttle_reasons
 
 
 def readings(device: str, quantity: str, values: dict[float, float]) -> list[dict]:

@@ -10,7 +10,7 @@ from support.profiles import SAMPLES
 from support.refusals import refused
 from support.timelines import timeline
 
-from analysis.counters import KernelCounters
+from analysis.counters import KernelCounters, Summary
 from analysis.diagnose import communication as communication_findings
 from analysis.diagnose import operators as operator_findings
 from analysis.diagnose import timelines as timeline_findings
@@ -19,23 +19,21 @@ from analysis.diagnose.explain import counter_endings, explain
 from analysis.diagnose.finding import Finding, distinct_names
 from analysis.diagnose.rooflines import roofline_findings
 from analysis.diagnose.summaries import findings as summary_findings
-from analysis.metrics.communication.clock_alignment import clock_offsets
 from analysis.metrics.communication.exposure import (
     buckets,
     communication_by_kind,
     communication_by_rank,
     exposed_union_ms,
 )
-from analysis.metrics.communication.matching import match_collectives, stragglers
+from analysis.metrics.communication.matching import clock_offsets, match_collectives, stragglers
 from analysis.metrics.communication.what_if import Scenario, what_if
-from analysis.metrics.comparison.trace_comparison import compare_traces, trace_diff
-from analysis.metrics.kernels.copies import copy_rows
+from analysis.metrics.comparison.traces import compare_traces, trace_diff
 from analysis.metrics.kernels.roofline import roofline
+from analysis.metrics.kernels.tables import copy_rows
 from analysis.metrics.time.idle import idle_causes
 from analysis.metrics.time.launches import launch_queue
 from analysis.metrics.time.phases import phase_rows
 from analysis.sources import Source, open_sources
-from analysis.summary import Summary
 from analysis.timeline import Timeline
 
 MS = 1_000_000

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.metrics.comparison.head_comparison import compare_heads
+from analysis.metrics.comparison.trainings import compare_heads
 from analysis.render.head_comparison_text import comparison_text, summary
 from records.files import write_record
 from records.training import TrainRun, events_jsonl, write_curve

@@ -10,8 +10,8 @@ from fake_run import noisy_times, step_rows, write_sweep, write_trial
 
 from analysis.diagnose.answer import nothing_measured, points
 from analysis.load import load_run
-from analysis.metrics.comparison.regression import compare_runs, ratios_of
-from analysis.metrics.input_pipeline import input_ratios, synthetic_gaps
+from analysis.metrics.comparison.regression import compare_runs
+from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.scaling import efficiency
 from analysis.render.run_page import write_report
 from analysis.render.text import comparison_table, input_text, results_table

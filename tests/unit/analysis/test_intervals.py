@@ -5,15 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.metrics.time.intervals import (
-    clipped,
-    difference,
-    inside_ns,
-    intersection,
-    merged,
-    total_ns,
-    union,
-)
+from analysis.spans import clipped, difference, inside_ns, intersection, merged, total_ns, union
 
 SPANS = st.lists(
     st.tuples(st.integers(-60, 60), st.integers(-3, 25)).map(lambda item: (item[0], sum(item))), max_size=25

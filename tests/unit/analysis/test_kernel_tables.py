@@ -7,16 +7,9 @@ import pytest
 from support import shared_files
 from support.timelines import timeline
 
-from analysis.gpu_work import name_codes
-from analysis.metrics.kernels.tables import (
-    FAMILY_ROW_COLUMNS,
-    KERNEL_ROW_COLUMNS,
-    family_rows,
-    is_communication,
-    kernel_rows,
-    over_ranks,
-)
+from analysis.metrics.kernels.tables import FAMILY_ROW_COLUMNS, KERNEL_ROW_COLUMNS, family_rows, kernel_rows, over_ranks
 from analysis.readers.kineto.reader import read
+from analysis.timeline import is_communication, name_codes
 
 TRACES = shared_files.TRACES / "kineto"
 

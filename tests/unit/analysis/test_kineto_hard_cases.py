@@ -17,11 +17,11 @@ from test_kineto_reader import event, write
 
 from analysis.diagnose import timelines as timeline_findings
 from analysis.diagnose.communication import no_communication
-from analysis.nesting import _callers_by_stack, nesting
 from analysis.readers import packed
 from analysis.readers.kineto import stream as kineto_stream
 from analysis.readers.kineto.reader import read, read_many, read_ranks, recognises
 from analysis.readers.registry import Head
+from analysis.spans import _callers_by_stack, nesting
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
 from common.errors import InputError
 

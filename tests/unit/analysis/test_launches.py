@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.timelines import timeline
 
-from analysis.metrics.kernels.tables import launching_calls
-from analysis.metrics.time.launches import launch_queue, queue_depth
+from analysis.metrics.time.launches import launch_queue, launching_calls, queue_depth
 
 LAUNCH = "cudaLaunchKernel"
 

@@ -14,11 +14,10 @@ import pytest
 from test_kineto_hard_cases import GPU, trace
 from test_kineto_reader import event, write
 
-from analysis.gpu_work import GpuWork
 from analysis.metrics.kernels.tables import kernel_rows, kernel_times
 from analysis.metrics.time.temporal import temporal_breakdown
 from analysis.readers.kineto.reader import read
-from analysis.timeline import Timeline
+from analysis.timeline import GpuWork, Timeline
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLES = ("steps", "operators", "kernels", "ranges", "api", "collectives")

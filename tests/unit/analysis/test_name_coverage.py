@@ -7,7 +7,7 @@ import pytest
 from support.timelines import timeline
 
 from analysis.counters import KernelCounters
-from analysis.metrics.kernels.name_coverage import name_coverage
+from analysis.metrics.kernels.tables import name_coverage
 from analysis.sources import open_sources
 
 TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces"

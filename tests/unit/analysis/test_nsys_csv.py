@@ -5,10 +5,10 @@ import pytest
 from support import shared_files
 from support.refusals import refused
 
+from analysis.counters import Summary
 from analysis.readers.nsys import summary_csv as nsys_csv
 from analysis.readers.nsys import trace_csv as nsys_trace_csv
 from analysis.readers.registry import find_reader, read_head
-from analysis.summary import Summary
 
 TRACES = shared_files.TRACES / "nsys"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")

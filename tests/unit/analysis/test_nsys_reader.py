@@ -7,7 +7,7 @@ import pytest
 from support.refusals import refused
 
 from analysis.metrics.kernels.utilization import compute_utilization
-from analysis.metrics.time.range_tree import range_tree
+from analysis.metrics.time.ranges import range_tree
 from analysis.readers.nsys.reader import read
 from analysis.timeline import Timeline
 

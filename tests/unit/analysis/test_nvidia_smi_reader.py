@@ -8,10 +8,10 @@ from support import shared_files
 from support.profiles import assert_damage_is_survived
 from support.refusals import refused
 
+from analysis.counters import Summary
 from analysis.readers import nvidia_smi
 from analysis.readers.nvidia_smi import quantity_of, read, reading, recognises
 from analysis.readers.registry import Head, find_reader, read_head
-from analysis.summary import Summary
 
 REAL = shared_files.TRACES / "misc/smi__nvidia_smi.csv"
 

@@ -13,11 +13,11 @@ from test_kineto_reader import event, write
 
 from analysis.diagnose.explain import explain
 from analysis.diagnose.operators import findings, range_findings
-from analysis.metrics.time.operator_tables import operators_over_ranks
-from analysis.metrics.time.range_rows import range_rows
-from analysis.nesting import own_times
+from analysis.metrics.kernels.tables import operators_over_ranks
+from analysis.metrics.time.ranges import range_rows
 from analysis.readers.kineto.reader import read
 from analysis.sources import open_sources
+from analysis.spans import own_times
 
 MS = 1_000_000
 

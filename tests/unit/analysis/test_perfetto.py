@@ -11,8 +11,8 @@ import pytest
 from support import shared_files
 from support.refusals import refused
 
-from analysis.perfetto import write_perfetto
 from analysis.readers.kineto import reader as kineto
+from analysis.render.perfetto import write_perfetto
 from analysis.timeline import (
     API_COLUMNS,
     COLLECTIVE_COLUMNS,

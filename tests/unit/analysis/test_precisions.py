@@ -15,7 +15,7 @@ from analysis.diagnose import operators as operator_findings
 from analysis.diagnose import timelines as timeline_findings
 from analysis.diagnose.finding import Finding
 from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
-from analysis.precisions import PRECISIONS, precision
+from analysis.names import PRECISIONS, precision
 from analysis.readers.kineto import reader as kineto
 from analysis.sources import open_sources
 from analysis.timeline import Timeline

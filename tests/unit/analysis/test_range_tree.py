@@ -7,7 +7,7 @@ import pytest
 from support.refusals import refused
 from test_kineto_reader import event, write
 
-from analysis.metrics.time.range_tree import RangeNode, range_tree
+from analysis.metrics.time.ranges import RangeNode, range_tree
 from analysis.readers.kineto.reader import read
 from analysis.render.range_tree_text import range_tree_text
 from analysis.timeline import Timeline

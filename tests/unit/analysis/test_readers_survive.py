@@ -14,12 +14,11 @@ import pytest
 from support.mutate import count_from_environment, mutations
 from support.profiles import NSYS, NVVP, kineto, sample, sqlite_with
 
-from analysis.counters import KernelCounters
+from analysis.counters import KernelCounters, Summary
 from analysis.diagnose.explain import explain
-from analysis.perfetto import write_perfetto
 from analysis.readers.registry import FORMS, READERS, find_reader, read_head
+from analysis.render.perfetto import write_perfetto
 from analysis.sources import open_sources
-from analysis.summary import Summary
 from analysis.timeline import Timeline
 from common.errors import InputError
 

@@ -8,7 +8,8 @@ from support.refusals import refused
 
 from analysis.load import load_run
 from analysis.metrics.comparison.ratio import Ratio, ratio_interval, typical_time
-from analysis.metrics.comparison.regression import compare_runs, ratios_of
+from analysis.metrics.comparison.regression import compare_runs
+from analysis.metrics.comparison.within_run import ratios_of
 from analysis.metrics.statistics import median_interval
 from records.run import RunDirectory
 from records.trial import Trial

@@ -13,7 +13,8 @@ from test_kineto_reader import event, write
 
 from analysis.diagnose.answer import answers, points
 from analysis.load import load_run
-from analysis.metrics.comparison.regression import compare_runs, ratios_of
+from analysis.metrics.comparison.regression import compare_runs
+from analysis.metrics.comparison.within_run import ratios_of
 from analysis.render.report_folder import report_folder
 from analysis.render.run_page import write_report
 from common.errors import UsageError

@@ -7,7 +7,8 @@ from fake_run import step_rows, write_sweep, write_trial
 from support.refusals import refused
 
 from analysis.load import LoadedTrial, load_run
-from analysis.metrics.comparison.regression import compare_runs, ratios_of
+from analysis.metrics.comparison.regression import compare_runs
+from analysis.metrics.comparison.within_run import ratios_of
 from analysis.render.text import cautions_text, comparison_table, results_table
 from analysis.wording import count, flops, interval, number, percent, size
 from bench.cli import compare, report

@@ -9,7 +9,8 @@ from fake_run import noisy_times, rank_record, step_rows, write_sweep, write_tri
 from analysis.diagnose.answer import answers, points
 from analysis.diagnose.profiles import _field
 from analysis.load import load_run
-from analysis.metrics.comparison.regression import compare_runs, ratios_of
+from analysis.metrics.comparison.regression import compare_runs
+from analysis.metrics.comparison.within_run import ratios_of
 from analysis.metrics.scaling import efficiency
 from analysis.render.sections import facts
 from analysis.render.tables import ratio_lookup

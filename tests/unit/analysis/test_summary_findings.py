@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.counters import Summary
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.summaries import findings
 from analysis.metrics.communication.links import alpha_beta
-from analysis.summary import Summary
 
 
 def only(summary: Summary, name: str) -> Finding:

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from fake_run import SECOND, START_NS, step_rows
 
-from analysis.metrics.clock_reasons import CLOCK_REASONS, reason_names
-from analysis.metrics.telemetry import telemetry_in_window
+from analysis.metrics.telemetry import CLOCK_REASONS, reason_names, telemetry_in_window
 
 
 def readings(quantity: str, values: dict[float, float], device: str = "gpu0", node: int = 0) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from support.refusals import check_refusal, refused
 from support.timelines import timeline
 
 from analysis.diagnose.trace_comparison import findings
-from analysis.metrics.comparison.trace_comparison import compare_traces
+from analysis.metrics.comparison.traces import compare_traces
 from analysis.timeline import Timeline
 from bench.cli.main import run
 from records.files import write_record

@@ -5,7 +5,7 @@ from support import shared_files
 from support.refusals import refused
 from support.timelines import timeline
 
-from analysis.metrics.comparison.trace_comparison import trace_diff
+from analysis.metrics.comparison.traces import trace_diff
 from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
 

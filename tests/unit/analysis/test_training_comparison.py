@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.metrics.communication import profiled as profiled_communication
-from analysis.metrics.communication.profiled import all_reduce
-from analysis.metrics.comparison.training_comparison import COLUMNS, VariantRun, compare_trainings
+from analysis.metrics.communication import exposure as profiled_communication
+from analysis.metrics.communication.exposure import all_reduce
+from analysis.metrics.comparison.trainings import COLUMNS, VariantRun, compare_trainings
 from analysis.render.training_comparison_figures import draw_comparison, line_style, scores_text, variant_label
 from analysis.render.training_comparison_text import comparison_csv, comparison_text
 from bench.cli.compare_strategies import _caption

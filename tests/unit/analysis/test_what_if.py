@@ -10,8 +10,7 @@ from support import shared_files
 from support.refusals import refused
 from support.timelines import timeline
 
-from analysis.metrics.communication.clock_alignment import clock_offsets
-from analysis.metrics.communication.matching import match_collectives
+from analysis.metrics.communication.matching import clock_offsets, match_collectives
 from analysis.metrics.communication.what_if import SCENARIOS, Scenario, WhatIf, parse_scenario, what_if
 from analysis.timeline import Timeline
 

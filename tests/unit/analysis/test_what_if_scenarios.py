@@ -14,12 +14,11 @@ from support import shared_files
 from support.gpu_programs import Change, Program, Training
 
 from analysis.diagnose.communication import findings
-from analysis.metrics.communication.clock_alignment import clock_offsets
-from analysis.metrics.communication.matching import match_collectives
+from analysis.metrics.communication.matching import clock_offsets, match_collectives
 from analysis.metrics.communication.what_if import SCENARIO_ERROR, WORST_ERROR, WhatIf, what_if
-from analysis.metrics.kernels.tables import in_window, is_communication
+from analysis.metrics.time.launches import in_window
 from analysis.sources import open_sources
-from analysis.timeline import Timeline
+from analysis.timeline import Timeline, is_communication
 
 KINETO = shared_files.TRACES / "kineto"
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "communication.md"

@@ -19,12 +19,11 @@ from analysis.diagnose import cores as core_findings
 from analysis.diagnose import timelines as timeline_findings
 from analysis.diagnose import window as window_finding
 from analysis.diagnose.explain import explain
-from analysis.metrics.communication.clock_alignment import clock_offsets
-from analysis.metrics.communication.matching import match_collectives
+from analysis.metrics.communication.matching import clock_offsets, match_collectives
 from analysis.metrics.communication.what_if import what_if
-from analysis.metrics.kernels.tables import before_recording, family_rows
+from analysis.metrics.kernels.tables import family_rows
 from analysis.metrics.time.idle import idle_causes
-from analysis.metrics.time.launches import launch_queue
+from analysis.metrics.time.launches import before_recording, launch_queue
 from analysis.metrics.time.temporal import iterations
 from analysis.readers.kineto import reader as kineto
 from analysis.readers.ncu import reader as ncu

@@ -15,7 +15,7 @@ from analysis.diagnose import timelines as timeline_findings
 from analysis.diagnose import window as window_finding
 from analysis.diagnose.explain import explain, over_all_work
 from analysis.metrics.kernels.utilization import compute_utilization
-from analysis.metrics.time.launched import launched_compute
+from analysis.metrics.time.launches import launched_compute
 from analysis.metrics.time.temporal import iterations, temporal_breakdown
 from analysis.readers.kineto import reader as kineto
 from analysis.sources import open_sources

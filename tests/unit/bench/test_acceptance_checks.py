@@ -16,8 +16,8 @@ from support.acceptance_steps import Step
 from analysis.diagnose.explain import explain
 from analysis.diagnose.profiles import ProfileSummary, plain
 from analysis.metrics.kernels.core_utilization import rows as core_rows
-from analysis.metrics.kernels.name_coverage import name_coverage
 from analysis.metrics.kernels.roofline import UNKNOWN
+from analysis.metrics.kernels.tables import name_coverage
 from analysis.metrics.kernels.utilization import compute_utilization_rows
 from analysis.sources import open_sources
 

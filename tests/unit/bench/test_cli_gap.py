@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
 from support.refusals import check_refusal, refused
 
-from analysis.metrics.comparison.head_comparison import COLUMNS as HEAD_COLUMNS
-from analysis.metrics.comparison.head_comparison import HeadResult
+from analysis.metrics.comparison.trainings import HEAD_COLUMNS, HeadResult
 from analysis.render.gap_figures import Bar, Confusion, HeadCurve, draw_gap_scores, draw_heads
 from analysis.render.head_comparison_text import comparison_text, summary
 from bench.cli.main import run

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.diagnose import profiles
 from analysis.diagnose.profiles import ProfileSummary
-from analysis.metrics.kernels.name_coverage import NameCoverage
+from analysis.metrics.kernels.tables import NameCoverage
 from bench.cli import profile
 from bench.plan import sweep
 from bench.run import profiling

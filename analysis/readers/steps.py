@@ -1,19 +1,23 @@
-"""Marked steps that are none: opened when a recording ended, they would put every figure per step off.
+"""Which ranges mark iterations, and which marked iterations are none: opened when a recording ended, they would put
+every figure per step off.
 
 PyTorch's profiler opens the next `ProfilerStep` as the last one ends, and closes it when it is stopped microseconds
 later. Such a step has launched nothing. One that is merely idle has a length, and stays.
 """
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from analysis.readers.sqlite_database import MISSING, Integers, distinct_rows
+
 if TYPE_CHECKING:
     import pandas as pd
 
-Integers = npt.NDArray[np.int64]
+
 Mask = npt.NDArray[np.bool_]
 
 NEGLIGIBLE = 0.01
@@ -86,3 +90,61 @@ def left_out(numbers: Integers, lengths: Integers) -> list[str]:
         f"{'step' if one else 'steps'} {named} launched nothing and {'is' if one else 'are'} left out: "
         f"{'it was' if one else 'they were'} opened when the recording ended"
     ]
+
+
+DOMAIN = "bertbench"
+CAPTURE = "bertbench:capture"
+_STEP = re.compile(r"(ProfilerStep|(?:train\w*[ _-])?(?:step|iteration|iter))(?:[ _#:=-]*(\d{1,18}))?", re.IGNORECASE)
+_STEP_COLUMNS = ["step", "start", "end", "thread"]
+
+
+def take_steps(ranges: "pd.DataFrame") -> tuple["pd.DataFrame", "pd.DataFrame", str]:
+    """Take the iterations out of one process's ranges.
+
+    They are the ranges `step <n>` of the domain bertbench, or else those of the name and thread with most of them among
+    "step 3", "iteration 3", "iter_3", "ProfilerStep#3" and the like. Where the name has no number ("step"), it is the
+    payload.
+
+    Returns:
+        steps, the other ranges (a step that the recording cut among them), and the numbers of the cut steps as text.
+    """
+    import pandas as pd
+
+    names, codes = distinct_rows(ranges["name"].to_numpy(dtype=object))
+    parsed = [_parse_step(name) for (name,) in names]
+    numbers = np.array([MISSING if found is None else found[1] for found in parsed], dtype=np.int64)[codes]
+    prefixes = np.array([None if found is None else found[0] for found in parsed], dtype=object)[codes]
+    payload = ranges["payload"].fillna(MISSING).to_numpy(dtype=np.int64)
+    ours = (ranges["domain"] == DOMAIN).to_numpy()
+    is_step = np.array([found is not None for found in parsed], dtype=bool)[codes]
+    numbers = np.where(is_step & (numbers == MISSING), payload, numbers)
+    found = ranges.assign(step=numbers, prefix=prefixes, ours=ours)[is_step & (numbers != MISSING)]
+    if not len(found):
+        return pd.DataFrame({name: [] for name in _STEP_COLUMNS}).astype(_step_types()), ranges, ""
+    found = found.assign(duration=found["end"] - found["start"])
+    groups = found.groupby(["ours", "prefix", "thread"], sort=True).agg(
+        count=("step", "size"), duration=("duration", "sum")
+    )
+    best = max(groups.itertuples(), key=lambda row: (row.Index[0], row.count, row.duration)).Index
+    chosen = found[(found[["ours", "prefix", "thread"]] == list(best)).all(axis=1)]
+    whole = chosen[~chosen["cut"]]
+    cut = ", ".join(str(number) for number in chosen.loc[chosen["cut"], "step"])
+    steps = whole[_STEP_COLUMNS].reset_index(drop=True).astype(_step_types())
+    return steps, ranges.drop(index=whole.index).reset_index(drop=True), cut
+
+
+def captured_rank(ranges: "pd.DataFrame") -> int | None:
+    """Return the payload of the range `bertbench:capture`, None where there is none."""
+    payloads = ranges.loc[(ranges["name"] == CAPTURE) & ranges["payload"].notna(), "payload"]
+    return int(payloads.iloc[0]) if len(payloads) else None
+
+
+def _step_types() -> dict[str, str]:
+    return {"step": "int64", "start": "int64", "end": "int64", "thread": "str"}
+
+
+def _parse_step(name: str) -> tuple[str, int] | None:
+    """Return what precedes the number, with the domain, and the number, MISSING where there is none."""
+    domain, _, text = name.rpartition(":")
+    match = _STEP.fullmatch(text.strip())
+    return (f"{domain}:{match[1].lower()}", int(match[2]) if match[2] else MISSING) if match else None

@@ -1,15 +1,23 @@
-"""The named ranges of one step as a tree: what contains what on each thread, with times relative to the step.
+"""Named ranges of the program (NVTX, record_function): by name over the ranks, and those of one step as a tree.
 
-Ranges of other threads (autograd's, a data loader's) belong to the step by time: their outermost ones are children of
-the step, beside those of its own thread. A range that reaches over an end of the step counts with the part inside; one
-that contains the step and more (the run, the capture) is not of the step.
+In the tree times are relative to the step. Ranges of other threads (autograd's, a data loader's) belong to the step by
+time: their outermost ones are children of the step, beside those of its own thread. A range that reaches over an end of
+the step counts with the part inside; one that contains the step and more (the run, the capture) is not of the step.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from analysis.spans import own_times
 from analysis.timeline import Timeline
 from common.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 PREFIX = "bertbench:"
 
@@ -106,3 +114,38 @@ def _node(span: _Span, depth: int, begin: int, length: int, thread: str) -> Rang
         share=(span.end - span.start) / length if length else 0.0,
         children=tuple(_node(child, depth + 1, begin, length, thread) for child in span.children),
     )
+
+
+RANGE_COLUMNS = ("name", "ranks", "count", "total_ms", "self_ms", "mean_ms", "min_ms", "max_ms")
+
+
+def range_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":
+    """Return one row per name of a range, over all ranks, the longest total first.
+
+    Returns:
+        RANGE_COLUMNS: times on the CPU. total_ms is from entering to leaving, what lies within counted too (inclusive);
+        self_ms leaves out what lies within on the same thread, so that its sum is the time of threads in any range.
+        Ranges are those that begin in the marked steps, or all where none is marked.
+    """
+    import pandas as pd
+
+    parts: list[pd.DataFrame] = []
+    for timeline in timelines:
+        ranges = timeline.ranges
+        if len(ranges) and len(timeline.steps):
+            begins, first, last = ranges["start"], timeline.steps["start"].min(), timeline.steps["end"].max()
+            ranges = ranges[(begins >= first) & (begins < last)]
+        if len(ranges):
+            starts, ends = (ranges[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+            own = own_times(pd.factorize(ranges["thread"])[0].astype(np.int64), starts, ends)
+            names = ranges["name"].astype(str).to_numpy()
+            rows = {"name": names, "ms": (ends - starts) / 1e6, "own_ms": own / 1e6, "member": len(parts)}
+            parts.append(pd.DataFrame(rows))
+    if not parts:
+        return pd.DataFrame({name: [] for name in RANGE_COLUMNS})
+    grouped = pd.concat(parts, ignore_index=True).groupby("name", sort=False)
+    found = grouped["ms"].agg(["size", "sum", "mean", "min", "max"]).reset_index()
+    found.columns = ["name", "count", "total_ms", "mean_ms", "min_ms", "max_ms"]
+    found.insert(1, "ranks", grouped["member"].nunique().to_numpy())
+    found.insert(4, "self_ms", grouped["own_ms"].sum().to_numpy())
+    return found.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)

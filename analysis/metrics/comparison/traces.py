@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from analysis.metrics.kernels.tables import kernel_rows
-from analysis.metrics.time.operator_tables import operator_rows
+from analysis.metrics.kernels.tables import kernel_rows, operator_rows
 from analysis.metrics.time.temporal import temporal_breakdown
 from analysis.timeline import Timeline, empty
 from common.errors import InputError, UsageError
@@ -15,6 +14,7 @@ from records.trial import Trial
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 By = Literal["name", "family"]
 COLUMNS = (

@@ -1,5 +1,9 @@
-"""How busy every level of the memory and every pipe was in a kernel, what limits its occupancy, and bank conflicts.
+"""What ncu's counters say of every kernel, whatever each version calls them: operations by type, bytes, how busy every
+pipe and every level of the memory was, what limits the occupancy, bank conflicts.
 
+A fused multiply-add is two operations. Metrics and formulas of operations and bytes are those of ncu's roofline
+sections (SpeedOfLight_HierarchicalSingleRooflineChart and its siblings) and of "Hierarchical Roofline Analysis: How to
+Collect Data using Performance Tools on Intel CPUs and NVIDIA GPUs" (Yang, 2020, arXiv:2009.02449, table III).
 Percentages are of all cycles of a kernel, as ncu's own verdict (rule SOLBottleneck) takes them. Names are those of the
 sections SpeedOfLight, ComputeWorkloadAnalysis, MemoryWorkloadAnalysis, LaunchStats and Occupancy of Nsight Compute
 2022.3, on the raw page; then the labels of the details page, of that version, older and newer ones.
@@ -11,10 +15,159 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from analysis.counters import RULE_CONFLICTS, RULE_WAVEFRONTS, KernelCounters
-from analysis.metrics.kernels.core_utilization import active_share
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+THREAD_TYPES: Mapping[str, str] = {"fp32": "f", "fp64": "d", "fp16": "h"}
+"""Types whose operations are counted outside the tensor cores, and their letter in the metrics' names. A packed fp16
+instruction works on two values and counts once, so that fp16 is a lower bound, at least half of what was done."""
+VOLTA_TENSOR_FLOP = 512
+"""Operations of one tensor instruction of a warp on compute capability 7.0 (the factor in ncu's
+SpeedOfLight_HierarchicalTensorRooflineChart section). Later chips have instructions of several sizes."""
+
+_THREADS = "{unit}__sass_thread_inst_executed_op_{letter}{op}_pred_on.sum"
+_TENSOR = re.compile(r"sm__ops_path_tensor_src_((?:tf|fp|bf)\d+)\w*?_dst_((?:fp|bf)\d+)\.sum")
+_TENSOR_INSTRUCTIONS = ("sm__inst_executed_pipe_tensor.sum", "smsp__inst_executed_pipe_tensor.sum")
+_BYTES = "dram__bytes.sum"
+_BYTES_READ, _BYTES_WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+_BYTE_RATES = ("dram__bytes.sum.per_second", "Memory Workload Analysis: Memory Throughput")
+
+
+def thread_flop(frame: "pd.DataFrame", kind: str) -> "pd.Series[float] | None":
+    """Return the operations of each kernel outside the tensor cores; None where the file has not all three kinds.
+
+    Args:
+        frame: kernels of KernelCounters.
+        kind: one of THREAD_TYPES.
+    """
+    letter = THREAD_TYPES[kind]
+    for unit in ("sm", "smsp"):
+        add, mul, fma = (_THREADS.format(unit=unit, letter=letter, op=op) for op in ("add", "mul", "fma"))
+        if all(name in frame for name in (add, mul, fma)):
+            return frame[add] + frame[mul] + 2 * frame[fma]
+        add, mul, fma = (f"{name}.per_cycle_elapsed" for name in (add, mul, fma))
+        rate = f"{unit}__cycles_elapsed.avg.per_second"
+        if all(name in frame for name in (add, mul, fma, rate)):
+            return (frame[add] + frame[mul] + 2 * frame[fma]) * frame[rate] * frame["duration_ns"] / 1e9
+    return None
+
+
+def tensor_flop(frame: "pd.DataFrame", capability: tuple[int, int] | None = None) -> "dict[str, pd.Series[float]]":
+    """Return the operations of the tensor cores of each kernel by type of the inputs; empty where nothing tells them.
+
+    Args:
+        frame: kernels of KernelCounters.
+        capability: compute capability; instructions tell operations only on (7, 0), where all have one size.
+    """
+    found: dict[str, pd.Series[float]] = {}
+    for name in map(str, frame.columns):
+        if match := _TENSOR.fullmatch(name):
+            found[match[1]] = found[match[1]].add(frame[name]) if match[1] in found else frame[name]
+    if found or capability != (7, 0):
+        return found
+    for name in _TENSOR_INSTRUCTIONS:
+        if name in frame:
+            return {"fp16": frame[name] * VOLTA_TENSOR_FLOP}
+    return {}
+
+
+def dram_bytes(frame: "pd.DataFrame") -> "pd.Series[float] | None":
+    """Return the bytes each kernel moved to and from the GPU's memory; None where the file does not tell them."""
+    if _BYTES in frame:
+        return frame[_BYTES]
+    if _BYTES_READ in frame and _BYTES_WRITTEN in frame:
+        return frame[_BYTES_READ] + frame[_BYTES_WRITTEN]
+    for name in _BYTE_RATES:
+        if name in frame:
+            return frame[name] * frame["duration_ns"] / 1e9
+    return None
+
+
+_PERCENT = ".avg.pct_of_peak_sustained_elapsed"
+_PERCENT_ACTIVE = ".avg.pct_of_peak_sustained_active"
+# Cycles in which an SM had work, and all cycles: their ratio brings a percentage of the first to one of the second.
+_CYCLES_PAIRS = (
+    ("sm__cycles_active.avg", "sm__cycles_elapsed.avg"),
+    ("sm__cycles_active.avg", "sm__cycles_elapsed.max"),
+    ("GPU Speed Of Light Throughput: SM Active Cycles", "GPU Speed Of Light Throughput: Elapsed Cycles"),
+    ("GPU Speed Of Light: SM Active Cycles", "GPU Speed Of Light: Elapsed Cycles"),
+    ("sm__cycles_active.avg", "gpc__cycles_elapsed.max"),
+)
+PIPES: Mapping[str, tuple[str, ...]] = {
+    "fma": ("sm__inst_executed_pipe_fma",),
+    "fp16": ("sm__inst_executed_pipe_fp16", "sm__inst_executed_pipe_fma_type_fp16"),
+    "tensor": (
+        "sm__inst_executed_pipe_tensor",
+        "sm__inst_executed_pipe_tensor_op_gmma",
+        "sm__pipe_tc_cycles_active",
+        "sm__pipe_tensor_cycles_active_v2",
+        "sm__pipe_tensor_cycles_active",
+        "sm__inst_executed_pipe_tensor_op_hmma",
+        "sm__pipe_tensor_op_hmma_cycles_active",
+    ),
+    "sfu": ("sm__inst_executed_pipe_xu",),
+    "fma_active": ("sm__pipe_fma_cycles_active",),
+    "tensor_active": (
+        "sm__pipe_tc_cycles_active",
+        "sm__pipe_tensor_cycles_active_v2",
+        "sm__pipe_tensor_cycles_active",
+        "sm__pipe_tensor_op_hmma_cycles_active",
+    ),
+}
+"""Metrics of each pipe, best first: the first that the file has is used. `..._active` counts cycles in which the pipe
+worked, the others instructions against the highest rate."""
+_LARGE_INSTRUCTIONS = (9, 0)
+"""Compute capability from which one instruction of a warp group keeps the tensor pipe busy for many cycles: counted
+against the rate of small ones, a pipe that never rests is at a few percent."""
+
+
+def metrics_of(pipe: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
+    """Return the metrics of one of PIPES on a GPU of this compute capability (None: not known), best first."""
+    if pipe == "tensor" and capability is not None and capability >= _LARGE_INSTRUCTIONS:
+        return tuple(dict.fromkeys((*PIPES["tensor_active"], *PIPES["tensor"])))
+    return PIPES[pipe]
+
+
+def pipe_percent(frame: "pd.DataFrame", metrics: Sequence[str]) -> "tuple[pd.Series[float], str] | None":
+    """Return a pipe's percentage of its peak over all cycles of each kernel, and the metric; None where there is none.
+
+    A file that has it over active cycles only (`ncu --set full`) gives it x active cycles / elapsed cycles of the SMs.
+    """
+    for base in metrics:
+        if base + _PERCENT in frame and frame[base + _PERCENT].notna().any():
+            return frame[base + _PERCENT], base
+    for base in metrics:
+        name = base + _PERCENT_ACTIVE
+        if name in frame and frame[name].notna().any() and (pair := _active_cycles(frame)) is not None:
+            return frame[name] * (frame[pair[0]] / frame[pair[1]]), f"{base} (of active cycles, x {pair[0]})"
+    return None
+
+
+def active_share(frame: "pd.DataFrame") -> "pd.Series[float] | None":
+    """Return the share of each kernel's cycles in which the SMs had work; None where the file does not tell."""
+    pair = _active_cycles(frame)
+    return None if pair is None else (frame[pair[0]] / frame[pair[1]]).clip(upper=1.0)
+
+
+def _active_cycles(frame: "pd.DataFrame") -> tuple[str, str] | None:
+    """The columns of active and of all cycles."""
+    for active, elapsed in _CYCLES_PAIRS:
+        if active in frame and elapsed in frame and (frame[active] / frame[elapsed]).notna().any():
+            return active, elapsed
+    return None
+
+
+def no_metric(frame: "pd.DataFrame", metrics: Sequence[str]) -> str:
+    """Return why a pipe has no percentage in a file."""
+    if any(base + _PERCENT_ACTIVE in frame for base in metrics):
+        return (
+            "the file has it over active cycles only, without sm__cycles_active.avg and sm__cycles_elapsed.avg: "
+            "collect them, or the metric that ends in _elapsed"
+        )
+    return "this GPU or this ncu has no such metric, or it was not collected"
+
 
 L1, L2, DRAM_LEVEL, MEMORY, SM = "L1/TEX", "L2", "DRAM", "memory", "SM"
 LEVELS = (L1, L2, DRAM_LEVEL)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
-from analysis.metrics.time.intervals import Intervals, clipped, difference, merged
 from analysis.metrics.time.phases import PHASES
-from analysis.metrics.time.range_tree import PREFIX
+from analysis.metrics.time.ranges import PREFIX
 from analysis.metrics.time.temporal import work_sets, work_window
+from analysis.spans import Intervals, clipped, difference, merged
 from analysis.timeline import Timeline
 from common.atomic import atomic_path
 from common.errors import InputError
@@ -31,7 +31,7 @@ def derived_tracks(timeline: Timeline) -> Iterator[tuple[str, "pd.DataFrame"]]:
     """Yield (title, table) of the tracks that have a slice; tables have name, start, end, ns.
 
     "communication" has a slice per collective, with bytes and group; the others are unions of intervals as
-    metrics.temporal defines them. Exposed communication is communication less computation, idle the window of the steps
+    time.temporal defines them. Exposed communication is communication less computation, idle the window of the steps
     (of the work where no step is marked) less all work.
     """
     phases = timeline.ranges[timeline.ranges["name"].isin([PREFIX + phase for phase in PHASES])]

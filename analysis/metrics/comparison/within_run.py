@@ -1,12 +1,76 @@
-"""What the input can deliver against what training takes, and what real data cost against made-up ones."""
+"""Comparisons inside a run: implementations with a reference, the input with training, real with synthetic data."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial
-from analysis.metrics.comparison.ratio import Ratio, by_key, decision, ratio_interval, run_spread
+from analysis.load import (
+    CIRCUMSTANCES,
+    CONFIGURATION,
+    Key,
+    LoadedTrial,
+    circumstances,
+)
+from analysis.metrics.comparison.ratio import Ratio, by_key, decision, ratio_interval, run_spread, typical_samples
+
+
+def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict[str, Any]]:
+    """Return one row per configuration and implementation other than `reference` that has the reference beside it.
+
+    Two different numbers, both named: throughput_ratio = new / old samples per second, time_saved = 1 - new / old step
+    time. Columns: CONFIGURATION, CIRCUMSTANCES, reference, throughput_ratio, throughput_ratio_low,
+    throughput_ratio_high, time_saved, rounds, reference_rounds, decided (yes: they differ | no: they are within
+    ratio.EQUIVALENT of each other | cannot decide), reason.
+    Where one side failed the ratio is None and the reason says so.
+    """
+    spread = run_spread(trials)
+    good = by_key(trials, without=("implementation",))
+    every: dict[Key, list[LoadedTrial]] = defaultdict(list)
+    for trial in trials:
+        if trial.trial.kind == "throughput":
+            every[(*circumstances(trial.row), *trial.key(("implementation",)))].append(trial)
+    rows = []
+    for key, members in every.items():
+        names = sorted({member.row["implementation"] for member in members})
+        if reference not in names:
+            continue
+        for name in names:
+            if name == reference:
+                continue
+            mine = [member for member in good.get(key, []) if member.row["implementation"] == name]
+            other = [member for member in good.get(key, []) if member.row["implementation"] == reference]
+            example = next(member for member in members if member.row["implementation"] == name)
+            row = {field_name: example.row[field_name] for field_name in (*CONFIGURATION, *CIRCUMSTANCES)}
+            row |= {"reference": reference, "rounds": len(mine), "reference_rounds": len(other)}
+            row |= _ratio_row(mine, other, members, name, reference, spread)
+            rows.append(row)
+    return rows
+
+
+def _ratio_row(
+    mine: Sequence[LoadedTrial],
+    other: Sequence[LoadedTrial],
+    members: Sequence[LoadedTrial],
+    name: str,
+    reference: str,
+    spread: float | None,
+) -> dict[str, Any]:
+    empty = dict.fromkeys(("throughput_ratio", "throughput_ratio_low", "throughput_ratio_high", "time_saved"))
+    for side, label in ((mine, name), (other, reference)):
+        if not side:
+            status = next(member.row["status"] for member in members if member.row["implementation"] == label)
+            return {**empty, "decided": "cannot decide", "reason": f"{label} has no measurement: {status}"}
+    time = ratio_interval([x.window_times() for x in mine], [x.window_times() for x in other])
+    work = typical_samples(mine) / typical_samples(other)
+    ratio, low, high = time.value * work, time.low * work, time.high * work
+    row = {"throughput_ratio": ratio, "throughput_ratio_low": low, "throughput_ratio_high": high}
+    # Per sample, so that it stays true where the sides' steps differ in size.
+    row["time_saved"] = 1 - 1 / ratio
+    decided, reason = decision(len(mine), len(other), Ratio(ratio, low, high), spread)
+    return {**row, "decided": decided, "reason": reason}
+
 
 _SYNTHETIC = "synthetic:"
 # What differs between a trial and its twin on made-up batches.
