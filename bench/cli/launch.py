@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.cli.options import parse, split_command
 from bench.cluster.layout import Layout, in_words, ranks_in_words, read_layout
 from bench.cluster.node import Job, launch_node
-from bench.cluster.verdict import Verdict
+from bench.cluster.statements import Verdict
 from bench.machine.devices import Devices, find_devices
 from bench.machine.gpu_load import least_busy
 from bench.run.stop import StopRequest

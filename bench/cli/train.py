@@ -15,7 +15,7 @@ from bench.cli.preparing import plain_words
 from bench.cli.progress import note
 from bench.cli.train_options import TrainOptions
 from bench.cli.train_progress import TrainProgress, append_log, duration
-from bench.cluster.following import follow
+from bench.cluster.inside import follow
 from bench.cluster.world import World, joined_world, leading
 from bench.implementations import OURS
 from bench.machine.devices import find_devices

@@ -1,24 +1,33 @@
-"""Measuring inside a world of ranks that torchrun, a scheduler or `bertbench launch` has already started.
+"""Measuring and training inside a world of ranks that torchrun, a scheduler or `bertbench launch` has already started.
 
 This is how several nodes are measured: every process of the world runs the same command. There is no harness around the
 ranks then: what a crash or a hang ends in is up to what launched them.
 """
 
 import os
+import socket
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.cluster.world import World
+from bench.cluster.world import Notice, World
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
 from bench.plan.sweep import locked, record_request, write_results
-from bench.run.launch import LaunchOptions, finish
+from bench.run import worker
+from bench.run.launch import LaunchOptions, finish, rank_variables
+from bench.run.processes import STOP_VARIABLE
 from common.atomic import storage_errors
+from common.errors import StorageError
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
+
+# How long a folder that rank 0 has made may take to show on other nodes.
+_SHARED_FOLDER_SECONDS = 30.0
 
 
 def run_trial_inside(
@@ -42,8 +51,6 @@ def run_trial_inside(
         StorageError: the run directory cannot be written.
         BertbenchError: what the trial refuses.
     """
-    from bench.run.worker import run_rank
-
     directory = run.trial(trial.trial_id)
     with nullcontext() if world.rank else locked(run):
         with storage_errors(directory.path):
@@ -53,7 +60,7 @@ def run_trial_inside(
         # torchrun says 1 where nobody said anything: ranks have an equal share of their node, as in trials of one node.
         threads = trial.threads_per_rank or max(1, devices.cpu_cores // world.local_world_size)
         os.environ["OMP_NUM_THREADS"] = str(threads)
-        run_rank(directory, trial, world.rank)  # its last barrier comes after every rank has written its records
+        worker.run_rank(directory, trial, world.rank)  # its last barrier comes after every rank has written its records
         if world.rank:
             return None
         result = finish(trial, directory, "ok", "", options)
@@ -73,3 +80,39 @@ def end_process(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def follow(world: World, devices: Devices) -> int:
+    """Be another rank than 0 of a training: do what rank 0 says, and return the exit code of this rank.
+
+    Raises:
+        StorageError: the run directory is not there on this node.
+        BertbenchError: rank 0 says nothing.
+    """
+    told = Notice(world).hear()
+    if "directory" not in told:
+        return int(told["end"])
+    directory = TrialDirectory(Path(told["directory"]))
+    deadline = time.monotonic() + _SHARED_FOLDER_SECONDS
+    while not directory.trial_json.exists():
+        if time.monotonic() >= deadline:
+            raise StorageError(
+                "folder-not-shared",
+                f"rank {world.rank} on {socket.gethostname()} does not see {directory.path}, where rank 0 writes: give "
+                "--out in a folder that all nodes share, under the same path",
+            )
+        list(directory.path.parent.glob("*"))  # a network file system then looks anew
+        time.sleep(0.1)
+    threads = told["threads"] or world.threads(devices.cpu_cores)
+    os.environ |= {**rank_variables(threads, None), STOP_VARIABLE: "1"}
+    _write_to(directory.path / f"log-{world.rank}.txt")
+    return worker.main([str(directory.path)])
+
+
+def _write_to(path: Path) -> None:
+    """Let what this rank and its libraries print go to a file: many ranks would drown what rank 0 says."""
+    with storage_errors(path), path.open("ab") as log:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)

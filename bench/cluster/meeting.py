@@ -5,6 +5,8 @@ Afterwards each says once a second that it lives, and at the end how its process
 to be stopped and how it all ended. torchrun knows nothing of this: its agents meet at a store of their own.
 """
 
+import contextlib
+import json
 import socket
 import time
 import uuid
@@ -12,9 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.cluster.statement import PROTOCOL, Statement, absence, objection
-from bench.cluster.verdict import Report, Stop, Verdict, judge
-from bench.cluster.wire import Line
+from bench.cluster.statements import PROTOCOL, Report, Statement, Stop, Verdict, absence, judge, objection
 from common.errors import CODES, Code, UsageError
 
 BEAT_SECONDS = 1.0
@@ -26,6 +26,89 @@ _PARTING_SECONDS = 3.0
 _OTHER_RELEASE = "it has another release of bertbench, which speaks otherwise: install the same one on all nodes"
 _WORDLESS = "its launch ended without a word"
 _POLL_SECONDS = 0.05
+# No message is longer; a line that is comes from something else than a launch.
+_MOST_BYTES = 2**20
+
+
+class Line:
+    """A connection to the launch of another node: JSON objects, one per line. Nothing here ever waits."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._incoming = b""
+        self._outgoing = b""
+        self._parting = False
+        self.closed = False
+        """Whether the other side is gone, or said something that no launch says."""
+        self.heard_at = time.monotonic()
+        """When the last bytes came."""
+
+    @property
+    def own_address(self) -> str:
+        """Address of this end."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, **message: Any) -> None:
+        """Send a message; what the network does not take now goes with the next call."""
+        self._outgoing += json.dumps(message).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send what is left to send; return whether nothing is."""
+        while self._outgoing and not self.closed:
+            try:
+                self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
+            except BlockingIOError:
+                return False
+            except OSError:
+                self.closed = True
+        if self._parting and not self._outgoing:
+            self._parting = False
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+        return not self._outgoing
+
+    def part(self) -> None:
+        """Say nothing more; `receive` sets `closed` once the other side has heard all and hung up."""
+        self._parting = True
+        self.flush()
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Return the messages that have come."""
+        while not self.closed:
+            try:
+                part = self._socket.recv(65536)
+            except BlockingIOError:
+                break
+            except OSError:
+                part = b""
+            if not part:
+                self.closed = True
+                break
+            self._incoming += part
+            self.heard_at = time.monotonic()
+            if len(self._incoming) > _MOST_BYTES:
+                self.closed = True
+        *lines, self._incoming = self._incoming.split(b"\n")
+        messages = []
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):
+                message = None
+            if not isinstance(message, dict):
+                self.closed = True
+                break
+            messages.append(message)
+        return messages
+
+    def close(self) -> None:
+        """Hang up."""
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self._socket.close()
 
 
 @dataclass(frozen=True, slots=True)

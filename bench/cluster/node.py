@@ -1,6 +1,7 @@
 """A launch on one node: agree with the others, start torchrun, watch it and them, say how it ended."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -19,16 +20,14 @@ from bench.cluster import BACKEND, GRACE_SECONDS, LISTENER_VARIABLE, RESTARTS_FI
 from bench.cluster.layout import Layout
 from bench.cluster.meeting import Agreement, Hub, Spoke
 from bench.cluster.rank import CPUS_VARIABLE, PYTHONPATH_VARIABLE, QUIET_VARIABLE
-from bench.cluster.statement import Statement
-from bench.cluster.verdict import Failure, Report, Verdict, restart_in_words
-from bench.cluster.wire import interface_of, listen
+from bench.cluster.statements import Failure, Report, Statement, Verdict, restart_in_words
 from bench.machine.devices import Devices, core_groups, shares_of_cores
 from bench.machine.gpu_load import near_cpus
 from bench.run.own_folder import own_folder
 from bench.run.processes import PARENT_VARIABLE, STOP_VARIABLE, end_tree, send
 from bench.run.stop import StopRequest
 from common.atomic import write_text
-from common.errors import SchemaError
+from common.errors import SchemaError, UsageError
 from common.redact import redact_text
 from records.files import read_record
 
@@ -118,6 +117,59 @@ def _bindable(address: str, several: bool) -> str:
         if ip_address(socket.gethostbyname(address)).is_loopback:
             return "0.0.0.0"  # noqa: S104 # nosec B104 # the other nodes have to reach it, by an address unknown here
     return address
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address of this node; port 0 takes a free one.
+
+    Raises:
+        UsageError: the port is in use, a free one is named; or the address is none of this node's.
+    """
+    try:
+        family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(
+            "option-value", f"--master-addr {address} cannot be resolved here ({error}): give an address of node 0"
+        ) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(128)
+        return listener
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(
+                "port-in-use",
+                f"--master-port {port} is in use on this machine, by another job perhaps: give every node of this job "
+                f"--master-port {_free_port(address, port)}, which is free here",
+            ) from error
+        raise UsageError(
+            "option-value",
+            f"cannot listen at {address}:{port} ({error.strerror}): --master-addr is an address of node 0, and this is "
+            "node 0; the other nodes have --node-rank 1 and above",
+        ) from error
+
+
+def _free_port(address: str, taken: int) -> int:
+    """Return the next free port above one that is taken, or any."""
+    for port in [*range(taken + 1, min(taken + 100, 65536)), 0]:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((socket.gethostbyname(address), port))
+            return int(probe.getsockname()[1])
+    return 0
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface that has an address, None where none has."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address.partition("%")[0] == address for found in addresses):
+            return name
+    return None
 
 
 def cpus_of_ranks(devices: Devices, count: int) -> list[list[int]]:

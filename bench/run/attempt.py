@@ -38,7 +38,7 @@ def train_once(
     Without `keep_refused` nothing is left of an attempt that was refused before it trained.
 
     Must be called inside a lock on the run. With a `leader` the ranks of its world make the attempt together: this
-    process starts its own rank and tells the others, which do as bench.cluster.following says.
+    process starts its own rank and tells the others, which do as bench.cluster.inside says.
 
     Raises:
         StorageError: the run directory cannot be written.

@@ -175,7 +175,7 @@ def test_checkers_catch(tmp_path: Path) -> None:
 # from it.
 WALL_CLOCK = {
     "bench/run/launch.py": "the end of a rank, told to others",
-    "bench/cluster/first_failure.py": "the end of a rank, told to other nodes",
+    "bench/cluster/agent.py": "the end of a rank, told to other nodes",
     "bench/loggers/mlflow.py": "when a value was logged",
     "bench/run/own_folder.py": "the age of a folder, whose time is the file system's",
     "bench/profilers/kineto_trace.py": "a name",

@@ -12,8 +12,7 @@ from support.refusals import refused
 from bench.cli import main as cli
 from bench.cli.launch import program_of
 from bench.cluster import rank
-from bench.cluster.statement import Statement
-from bench.cluster.verdict import Failure, Report, Verdict, judge
+from bench.cluster.statements import Failure, Report, Statement, Verdict, judge
 from bench.cluster.world import World, joined_world
 
 NODES = {

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.cluster import STOPPING_VARIABLE
-from bench.cluster.statement import Statement
-from bench.cluster.verdict import restart_in_words
+from bench.cluster.statements import Statement, restart_in_words
 from bench.run.launch import launch_failure, lost_peer
 
 NODES = {

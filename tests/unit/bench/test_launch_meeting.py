@@ -11,10 +11,9 @@ import pytest
 from support.refusals import refused
 
 from bench.cluster import meeting
-from bench.cluster.meeting import Hub, Spoke
-from bench.cluster.statement import PROTOCOL, Statement
-from bench.cluster.verdict import Failure, Report
-from bench.cluster.wire import Line, interface_of, listen
+from bench.cluster.meeting import Hub, Line, Spoke
+from bench.cluster.node import interface_of, listen
+from bench.cluster.statements import PROTOCOL, Failure, Report, Statement
 from common.errors import Code, UsageError
 
 HOST = "127.0.0.1"
