@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.errors import Code, UsageError
+from common.train_spec import TrainSpec
 from records.files import SCHEMA_VERSION
 
 KINDS = ("throughput", "input", "probe", "profile", "train", "comm", "components")
@@ -15,51 +16,22 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class Trial(TrainSpec):
     """One measured training run: everything that decides what it does. Hashable; equal trials have equal ids."""
 
     kind: str = "throughput"
     """throughput, input (batches alone, no training), probe (a short one of the max-batch search), profile, train,
     comm (collectives alone, no training), or components (the parts of a step alone)."""
-    task: str = "pretrain"
-    """Name in bert.tasks."""
     implementation: str = "bertbench"
     """Whose code trains: a name in bench.implementations."""
-    strategy: str = "ddp"
-    """Parallelism: a name in bert.parallel."""
-    preset: str = "base"
-    """Model shape: a name in bert.model.config.PRESETS; any name where `shape` is given."""
-    shape: str = ""
-    """Model shape where it is no preset's, as bert.model.config.shape_from_words takes it; empty where it is one."""
-    precision: str = "bf16"
-    """fp32, tf32, bf16 or fp16."""
-    seq_len: int = 128
-    """Tokens per sequence at most; with padding 'longest' batches may be shorter."""
-    micro_batch_size: int = 8
-    """Sequences per rank and micro-step."""
-    grad_accum_steps: int = 1
-    """Micro-steps per optimizer step."""
-    world_size: int = 1
-    """Devices over all nodes; each has a rank of its own, but for `devices_per_rank`."""
     nodes: int = 1
     """Nodes that the ranks are spread over."""
     device: str = "cpu"
     """cpu or cuda."""
-    data: str = "synthetic"
-    """'synthetic', 'synthetic:<distribution>', an absolute path of shards or features, or 'synthetic:<that path>':
-    made-up batches with the lengths of its samples."""
+    devices_per_rank: int = 1
+    """Devices that each rank drives; more than one where one process drives all of a node."""
     data_fingerprint: str = ""
     """Hash of the data, or of the lengths drawn from: other data is another trial."""
-    max_predictions: int = 20
-    """Predicted positions per sequence at most."""
-    padding: str = ""
-    """How windows become a batch, one of bert.data.lengths.PADDINGS; empty where batches come padded."""
-    vocab_size: int = 30522
-    """Word pieces of the vocabulary the data was made with."""
-    dropout: float = 0.1
-    """Dropout probability everywhere, attention included."""
-    seed: int = 42
-    """Seed of weights, data order and dropout."""
     round: int = 0
     """Repetition: competing trials are interleaved round by round."""
     start_iteration: int | None = None
@@ -78,23 +50,12 @@ class Trial:
     """Private memory per rank in bytes; more is out of memory. None sets no limit."""
     threads_per_rank: int | None = None
     """CPU threads of a rank; None shares the physical cores equally."""
-    devices_per_rank: int = 1
-    """Devices that each rank drives; more than one where one process drives all of a node."""
     profiler: str | None = None
     """Name in bench.profilers, for kind profile."""
     profiler_options: tuple[str, ...] = ()
     """What the profiler was told by --with and --nvtx: "name" or "name=value" words, sorted."""
-    activation_checkpointing: bool = False
-    """Whether layers keep their input alone and make the rest again in the backward pass."""
     allocator: str = ""
     """How processes keep main memory, a name of bench.run.allocators; empty is as the C library does."""
-    levers: str = ""
-    """How the suite's own model computes a step, names joined by "+" or "none" (bert.speed.registry); empty where it
-    is as the device has it."""
-    strategy_options: str = ""
-    """Options of the strategy as one JSON object (bert.parallel.options); empty where it has none."""
-    task_options: str = ""
-    """Options of the task as one JSON object (bert.tasks.options); empty where it has none."""
     training: tuple[tuple[str, Any], ...] = ()
     """Of kind train: every setting of the training, (name, plain value), sorted; `round` is then the attempt."""
     collective: tuple[tuple[str, Any], ...] = ()
@@ -130,11 +91,6 @@ class Trial:
     def ranks(self) -> int:
         """Processes over all nodes."""
         return max(1, self.world_size // self.devices_per_rank)
-
-    @property
-    def global_batch_size(self) -> int:
-        """Sequences per optimizer step: micro_batch_size x grad_accum_steps x world_size."""
-        return self.micro_batch_size * self.grad_accum_steps * self.world_size
 
     @property
     def trial_id(self) -> str:

@@ -11,11 +11,10 @@ from bench.plan.automatic import AUTO, resolve_strategy, strategy_fields
 from bench.plan.autotune import Measured, Outcome, Point
 from bench.plan.sweep import finished_result, record_request, run_trials
 from bench.plan.task_flags import task_words
-from bench.plan.trial_model import model_config
 from bench.run.launch import LaunchOptions
 from bert.model.memory import Memory, predict_memory
 from bert.parallel import STRATEGIES
-from bert.parallel.options import OPTIONS, options_text, read_options
+from bert.parallel.options import OPTIONS, options_text, read_options, zero_stage
 from common.errors import UsageError
 from common.flags import flag
 from records.files import read_notes, write_record
@@ -139,24 +138,7 @@ def point_of(trial: Trial) -> Point:
 
 def memory_of(base: Trial, point: Point) -> Memory:
     """Return what a rank is predicted to need at its peak."""
-    return predict_memory(
-        model_config(base),
-        base.task,
-        micro_batch_size=point.micro_batch_size,
-        seq_len=base.seq_len,
-        max_predictions=base.max_predictions,
-        precision=base.precision,
-        device=base.device,
-        world_size=base.world_size,
-        zero_stage=zero_stage(point),
-        recompute=point.recompute,
-        task_options=base.task_options,
-    )
-
-
-def zero_stage(point: Point) -> int:
-    """Return the stage of ZeRO that a strategy divides model states as; FSDP divides all of them, as stage 3."""
-    return 3 if point.strategy == "fsdp" else int(read_options(point.options).get("zero_stage", 0))
+    return predict_memory(trial_of(base, point), base.device)
 
 
 class Runner:
@@ -265,7 +247,7 @@ def deepspeed_json(base: Trial, point: Point) -> dict[str, Any]:
         "train_batch_size": point.micro_batch_size * point.grad_accum_steps * base.world_size,
         "train_micro_batch_size_per_gpu": point.micro_batch_size,
         "gradient_accumulation_steps": point.grad_accum_steps,
-        "zero_optimization": {"stage": zero_stage(point)},
+        "zero_optimization": {"stage": zero_stage(trial_of(base, point))},
         "bf16": {"enabled": base.precision == "bf16"},
         "fp16": {"enabled": base.precision == "fp16"},
     }

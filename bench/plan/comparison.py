@@ -330,11 +330,10 @@ def profile_variants(
 def _profile_trial(item: PlannedVariant, steps: int, devices: Devices) -> Trial:
     """The same model, batches and strategy as a trial that measures."""
     settings, levers = item.plan.settings, item.variant.levers
-    return Trial(
+    return item.plan.trial(
         kind="profile",
-        **item.plan.trial_fields(),
         levers="" if levers == AUTO else levers_text(resolve_levers(levers, devices.kind)),
-        shape=settings.shape or "",
+        shape=settings.shape,
         device=devices.kind,
         padding=settings.padding if task_data(settings.task).paddings else "",
         start_iteration=_WARM_UP_STEPS,

@@ -82,9 +82,8 @@ def _finish_killed(run: TrainRun, options: LaunchOptions) -> None:
 def _trial(run: TrainRun, plan: Plan, devices: Devices, threads: int | None) -> Trial:
     settings = plan.settings
     attempts = [directory.read_trial().round for directory in run.attempts()]
-    return Trial(
+    return plan.trial(
         kind="train",
-        **plan.trial_fields(),
         levers=recorded_levers(settings.levers, devices.kind) if plan.implementation == OURS else "",
         device=devices.kind,
         round=max(attempts, default=-1) + 1,

@@ -8,6 +8,7 @@ from bench.implementations import OURS, TRAININGS
 from bench.run.clock import StepClock
 from bench.run.recorder import step_writer
 from bench.run.train_recorder import TrainRecorder, best_checkpoint, flat
+from bert.model.config import model_config
 from bert.model.memory import parameter_count
 from bert.parallel.base import Strategy
 from bert.tasks import make_task
@@ -40,7 +41,7 @@ def run_attempt(
     """
     run = TrainRun(directory.path.parent.parent)
     settings = TrainSettings.from_json(dict(trial.training))
-    config = settings.model_config()
+    config = model_config(settings)
     task = make_task(settings.task, settings.task_options)
     with ExitStack() as stack:
         writer = stack.enter_context(step_writer(directory.steps_csv(strategy.rank)))

@@ -11,12 +11,13 @@ from bench.cluster.world import World
 from bench.implementations import OURS, TRAININGS
 from bench.loggers.base import AUTO, check_loggers
 from bench.machine.devices import Devices
-from bench.plan.automatic import resolve_precision, resolve_strategy, strategy_fields
+from bench.plan.automatic import resolve_precision, resolve_strategy
 from bench.plan.task_flags import TaskFlags
 from bert.checkpoints.model_config import read_config
 from bert.data.lengths import is_synthetic
-from bert.model.config import ModelConfig, preset, preset_of, shape_in_words
+from bert.model.config import ModelConfig, model_config, preset, preset_of, shape_in_words
 from bert.model.memory import parameter_count
+from bert.parallel import devices_per_rank
 from bert.parallel.deepspeed_config import read_deepspeed_config, said_of_training
 from bert.parallel.options import options_text
 from bert.tasks import check_task_options, make_task, resolve_options, task_data
@@ -25,6 +26,7 @@ from bert.train.settings import TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, StorageError, UsageError
 from common.registry import lookup
 from records.training import TrainRun, is_train_run
+from records.trial import Trial
 
 # Of each parameter in a checkpoint: itself and two moments of the optimizer, in float32.
 _WEIGHT_BYTES, _MOMENTS_BYTES = 4, 8
@@ -44,28 +46,22 @@ class Plan:
     implementation: str = OURS
     """Whose model and loop train: a name in bench.implementations.TRAININGS."""
 
-    def trial_fields(self) -> dict[str, Any]:
-        """Return the fields of a Trial, but its kind and device, that say what is trained, on what and how."""
+    def trial(self, **own: Any) -> Trial:
+        """Return a trial of this training.
+
+        Args:
+            own: what else a Trial says: kind, device, levers as records have them, and how it is measured.
+        """
         settings = self.settings
-        return {
-            "task": settings.task,
-            "task_options": settings.task_options,
-            "implementation": self.implementation,
-            **strategy_fields(settings.strategy, settings.strategy_options, settings.world_size),
-            "preset": settings.preset,
-            "precision": settings.precision,
-            "seq_len": settings.seq_len,
-            "micro_batch_size": settings.micro_batch_size,
-            "grad_accum_steps": settings.grad_accum_steps,
-            "world_size": settings.world_size,
-            "data": settings.data,
-            "data_fingerprint": self.source.fingerprint,
-            "max_predictions": settings.max_predictions,
-            "vocab_size": settings.vocab_size,
-            "dropout": settings.dropout,
-            "seed": settings.seed,
-            "activation_checkpointing": settings.activation_checkpointing,
-        }
+        # Where a training says the rest, its trial has always left these empty.
+        own = {"shape": "", "padding": "", **own}
+        return Trial.of(
+            settings,
+            implementation=self.implementation,
+            devices_per_rank=devices_per_rank(settings.strategy, settings.world_size),
+            data_fingerprint=self.source.fingerprint,
+            **own,
+        )
 
 
 def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices, world: World | None = None) -> Plan:
@@ -239,7 +235,7 @@ def check_space(run: TrainRun, plan: Plan) -> None:
     if run.attempts():
         return
     settings = plan.settings
-    parameters = parameter_count(settings.model_config(), settings.task, settings.task_options)
+    parameters = parameter_count(model_config(settings), settings.task, settings.task_options)
     # Other implementations save the weights alone.
     needed = parameters * (_WEIGHT_BYTES + (_MOMENTS_BYTES if plan.implementation == OURS else 0))
     place = next(folder for folder in (run.path, *run.path.parents) if folder.exists())
@@ -305,7 +301,7 @@ def _saved_settings(run: TrainRun) -> dict[str, Any]:
     return {}
 
 
-def _shape(init: Path, given: str | None, seq_len: int, vocab_size: int, data: TaskData) -> dict[str, str | None]:
+def _shape(init: Path, given: str | None, seq_len: int, vocab_size: int, data: TaskData) -> dict[str, str]:
     """Return `preset` and `shape` of the model whose weights lie in `init`; a preset that was `given` has to be it.
 
     Raises:
@@ -344,7 +340,7 @@ def _shape(init: Path, given: str | None, seq_len: int, vocab_size: int, data: T
             )
         return {}
     name = preset_of(config)
-    return {"preset": name or _label(config), "shape": None if name else shape_in_words(config)}
+    return {"preset": name or _label(config), "shape": "" if name else shape_in_words(config)}
 
 
 def _label(config: ModelConfig) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.plan.trial_model import model_config
 from bench.run.out_of_memory import memory_is_short, ran_out_of_memory
 from bench.run.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
 from bench.run.rank_resources import (
@@ -20,6 +19,7 @@ from bench.run.rank_resources import (
     torch_versions,
     used_memory,
 )
+from bert.model.config import model_config
 from common.errors import BertbenchError, Code, StorageError
 from common.redact import redact_text
 from records.files import write_record
@@ -295,10 +295,7 @@ def _training(trial: Trial, built: Any, batches: Iterator[Any], strategy: Any, p
     from bert.parallel.base import StepPlan
     from bert.train.loop import Training
 
-    plan = StepPlan(
-        precision=trial.precision, micro_batch_size=trial.micro_batch_size, grad_accum_steps=trial.grad_accum_steps,
-        levers=built.levers,
-    )  # fmt: skip
+    plan = StepPlan(train=trial, levers=built.levers)
     # A loop of its own wraps the model, too.
     model = strategy.wrap(built.model, observer, plan) if built.loop is None else built.model.to(strategy.device)
     optimizer = built.make_optimizer(model)

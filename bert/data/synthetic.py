@@ -135,7 +135,7 @@ class SyntheticBatches:
     Of a distribution the samples are one sequence, which depends on the seed and the shape of a sample alone: any
     number of ranks and any micro batch size that make up the same global batch see the same samples in a step.
 
-    Lengths follow `spec.source`: 'synthetic' = the task's own distribution, 'synthetic:<name>' of bert.data.lengths, or
+    Lengths follow `spec.data`: 'synthetic' = the task's own distribution, 'synthetic:<name>' of bert.data.lengths, or
     'synthetic:<path>'. Of a folder of shards all batches of the pool and all ranks together have the distribution of
     its samples' lengths, bins included, as nearly as so many sequences can, and in each batch all ranks have the same
     bin. Of a features file, whose batches differ in length, batch by batch they have the lengths of its own batches.
@@ -164,9 +164,9 @@ class SyntheticBatches:
     def _like_real(self) -> Slots:
         """Lengths of each batch as those of real samples; empty where they have a distribution."""
         spec = self.spec
-        path = lengths_folder(spec.source)
+        path = lengths_folder(spec.data)
         if path is None:
-            check_distribution(spec.source, spec.seq_len, self._content.task)
+            check_distribution(spec.data, spec.seq_len, self._content.task)
             return []
         return self._content.like_real(path, spec, min(self._content.largest_pool, self._most_kept()))
 
@@ -218,7 +218,7 @@ class SyntheticBatches:
         spec = self.spec
         count = rows_in_all(spec.seq_len)
         rng = np.random.default_rng([abs(spec.seed), count])
-        name = check_distribution(spec.source, spec.seq_len, self._content.task)
+        name = check_distribution(spec.data, spec.seq_len, self._content.task)
         if name == "squad":  # as near to the distribution as so many windows can be
             samples = SampleLengths((spec.seq_len,), (1,), squad_windows(spec.seq_len)[None])
             lengths = samples.draw(rng, 0, count).clip(SHORTEST, spec.seq_len)
@@ -240,7 +240,7 @@ def _like_shards(folder: Path, spec: DataSpec, pool_size: int) -> Slots:
 def _like_windows(path: Path, spec: DataSpec, pool_size: int) -> Slots:
     # Only lengths are taken from them: their vocabulary may be any.
     features = find_features(path, "training", spec.seq_len)
-    real = SquadBatches(replace(spec, source=str(path), vocab_size=sys.maxsize), features)
+    real = SquadBatches(replace(spec, data=str(path), vocab_size=sys.maxsize), features)
     return [(lengths, spec.seq_len) for lengths in real.lengths_of_batches(pool_size)]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from common.errors import UsageError
 from common.registry import lookup
+from common.train_spec import TrainSpec
 
 BERT_UNCASED_VOCAB_SIZE = 30522
 
@@ -118,6 +119,17 @@ def shape_from_words(text: str) -> ModelConfig:
         raise UsageError(
             "option-value", f"{text!r} is no shape of a model: give words such as {shape_in_words(PRESETS['base'])!r}"
         ) from error
+
+
+def model_config(spec: TrainSpec) -> ModelConfig:
+    """Return the model of a training; sequences longer than it has positions for get them. Raises UsageError."""
+    shape = shape_from_words(spec.shape) if spec.shape else preset(spec.preset)
+    return shape.replace(
+        vocab_size=spec.vocab_size,
+        hidden_dropout=spec.dropout,
+        attention_dropout=spec.dropout,
+        max_positions=max(shape.max_positions, spec.seq_len),
+    )
 
 
 def preset_of(config: ModelConfig) -> str | None:

@@ -27,9 +27,11 @@ log-softmax and its gradient.
 
 from dataclasses import dataclass, fields
 
-from bert.model.config import ModelConfig
+from bert.model.config import ModelConfig, model_config
 from bert.model.flops import layer_matmul_parameters
+from bert.parallel.options import zero_stage
 from bert.tasks import check_task_options, task_data
+from common.train_spec import TrainSpec
 
 _FLOAT = 4
 _MOMENTS = 2
@@ -71,46 +73,23 @@ def parameter_count(config: ModelConfig, task: str, task_options: str = "") -> i
     return body + task_data(task).head_parameters(config, check_task_options(task, task_options))
 
 
-def predict_memory(
-    config: ModelConfig,
-    task: str,
-    *,
-    micro_batch_size: int,
-    seq_len: int,
-    max_predictions: int,
-    precision: str,
-    device: str,
-    world_size: int = 1,
-    zero_stage: int = 0,
-    recompute: bool = False,
-    task_options: str = "",
-) -> Memory:
-    """Return what a rank needs at its peak; the formulas stand above.
-
-    Args:
-        config: shape of the model, with its dropout.
-        task: a name in bert.tasks.
-        micro_batch_size: sequences per rank and micro-step.
-        seq_len: tokens of a sequence, padding included.
-        max_predictions: predicted positions of a sequence (pretrain).
-        precision: fp32, tf32, bf16 or fp16.
-        device: cpu or cuda.
-        world_size: ranks that model states are divided among.
-        zero_stage: 0 divides nothing; 1, 2, 3 as ZeRO's stages, 3 as FSDP.
-        recompute: whether layers keep their input alone.
-        task_options: of the task, as bert.tasks.resolve_options makes them.
-    """
-    parameters = parameter_count(config, task, task_options)
+def predict_memory(spec: TrainSpec, device: str) -> Memory:
+    """Return what a rank of a training needs at its peak on `device` (cpu or cuda); the formulas stand above."""
+    config, stage = model_config(spec), zero_stage(spec)
+    parameters = parameter_count(config, spec.task, spec.task_options)
     states = {"parameters": parameters, "gradients": parameters, "optimizer": _MOMENTS * parameters}
     held = {
-        name: _FLOAT * count // (world_size if zero_stage >= _DIVIDED_FROM[name] else 1)
+        name: _FLOAT * count // (spec.world_size if stage >= _DIVIDED_FROM[name] else 1)
         for name, count in states.items()
     }
-    element = _ELEMENT_BYTES[precision]
-    tokens = micro_batch_size * seq_len
-    layer = tokens * _layer_bytes_per_token(config, seq_len, element, device)
-    kept = config.num_layers * tokens * _FLOAT * config.hidden_size + layer if recompute else config.num_layers * layer
-    predicted = micro_batch_size * max_predictions if task_data(task).heads == "masked words" else 0
+    element = _ELEMENT_BYTES[spec.precision]
+    tokens = spec.micro_batch_size * spec.seq_len
+    layer = tokens * _layer_bytes_per_token(config, spec.seq_len, element, device)
+    kept = config.num_layers * layer
+    if spec.activation_checkpointing:
+        kept = config.num_layers * tokens * _FLOAT * config.hidden_size + layer
+    masked = task_data(spec.task).heads == "masked words"
+    predicted = spec.micro_batch_size * spec.max_predictions if masked else 0
     logits = predicted * config.padded_vocab_size * (element + 8)
     embeddings = tokens * (_FLOAT + _mask_bytes(config.hidden_dropout, device)) * config.hidden_size
     casts = element * parameters if element < _FLOAT else 0

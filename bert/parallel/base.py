@@ -9,6 +9,7 @@ import torch
 
 from bert.optim.precision import Precision
 from bert.train.observer import Observer
+from common.train_spec import TrainSpec
 
 Moments = Mapping[str, Mapping[str, torch.Tensor]]
 """State of an optimizer: by parameter name and key, whole tensors."""
@@ -19,16 +20,15 @@ Options = Mapping[str, Any]
 NO_OPTIONS: Options = {}
 
 
+_ONE_STEP = TrainSpec(precision="fp32", micro_batch_size=1)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
     """What a strategy has to know of the steps before it wraps the model."""
 
-    precision: str = "fp32"
-    """fp32, tf32, bf16 or fp16."""
-    micro_batch_size: int = 1
-    """Sequences per device and micro-step."""
-    grad_accum_steps: int = 1
-    """Micro-steps per update."""
+    train: TrainSpec = _ONE_STEP
+    """Precision, micro-batch and micro-steps per update."""
     optimizer: str = "adamw"
     """A name in bert.optim.registry.OPTIMIZERS."""
     max_grad_norm: float | None = None

@@ -29,7 +29,7 @@ class DdpStrategy(ProcessGroupStrategy):
 
         Gradients lie in the same buckets in every step, the first one of this process included.
         """
-        static = "static-graph" in plan.levers and plan.grad_accum_steps == 1
+        static = "static-graph" in plan.levers and plan.train.grad_accum_steps == 1
         if static:
             _show_outputs()
         device_ids = [self.device] if self.device.type == "cuda" else None

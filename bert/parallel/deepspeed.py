@@ -59,10 +59,10 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         """Check the configuration; the model is taken over together with its optimizer, by `prepare`."""
         self._plan = plan
         run = Run(
-            micro_batch_size=plan.micro_batch_size,
-            grad_accum_steps=plan.grad_accum_steps,
+            micro_batch_size=plan.train.micro_batch_size,
+            grad_accum_steps=plan.train.grad_accum_steps,
             world_size=self.world_size,
-            precision=plan.precision,
+            precision=plan.train.precision,
             max_grad_norm=plan.max_grad_norm,
             optimizer_norm=plan.optimizer_norm,
             optimizer=plan.optimizer,
@@ -71,7 +71,7 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
             zero_stage=self.options.get("zero_stage"),
         )
         self._resolved = resolve(self.options.get("config") or {}, run)
-        _check_precision(plan.precision)
+        _check_precision(plan.train.precision)
         self._whole = WholeModel(model, observer)
         self._model = _EngineModel(model.to(self.device))
         return self._model

@@ -34,7 +34,7 @@ class FsdpStrategy(ProcessGroupStrategy):
         """Give this rank its part of the model, which is changed in place."""
         self._whole = WholeModel(model, observer)
         model.to(self.device)
-        kind = AUTOCAST_DTYPE.get(plan.precision)
+        kind = AUTOCAST_DTYPE.get(plan.train.precision)
         policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False)
         for layer in layers(model):
             fully_shard(layer, mp_policy=policy)

@@ -6,6 +6,7 @@ from typing import Any
 
 from common.errors import InputError, UsageError
 from common.flags import flag
+from common.train_spec import TrainSpec
 
 ZERO_STAGES = (0, 1, 2, 3)
 
@@ -47,3 +48,8 @@ def read_options(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError("option-value", f"the options of a strategy, {text[:80]!r}, are no JSON object")
     return found
+
+
+def zero_stage(spec: TrainSpec) -> int:
+    """Return the stage of ZeRO that a training divides model states as; FSDP divides all of them, as stage 3."""
+    return 3 if spec.strategy == "fsdp" else int(read_options(spec.strategy_options).get("zero_stage", 0))

@@ -11,34 +11,24 @@ import torch
 
 from bert.data.batch import Batch, BatchCounts
 from bert.data.lengths import PADDINGS
-from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
+from bert.model.config import ModelConfig
 from bert.optim.precision import Precision
 from bert.train.observer import Observer
 from common.errors import UsageError
 from common.registry import lookup
+from common.train_spec import TrainSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataSpec:
-    """Which batches a rank trains on."""
+class DataSpec(TrainSpec):
+    """A training as one rank draws its batches: micro_batch_size is that of a rank, world_size counts ranks.
 
-    source: str
-    """'synthetic', 'synthetic:<distribution>', 'synthetic:<path>' (its lengths), or a path the task reads."""
-    seq_len: int
-    """Tokens per sequence at most."""
-    micro_batch_size: int
-    """Sequences per rank and micro-step."""
-    max_predictions: int = 20
-    """Predicted positions per sequence at most (pretraining)."""
-    vocab_size: int = BERT_UNCASED_VOCAB_SIZE
-    """Word pieces; synthetic ids stay below it."""
-    seed: int = 42
-    """Seed of the order and of synthetic content."""
-    rank: int = 0
-    """This rank; ranks see disjoint samples."""
-    world_size: int = 1
+    They see disjoint samples.
+    """
+
     padding: str = PADDINGS[0]
-    """Of batches that do not come padded (SQuAD): one of bert.data.lengths.PADDINGS."""
+    """Of batches that do not come padded: one of bert.data.lengths.PADDINGS."""
+    rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +111,7 @@ class Task(Protocol):
         """Model with freshly initialised weights, on the CPU, in float32; its phases go to `observer`."""
 
     def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
-        """Batches of `spec.source`. Raises InputError that names the file at fault."""
+        """Batches of `spec.data`. Raises InputError that names the file at fault."""
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Mean training loss of one micro-batch, a scalar."""

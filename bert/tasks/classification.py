@@ -74,7 +74,7 @@ class ClassificationTask(ABC):
 
     def batches(self, spec: DataSpec, split: str = TRAINING) -> BatchStream:
         """Synthetic batches, or those of rows. Raises InputError that names the file at fault."""
-        if not is_synthetic(spec.source):
+        if not is_synthetic(spec.data):
             return RowBatches(spec, self.rows(spec, split))
         make = partial(row_batch, labels=self.labels, regression=self.regression, columns=self.synthetic_columns)
         return SyntheticBatches(spec, Content(self.name, _LARGEST_POOL, self._lengths_like, make))
@@ -94,11 +94,11 @@ class ClassificationTask(ABC):
 
     def identify(self, spec: DataSpec, split: str = TRAINING) -> DataIdentity:
         """Look at the rows of a run. Raises InputError where they are missing, damaged or do not fit the task."""
-        if is_synthetic(spec.source):
-            return DataIdentity(source=spec.source)
+        if is_synthetic(spec.data):
+            return DataIdentity(source=spec.data)
         rows = self.rows(spec, split)
         return DataIdentity(
-            source=spec.source,
+            source=spec.data,
             fingerprint=rows.fingerprint,
             vocab_size=rows.vocab_size,
             vocabulary=rows.vocabulary,
@@ -112,8 +112,8 @@ class ClassificationTask(ABC):
                 or of another vocabulary.
         """
         training = self.rows(spec, TRAINING)
-        rows = self.data.evaluation_rows(spec.source, spec.seq_len, wanted.source, self.options, training)
-        self.check_labels(rows, wanted.source or spec.source)
+        rows = self.data.evaluation_rows(spec.data, spec.seq_len, wanted.source, self.options, training)
+        self.check_labels(rows, wanted.source or spec.data)
         return LabelledRows(rows, self.labels, self.score, spec, wanted.samples)
 
     def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:
@@ -121,15 +121,15 @@ class ClassificationTask(ABC):
         return classification_flops(config, self.labels, counts)
 
     def rows(self, spec: DataSpec, split: str) -> TokenRows:
-        """Return the rows of a split of `spec.source`; the latest ones are kept.
+        """Return the rows of a split of `spec.data`; the latest ones are kept.
 
         Raises:
             InputError: they are missing, damaged, or have labels that the task has not.
         """
-        key = (spec.source, split, spec.seq_len)
+        key = (spec.data, split, spec.seq_len)
         if self._opened is None or self._opened[0] != key:
-            found = self.data.rows(Path(spec.source), split, self.options, spec.seq_len)
-            self.check_labels(found, spec.source)
+            found = self.data.rows(Path(spec.data), split, self.options, spec.seq_len)
+            self.check_labels(found, spec.data)
             self._opened = key, found
         return self._opened[1]
 
@@ -156,6 +156,6 @@ class ClassificationTask(ABC):
 
     def _lengths_like(self, path: Path, spec: DataSpec, pool_size: int) -> Slots:
         # Only lengths are taken from them: their vocabulary may be any.
-        real = replace(spec, source=str(path), vocab_size=sys.maxsize)
+        real = replace(spec, data=str(path), vocab_size=sys.maxsize)
         rows = self.data.rows(path, TRAINING, self.options, spec.seq_len)
         return [(lengths, spec.seq_len) for lengths in RowBatches(real, rows).lengths_of_batches(pool_size)]

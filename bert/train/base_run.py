@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from bert.model.config import model_config
 from bert.optim.precision import Precision
 from bert.parallel.base import Strategy
 from bert.tasks import make_task
@@ -37,7 +38,7 @@ class BaseRun:
         self.should_stop = should_stop
         self._report = report
         self.task: TrainableTask = make_task(settings.task, settings.task_options)
-        self.config = settings.model_config()
+        self.config = model_config(settings)
         self.precision = Precision(settings.precision, strategy.device.type)
         self.counts = UpdateCounts()
         self.spec = data_spec(settings, strategy)

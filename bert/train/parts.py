@@ -1,7 +1,6 @@
 """What the parts of a run are told of its settings."""
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 
@@ -13,15 +12,14 @@ from bert.parallel.base import StepPlan, Strategy
 from bert.tasks.base import DataSpec
 from bert.train.loop import ComputeLoss, DivergenceWatch, Progress, Training
 from bert.train.settings import TrainSettings
+from common.train_spec import TrainSpec
 
 
 def step_plan(settings: TrainSettings, levers: frozenset[str] = frozenset()) -> StepPlan:
     """Return what the strategy has to know of the steps; `levers` are those that are on."""
     clips_itself = settings.optimizer in SELF_CLIPPING
     return StepPlan(
-        precision=settings.precision,
-        micro_batch_size=settings.micro_batch_size,
-        grad_accum_steps=settings.grad_accum_steps,
+        train=settings,
         optimizer=settings.optimizer,
         max_grad_norm=None if clips_itself else settings.max_grad_norm,
         optimizer_norm=settings.max_grad_norm if clips_itself else None,
@@ -64,48 +62,12 @@ def make_training(
     )
 
 
-class Batches(Protocol):
-    """What settings of a training and the trial of a measurement have in common: which batches they are made of."""
-
-    @property
-    def data(self) -> str:
-        """Where samples come from."""
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens of the longest."""
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Samples of a device."""
-
-    @property
-    def max_predictions(self) -> int:
-        """Masked positions of a sample at most."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Word pieces."""
-
-    @property
-    def seed(self) -> int:
-        """Of their order."""
-
-    @property
-    def padding(self) -> str:
-        """What batches are padded to; empty for the usual."""
-
-
-def data_spec(settings: Batches, strategy: Strategy) -> DataSpec:
+def data_spec(spec: TrainSpec, strategy: Strategy) -> DataSpec:
     """Return which batches this rank trains on."""
-    return DataSpec(
-        source=settings.data,
-        seq_len=settings.seq_len,
-        micro_batch_size=settings.micro_batch_size * strategy.devices_per_rank,
-        max_predictions=settings.max_predictions,
-        vocab_size=settings.vocab_size,
-        seed=settings.seed,
+    return DataSpec.of(
+        spec,
+        micro_batch_size=spec.micro_batch_size * strategy.devices_per_rank,
         rank=strategy.rank,
         world_size=strategy.world_size,
-        padding=settings.padding or PADDINGS[0],
+        padding=spec.padding or PADDINGS[0],
     )

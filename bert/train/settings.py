@@ -4,10 +4,11 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from bert.data.lengths import PADDINGS, check_distribution, default_max_predictions, is_synthetic, lengths_folder
-from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig, preset, shape_from_words
+from bert.model.config import model_config
 from bert.optim.registry import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.optim.schedule import PHASES, SCHEDULES, Schedule
 from bert.parallel import STRATEGIES
@@ -17,48 +18,27 @@ from bert.tasks import check_task_options, task_data
 from common.errors import InputError, UsageError
 from common.flags import check_seed, flag
 from common.registry import lookup
+from common.train_spec import TrainSpec
 
 DEFAULT_SEED = 42
 DEFAULT_MICRO_BATCH_SIZE = {1: 32, 2: 8}
 """Sequences per device and micro-step in each phase, where none are given."""
 
 
+# What holds where neither a user nor the defaults of the task say it, and in runs from before there was the setting.
+_USUAL: Mapping[str, Any] = MappingProxyType(
+    {"preset": "large", "strategy": "single", "precision": "fp32", "padding": PADDINGS[0], "levers": AUTO}
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainSettings:
-    """One training run. `resolve_settings` fills in what follows from the rest.
+class TrainSettings(TrainSpec):
+    """One training run: what is trained and how it is optimized, evaluated and saved. `resolve_settings` makes it.
 
     Raises:
-        UsageError: a value out of its range, or batch sizes that do not multiply up.
+        UsageError: a value out of its range.
     """
 
-    task: str = "pretrain"
-    """What is trained, one of bert.tasks.TASKS."""
-    task_options: str = ""
-    """Options of the task, as bert.tasks.resolve_options makes them; empty where it has none."""
-    preset: str = "large"
-    """Shape of the model, one of bert.model.config.PRESETS; any name where `shape` is given."""
-    shape: str | None = None
-    """Shape of the model where it is no preset's, as bert.model.config.shape_from_words takes it."""
-    dropout: float = 0.1
-    """Probability with which hidden states and attention weights are dropped."""
-    data: str
-    """What the task reads (a folder of HDF5 shards), or 'synthetic', 'synthetic:<distribution>', 'synthetic:<path>'."""
-    seq_len: int = 128
-    """Tokens per sequence, padding included."""
-    max_predictions: int = 20
-    """Masked positions per sequence at most (pretraining); shards bring their own."""
-    padding: str = "longest"
-    """Of batches that do not come padded (SQuAD): longest or fixed."""
-    vocab_size: int = BERT_UNCASED_VOCAB_SIZE
-    """Word pieces of the vocabulary the shards were made with, before padding."""
-    micro_batch_size: int
-    """Sequences per device and micro-step."""
-    grad_accum_steps: int = 1
-    """Micro-steps per update."""
-    world_size: int = 1
-    """Devices, one process each."""
-    global_batch_size: int
-    """Sequences per update: micro_batch_size x grad_accum_steps x world_size."""
     optimizer: str = "lamb"
     """One of bert.optim.registry.OPTIMIZERS."""
     learning_rate: float = PHASES[1].learning_rate
@@ -73,18 +53,6 @@ class TrainSettings:
     """Decay of matrices and embeddings; biases and LayerNorm have none."""
     max_grad_norm: float = 1.0
     """The global gradient norm is clipped to this."""
-    precision: str = "fp32"
-    """fp32, tf32, bf16 or fp16 (bert.optim.precision)."""
-    strategy: str = "single"
-    """Parallelism, one of bert.parallel.STRATEGIES."""
-    strategy_options: str = ""
-    """Options of the strategy, as bert.parallel.options.options_text makes them; empty where none are given."""
-    activation_checkpointing: bool = False
-    """Whether layers keep their input alone and make the rest again in the backward pass; losses stay the same."""
-    levers: str = AUTO
-    """How a step is computed, as bert.speed.registry.check_levers takes it; losses differ by rounding and draws."""
-    seed: int = DEFAULT_SEED
-    """Seed of the initial weights, the order of the data and dropout."""
     log_every: int = 10
     """Steps after which losses are read from the device and reported, one event per step."""
     eval_every: int = 0
@@ -114,9 +82,8 @@ class TrainSettings:
         if is_synthetic(self.data) and lengths_folder(self.data) is None:
             check_distribution(self.data, self.seq_len, self.task)
         self._check_ranges()
-        self._check_batches()
         self.learning_rates()
-        self.model_config()
+        model_config(self)
 
     def _check_ranges(self) -> None:
         for name, least in (
@@ -140,48 +107,53 @@ class TrainSettings:
                 f"--strategy single runs on one device, not on {self.world_size}: use --strategy ddp",
             )
 
-    def _check_batches(self) -> None:
-        parts = self.micro_batch_size * self.grad_accum_steps * self.world_size
-        if self.global_batch_size != parts:
-            raise UsageError(
-                "batch-size-mismatch",
-                f"--global-batch-size {self.global_batch_size} is not --micro-batch-size {self.micro_batch_size} x "
-                f"--grad-accum-steps {self.grad_accum_steps} x --devices {self.world_size} = {parts}: "
-                f"{_fitting(self.global_batch_size, self.micro_batch_size, self.world_size)}",
-            )
-
     def learning_rates(self) -> Schedule:
         """Return the learning rate as a function of the updates applied. Raises UsageError."""
         return Schedule(
             name=self.schedule, learning_rate=self.learning_rate, total_steps=self.steps, warmup=self.warmup
         )
 
-    def model_config(self) -> ModelConfig:
-        """Return the shape of the model; sequences longer than it has positions for get them. Raises UsageError."""
-        shape = preset(self.preset) if self.shape is None else shape_from_words(self.shape)
-        return shape.replace(
-            vocab_size=self.vocab_size,
-            hidden_dropout=self.dropout,
-            attention_dropout=self.dropout,
-            max_positions=max(shape.max_positions, self.seq_len),
-        )
-
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return dataclasses.asdict(self)
+        """Return the fields by name, with the global batch size; a shape that is the preset's is None."""
+        own = {"shape": self.shape or None, "global_batch_size": self.global_batch_size}
+        return {**dataclasses.asdict(self), **own}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "TrainSettings":
         """Return the settings that `to_json` wrote; fields that came later have their defaults. Raises InputError."""
-        unknown = sorted(set(content) - {field.name for field in dataclasses.fields(cls)})
+        unknown = sorted(set(content) - _names())
         if unknown:
             raise InputError(
                 "file-damaged", f"the settings of a run have no fields {', '.join(map(str, unknown))}: they are damaged"
             )
         try:
-            return cls(**content)
-        except (UsageError, TypeError, AttributeError) as error:
+            return make_settings({**_USUAL, **content, "shape": content.get("shape") or ""})
+        except (KeyError, UsageError, TypeError, AttributeError) as error:
             raise InputError("file-damaged", f"the settings of a run are damaged: {error}") from error
+
+
+def _names() -> set[str]:
+    return {field.name for field in dataclasses.fields(TrainSettings)} | {"global_batch_size"}
+
+
+def make_settings(values: Mapping[str, Any]) -> TrainSettings:
+    """Return settings of fields by name and a `global_batch_size`.
+
+    Raises:
+        UsageError: as TrainSettings, or the batch sizes do not multiply up.
+        KeyError: there is no `data`, micro batch or global batch.
+    """
+    own = dict(values)
+    total = own.pop("global_batch_size")
+    settings = TrainSettings(**own | {name: own[name] for name in ("data", "micro_batch_size")})
+    if total != settings.global_batch_size:
+        raise UsageError(
+            "batch-size-mismatch",
+            f"--global-batch-size {total} is not --micro-batch-size {settings.micro_batch_size} x "
+            f"--grad-accum-steps {settings.grad_accum_steps} x --devices {settings.world_size} = "
+            f"{settings.global_batch_size}: {_fitting(total, settings.micro_batch_size, settings.world_size)}",
+        )
+    return settings
 
 
 # Fields that have no option of their name: the first has another one, the others follow from the data.
@@ -258,7 +230,7 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
         UsageError: as TrainSettings, a field that does not exist, or no whole number of micro-steps fits.
     """
     own = {name: value for name, value in given.items() if value is not None}
-    known = {field.name for field in dataclasses.fields(TrainSettings)} | {"epochs"}
+    known = _names() | {"epochs"}
     if not own.keys() <= known:
         raise UsageError(
             "option-unknown",
@@ -270,7 +242,7 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
         raise UsageError("option-missing", "no data was given: give a folder of HDF5 shards, or `synthetic`")
     if "grad_accum_steps" in own and "micro_batch_size" in own and "global_batch_size" not in own:
         own["global_batch_size"] = own["micro_batch_size"] * own["grad_accum_steps"] * own.get("world_size", 1)
-    values = {**task_defaults(own.get("task", "pretrain"), phase), **own}
+    values = {**_USUAL, **task_defaults(own.get("task", "pretrain"), phase), **own}
     world_size, total = values.get("world_size", 1), values["global_batch_size"]
     if "grad_accum_steps" in own and "micro_batch_size" not in own:
         values["micro_batch_size"] = max(1, total // max(1, own["grad_accum_steps"] * world_size))
@@ -287,7 +259,7 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
             values["eval_every"] = _steps_of(min(1.0, epochs), samples, values["global_batch_size"])
     elif evaluates:
         values["eval_every"] = values["steps"]
-    return TrainSettings(**values)
+    return make_settings(values)
 
 
 def _largest_divisor(number: int, most: int) -> int:

@@ -46,7 +46,7 @@ def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none
     # Two streams, as two ranks would see them; one process reads both in turn.
     specs = [
         DataSpec(
-            source="synthetic:full", seq_len=32, micro_batch_size=4, max_predictions=5, vocab_size=1000, rank=rank,
+            data="synthetic:full", seq_len=32, micro_batch_size=4, max_predictions=5, vocab_size=1000, rank=rank,
             world_size=2,
         )
         for rank in range(2)

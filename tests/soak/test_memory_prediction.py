@@ -6,7 +6,6 @@ import pytest
 from support.cli import Cli
 
 from analysis.load import load_run
-from bench.plan.autotune_trials import model_config
 from bert.model.memory import predict_memory
 from records.run import RunDirectory
 
@@ -26,16 +25,7 @@ def test_the_predicted_peak_is_near_the_measured_one(
     assert done.returncode == 0, done.stderr
     ratios = []
     for trial in load_run(RunDirectory(tmp_path / "run")):
-        asked = trial.trial
-        predicted = predict_memory(
-            model_config(asked),
-            asked.task,
-            micro_batch_size=asked.micro_batch_size,
-            seq_len=asked.seq_len,
-            max_predictions=asked.max_predictions,
-            precision=asked.precision,
-            device=asked.device,
-        )
+        predicted = predict_memory(trial.trial, trial.trial.device)
         ratios.append(predicted.total / trial.row["peak_memory_bytes"])
     assert len(ratios) == 4
     assert min(ratios) > LEAST and max(ratios) < MOST, ratios

@@ -26,17 +26,18 @@ def settings(data: Path | str, **changes: Any) -> Any:
     """Return settings of a model of two layers that trains in milliseconds per step."""
     from support.pretraining_shards import PIECES
 
-    from bert.train.settings import TrainSettings
+    from bert.train.settings import make_settings
 
     values: dict[str, Any] = {
-        "preset": "tiny", "data": str(data), "seq_len": SEQ_LEN, "max_predictions": PREDICTIONS,
+        "preset": "tiny", "strategy": "single", "precision": "fp32", "padding": "longest", "levers": "auto",
+        "data": str(data), "seq_len": SEQ_LEN, "max_predictions": PREDICTIONS,
         "vocab_size": len(PIECES), "micro_batch_size": 4, "grad_accum_steps": 1, "world_size": 1,
         "learning_rate": 2e-3, "warmup": 0.25, "steps": 8, "save_every": 3, "log_every": 1, **changes,
     }  # fmt: skip
     values.setdefault(
         "global_batch_size", values["micro_batch_size"] * values["grad_accum_steps"] * values["world_size"]
     )
-    return TrainSettings(**values)
+    return make_settings(values)
 
 
 class Recorder:

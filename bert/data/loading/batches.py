@@ -48,13 +48,13 @@ class FlatBatches(ABC):
         if vocab_size > spec.vocab_size:
             raise InputError(
                 "vocabulary-mismatch",
-                f"the data in {spec.source} have {vocab_size} word pieces, but the model has only {spec.vocab_size}: "
+                f"the data in {spec.data} have {vocab_size} word pieces, but the model has only {spec.vocab_size}: "
                 "use the vocabulary they were made with",
             )
         self.spec = spec
         self._lengths = lengths
         global_batch = spec.micro_batch_size * spec.world_size
-        self._position = Position(np.array([[len(lengths)]]), spec.seed, global_batch, fingerprint, spec.source)
+        self._position = Position(np.array([[len(lengths)]]), spec.seed, global_batch, fingerprint, spec.data)
 
     @abstractmethod
     def _batch(self, numbers: Int64) -> "Batch":
@@ -193,7 +193,7 @@ class RowBatches(FlatBatches):
 
     Args:
         spec: which batches.
-        rows: from `spec.source`.
+        rows: from `spec.data`.
 
     Raises:
         InputError: there are no rows, or none with a label; they are longer than `spec.seq_len`, or of a larger
@@ -202,7 +202,7 @@ class RowBatches(FlatBatches):
     """
 
     def __init__(self, spec: "DataSpec", rows: TokenRows) -> None:
-        check_rows(rows, spec.source, spec.seq_len)
+        check_rows(rows, spec.data, spec.seq_len)
         self.rows = rows
         super().__init__(spec, rows.lengths, rows.vocab_size, rows.fingerprint)
 

@@ -26,7 +26,7 @@ class SquadBatches(FlatBatches):
 
     Args:
         spec: which batches.
-        features: from `spec.source`.
+        features: from `spec.data`.
 
     Raises:
         InputError: they have no window, or a larger vocabulary than `spec`.
@@ -36,7 +36,7 @@ class SquadBatches(FlatBatches):
     def __init__(self, spec: "DataSpec", features: SquadFeatures) -> None:
         if not len(features):
             raise InputError(
-                "data-missing", f"the features in {spec.source} hold no window: make them from questions with contexts"
+                "data-missing", f"the features in {spec.data} hold no window: make them from questions with contexts"
             )
         self.features = features
         super().__init__(spec, features.lengths, features.settings.vocab_size, features.fingerprint)

@@ -107,6 +107,6 @@ class ClassifyTask(ClassificationTask):
             UsageError: they are of the same CSV, divided otherwise.
         """
         training = self.rows(spec, TRAINING)
-        rows, texts = self.data.evaluation_texts(spec.source, spec.seq_len, wanted.source, training)
-        self.check_labels(rows, wanted.source or spec.source)
+        rows, texts = self.data.evaluation_texts(spec.data, spec.seq_len, wanted.source, training)
+        self.check_labels(rows, wanted.source or spec.data)
         return LabelledTexts(rows, texts, self.labels, spec, wanted.samples)

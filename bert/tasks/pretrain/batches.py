@@ -203,7 +203,7 @@ class Hdf5Batches:
 
     def __init__(self, spec: "DataSpec", split: str = "training") -> None:
         self.spec = spec
-        self.info = folder_info(Path(spec.source), split, spec.seq_len)
+        self.info = folder_info(Path(spec.data), split, spec.seq_len)
         if self.info.seq_len != spec.seq_len:
             raise InputError(
                 "data-mismatch",

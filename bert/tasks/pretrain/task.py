@@ -47,7 +47,7 @@ class TestShards:
     __test__ = False  # no test of pytest's
 
     def __init__(self, spec: DataSpec, samples: int = 0) -> None:
-        self.info: ShardFolder = open_test_shards(Path(spec.source), spec.seq_len)
+        self.info: ShardFolder = open_test_shards(Path(spec.data), spec.seq_len)
         if self.info.seq_len != spec.seq_len:
             raise InputError(
                 "data-mismatch",
@@ -145,7 +145,7 @@ class PretrainTask:
 
     def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
         """Synthetic batches, or those of a folder of HDF5 shards. Raises InputError that names the file at fault."""
-        if is_synthetic(spec.source):
+        if is_synthetic(spec.data):
             return SyntheticBatches(spec)
         return Hdf5Batches(spec, split)
 
@@ -165,9 +165,9 @@ class PretrainTask:
         Raises:
             InputError: no shards, a damaged or missing one, or shards made with a vocabulary of another size.
         """
-        if is_synthetic(spec.source):
-            return DataIdentity(source=spec.source)
-        info = folder_info(Path(spec.source), split, spec.seq_len)
+        if is_synthetic(spec.data):
+            return DataIdentity(source=spec.data)
+        info = folder_info(Path(spec.data), split, spec.seq_len)
         if info.vocab_size is not None and info.vocab_size != spec.vocab_size:
             raise InputError(
                 "vocabulary-mismatch",
@@ -175,7 +175,7 @@ class PretrainTask:
                 f"has {spec.vocab_size}: set vocab_size to {info.vocab_size}, or give shards of the model's vocabulary",
             )
         return DataIdentity(
-            source=spec.source,
+            source=spec.data,
             fingerprint=info.fingerprint,
             shards=[path.relative_to(info.path).as_posix() for path in info.paths],
             vocab_size=info.vocab_size,
@@ -184,7 +184,7 @@ class PretrainTask:
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> TestShards:
         """Open the test shards beside the training shards. Raises InputError, UsageError where others are wanted."""
-        PretrainData().check_evaluation(spec.source, spec.seq_len, wanted.source)
+        PretrainData().check_evaluation(spec.data, spec.seq_len, wanted.source)
         return TestShards(spec, wanted.samples)
 
     def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:

@@ -36,9 +36,9 @@ class SquadTask:
 
     def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
         """Synthetic batches, or those of a features file. Raises InputError that names the file at fault."""
-        if is_synthetic(spec.source):
+        if is_synthetic(spec.data):
             return SyntheticBatches(spec, QUESTIONS)
-        return SquadBatches(spec, find_features(Path(spec.source), split, spec.seq_len))
+        return SquadBatches(spec, find_features(Path(spec.data), split, spec.seq_len))
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Mean of start and end loss, a scalar."""
@@ -52,12 +52,12 @@ class SquadTask:
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
         """Look at the features of a run. Raises InputError where they are missing, damaged or do not fit `spec`."""
-        if is_synthetic(spec.source):
-            return DataIdentity(source=spec.source)
-        features = find_features(Path(spec.source), split, spec.seq_len)
+        if is_synthetic(spec.data):
+            return DataIdentity(source=spec.data)
+        features = find_features(Path(spec.data), split, spec.seq_len)
         settings = features.settings
         return DataIdentity(
-            source=spec.source,
+            source=spec.data,
             fingerprint=features.fingerprint,
             vocab_size=settings.vocab_size,
             vocabulary=settings.vocabulary,
@@ -70,7 +70,7 @@ class SquadTask:
             UsageError: none are named.
             InputError: they are missing or damaged, longer than those that are trained on, or of another vocabulary.
         """
-        SquadData().check_evaluation(spec.source, spec.seq_len, wanted.source)
+        SquadData().check_evaluation(spec.data, spec.seq_len, wanted.source)
         return Questions(spec, Path(str(wanted.source)), wanted.samples)
 
     def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:

@@ -23,7 +23,7 @@ from bench.run.attempt import train_once
 from bench.run.stop import StopRequest
 from bench.run.trainer import check_continues, check_space, initial_weights, plan_training
 from bert.checkpoints.model_config import to_our_json
-from bert.model.config import PRESETS, ModelConfig, shape_in_words
+from bert.model.config import PRESETS, ModelConfig, model_config, shape_in_words
 from bert.model.memory import parameter_count
 from bert.tasks import TASKS, given_options, make_task, resolve_options, task_data
 from bert.train.settings import TrainSettings, phase_defaults, task_defaults
@@ -91,7 +91,7 @@ def test_the_shape_is_that_of_the_initial_model_and_a_preset_only_checks_it(data
         (weights / "config.json").write_text(json.dumps(to_our_json(config)))
         found = plan_training(1, {**given, "init": weights}, CPU).settings
         assert (found.preset, found.shape) == (label, shape)
-        assert found.model_config().num_layers == config.num_layers and found.vocab_size == 67
+        assert model_config(found).num_layers == config.num_layers and found.vocab_size == 67
     assert plan_training(1, {**given, "init": weights, "preset": "mini"}, CPU).settings.preset == "mini"
     with refused("weights-mismatch", "--preset tiny", weights, "num_layers=4"):
         plan_training(1, {**given, "init": weights, "preset": "tiny"}, CPU)
@@ -370,7 +370,7 @@ def test_a_training_whose_checkpoint_would_not_fit_is_refused_before_it_begins(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = plan_training(1, {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny"}, CPU)
-    parameters = parameter_count(plan.settings.model_config(), "pretrain")
+    parameters = parameter_count(model_config(plan.settings), "pretrain")
     run_directory = TrainRun(tmp_path / "new" / "run")
     for implementation, size in (("bertbench", 12 * parameters), ("hf-trainer", 4 * parameters)):
         own = replace(plan, implementation=implementation)

@@ -162,7 +162,7 @@ def test_the_profile_is_of_the_model_and_batches_of_the_training(tmp_path: Path)
 
 
 def test_a_shape_that_is_no_preset_reaches_the_ranks() -> None:
-    from bench.plan.trial_model import model_config
+    from bert.model.config import model_config
 
     words = shape_in_words(preset("tiny").replace(num_layers=3))
     trial = Trial(preset="3x128", shape=words, seq_len=32)

@@ -104,9 +104,7 @@ def test_options_that_exclude_each_other_are_refused(options: dict[str, bool]) -
 
 @pytest.mark.parametrize("gzip_level", [1, 0])
 def test_drawing_records_samples_and_the_wait_and_leaves_training_unknown(tmp_path: Path, gzip_level: int) -> None:
-    stream = Hdf5Batches(
-        DataSpec(source=str(make_shards(tmp_path, 20, gzip_level)), seq_len=SEQ_LEN, micro_batch_size=4)
-    )
+    stream = Hdf5Batches(DataSpec(data=str(make_shards(tmp_path, 20, gzip_level)), seq_len=SEQ_LEN, micro_batch_size=4))
     rows = []
     clock = StepClock("cpu", lambda counts: 0.0, lambda row: rows.append(without_training(row)))
     assert draw(iter(stream), 3, clock, lambda step: step < 5) == 5
@@ -123,7 +121,7 @@ def test_drawing_records_samples_and_the_wait_and_leaves_training_unknown(tmp_pa
 
 def test_a_fault_in_the_data_ends_the_drawing_with_its_message(tmp_path: Path) -> None:
     path = make_shards(tmp_path) / "d_training_0.hdf5"
-    stream = Hdf5Batches(DataSpec(source=str(tmp_path), seq_len=SEQ_LEN, micro_batch_size=4))
+    stream = Hdf5Batches(DataSpec(data=str(tmp_path), seq_len=SEQ_LEN, micro_batch_size=4))
     path.unlink()
     ended: list[bool] = []
 

@@ -42,7 +42,7 @@ def subject(task_name: str = "pretrain", precision: str = "fp32", levers: str = 
         model, resolve_levers(levers, "cpu"), precision=precision, strategy="single", grad_accum_steps=1,
         optimizer="adamw",
     )  # fmt: skip
-    spec = DataSpec(source="synthetic:uniform", seq_len=32, micro_batch_size=4, vocab_size=101)
+    spec = DataSpec(data="synthetic:uniform", seq_len=32, micro_batch_size=4, vocab_size=101)
     stream = iter(task.batches(spec))
     training = Training(
         model=model, optimizer=adamw(model, 1e-4), compute_loss=task.loss, batches=stream,

@@ -21,7 +21,7 @@ from bench.run.trainer import plan_training
 from bert.model.config import preset
 from bert.model.memory import parameter_count
 from bert.tasks import TASKS, make_task, task_data
-from bert.train.settings import TrainSettings, task_defaults
+from bert.train.settings import TrainSettings, resolve_settings, task_defaults
 from records.training import TrainRun
 from records.trial import Trial
 
@@ -120,7 +120,7 @@ def test_a_training_has_the_defaults_of_its_task_and_evaluates_after_each_epoch(
 
 
 def test_settings_of_checkpoints_before_tasks_had_options_are_read():
-    old = TrainSettings(data="synthetic", micro_batch_size=1, global_batch_size=1).to_json()
+    old = resolve_settings(1, {"data": "synthetic", "global_batch_size": 8}).to_json()
     del old["task_options"]
     assert TrainSettings.from_json(old).task_options == ""
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support import training_runs
 
+from bert.model.config import model_config
 from bert.model.models import BertForPretraining
 from bert.optim.registry import lamb
 from bert.parallel.single import SingleStrategy
@@ -105,7 +106,7 @@ def test_results_stay_each_ranks_own_and_numbers_are_shared() -> None:
 
 def saver(folder: Path, wanted: TrainSettings) -> Callable[[int], Callable[[Threaded], tuple[Path, int]]]:
     """Return what saves, on a rank, a checkpoint after some updates."""
-    model = BertForPretraining(wanted.model_config())
+    model = BertForPretraining(model_config(wanted))
     optimizer = lamb(model, 1e-3)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

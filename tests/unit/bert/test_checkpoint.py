@@ -15,6 +15,7 @@ from support.training_runs import Recorder, run, settings
 
 from bert.checkpoints.model_config import to_our_json
 from bert.checkpoints.ours import save_model
+from bert.model.config import model_config
 from bert.model.models import BertForPretraining
 from bert.train import checkpoint as checkpoints
 from bert.train.checkpoint import STATE_FILE, latest, read, saved_steps
@@ -200,7 +201,7 @@ def test_what_is_no_checkpoint_is_refused_as_a_beginning(finished: Path, tmp_pat
 
 def test_weights_without_the_same_padding_load(finished: Path, tmp_path: Path) -> None:
     wanted = settings(finished / "data", steps=1, init=str(tmp_path / "weights"))
-    unpadded = BertForPretraining(wanted.model_config().replace(vocab_multiple=1))
+    unpadded = BertForPretraining(model_config(wanted).replace(vocab_multiple=1))
     save_model(tmp_path / "weights", unpadded)
     assert json.loads((tmp_path / "weights/config.json").read_text()) == to_our_json(unpadded.config)
     recorder = Recorder()

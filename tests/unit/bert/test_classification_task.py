@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 
 def spec(source: Any, **changes: Any) -> DataSpec:
-    values = {"source": str(source), "seq_len": 24, "micro_batch_size": 4, "vocab_size": VOCAB, **changes}
+    values = {"data": str(source), "seq_len": 24, "micro_batch_size": 4, "vocab_size": VOCAB, **changes}
     return DataSpec(**values)
 
 

@@ -66,7 +66,7 @@ def test_an_evaluation_counts_texts_not_rows_and_takes_some_of_them(tmp_path: Pa
     summary = prepared(write_rows(tmp_path / "a.csv", rows), max_seq_length=8, validation=0.3)
     vocab_size = len(summary.source.vocabulary.pieces)
     task = make_task("classify", '{"labels":3}')
-    spec = DataSpec(source=str(summary.source.path), seq_len=8, micro_batch_size=7, vocab_size=vocab_size)
+    spec = DataSpec(data=str(summary.source.path), seq_len=8, micro_batch_size=7, vocab_size=vocab_size)
     model = task.build_model(preset("tiny").replace(vocab_size=vocab_size)).eval()
     found = {}
     for samples in (0, 10):
@@ -115,7 +115,7 @@ def test_a_batch_masks_each_row_by_its_own_length(tmp_path: Path) -> None:
     rows = [("abcdefgh" * (1 + number % 4) + str(number), "xy"[number % 2]) for number in range(40)]
     source = prepared(write_rows(tmp_path / "a.csv", rows), max_seq_length=12).source
     task = make_task("classify", '{"labels":2}')
-    spec = DataSpec(source=str(source.path), seq_len=12, micro_batch_size=16, vocab_size=len(source.vocabulary.pieces))
+    spec = DataSpec(data=str(source.path), seq_len=12, micro_batch_size=16, vocab_size=len(source.vocabulary.pieces))
     batch = next(iter(task.batches(spec)))
     ids, mask = batch.tensors["input_ids"], batch.tensors["attention_mask"]
     assert ((ids != source.vocabulary.pad_id) == mask.bool()).all()

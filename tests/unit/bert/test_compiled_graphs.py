@@ -22,6 +22,7 @@ from bench.profilers.cycle import Cycle
 from bench.profilers.kineto_trace import TraceObserver
 from bench.profilers.ranges import RangeObserver
 from bench.run.clock import StepClock
+from bert.model.config import model_config
 from bert.model.encoder import BertEncoder, Layer
 from bert.model.models import BertForPretraining
 from bert.model.sequences import Bounds
@@ -114,7 +115,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> BertForPretraining:
     monkeypatch.setattr(Layer, "compile", lambda self, mode: torch.nn.Module.compile(self, backend="eager"))
     monkeypatch.setattr(MarkStepBox, "mark_step_counter", 0)
     torch.manual_seed(0)
-    made = BertForPretraining(training_runs.settings("synthetic").model_config())
+    made = BertForPretraining(model_config(training_runs.settings("synthetic")))
     use_levers(made, frozenset({"cuda-graphs"}))
     return made
 
@@ -142,7 +143,7 @@ def generations(made: BertForPretraining) -> list[list[int]]:
 def test_every_forward_pass_is_one_step_of_cuda_graphs_in_training_and_evaluation(
     replayed: BertForPretraining, data: Path
 ) -> None:
-    spec = DataSpec(source=str(data), seq_len=32, micro_batch_size=8, vocab_size=len(PIECES), rank=0, world_size=1)
+    spec = DataSpec(data=str(data), seq_len=32, micro_batch_size=8, vocab_size=len(PIECES), rank=0, world_size=1)
     test = TestShards(spec, 0)
     found = generations(replayed)
     strategy, precision = SingleStrategy(), Precision("fp32", "cpu")

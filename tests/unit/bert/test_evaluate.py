@@ -10,6 +10,7 @@ from support import training_runs
 from support.pretraining_shards import PIECES
 from support.refusals import refused
 
+from bert.model.config import model_config
 from bert.model.models import BertForPretraining
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
@@ -30,11 +31,11 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def model() -> BertForPretraining:
     torch.manual_seed(0)
-    return BertForPretraining(training_runs.settings("synthetic").model_config())
+    return BertForPretraining(model_config(training_runs.settings("synthetic")))
 
 
 def spec(data: Path, micro_batch_size: int = 3, rank: int = 0, world_size: int = 1, seq_len: int = 32) -> DataSpec:
-    return DataSpec(source=str(data), seq_len=seq_len, micro_batch_size=micro_batch_size, vocab_size=len(PIECES),
+    return DataSpec(data=str(data), seq_len=seq_len, micro_batch_size=micro_batch_size, vocab_size=len(PIECES),
                     rank=rank, world_size=world_size)  # fmt: skip
 
 

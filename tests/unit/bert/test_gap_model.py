@@ -189,7 +189,7 @@ def test_the_task_scores_as_officially_and_takes_only_its_options(folder: Path) 
 @pytest.mark.parametrize("head", HEAD_NAMES)
 def test_made_up_batches_have_three_mentions_of_their_own(head: str) -> None:
     task = GapTask(head=head)
-    spec = DataSpec(source="synthetic", seq_len=32, micro_batch_size=4, vocab_size=200)
+    spec = DataSpec(data="synthetic", seq_len=32, micro_batch_size=4, vocab_size=200)
     batch = next(iter(task.batches(spec)))
     starts, ends = batch.tensors[MENTION_STARTS], batch.tensors[MENTION_ENDS]
     lengths = batch.tensors["attention_mask"].sum(1)
@@ -202,11 +202,11 @@ def test_made_up_batches_have_three_mentions_of_their_own(head: str) -> None:
 
 
 def test_validation_beside_the_training_data_is_evaluated_on_unless_it_is_trained_on(folder: Path) -> None:
-    spec = DataSpec(source=str(folder), seq_len=32, micro_batch_size=4, vocab_size=200)
+    spec = DataSpec(data=str(folder), seq_len=32, micro_batch_size=4, vocab_size=200)
     found = GapTask(head="mul").evaluator(spec, EvaluationSpec())
     assert len(found.rows) == 12
     (file,) = folder.glob("gap-training-*.safetensors")
-    by_file = DataSpec(source=str(file), seq_len=32, micro_batch_size=4, vocab_size=200)
+    by_file = DataSpec(data=str(file), seq_len=32, micro_batch_size=4, vocab_size=200)
     assert GapTask(head="mul").evaluator(by_file, EvaluationSpec()).fingerprint == found.fingerprint
     with refused("option-conflict", "--train-on-all"):
         GapTask(head="mul", train_on_all=True).evaluator(spec, EvaluationSpec())

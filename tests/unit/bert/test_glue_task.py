@@ -47,7 +47,7 @@ def test_every_score_of_a_task_is_known_by_its_label(name: str) -> None:
 def test_a_task_trains_and_is_scored_by_its_own_metrics(name: str, folder: Path) -> None:
     text, task = task_for(name, str(folder))
     assert text == f'{{"task":"{name}"}}'
-    spec = DataSpec(source=str(folder), seq_len=128, micro_batch_size=4, vocab_size=40)
+    spec = DataSpec(data=str(folder), seq_len=128, micro_batch_size=4, vocab_size=40)
     model = task.build_model(SHAPE)  # type: ignore[attr-defined]
     batch = next(iter(task.batches(spec)))  # type: ignore[attr-defined]
     output = model(batch)
@@ -64,7 +64,7 @@ def test_the_task_follows_from_the_features_where_none_is_named(folder: Path) ->
     text, task = task_for(None, str(path))
     assert text == '{"task":"stsb"}' and task.regression  # type: ignore[attr-defined]
     # The dev rows beside a file of training rows are taken where nothing else is named.
-    spec = DataSpec(source=str(path), seq_len=128, micro_batch_size=4, vocab_size=40)
+    spec = DataSpec(data=str(path), seq_len=128, micro_batch_size=4, vocab_size=40)
     assert task.evaluator(spec, EvaluationSpec()).rows.has_labels  # type: ignore[attr-defined]
     with refused("data-ambiguous", "--task"):
         task_for(None, str(folder))
@@ -73,7 +73,7 @@ def test_the_task_follows_from_the_features_where_none_is_named(folder: Path) ->
 
 def test_mismatched_rows_can_be_evaluated_on_and_test_rows_cannot(folder: Path) -> None:
     _, task = task_for("mnli", str(folder))
-    spec = DataSpec(source=str(folder), seq_len=128, micro_batch_size=4, vocab_size=40)
+    spec = DataSpec(data=str(folder), seq_len=128, micro_batch_size=4, vocab_size=40)
     matched = task.evaluator(spec, EvaluationSpec())  # type: ignore[attr-defined]
     other = next(folder.glob("glue-mnli-dev_mismatched-*.safetensors"))
     mismatched = task.evaluator(spec, EvaluationSpec(source=str(other)))  # type: ignore[attr-defined]
@@ -95,6 +95,6 @@ def test_made_up_rows_have_the_lengths_of_pairs_of_sentences() -> None:
     assert lengths.min() >= 5 and lengths.max() <= 128 and abs(lengths.mean() - 27.8) < 0.5
     assert glue(np.random.default_rng(0), 1000, 16).max() == 16
     _, task = task_for("stsb", "synthetic")
-    spec = DataSpec(source="synthetic", seq_len=64, micro_batch_size=8, vocab_size=40)
+    spec = DataSpec(data="synthetic", seq_len=64, micro_batch_size=8, vocab_size=40)
     batch = next(iter(task.batches(spec)))  # type: ignore[attr-defined]
     assert batch.tensors["labels"].dtype == torch.float32 and batch.tensors["input_ids"].shape[0] == 8

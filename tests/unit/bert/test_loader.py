@@ -53,7 +53,7 @@ def make_folder(folder: Path, sizes: list[int], seq_len: int = SEQ_LEN) -> Path:
 
 
 def spec(folder: Path, **changes: object) -> DataSpec:
-    values = {"source": str(folder), "seq_len": SEQ_LEN, "micro_batch_size": 4, "vocab_size": 1000, **changes}
+    values = {"data": str(folder), "seq_len": SEQ_LEN, "micro_batch_size": 4, "vocab_size": 1000, **changes}
     return DataSpec(**values)  # type: ignore[arg-type]
 
 
@@ -223,7 +223,7 @@ def test_only_the_shard_in_use_and_the_next_stay_in_memory_when_shards_are_large
 def test_a_program_that_stops_in_the_middle_ends_at_once(folder: Path) -> None:
     code = (
         "from bert.tasks.pretrain.batches import Hdf5Batches\nfrom bert.tasks.base import DataSpec\n"
-        f"stream = iter(Hdf5Batches(DataSpec(source={str(folder)!r}, seq_len={SEQ_LEN}, micro_batch_size=4)))\n"
+        f"stream = iter(Hdf5Batches(DataSpec(data={str(folder)!r}, seq_len={SEQ_LEN}, micro_batch_size=4)))\n"
         "next(stream)\nraise SystemExit(3)"
     )
     argv = [sys.executable, "-c", code]

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bert.model.config import PRESETS
+from bert.model.config import PRESETS, shape_in_words
 from bert.model.memory import parameter_count, predict_memory
 from bert.model.models import BertForPretraining, BertForQuestionAnswering
+from common.train_spec import TrainSpec
 
-SMALL = PRESETS["tiny"].replace(vocab_size=1000, hidden_dropout=0.0, attention_dropout=0.0)
-BATCH = {"micro_batch_size": 4, "seq_len": 64, "max_predictions": 10, "device": "cuda"}
+SMALL = TrainSpec(
+    preset="tiny", vocab_size=1000, dropout=0.0, precision="fp32", micro_batch_size=4, seq_len=64, max_predictions=10
+)
 
 
 @pytest.mark.parametrize("name", ["tiny", "mini", "distilbert"])
@@ -24,7 +26,7 @@ def test_parameters_are_those_of_the_model(name, task, make):
 
 
 def test_the_worked_example():
-    found = predict_memory(SMALL, "pretrain", precision="fp32", **BATCH)
+    found = predict_memory(SMALL, "cuda")
     # Tiny with 1,000 words: H = 128, F = 512, 2 layers. Rows 1,000 + 512 + 2; a layer 4 H^2 + 2 H F + 9 H + F.
     parameters = 1514 * 128 + 256 + 2 * (4 * 128**2 + 2 * 128 * 512 + 9 * 128 + 512)
     parameters += (128**2 + 3 * 128 + 1000) + (128**2 + 128 + 2 * 128 + 2)  # heads
@@ -36,25 +38,30 @@ def test_the_worked_example():
 
 
 @pytest.mark.parametrize(
-    ("stage", "divided"), [(0, ()), (1, ("optimizer",)), (2, ("optimizer", "gradients")),
-                           (3, ("optimizer", "gradients", "parameters"))],
+    ("strategy", "options", "divided"), [
+        ("deepspeed", '{"zero_stage":0}', ()), ("deepspeed", '{"zero_stage":1}', ("optimizer",)),
+        ("deepspeed", '{"zero_stage":2}', ("optimizer", "gradients")),
+        ("deepspeed", '{"zero_stage":3}', ("optimizer", "gradients", "parameters")),
+        ("fsdp", "", ("optimizer", "gradients", "parameters")), ("ddp", "", ()),
+    ],
 )  # fmt: skip
-def test_each_stage_of_zero_divides_one_part_more(stage, divided):
-    whole = predict_memory(SMALL, "pretrain", precision="bf16", **BATCH)
-    found = predict_memory(SMALL, "pretrain", precision="bf16", world_size=4, zero_stage=stage, **BATCH)
+def test_each_stage_of_zero_divides_one_part_more(strategy, options, divided):
+    whole = predict_memory(replace(SMALL, precision="bf16"), "cuda")
+    four = replace(SMALL, precision="bf16", world_size=4, strategy=strategy, strategy_options=options)
+    found = predict_memory(four, "cuda")
     for part in ("parameters", "gradients", "optimizer", "activations"):
         assert getattr(found, part) == getattr(whole, part) // (4 if part in divided else 1)
 
 
 def test_16_bits_and_recomputing_keep_less_and_dropout_more():
-    def activations(config=SMALL, **changes):
-        return predict_memory(config.replace(num_layers=12), "squad", **{**BATCH, "precision": "fp32", **changes})
+    def activations(device="cuda", **changes):
+        return predict_memory(replace(SMALL, task="squad", shape=shape, **changes), device).activations
 
-    plain = activations().activations
-    assert activations(precision="bf16").activations < 0.7 * plain
-    assert activations(recompute=True).activations < 0.2 * plain
-    dropping = SMALL.replace(hidden_dropout=0.1, attention_dropout=0.1)
-    assert plain < activations(dropping).activations < activations(dropping, device="cpu").activations
+    shape = shape_in_words(PRESETS["tiny"].replace(num_layers=12))
+    plain = activations()
+    assert activations(precision="bf16") < 0.7 * plain
+    assert activations(activation_checkpointing=True) < 0.2 * plain
+    assert plain < activations(dropout=0.1) < activations("cpu", dropout=0.1)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -67,7 +74,7 @@ def test_activations_are_what_the_model_keeps_for_the_backward_pass(dropout, pre
 
     config = PRESETS["mini"].replace(vocab_size=1000, hidden_dropout=dropout, attention_dropout=dropout)
     spec = DataSpec(
-        source="synthetic", seq_len=128, micro_batch_size=7, max_predictions=10, vocab_size=1000, seed=1, rank=0,
+        data="synthetic", seq_len=128, micro_batch_size=7, max_predictions=10, vocab_size=1000, seed=1, rank=0,
         world_size=1, padding="longest",
     )  # fmt: skip
     model = BertForPretraining(config)
@@ -87,8 +94,8 @@ def test_activations_are_what_the_model_keeps_for_the_backward_pass(dropout, pre
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), Precision(precision, "cpu").autocast():
         loss = model(batch).loss
+    longest = batch.tensors["input_ids"].shape[1]
     predicted = predict_memory(
-        config, "pretrain", micro_batch_size=7, seq_len=batch.tensors["input_ids"].shape[1], max_predictions=10,
-        precision=precision, device="cpu",
-    )  # fmt: skip
+        replace(spec, preset="mini", dropout=dropout, precision=precision, seq_len=longest), "cpu"
+    )
     assert loss.requires_grad and predicted.activations == pytest.approx(sum(kept.values()), rel=0.03)

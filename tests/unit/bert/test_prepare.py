@@ -106,7 +106,7 @@ def test_shards_are_balanced_and_the_test_share_is_as_asked(done: PrepareSummary
 
 def test_a_loader_reads_what_was_prepared(done: PrepareSummary) -> None:
     folder = only(done).folder
-    spec = DataSpec(source=str(folder), seq_len=32, micro_batch_size=8, vocab_size=done.vocab_size or 0)
+    spec = DataSpec(data=str(folder), seq_len=32, micro_batch_size=8, vocab_size=done.vocab_size or 0)
     vocabulary = load_vocabulary(folder / "vocab.txt", True)
     batch = next(iter(Hdf5Batches(spec)))
     assert (batch.tensors["input_ids"][:, 0] == vocabulary.cls_id).all()

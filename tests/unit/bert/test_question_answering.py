@@ -234,7 +234,7 @@ def test_two_ranks_together_have_the_loss_and_gradients_of_one_process() -> None
 
     def losses(size: int, rank: int, world_size: int) -> list[Tensor]:
         spec = DataSpec(
-            source="made",
+            data="made",
             seq_len=32,
             micro_batch_size=size,
             vocab_size=FEATURES_VOCAB,

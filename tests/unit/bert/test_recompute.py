@@ -38,7 +38,7 @@ def spec():
     from bert.tasks.base import DataSpec
 
     return DataSpec(
-        source="synthetic", seq_len=64, micro_batch_size=4, max_predictions=2, vocab_size=30522, seed=1, rank=0,
+        data="synthetic", seq_len=64, micro_batch_size=4, max_predictions=2, vocab_size=30522, seed=1, rank=0,
         world_size=1, padding="longest",
     )  # fmt: skip
 

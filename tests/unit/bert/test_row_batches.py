@@ -17,7 +17,7 @@ from bert.tasks.base import DataSpec
 
 
 def spec(**changes: object) -> DataSpec:
-    return DataSpec(**{"source": "rows", "seq_len": 24, "micro_batch_size": 4, "vocab_size": VOCAB, **changes})
+    return DataSpec(**{"data": "rows", "seq_len": 24, "micro_batch_size": 4, "vocab_size": VOCAB, **changes})
 
 
 def numbers_of(batch, rows: TokenRows) -> list[int]:

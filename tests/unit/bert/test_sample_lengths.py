@@ -19,7 +19,7 @@ from bert.tasks.pretrain.task import PretrainTask
 
 
 def made_up(folder: Path, count: int, **changes: object) -> list[Batch]:
-    stream = PretrainTask().batches(spec(folder, **{"source": f"synthetic:{folder}", **changes}))
+    stream = PretrainTask().batches(spec(folder, **{"data": f"synthetic:{folder}", **changes}))
     return [*itertools.islice(stream, count)]
 
 
@@ -36,9 +36,9 @@ def test_names_of_distributions_and_folders_are_told_apart(tmp_path: Path, monke
     (tmp_path / "full").mkdir()
     assert lengths_folder("synthetic:shards") == Path("shards") and lengths_folder("synthetic:full") is None
     with refused("option-choice", "banana"):
-        SyntheticBatches(spec(tmp_path, source="synthetic:banana"))
+        SyntheticBatches(spec(tmp_path, data="synthetic:banana"))
     with refused("path-missing", tmp_path / "none"):
-        SyntheticBatches(spec(tmp_path, source=f"synthetic:{tmp_path}/none"))
+        SyntheticBatches(spec(tmp_path, data=f"synthetic:{tmp_path}/none"))
 
 
 def test_the_histogram_counts_every_sample(tmp_path: Path) -> None:
@@ -94,4 +94,4 @@ def test_of_a_large_folder_shards_spread_over_it_are_read(tmp_path: Path, monkey
 def test_another_sequence_length_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path, [4])
     with refused("data-mismatch", "12 tokens", "not 128"):
-        SyntheticBatches(spec(tmp_path, source=f"synthetic:{tmp_path}", seq_len=128))
+        SyntheticBatches(spec(tmp_path, data=f"synthetic:{tmp_path}", seq_len=128))

@@ -28,7 +28,7 @@ FEATURES = squad_windows(WINDOWS)
 
 
 def stream(features: SquadFeatures = FEATURES, **changes: object) -> SquadBatches:
-    values = {"source": "made", "seq_len": 64, "micro_batch_size": 4, "vocab_size": VOCAB, **changes}
+    values = {"data": "made", "seq_len": 64, "micro_batch_size": 4, "vocab_size": VOCAB, **changes}
     return SquadBatches(DataSpec(**values), features)  # type: ignore[arg-type]
 
 
@@ -172,7 +172,7 @@ def test_features_of_a_larger_vocabulary_or_without_windows_are_refused() -> Non
 
 
 def test_missing_features_stop_with_the_command_that_makes_them(tmp_path: Path) -> None:
-    spec = DataSpec(source=str(tmp_path / "none"), seq_len=384, micro_batch_size=4)
+    spec = DataSpec(data=str(tmp_path / "none"), seq_len=384, micro_batch_size=4)
     with refused("data-unprepared", "bertbench data squad --input"):
         SquadTask().batches(spec)
 

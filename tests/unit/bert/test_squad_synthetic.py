@@ -22,7 +22,7 @@ from bert.tasks.squad.task import SquadTask
 
 
 def spec(**changes: object) -> DataSpec:
-    return DataSpec(**{"source": "synthetic", "seq_len": 384, "micro_batch_size": 8, **changes})  # type: ignore[arg-type]
+    return DataSpec(**{"data": "synthetic", "seq_len": 384, "micro_batch_size": 8, **changes})  # type: ignore[arg-type]
 
 
 def take(count: int, **changes: object) -> list[Batch]:
@@ -94,7 +94,7 @@ def test_any_length_has_windows_that_fit(seq_len: int) -> None:
 @pytest.mark.parametrize("source", ["synthetic", "synthetic:squad", "synthetic:uniform", "synthetic:full"])
 @pytest.mark.parametrize("padding", ["longest", "fixed"])
 def test_made_up_windows_look_like_real_ones(source: str, padding: str) -> None:
-    for batch in take(4, source=source, padding=padding):
+    for batch in take(4, data=source, padding=padding):
         tensors, counts = batch.tensors, batch.counts
         rows, columns = tensors["input_ids"].shape
         lengths = tensors["attention_mask"].sum(dim=1)
@@ -123,25 +123,25 @@ def test_batch_by_batch_the_lengths_are_those_of_a_features_file_or_of_the_folde
 ) -> None:
     path = write_windows(tmp_path, squad_windows(64))
     same = {"seq_len": 64, "micro_batch_size": 4, "vocab_size": VOCAB, "rank": rank, "world_size": 2}
-    real = list(itertools.islice(SquadTask().batches(spec(source=str(path), **same)), 20))
+    real = list(itertools.islice(SquadTask().batches(spec(data=str(path), **same)), 20))
     for source in (path, tmp_path):
-        made_up = take(20, source=f"synthetic:{source}", **same)
+        made_up = take(20, data=f"synthetic:{source}", **same)
         assert [batch.counts for batch in made_up] == [batch.counts for batch in real]
         assert not torch.equal(made_up[0].tensors["input_ids"], real[0].tensors["input_ids"])
     with refused("data-mismatch", "64 tokens", "not 384", "use 64"):
-        take(1, source=f"synthetic:{path}")
+        take(1, data=f"synthetic:{path}")
 
 
 def test_real_features_become_batches_of_the_task(tmp_path: Path) -> None:
     features = squad_windows(20)
     path = write_windows(tmp_path, features)
-    found = SquadTask().batches(spec(source=str(path), seq_len=64, vocab_size=VOCAB))
+    found = SquadTask().batches(spec(data=str(path), seq_len=64, vocab_size=VOCAB))
     batch = next(iter(found))
     assert batch.counts.samples == 8 and batch.tensors["input_ids"].shape[1] <= 64
     with refused("data-mismatch", "not 384", "use 64", "bertbench data squad"):
-        SquadTask().batches(spec(source=str(path)))
+        SquadTask().batches(spec(data=str(path)))
     with refused("data-mismatch", "evaluation"):
-        SquadTask().batches(spec(source=str(path), seq_len=64), "evaluation")
+        SquadTask().batches(spec(data=str(path), seq_len=64), "evaluation")
 
 
 def test_what_synthetic_stands_for_is_the_tasks_own() -> None:
@@ -149,4 +149,4 @@ def test_what_synthetic_stands_for_is_the_tasks_own() -> None:
     with refused("option-value", "--seq-len 4", "squad"):
         SyntheticBatches(spec(seq_len=4), QUESTIONS)
     with refused("option-choice", "'squat'", "'squad'"):
-        SyntheticBatches(spec(source="synthetic:squat"), QUESTIONS)
+        SyntheticBatches(spec(data="synthetic:squat"), QUESTIONS)

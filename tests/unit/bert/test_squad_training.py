@@ -12,6 +12,7 @@ from support.refusals import refused
 from support.squad_runs import squad_settings
 from support.training_runs import Recorder, run
 
+from bert.model.config import model_config
 from bert.model.models import BertForPretraining, BertForQuestionAnswering
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
@@ -39,7 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]
 def spec(files: dict[str, Path], **changes: Any) -> DataSpec:
     known = open_features(files["training"]).settings
     values = {"seq_len": known.max_seq_length, "micro_batch_size": 3, "vocab_size": known.vocab_size, **changes}
-    return DataSpec(source=str(files["training"]), **values)
+    return DataSpec(data=str(files["training"]), **values)
 
 
 def questions(files: dict[str, Path], samples: int = 0, **changes: Any) -> Questions:
@@ -86,7 +87,7 @@ def test_fine_tuning_begins_from_a_pretraining_checkpoint_and_says_what_it_took(
     from bert.checkpoints.ours import save_model
 
     wanted = squad_settings(files["1.1"], steps=1, eval_every=0, init=str(tmp_path / "weights"))
-    pretrained = BertForPretraining(wanted.model_config())
+    pretrained = BertForPretraining(model_config(wanted))
     save_model(tmp_path / "weights", pretrained)
     recorder = Recorder()
     run(wanted, tmp_path / "run", recorder)
@@ -107,7 +108,7 @@ def test_fine_tuning_begins_from_a_pretraining_checkpoint_and_says_what_it_took(
 def test_ranks_share_the_windows_and_their_sum_is_what_one_rank_finds(files: dict[str, dict[str, Path]]) -> None:
     torch.manual_seed(3)
     wanted = squad_settings(files["2.0"])
-    model = BertForQuestionAnswering(wanted.model_config()).eval()
+    model = BertForQuestionAnswering(model_config(wanted)).eval()
     precision = Precision("fp32", "cpu")
     alone = questions(files["2.0"]).measure(model, CPU, precision)
     for ranks in (2, 3, 50):
@@ -122,7 +123,7 @@ def test_ranks_share_the_windows_and_their_sum_is_what_one_rank_finds(files: dic
 
 def test_some_questions_are_spread_evenly_and_the_others_are_not_looked_at(files: dict[str, dict[str, Path]]) -> None:
     torch.manual_seed(3)
-    model = BertForQuestionAnswering(squad_settings(files["1.1"]).model_config()).eval()
+    model = BertForQuestionAnswering(model_config(squad_settings(files["1.1"]))).eval()
     some = questions(files["1.1"], samples=3)
     total = some.measure(model, CPU, Precision("fp32", "cpu"))
     features = some.features

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bench.plan.trial_model import model_config
+from bert.model.config import model_config
 from bert.optim.lamb import Lamb
 from bert.speed.registry import NONE, resolve_levers, use_levers
 from bert.tasks import make_task
@@ -38,7 +38,7 @@ def without_values() -> Iterator[None]:
 def test_forward_and_backward_stay_on_one_device(name: str, options: str, precision: str) -> None:
     task = make_task(name, options)
     trial = Trial(preset="tiny", task=name, seq_len=32, micro_batch_size=4)
-    spec = DataSpec(source="synthetic", seq_len=32, micro_batch_size=4)
+    spec = DataSpec(data="synthetic", seq_len=32, micro_batch_size=4)
     batch = next(iter(task.batches(spec)))
     with without_values():
         with AWAY:

@@ -195,7 +195,7 @@ def test_data_parallel_is_refused_on_a_cpu() -> None:
 
 @pytest.mark.parametrize(("task", "source"), [(PretrainTask(), "synthetic:uniform"), (SquadTask(), "synthetic")])
 def test_the_parts_of_a_batch_have_the_mean_loss_and_gradients_of_ranks(task: Any, source: str) -> None:
-    spec = DataSpec(source=source, seq_len=32, micro_batch_size=6, max_predictions=5, vocab_size=200)
+    spec = DataSpec(data=source, seq_len=32, micro_batch_size=6, max_predictions=5, vocab_size=200)
     batch = next(iter(task.batches(spec)))
     torch.manual_seed(0)
     model = task.build_model(CONFIG)
@@ -218,7 +218,7 @@ def test_a_whole_copy_computes_as_the_model_and_takes_no_memory_when_empty() -> 
     observer = Observer()
     torch.manual_seed(0)
     model = task.build_model(CONFIG, observer)
-    batch = next(iter(SyntheticBatches(DataSpec(source="synthetic", seq_len=16, micro_batch_size=2, vocab_size=200))))
+    batch = next(iter(SyntheticBatches(DataSpec(data="synthetic", seq_len=16, micro_batch_size=2, vocab_size=200))))
     copied = WholeModel(model, observer)
     single = SingleStrategy()
     for _ in range(2):

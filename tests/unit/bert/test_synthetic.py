@@ -13,7 +13,7 @@ from bert.tasks.base import DataSpec
 
 
 def spec(**changes: object) -> DataSpec:
-    return DataSpec(**{"source": "synthetic", "seq_len": 128, "micro_batch_size": 8, **changes})  # type: ignore[arg-type]
+    return DataSpec(**{"data": "synthetic", "seq_len": 128, "micro_batch_size": 8, **changes})  # type: ignore[arg-type]
 
 
 def take(count: int, **changes: object) -> list[Batch]:
@@ -42,7 +42,7 @@ def test_a_distribution_has_its_stated_mean_and_range(name: str, seq_len: int, m
 
 @pytest.mark.parametrize("source", ["synthetic", "synthetic:full", "synthetic:uniform"])
 def test_counts_tell_what_the_tensors_hold(source: str) -> None:
-    for batch in take(4, source=source):
+    for batch in take(4, data=source):
         tensors, counts = batch.tensors, batch.counts
         lengths = tensors["attention_mask"].sum(dim=1)
         assert all(tensor.dtype == torch.int64 for tensor in tensors.values())
@@ -55,7 +55,7 @@ def test_counts_tell_what_the_tensors_hold(source: str) -> None:
 
 
 def test_sequences_look_like_pretraining_data() -> None:
-    (batch,) = take(1, micro_batch_size=64, source="synthetic:uniform")
+    (batch,) = take(1, micro_batch_size=64, data="synthetic:uniform")
     ids, mask = batch.tensors["input_ids"], batch.tensors["attention_mask"]
     flat = batch.tensors["masked_positions"]
     assert (ids[:, 0] == 101).all() and ((ids == 102).sum(dim=1) == 2).all()
@@ -93,7 +93,7 @@ def rows_of(batch: Batch) -> list[tuple[object, ...]]:
 def test_a_step_has_the_same_samples_on_any_number_of_ranks_and_with_accumulation(source: str, content: object) -> None:
     def steps(ranks: int, micro: int, accumulated: int) -> list[list[tuple[object, ...]]]:
         streams = [
-            iter(SyntheticBatches(spec(source=source, micro_batch_size=micro, rank=rank, world_size=ranks), content))  # type: ignore[arg-type]
+            iter(SyntheticBatches(spec(data=source, micro_batch_size=micro, rank=rank, world_size=ranks), content))  # type: ignore[arg-type]
             for rank in range(ranks)
         ]
         return [
@@ -124,7 +124,7 @@ def test_a_saved_position_continues_exactly() -> None:
 
 @pytest.mark.parametrize("changes", [{"seq_len": 5}, {"seq_len": 6, "vocab_size": 8}, {"max_predictions": 1}])
 def test_the_smallest_shapes_work(changes: dict[str, int]) -> None:
-    for batch in take(3, source="synthetic:uniform", **changes):
+    for batch in take(3, data="synthetic:uniform", **changes):
         assert batch.tensors["input_ids"].max() < changes.get("vocab_size", 30522)
         assert batch.counts.predicted_positions >= 8
 
@@ -146,7 +146,7 @@ def test_unknown_names_are_refused_with_the_choices() -> None:
     with refused("option-choice", "'phase'", "full, phase1, uniform, mean254, squad, glue", "'phase1'"):
         check_distribution("synthetic:phase")
     with refused("option-conflict", "mean254", 512, "--seq-len 128"):
-        SyntheticBatches(spec(source="synthetic:mean254"))
+        SyntheticBatches(spec(data="synthetic:mean254"))
     with refused("option-value", "--seq-len 4", 5):
         SyntheticBatches(spec(seq_len=4))
     assert check_distribution("synthetic") == "phase1" and check_distribution("synthetic:mean254") == "mean254"

@@ -114,7 +114,7 @@ def test_another_batch_size_goes_on_behind_the_samples_seen_and_resumes_exactly(
     expected, seen[:] = list(seen), []
     run(wanted, tmp_path / "parts", Recorder(stop_after=5))
     shutil.copytree(tmp_path / "parts", tmp_path / "again")
-    larger = dataclasses.replace(wanted, micro_batch_size=6, grad_accum_steps=2, global_batch_size=12, steps=14)
+    larger = dataclasses.replace(wanted, micro_batch_size=6, grad_accum_steps=2, steps=14)
     whole, begun, ended = Recorder(), Recorder(stop_after=8), Recorder()
     assert run(larger, tmp_path / "parts", whole).samples_seen == 5 * 4 + 9 * 12
     assert seen == expected, "none is left out or comes twice, also across the end of an epoch of 88"
@@ -341,7 +341,7 @@ def test_batches_made_ahead_for_a_gpu_do_not_count_as_trained_on(monkeypatch: py
     monkeypatch.setattr(Batch, "pin", lambda batch: batch)  # page-locked memory needs a GPU
 
     def stream() -> SyntheticBatches:
-        return SyntheticBatches(DataSpec(source="synthetic", seq_len=16, micro_batch_size=2, vocab_size=99))
+        return SyntheticBatches(DataSpec(data="synthetic", seq_len=16, micro_batch_size=2, vocab_size=99))
 
     feed = Feed(stream(), pinned=True)
     try:

@@ -1,0 +1,70 @@
+"""What a training is, wherever it is planned, recorded, measured or run."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSpec:
+    """Model, batch, precision, strategy, data and seed of a training. The one declaration of these settings.
+
+    records.trial.Trial adds how it is measured, bert.train.settings.TrainSettings how it is optimized, bert.tasks.base.
+    DataSpec which rank draws its batches.
+    """
+
+    task: str = "pretrain"
+    """Name in bert.tasks."""
+    task_options: str = ""
+    """Options of the task as one JSON object (bert.tasks.options); empty where it has none."""
+    preset: str = "base"
+    """Model shape: a name in bert.model.config.PRESETS; any name where `shape` is given."""
+    shape: str = ""
+    """Model shape where it is no preset's, as bert.model.config.shape_from_words takes it; empty where it is one."""
+    dropout: float = 0.1
+    """Dropout probability everywhere, attention included."""
+    activation_checkpointing: bool = False
+    """Whether layers keep their input alone and make the rest again in the backward pass."""
+    levers: str = ""
+    """How the suite's own model computes a step: names joined by "+", "none" or "auto" (bert.speed.registry); empty
+    where it is as the device has it."""
+    data: str = "synthetic"
+    """'synthetic', 'synthetic:<distribution>', a path that the task reads, or 'synthetic:<that path>': made-up batches
+    with the lengths of its samples."""
+    vocab_size: int = 30522
+    """Word pieces of the vocabulary the data was made with, before padding."""
+    seq_len: int = 128
+    """Tokens per sequence at most; with padding 'longest' batches may be shorter."""
+    max_predictions: int = 20
+    """Predicted positions per sequence at most (pretraining)."""
+    padding: str = ""
+    """How windows become a batch, one of bert.data.lengths.PADDINGS; empty where batches come padded."""
+    micro_batch_size: int = 8
+    """Sequences per device and micro-step."""
+    grad_accum_steps: int = 1
+    """Micro-steps per update."""
+    world_size: int = 1
+    """Devices over all nodes."""
+    precision: str = "bf16"
+    """fp32, tf32, bf16 or fp16."""
+    strategy: str = "ddp"
+    """Parallelism: a name in bert.parallel."""
+    strategy_options: str = ""
+    """Options of the strategy as one JSON object (bert.parallel.options); empty where it has none."""
+    seed: int = 42
+    """Seed of weights, data order and dropout."""
+
+    @classmethod
+    def of(cls, spec: "TrainSpec", **own: Any) -> Self:
+        """Return the same training as an instance of this class.
+
+        Args:
+            spec: the training.
+            own: fields that this class adds, and those that are to differ from `spec`.
+        """
+        return cls(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(TrainSpec)} | own)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences per update: micro_batch_size x grad_accum_steps x world_size."""
+        return self.micro_batch_size * self.grad_accum_steps * self.world_size
