@@ -10,6 +10,8 @@ STAMP := $(VENV)/.installed
 # A wheel index for torch, e.g. https://download.pytorch.org/whl/cpu on a machine without a GPU.
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
+# Tests of one file share what they set up, and stay in one process.
+BY_FILE := -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow test-soak fault-test fuzz gpu-acceptance gpu-tests gpu-results check audit docs lock image-test clean
 
@@ -52,14 +54,14 @@ bench-data: setup ## the data's speed (pretraining, SQuAD), side by side with th
 	status=0; for part in data squad; do \
 	  $(BIN)/python "tests/slow/bench_$$part.py" --out "$(or $(OUT),runs/bench-data)" || status=1; done; exit $$status
 
-test: setup ## the fast tests, under 15 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
+test: setup ## the fast tests, under 12 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
 	$(BIN)/python -m pytest -n $${TEST_WORKERS:-2} --dist worksteal
 
-test-slow: setup ## the tests with real tools, under 25 minutes on 2 cores
-	$(BIN)/python -m pytest tests/slow -m "not alone" --timeout 900 -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder
+test-slow: setup ## real tools, one of each: a kill, two ranks, profilers, Slurm, a browser, a resume; under 15 minutes on 2 cores
+	$(BIN)/python -m pytest tests/slow -m "not alone and not soak" --timeout 900 $(BY_FILE)
 
 test-soak: setup ## what is learned, many kills, bombs, speed and scaling, under 45 minutes on 2 cores; before a release
-	status=0; $(BIN)/python -m pytest tests/soak -m "not alone" --timeout 900 -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder || status=1; \
+	status=0; $(BIN)/python -m pytest tests/slow tests/soak -m "soak and not alone" --timeout 900 $(BY_FILE) || status=1; \
 	$(BIN)/python -m pytest tests/slow tests/soak -m alone || status=1; exit $$status
 
 # One process per workload: they share the call that nothing disturbed. Small file systems need root.

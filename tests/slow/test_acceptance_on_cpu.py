@@ -10,7 +10,7 @@ import support.acceptance_steps
 from support.acceptance_script import acceptance
 from support.acceptance_steps import LENGTHS, Step, steps
 
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(2400)]
 # What a CPU lacks (FP8), or is compiled for minutes there; levers and implementations of the same kind stand in.
 IN_PLACE = {
     "cuda": "cpu", "tf32": "fp32", "fp8+unpad": "unpad+bf16-weights", "pack+compile": "pack",

@@ -67,6 +67,7 @@ def test_another_call_runs_nothing_again_and_refuses_other_settings(compared: tu
     check_refusal(other.stderr, "settings-changed", "learning_rate", "--out")
 
 
+@pytest.mark.soak
 def test_a_variant_that_fails_is_named_with_its_log_and_the_other_is_shown(
     compared: tuple[Compare, str], data: Path, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_variant_that_fails_is_named_with_its_log_and_the_other_is_shown(
     assert not (command.out / "profile").exists(), "what could not be trained is not profiled"
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(
     importlib.util.find_spec("accelerate") is None, reason="needs accelerate: pip install 'bertbench[hf]'"
 )

@@ -9,7 +9,7 @@ from support.layouts import assert_same, batch_of, loss_and_gradients, model
 from bert.model.encoder import recompute_activations
 from bert.speed.registry import resolve_levers, use_levers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.timeout(1800)]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
@@ -17,10 +17,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
     ("text", "recompute"),
     [
         ("compile", False),
-        ("compile", True),
-        ("pack+compile", False),
-        ("pack+compile", True),
-        ("pack+cuda-graphs", False),
+        *(
+            pytest.param(text, recompute, marks=pytest.mark.soak)
+            for text, recompute in (
+                ("compile", True),
+                ("pack+compile", False),
+                ("pack+compile", True),
+                ("pack+cuda-graphs", False),
+            )
+        ),
     ],
 )
 def test_compiled_layers_give_the_same_losses_and_gradients(text: str, recompute: bool) -> None:

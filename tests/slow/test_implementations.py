@@ -5,7 +5,7 @@ import shutil
 import pytest
 from support.cli import SHORT, Cli
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")

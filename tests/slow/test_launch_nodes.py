@@ -17,7 +17,7 @@ from support.namespaces import ADDRESSES, Hosts, lacking, two_hosts
 from support.train_cli import TrainCli, wait_for_steps
 
 WHY_NOT = lacking()
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 STEPS = 12
 UNEQUAL = (("--here-gpus", "1", "--other-gpus", "2"), ("--here-gpus", "2", "--other-gpus", "1"))
 
@@ -135,6 +135,7 @@ def test_a_rank_killed_in_a_step_ends_all_within_30_s_and_is_named_with_its_host
     assert not left
 
 
+@pytest.mark.soak
 def test_a_cut_link_ends_both_sides_in_bounded_time_and_names_the_other_node(
     hosts: Hosts, data: Path, tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_cut_link_ends_both_sides_in_bounded_time_and_names_the_other_node(
     assert not left
 
 
+@pytest.mark.soak
 def test_a_launch_killed_outright_takes_its_ranks_along_and_ends_the_other_node(
     hosts: Hosts, data: Path, tmp_path: Path
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_launch_killed_outright_takes_its_ranks_along_and_ends_the_other_node(
     assert not left
 
 
+@pytest.mark.soak
 def test_a_signal_to_one_launch_saves_on_all_nodes_and_ends_them_well(hosts: Hosts, data: Path, tmp_path: Path) -> None:
     cli, both, _ = running(hosts, data, tmp_path / "run")
     both[1].send_signal(signal.SIGTERM)
@@ -171,6 +174,7 @@ def test_a_signal_to_one_launch_saves_on_all_nodes_and_ends_them_well(hosts: Hos
         assert "stopped by SIGTERM on node 1 (host node-b)" in hosts.said(process)
 
 
+@pytest.mark.soak
 def test_a_full_shared_folder_is_said_once_and_the_checkpoint_before_stays(
     hosts: Hosts, data: Path, tmp_path: Path
 ) -> None:
@@ -201,6 +205,7 @@ def test_a_wrong_count_fails_on_every_node_with_both_numbers_before_anything_sta
     assert not mark.exists()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("absent", [0, 1])
 def test_an_absent_node_fails_within_the_time_that_was_given(hosts: Hosts, absent: int) -> None:
     present = 1 - absent
@@ -227,6 +232,7 @@ def test_a_late_node_is_waited_for_and_the_program_may_be_any(hosts: Hosts) -> N
     assert set(re.findall(r"^rank .*", hosts.said(second), re.MULTILINE)) == {"rank 1 of 3 is 0", "rank 2 of 3 is 1"}
 
 
+@pytest.mark.soak
 def test_a_second_job_is_told_of_a_free_port_and_leaves_the_first_alone(hosts: Hosts) -> None:
     mark = hosts.folder / "go"
     waits = ("--no-python", "--", "sh", "-c", f"until [ -e {mark} ]; do sleep 0.1; done")

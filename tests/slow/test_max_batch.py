@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from support.cli import ROOT, Cli
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
 def test_the_largest_batch_is_found_proved_and_one_more_fails(cli: Cli) -> None:

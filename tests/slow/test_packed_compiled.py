@@ -9,7 +9,7 @@ from support.layouts import assert_same, batch_of, loss_and_gradients, model
 from bert.model.attention import Where
 from bert.model.packing import pack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")

@@ -12,7 +12,7 @@ import pytest
 from support.cli import ROOT
 from support.real_text import argv, needs_corpus, prepare, run
 
-pytestmark = needs_corpus
+pytestmark = [pytest.mark.soak, needs_corpus]
 
 
 @pytest.fixture(scope="module")

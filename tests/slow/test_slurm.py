@@ -15,7 +15,6 @@ from bench.cluster.schedulers.slurm import Slurm as Scheduler
 from bench.cluster.schedulers.slurm import SlurmOptions
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a Slurm"),
     pytest.mark.timeout(600),
 ]
@@ -107,6 +106,7 @@ def test_two_nodes_join_and_save_when_they_are_told_to(slurm: Slurm, tmp_path: P
     assert "exit code 0" in logs(tmp_path)
 
 
+@pytest.mark.soak
 def test_a_heterogeneous_job_joins_one_and_two_processes(slurm: Slurm, tmp_path: Path) -> None:
     options = SlurmOptions(
         gpus_per_node=(1, 2), cpus=4, time_limit="10", log_dir=tmp_path, chdir=tmp_path, env=("GLOO_SOCKET_IFNAME=lo",)
@@ -138,6 +138,7 @@ def test_an_array_gives_every_task_its_combination(slurm: Slurm, tmp_path: Path)
     assert not (tmp_path / "evil").exists()
 
 
+@pytest.mark.soak
 def test_a_job_at_its_limit_saves_and_goes_back_into_the_queue(slurm: Slurm, tmp_path: Path) -> None:
     options = SlurmOptions(
         launcher="none", array="3", time_limit="1", stop_seconds=55, requeues=1, log_dir=tmp_path, chdir=tmp_path

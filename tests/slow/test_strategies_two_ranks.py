@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from support.cli import ROOT
 from support.strategy_runs import SAVED, alone, losses, only_first_checkpoint, pair
 
@@ -16,6 +17,10 @@ def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         importlib.util.find_spec(package) is None, reason=f"{package} is not installed: docs/how-to/strategies.md"
     )
+
+
+def soak(*cases: tuple[object, ...]) -> list[ParameterSet]:
+    return [pytest.param(*case, marks=pytest.mark.soak) for case in cases]
 
 
 def check(
@@ -40,7 +45,8 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("precision", "optimizer", "on"), [("fp32", "lamb", "ddp"), ("bf16", "adamw", ""), ("fp16", "lamb", "")]
+    ("precision", "optimizer", "on"),
+    [("fp32", "lamb", "ddp"), *soak(("bf16", "adamw", ""), ("fp16", "lamb", ""))],
 )
 def test_sharded_ranks_train_as_one(data: Path, tmp_path: Path, precision: str, optimizer: str, on: str) -> None:
     check(data, tmp_path, "fsdp", precision, optimizer, on=on)
@@ -50,11 +56,10 @@ def test_sharded_ranks_train_as_one(data: Path, tmp_path: Path, precision: str, 
 @pytest.mark.parametrize(
     ("stage", "precision", "optimizer", "on"),
     [
-        (0, "fp32", "lamb", ""),
-        (0, "bf16", "adamw", ""),
-        (1, "fp32", "adamw", "fsdp"),
-        (2, "bf16", "adamw", ""),
         (3, "fp32", "adamw", "ddp"),
+        *soak(
+            (0, "fp32", "lamb", ""), (0, "bf16", "adamw", ""), (1, "fp32", "adamw", "fsdp"), (2, "bf16", "adamw", "")
+        ),
     ],
 )
 def test_deepspeed_trains_as_one(

@@ -5,12 +5,9 @@ import socket
 import subprocess
 from pathlib import Path
 
-import pytest
 from support.cli import ROOT
 from support.train_cli import TrainCli
 from support.training_runs import shards
-
-pytestmark = pytest.mark.slow
 
 
 def test_ranks_that_were_started_by_hand_train_together_without_torchrun(tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ from support.cli import ROOT
 from support.train_cli import ENDLESS, TrainCli, kill_all, send_to_all, tree, wait_for_steps
 from support.training_runs import shards
 
-pytestmark = pytest.mark.slow
 SEED = int(os.environ.get("KILL_SEED", random.randrange(10_000)))
 
 
 # The command around the run; test_resume_anywhere.py kills the run itself at twenty points.
-@pytest.mark.parametrize(("ranks", "kills"), [(1, 4), (2, 5)])
+@pytest.mark.parametrize(("ranks", "kills"), [pytest.param(1, 4, marks=pytest.mark.soak), (2, 3)])
 @pytest.mark.timeout(1200)
 def test_killed_at_any_moment_the_curve_is_that_of_a_whole_run(
     data: Path, tmp_path: Path, ranks: int, kills: int
@@ -59,7 +58,13 @@ def living(cli: TrainCli) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("when", ["starting", "evaluating and saving", "the ranks alone"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "evaluating and saving",
+        *(pytest.param(when, marks=pytest.mark.soak) for when in ("starting", "the ranks alone")),
+    ],
+)
 def test_sigterm_saves_and_exits_0_whenever_it_comes(data: Path, tmp_path: Path, when: str) -> None:
     cli = TrainCli(data, tmp_path / "run", ranks=2)
     # Evaluating and saving after every update: a signal is likely to come meanwhile.
@@ -103,6 +108,7 @@ def test_a_second_signal_ends_at_once_and_the_run_goes_on_later(data: Path, tmp_
     assert "resumes after step 5" in done.stderr
 
 
+@pytest.mark.soak
 def test_ctrl_c_saves_and_exits_130(data: Path, tmp_path: Path) -> None:
     cli = TrainCli(data, tmp_path / "run")
     process = cli.start(*ENDLESS)
@@ -113,6 +119,7 @@ def test_ctrl_c_saves_and_exits_130(data: Path, tmp_path: Path) -> None:
     assert "stopped by SIGINT" in output and cli.checkpoints()
 
 
+@pytest.mark.soak
 def test_a_time_limit_saves_and_exits_0(data: Path, tmp_path: Path) -> None:
     cli = TrainCli(data, tmp_path / "run")
     done = cli.run(*ENDLESS, "--max-seconds", "8", timeout=120)
@@ -131,6 +138,7 @@ def test_a_rank_that_dies_is_a_failed_run_with_its_log_named(data: Path, tmp_pat
     assert cli.state()["status"] == "crashed" and cli.state()["checkpoint"] == "step-0000005"
 
 
+@pytest.mark.soak
 def test_a_loss_that_is_not_finite_stops_with_step_rate_and_checkpoint(data: Path, tmp_path: Path) -> None:
     cli = TrainCli(data, tmp_path / "run", steps=200)
     words = ("--optimizer", "adamw", "--max-grad-norm", "1e30", "--warmup", "0", "--schedule", "constant")

@@ -13,7 +13,6 @@ from support.cli import ROOT
 from support.csv_files import colours_and_animals, write_rows, write_vocabulary
 from support.minilm import minilm_folder
 
-pytestmark = pytest.mark.slow
 SMS = shared_files.DATA / "csv/sms_spam_latin1.csv"
 SMALL = (
     "--preset", "tiny", "--steps", "12", "--global-batch-size", "16", "--micro-batch-size", "16", "--learning-rate",

@@ -53,7 +53,6 @@ def train(features: Path, out: Path, strategy: str, devices: int, *more: str) ->
     return found["result"]["outcome"]  # type: ignore[no-any-return]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed"])
 def test_cola_from_scratch_is_the_same_training_by_every_strategy(
     strategy: str, features: Path, alone: dict[str, Any], tmp_path: Path

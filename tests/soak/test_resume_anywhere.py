@@ -9,7 +9,6 @@ from support.killed_runs import survives
 POINTS, STEPS = 20, 40
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("strategy", "ranks", "precision", "optimizer"), [("single", 1, "fp16", "adamw"), ("ddp", 2, "fp32", "lamb")]
