@@ -10,27 +10,29 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bert.checkpoints.architectures import (
+from bert.checkpoints.folder import check_new_folder, new_folder
+from bert.checkpoints.hugging_face import (
     CLASSIFIER,
     Architecture,
+    LoadReport,
     architecture_of,
+    hugging_face_tensors,
     labels_of,
+    match_hugging_face_state,
     our_model,
+    part_of,
     part_of_ours,
 )
-from bert.checkpoints.folder import check_new_folder, new_folder
-from bert.checkpoints.hugging_face import LoadReport, hugging_face_tensors, match_hugging_face_state, part_of
-from bert.checkpoints.model_config import read_config, to_hugging_face_json
+from bert.checkpoints.model_config import read_config, read_json, to_hugging_face_json
 from bert.checkpoints.ours import load_model, write_model
 from bert.checkpoints.read import OURS, Found, find_checkpoint, read_weights
 from bert.checkpoints.tensor_files import write_safetensors
-from bert.checkpoints.vocabularies import check_vocabulary, copy_vocabulary, fit_vocabulary, lower_case
-from bert.data.vocabulary import load_vocabulary
+from bert.data.vocabulary import either_fingerprint, load_vocabulary
 from bert.model.config import ModelConfig
-from bert.train.checkpoint import latest, saved_steps
+from bert.train.checkpoint import STATE_FILE, latest, read, saved_steps
 from bert.train.resume import CHECKPOINTS_FOLDER
-from common.atomic import write_json
-from common.errors import InputError, StorageError, UsageError
+from common.atomic import atomic_path, write_json
+from common.errors import InputError, StorageError, UsageError, read_code
 
 Target = Literal["hugging-face", "bertbench"]
 
@@ -173,9 +175,9 @@ def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_miss
             )
         model = _from_ours(found, allow_missing)
         if vocab is not None and pieces is not None:
-            check_vocabulary(found, vocab, pieces, model.config, notes)
+            _check_vocabulary(found, vocab, pieces, model.config, notes)
     else:
-        config = fit_vocabulary(read_config(_config_path(found, config_file)), pieces, vocab, notes)
+        config = _fit_vocabulary(read_config(_config_path(found, config_file)), pieces, vocab, notes)
         model = _from_weights(found, config, allow_missing)
     if vocab is None:
         notes.append("no vocab.txt is beside the weights: give --vocab FILE, or the new folder cannot read text")
@@ -218,9 +220,9 @@ def _write(destination: Path, model: _Model, target: Target, vocab: Path | None)
             labels = labels_of({name: value.shape for name, value in written.items()}, part_of)
             write_json(folder / "config.json", to_hugging_face_json(model.config, model.architecture.name, labels))
         if vocab is not None:
-            copy_vocabulary(vocab, folder / "vocab.txt")
+            _copy_vocabulary(vocab, folder / "vocab.txt")
             if target == "hugging-face":
-                tokenizer = {"do_lower_case": lower_case(vocab), "model_max_length": model.config.max_positions}
+                tokenizer = {"do_lower_case": _lower_case(vocab), "model_max_length": model.config.max_positions}
                 write_json(folder / "tokenizer_config.json", tokenizer)
     return written
 
@@ -316,3 +318,75 @@ def _hugging_face(model: _Model) -> dict[str, Tensor]:
         bare = {name.removeprefix(_ENCODER): value for name, value in model.values.items()}
         named = hugging_face_tensors(bare, model.config, "")
     return {name: value.contiguous() for name, value in named.items() if name not in _TIED}
+
+
+def _fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None, notes: list[str]) -> ModelConfig:
+    """Take the padding out of a configuration that counts it as words (NVIDIA's 30528).
+
+    Args:
+        config: the shape as it is written beside the weights.
+        pieces: how many pieces the vocabulary has, None without one.
+        vocab: where it is.
+        notes: takes what a user should know of it.
+
+    Raises:
+        InputError: the vocabulary has more pieces than the model.
+    """
+    if pieces is None or vocab is None or pieces == config.vocab_size:
+        return config
+    if pieces > config.vocab_size:
+        raise _wrong_vocabulary(vocab, pieces, config)
+    real = config.replace(vocab_size=pieces)
+    if real.padded_vocab_size == config.vocab_size:
+        notes.append(f"{config.vocab_size - pieces} rows beyond the {pieces} pieces of {vocab} were taken for padding")
+        return real
+    notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids stand for nothing")
+    return config
+
+
+def _check_vocabulary(found: Found, vocab: Path, pieces: int, config: ModelConfig, notes: list[str]) -> None:
+    """Hold a vocabulary against what a checkpoint of ours says of its own. Raises InputError."""
+    if pieces > config.vocab_size:
+        raise _wrong_vocabulary(vocab, pieces, config)
+    trained = read(found.path, whole=False).state.data.vocabulary if (found.path / STATE_FILE).is_file() else None
+    if trained is not None and trained not in either_fingerprint(vocab):
+        raise InputError(
+            "vocabulary-mismatch",
+            f"{vocab} ({pieces} pieces) is not the vocabulary that {found.path} was trained with ({config.vocab_size} "
+            "pieces): its ids would mean other words; give the vocab.txt that lies beside the training data",
+        )
+    if pieces < config.vocab_size:
+        notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids stand for nothing")
+
+
+def _lower_case(vocab: Path) -> bool:
+    """Say whether text is lower-cased before it is cut into these pieces; without word of it transformers always does.
+
+    What a tokenizer_config.json beside them says, else whether they have no capital letters. Raises InputError.
+    """
+    with contextlib.suppress(InputError):
+        told = read_json(vocab.with_name("tokenizer_config.json")).get("do_lower_case")
+        if isinstance(told, bool):
+            return told
+    pieces = load_vocabulary(vocab, lower_case=True).pieces
+    return not any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
+
+
+def _copy_vocabulary(source: Path, destination: Path) -> None:
+    """Copy the file, whole or not at all. Raises InputError where it cannot be read, StorageError."""
+    try:
+        content = source.read_bytes()
+    except OSError as error:
+        raise InputError(
+            read_code(error), f"cannot read {source}: {error.strerror}; give a file that can be read"
+        ) from error
+    with atomic_path(destination) as temporary:
+        temporary.write_bytes(content)
+
+
+def _wrong_vocabulary(vocab: Path, pieces: int, config: ModelConfig) -> InputError:
+    return InputError(
+        "vocabulary-mismatch",
+        f"{vocab} has {pieces} pieces and the model only {config.vocab_size}: give the vocabulary it was trained with "
+        "by --vocab FILE",
+    )

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bert.checkpoints.leveldb_table import FOOTER_BYTES, MAGIC
 from bert.checkpoints.ours import is_model_folder
 from bert.checkpoints.tensor_files import read_tensors
-from bert.checkpoints.tensorflow import index_file, open_checkpoint
-from bert.checkpoints.tensorflow_names import hugging_face_name, is_weight
+from bert.checkpoints.tensorflow import hugging_face_name, index_file, is_weight, open_checkpoint
+from bert.checkpoints.tensorflow_index import FOOTER_BYTES, MAGIC
 from bert.data.feature_files import is_features
 from common.errors import InputError, read_code
 

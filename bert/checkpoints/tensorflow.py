@@ -1,10 +1,12 @@
 """TensorFlow checkpoints (the "V2" tensor bundle) without TensorFlow.
 
 PREFIX.index is a LevelDB table of tensor name -> data type, shape, file, place and CRC; PREFIX.data-00000-of-0000N hold
-the bytes. The messages are those of tensorflow/core/protobuf/tensor_bundle.proto.
+the bytes. The messages are those of tensorflow/core/protobuf/tensor_bundle.proto. The names of variables are
+google-research/bert's; `hugging_face_name` translates them.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert.checkpoints.crc32c import masked_crc32c
-from bert.checkpoints.leveldb_table import entries
-from bert.checkpoints.protobuf import fields, signed
+from bert.checkpoints.tensorflow_index import entries, fields, masked, signed
 from common.errors import InputError, read_code
 
 _LARGEST_INDEX_BYTES = 64 << 20
 _MOST_FILES = 100_000  # their number has five digits
 _MOST_DIMENSIONS = 254
+_READ_BYTES = 1 << 20
 
 # Numbers of tensorflow/core/framework/types.proto. What is not here (text, resources) is no weight.
 _TYPES: dict[int, torch.dtype] = {
@@ -30,6 +31,23 @@ _TYPES: dict[int, torch.dtype] = {
     9: torch.int64,
     14: torch.bfloat16,
     19: torch.float16,
+}
+
+# Of optimizers (Adam, LAMB), of loss scaling and of the schedule: no weights.
+_NO_WEIGHT = re.compile(
+    r"(adam|lamb)_[mv]|global_step|(^|/)(adam\w*|lamb\w*|beta[12]_power|loss_scale|good_steps|learning_rate)(/|$)",
+    re.IGNORECASE,
+)
+# Heads that Hugging Face has under another name (run_squad.py's).
+_HEADS = {"cls/squad/": "qa_outputs/"}
+# Those of run_classifier.py, which are in no scope.
+_CLASSIFIER = {"output_weights": "classifier.weight", "output_bias": "classifier.bias"}
+_WHOLE_PARTS = {
+    "kernel": "weight",
+    "gamma": "weight",
+    "beta": "bias",
+    "output_weights": "weight",
+    "output_bias": "bias",
 }
 
 
@@ -102,6 +120,8 @@ class TensorFlowCheckpoint:
         return torch.frombuffer(content, dtype=kind).reshape(entry.shape)
 
     def _bytes(self, name: str, entry: TensorEntry) -> bytearray:
+        from google_crc32c import extend
+
         path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
         remedy = f"copy all files {self.prefix.name}.* again from where they came"
         try:
@@ -114,8 +134,11 @@ class TensorFlowCheckpoint:
                         f"{remedy}",
                     )
                 file.seek(entry.offset)
-                content = bytearray(entry.size)
-                if file.readinto(content) != entry.size:
+                content, crc = bytearray(), 0
+                while part := file.read(min(_READ_BYTES, entry.size - len(content))):
+                    content += part
+                    crc = extend(crc, part)
+                if len(content) != entry.size:
                     raise InputError("file-changed", f"{path} became shorter while it was read; {remedy}")
         except OSError as error:
             raise InputError(
@@ -123,7 +146,7 @@ class TensorFlowCheckpoint:
                 f"cannot read {path}, which holds {name}: {error.strerror}; a TensorFlow checkpoint is an .index and "
                 f"{self.num_shards} .data file{'s' * (self.num_shards > 1)}: {remedy}",
             ) from error
-        if masked_crc32c(content) != entry.crc:
+        if masked(crc) != entry.crc:
             raise InputError(
                 "file-damaged", f"the checksum of {name} in {path} is wrong, the file is damaged: {remedy}"
             )
@@ -246,3 +269,29 @@ def _message(value: int | bytes) -> bytes:
     if isinstance(value, int):
         raise ValueError("a number stands where a message has to be")
     return value
+
+
+def is_weight(name: str) -> bool:
+    """Say whether a variable is a weight; optimizers and schedules keep theirs under names of their own."""
+    return _NO_WEIGHT.search(name) is None
+
+
+def hugging_face_name(name: str) -> tuple[str, bool]:
+    """Return the parameter's name of a variable that is a weight, and whether the matrix has to be transposed.
+
+    bert/encoder/layer_0/attention/self/query/kernel -> bert.encoder.layer.0.attention.self.query.weight, transposed.
+    """
+    name = name.removeprefix("module/")
+    if name in _CLASSIFIER:
+        return _CLASSIFIER[name], False
+    for theirs, published in _HEADS.items():
+        if name.startswith(theirs):
+            name = published + name.removeprefix(theirs)
+    parts = name.split("/")
+    last = parts[-1]
+    transposed = last == "kernel"
+    if last.endswith("_embeddings"):
+        parts.append("weight")
+    else:
+        parts[-1] = _WHOLE_PARTS.get(last, last)
+    return ".".join(re.sub(r"^layer_(\d+)$", r"layer.\1", part) for part in parts), transposed

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bert.checkpoints.architectures import CLASSIFIER, labels_of, part_of_ours
-from bert.checkpoints.hugging_face import match_hugging_face_state, part_of
+from bert.checkpoints.hugging_face import CLASSIFIER, labels_of, match_hugging_face_state, part_of, part_of_ours
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import load_model
 from bert.checkpoints.read import OURS, Found, find_checkpoint, read_weights

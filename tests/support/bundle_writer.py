@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import torch
 from torch import Tensor
 
-from bert.checkpoints.crc32c import masked_crc32c
-from bert.checkpoints.leveldb_table import MAGIC
+from bert.checkpoints.tensorflow_index import MAGIC, masked
 
 KINDS = {torch.float32: 1, torch.float64: 2, torch.int32: 3, torch.int64: 9, torch.bfloat16: 14, torch.float16: 19}
 
@@ -52,7 +52,7 @@ def block(entries: list[tuple[bytes, bytes]]) -> bytes:
 def sealed(content: bytes, compressed: bool = False) -> bytes:
     """A block with its trailer."""
     content = (snappy(content) + b"\x01") if compressed else content + b"\x00"
-    return content + masked_crc32c(content).to_bytes(4, "little")
+    return content + masked(google_crc32c.value(content)).to_bytes(4, "little")
 
 
 def table(blocks: list[tuple[bytes, bytes]], compressed: bool = False) -> bytes:
@@ -79,7 +79,7 @@ def rows_of(
         raw = tensor.contiguous().flatten().view(torch.uint8).numpy().reshape(-1, tensor.element_size())
         content = np.ascontiguousarray(raw[:, ::-1] if big_endian else raw).tobytes()
         shard = place % shards
-        crc = masked_crc32c(content)
+        crc = masked(google_crc32c.value(content))
         row = entry(KINDS[tensor.dtype], list(tensor.shape), shard, len(files[shard]), len(content), crc)
         rows.append((name.encode(), row))
         files[shard] += content

@@ -12,7 +12,7 @@ from support.row_task import VOCAB, made_rows
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.checkpoints.ours import save_model
-from bert.checkpoints.tensorflow_names import hugging_face_name, is_weight
+from bert.checkpoints.tensorflow import hugging_face_name, is_weight
 from bert.data.loading.batches import row_batch
 from bert.model.config import preset
 from bert.model.models import BertForSequenceClassification

@@ -20,10 +20,10 @@ from support.mutate import count_from_environment, mutations
 from support.refusals import check_refusal, refused
 
 from bert.checkpoints.conversion import convert
-from bert.checkpoints.leveldb_table import MAGIC
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import load_into, load_model, save_model
 from bert.checkpoints.tensor_files import read_tensors
+from bert.checkpoints.tensorflow_index import MAGIC
 from bert.model.encoder import BertEncoder
 from bert.model.models import BertForPretraining
 from common.errors import BertbenchError, Code, InputError
