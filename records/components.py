@@ -43,7 +43,7 @@ class Component:
     calls_per_step: int
     """How often a step does it; 0 where it is timed for comparison only."""
     model_flops: float = 0.0
-    """What the mathematics needs, of one call, as bert.model.flops counts: padding is nothing. 0: the part is bound by
+    """What the mathematics needs, of one call, as bert.model.step counts: padding is nothing. 0: the part is bound by
     memory."""
     computed_flops: float = 0.0
     """What is really multiplied, of one call, padding included."""

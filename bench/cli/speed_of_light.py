@@ -16,7 +16,7 @@ from bench.plan.task_flags import TaskFlags
 from bench.plan.trials import Sweep, expand
 from bench.run.allocators import DEFAULT
 from bench.run.launch import LaunchOptions
-from bench.steplight.products import check_heads
+from bert.tasks import known_tasks, task_data
 from common.errors import UsageError
 from common.flags import flag
 from records.run import RunDirectory
@@ -74,7 +74,7 @@ class SpeedOfLightOptions:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured; what a sweep checks is checked there."""
-        check_heads(self.task)
+        _check_heads(self.task)
         if "fp8" in self.levers.split("+"):
             raise UsageError(
                 "option-not-applicable",
@@ -88,6 +88,15 @@ class SpeedOfLightOptions:
         for name in ("batch_size", "devices"):
             if getattr(self, name) < 1:
                 raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
+
+
+def _check_heads(task: str) -> None:
+    """Refuse a task with heads of its own: nobody knows what is in them besides GEMMs. Raises UsageError."""
+    if not task_data(task).heads:
+        known = [name for name in known_tasks() if task_data(name).heads]
+        raise UsageError(
+            "option-choice", f"speed-of-light knows the parts of the tasks {', '.join(known)}, not of {task!r}"
+        )
 
 
 OPTIONS = {"speed-of-light [TASK]": SpeedOfLightOptions}

@@ -11,7 +11,7 @@ from bench.run.train_recorder import TrainRecorder, best_checkpoint, flat
 from bert.model.config import model_config
 from bert.model.memory import parameter_count
 from bert.parallel.base import Strategy
-from bert.tasks import make_task
+from bert.tasks import task_step
 from bert.train.events import Event, RunOutcome
 from bert.train.settings import TrainSettings
 from common.registry import load
@@ -42,7 +42,7 @@ def run_attempt(
     run = TrainRun(directory.path.parent.parent)
     settings = TrainSettings.from_json(dict(trial.training))
     config = model_config(settings)
-    task = make_task(settings.task, settings.task_options)
+    step = task_step(settings.task, settings.task_options, config)
     with ExitStack() as stack:
         writer = stack.enter_context(step_writer(directory.steps_csv(strategy.rank)))
         recorder: TrainRecorder | None = None
@@ -59,7 +59,7 @@ def run_attempt(
             if recorder is not None:
                 recorder.report(event)
 
-        clock = StepClock(trial.device, lambda counts: task.model_flops(config, counts), on_row)
+        clock = StepClock(trial.device, step.model_flops, on_row)
         run_training: RunTraining = load(TRAININGS, trial.implementation, "implementation of training runs")
         outcome = run_training(settings, run.checkpoints, strategy, clock, should_stop, report)
     # Only our vocabulary is padded.

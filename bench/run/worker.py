@@ -75,7 +75,7 @@ def run_rank(directory: TrialDirectory, trial: Trial, rank: int) -> None:
     from bench.run.window import Window
     from bert.optim.precision import Precision
     from bert.parallel.making import make_strategy
-    from bert.tasks import make_task
+    from bert.tasks import make_task, task_step
     from bert.train.observer import Observers
     from bert.train.parts import data_spec
 
@@ -86,6 +86,7 @@ def run_rank(directory: TrialDirectory, trial: Trial, rank: int) -> None:
     precision = Precision(trial.precision, trial.device)
     task = make_task(trial.task, trial.task_options)
     config = model_config(trial)
+    step = task_step(trial.task, trial.task_options, config)
     implementation = _implementation(trial)
     input_only = trial.kind == "input"
     with step_writer(directory.steps_csv(rank)) as writer:
@@ -95,9 +96,7 @@ def run_rank(directory: TrialDirectory, trial: Trial, rank: int) -> None:
             window.record(row["step_time_ms"])
 
         # Batches that stay on the host are timed there.
-        clock = StepClock(
-            "cpu" if input_only else trial.device, lambda counts: task.model_flops(config, counts), on_row
-        )
+        clock = StepClock("cpu" if input_only else trial.device, step.model_flops, on_row)
         window = Window(trial, clock.flush, strategy.maximum)
         if input_only:
             measured = _measure_input(trial, task, implementation, strategy, window, clock, seconds)
@@ -111,7 +110,7 @@ def run_rank(directory: TrialDirectory, trial: Trial, rank: int) -> None:
                 seconds, "prepare", lambda: _training(trial, built, batches, strategy, precision, observer)
             )
             if trial.kind == "components":
-                measured = _measure_components(directory, trial, training, built, task, config, observer, seconds)
+                measured = _measure_components(directory, trial, training, built, task, step, observer, seconds)
             else:
                 measured = _measure(training, trial, rank, window, observer, built.loop, seconds, parameters)
     write_record(directory.rank_json(rank), {"rank": rank, **measured, "torch": torch_versions()})
@@ -220,7 +219,7 @@ def _measure_components(
     training: Any,
     built: Any,
     task: Any,
-    config: Any,
+    step: Any,
     observer: Any,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
@@ -235,7 +234,7 @@ def _measure_components(
     measured = _timed(
         seconds,
         "components",
-        lambda: measure_components(directory, trial, training, built.model, task, config, sample, observer),
+        lambda: measure_components(directory, trial, training, built.model, task, step, sample, observer),
     )
     seconds["total"] = time.perf_counter() - _START
     return {**measured, "seconds": seconds}

@@ -15,7 +15,7 @@ from bench.run.rank_resources import reset_used_memory, used_memory
 from bench.run.recorder import RowWriter
 from bench.steplight.parts import Part, Subject, make_parts
 from bert.data.batch import Batch
-from bert.model.config import ModelConfig
+from bert.model.step import Step
 from bert.tasks.base import Task
 from bert.train.loop import Training, run_step
 from bert.train.observer import Observer
@@ -39,7 +39,7 @@ def measure_components(
     training: Training,
     model: Any,
     task: Task,
-    config: ModelConfig,
+    step: Step,
     sample: Iterable[Batch],
     observer: Observer,
 ) -> dict[str, Any]:
@@ -51,12 +51,11 @@ def measure_components(
         training: what steps are made with.
         model: its model, not wrapped by a strategy.
         task: what is trained.
-        config: shape of the model.
+        step: what it computes.
         sample: batches like those of the training, of which the parts are made.
         observer: its clock writes down the steps.
 
     Raises:
-        UsageError: a task whose heads are not known.
         StorageError: the disk is full or the folder cannot be written.
     """
     strategy = training.strategy
@@ -68,11 +67,11 @@ def measure_components(
     steps.make("warmup", WARMUP_STEPS)
     steps.make("before", STEPS_AROUND)
     memory = used_memory(device)  # of steps alone, before the parts take theirs
-    batch = typical_batch(sample, lambda each: task.model_flops(config, each.counts))
-    subject = Subject(task=task, config=config, model=model, training=training, batch=batch.to(device))
+    batch = typical_batch(sample, lambda each: step.model_flops(each.counts))
+    subject = Subject(task=task, step=step, model=model, training=training, batch=batch.to(device))
     parts = make_parts(subject)
     if strategy.rank == 0:
-        layout = {"layout": subject.layout.name, **asdict(batch.counts)}
+        layout = {"layout": subject.extent.layout, **asdict(batch.counts)}
         write_components(directory, [part.component for part in parts], layout)
     strategy.barrier()
     with RowWriter(components_csv(directory, strategy.rank), list(COMPONENT_COLUMNS)) as writer:

@@ -1,33 +1,24 @@
 """Everything a step of this suite's BERT is made of, each part ready to be called alone at its true shape.
 
-What the model calls is called here too (attention, dropout, embeddings, the heads' losses, the optimizer), on tensors
-of the types that autocast gives them. Forward and backward of a part that is no product are one call.
+bert.model.step says what the parts are. What the model calls is called here too (attention, dropout, embeddings, the
+heads' losses, the optimizer), on tensors of the types that autocast gives them. Forward and backward of a part that is
+no GEMM are one call.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.steplight.products import (
-    Layout,
-    Product,
-    attention_component,
-    head_products,
-    layer_products,
-    packed_layout,
-    padded_layout,
-    unpadded_layout,
-)
 from bert.data.batch import Batch
 from bert.model.attention import Where
-from bert.model.config import ModelConfig
 from bert.model.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
 from bert.model.packing import Packed
 from bert.model.sequences import Unpadded
+from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
 from bert.optim.precision import Precision
 from bert.speed.copies import LOW, copy_of, has_low_gradients
 from bert.speed.elementwise import gelu, residual_norm
@@ -40,8 +31,6 @@ _CLIPPING_NORM = 1.0
 # A forward pass, of one result or several, and their gradients.
 Forward = Callable[[], Tensor | tuple[Tensor, ...]]
 Grad = Tensor | tuple[Tensor, ...]
-# Bytes of an element in float32, what is kept of a parameter and its optimizer.
-_FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +47,8 @@ class Subject:
     """The step whose parts are wanted."""
 
     task: Task
-    config: ModelConfig
+    step: Step
+    """What it computes."""
     model: Any
     """The model, on its device, not wrapped by a strategy."""
     training: Training
@@ -81,34 +71,23 @@ class Subject:
         return self.precision.matmul_dtype
 
     @property
-    def layout(self) -> Layout:
+    def extent(self) -> Extent:
         """What of the batch the layers compute."""
-        placed = self.placed
+        placed, counts = self.placed, self.batch.counts
         if isinstance(placed, Packed):
-            return packed_layout(len(placed.mask), placed.columns)
-        return padded_layout(self.batch.counts) if placed is None else unpadded_layout(self.batch.counts)
-
-    @property
-    def mask(self) -> Tensor | None:
-        """Mask [B, S] of the batch; None where all tokens are real."""
-        full = self.batch.counts.real_tokens == self.batch.counts.padded_tokens
-        return None if full else self.batch.tensors["attention_mask"]
+            return Extent.packed(counts, len(placed.mask), placed.columns)
+        return Extent.padded(counts) if placed is None else Extent.unpadded(counts)
 
     @property
     def placed(self) -> Unpadded | Packed | None:
         """Where the tokens lie that the layers compute; None where they compute the padded batch."""
-        found: Unpadded | Packed | None = self.model.encoder.placed(self.mask)
+        found: Unpadded | Packed | None = self.model.encoder.placed(self.batch.mask)
         return found
 
     @property
     def fused(self) -> bool:
         """Whether the layers give their hidden states in the type of the products too (bert.speed.elementwise)."""
         return bool(self.model.encoder.layers[0].fused)
-
-    def norm_dtype(self) -> torch.dtype:
-        """Of what LayerNorm gives, which the residual connections carry on."""
-        with self.precision.autocast():
-            return F.layer_norm(torch.zeros(1, 8, device=self.device), (8,)).dtype
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
         """Return normal numbers of the type of a product, or another."""
@@ -117,26 +96,35 @@ class Subject:
 
 
 def make_parts(subject: Subject) -> list[Part]:
-    """Return all parts of a step, those that are done most first.
-
-    Raises:
-        UsageError: a task whose heads are not known.
-    """
-    config, counts, layout = subject.config, subject.batch.counts, subject.layout
-    labels = int(getattr(subject.task, "labels", 0))
-    heads = head_products(subject.task.name, config, counts, padded_layout(counts), labels)
-    layers = layer_products(config, counts, layout)
-    found = [part for product in (*layers, *heads) if product.rows for part in _product_parts(subject, product)]
-    found += [_attention(subject), *_elementwise(subject), *_head_losses(subject)]
-    found += [*_copies(subject, layers, heads), *_optimizer(subject)]
+    """Return all parts of a step, those that are done most first."""
+    layers, heads, padded = subject.step.layers, subject.step.head, Extent.padded(subject.batch.counts)
+    found = [part for gemm in layers for part in _gemm_parts(subject, gemm, subject.extent, "layers")]
+    found += [part for gemm in heads if gemm.rows(padded) for part in _gemm_parts(subject, gemm, padded, "head")]
+    found += [_attention(subject), *_elementwise(subject), *_head_passes(subject)]
+    found += [*_copies(subject), *_optimizer(subject)]
     return found
 
 
-def _product_parts(subject: Subject, product: Product) -> Iterator[Part]:
-    x, weight = subject.tensor(product.rows, product.inner), subject.tensor(product.columns, product.inner)
-    bias, grad = subject.tensor(product.columns), subject.tensor(product.rows, product.columns)
-    runs = (lambda: F.linear(x, weight, bias), lambda: grad.mm(weight), lambda: grad.t().mm(x))
-    for component, run in zip(product.components(subject.dtype.itemsize), runs, strict=True):
+def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Iterator[Part]:
+    """Make the three products of a GEMM."""
+    m, k, n = gemm.rows(extent), gemm.inner, gemm.columns
+    x, weight = subject.tensor(m, k), subject.tensor(n, k)
+    bias, grad = subject.tensor(n), subject.tensor(m, n)
+    products: tuple[tuple[str, str, Callable[[], Tensor]], ...] = (
+        ("forward", f"[{m} x {k}] [{k} x {n}]", lambda: F.linear(x, weight, bias)),
+        ("input gradient", f"[{m} x {n}] [{n} x {k}]", lambda: grad.mm(weight)),
+        ("weight gradient", f"[{n} x {m}] [{m} x {k}]", lambda: grad.t().mm(x)),
+    )
+    for direction, shape, run in products:
+        component = Component(
+            name=f"{gemm.name}, {direction}",
+            group=group,
+            shape=shape,
+            calls_per_step=gemm.times,
+            model_flops=float(gemm.model_flops(subject.batch.counts)),
+            computed_flops=2.0 * m * k * n,
+            bytes=float(subject.dtype.itemsize * (m * k + k * n + m * n)),
+        )
         yield Part(component, _without_gradients(run))
 
 
@@ -168,7 +156,8 @@ def _grad_of(subject: Subject, forward: Forward) -> Grad:
 
 
 def _attention(subject: Subject) -> Part:
-    config, batch, mask = subject.config, subject.batch, subject.mask
+    """Scores, softmax, dropout and weighted values of one layer, forward and backward."""
+    step, batch, mask = subject.step, subject.batch, subject.batch.mask
     placed, layer = subject.placed, subject.model.encoder.layers[0].attention
     where: Where = placed.mask if isinstance(placed, Packed) else placed
     ids = batch.tensors["input_ids"]
@@ -176,37 +165,42 @@ def _attention(subject: Subject) -> Part:
         where = None if mask is None else mask.bool()[:, None, None, :]
     else:
         ids = placed.take(ids)
-    qkv = subject.tensor(*ids.shape, 3 * config.hidden_size, grad=True)
+    qkv = subject.tensor(*ids.shape, 3 * step.config.hidden_size, grad=True)
 
     def forward() -> Tensor:
         found: Tensor = layer.context(qkv, where)
         return found
 
-    component = attention_component(config, batch.counts, subject.layout, subject.dtype.itemsize)
+    extent = subject.extent
+    component = Component(
+        name="attention",
+        group="attention",
+        shape=f"{extent.sequences} sequences, {step.config.num_heads} heads, {extent.tokens} tokens",
+        calls_per_step=step.config.num_layers,
+        model_flops=float(step.attention_flops(batch.counts.squared_lengths)),
+        computed_flops=float(step.attention_flops(extent.squared_lengths)),
+        bytes=float(step.attention_traffic(extent.tokens, subject.dtype.itemsize)),
+    )
     return Part(component, _both_ways(subject, forward, [qkv], _grad_of(subject, forward)))
 
 
 def _elementwise(subject: Subject) -> Iterator[Part]:
-    config, rows, kept = subject.config, subject.layout.tokens, subject.norm_dtype()
-    hidden, inner = config.hidden_size, config.intermediate_size
-    x = subject.tensor(rows, inner, grad=True)
-    yield _part(
-        subject, "GELU", "elementwise", lambda: gelu(x, subject.fused), [x],
-        f"{rows} x {inner}", config.num_layers, 5 * x.nbytes,
-    )  # fmt: skip
-    y, residual = subject.tensor(rows, hidden, grad=True), subject.tensor(rows, hidden, dtype=kept, grad=True)
-    norm = torch.nn.LayerNorm(hidden, eps=config.layer_norm_eps).to(subject.device)
-
+    config, rows = subject.step.config, subject.extent.tokens
+    activation, closing = subject.step.layer_passes
+    x = subject.tensor(rows, activation.width, grad=True)
+    yield _pass(subject, activation, "elementwise", lambda: gelu(x, subject.fused), [x])
+    y = subject.tensor(rows, closing.width, grad=True)
+    residual = subject.tensor(rows, closing.width, dtype=torch.float32, grad=True)
+    norm = torch.nn.LayerNorm(closing.width, eps=config.layer_norm_eps).to(subject.device)
     twice = subject.fused and y.dtype != residual.dtype
+    if twice:  # the result in the type of the GEMMs too, and its gradient
+        closing = replace(closing, narrow=closing.narrow + 2)
 
     def dropout_residual_norm() -> Tensor | tuple[Tensor, ...]:
         result = residual_norm(y, residual, norm, config.hidden_dropout, subject.fused)
         return result if twice else result.wide
 
-    yield _part(
-        subject, "dropout, residual, norm", "elementwise", dropout_residual_norm, [y, residual, *norm.parameters()],
-        f"{rows} x {hidden}", 2 * config.num_layers, (2 + 2 * twice) * y.nbytes + 5 * residual.nbytes,
-    )  # fmt: skip
+    yield _pass(subject, closing, "elementwise", dropout_residual_norm, [y, residual, *norm.parameters()])
     embeddings, placed = subject.model.encoder.embeddings, subject.placed
     ids, types = (subject.batch.tensors[name] for name in ("input_ids", "token_type_ids"))
     columns = None
@@ -219,10 +213,8 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
 
     words = embeddings.word.weight
     used = [p for p in embeddings.parameters() if p.requires_grad and not (p is words and has_low_gradients(words))]
-    part = _part(
-        subject, "embeddings", "elementwise", embed, used,
-        f"{rows} x {hidden} of {config.padded_vocab_size} words", 1, 5 * rows * hidden * _FLOAT,
-    )  # fmt: skip
+    shape = f"{rows} x {config.hidden_size} of {config.padded_vocab_size} words"
+    part = _pass(subject, subject.step.embeddings, "elementwise", embed, used, shape)
     yield _adding_to(words, part) if has_low_gradients(words) else part
 
 
@@ -238,96 +230,96 @@ def _adding_to(weight: Tensor, part: Part) -> Part:
     return Part(part.component, run)
 
 
-def _part(
+def _pass(
     subject: Subject,
-    name: str,
+    described: Pass,
     group: str,
     forward: Forward,
     inputs: Sequence[Tensor],
-    shape: str,
-    calls: int,
-    traffic: float,
+    shape: str = "",
+    further_bytes: int = 0,
 ) -> Part:
     """Make a part that memory bounds, forward and backward."""
-    component = Component(name=name, group=group, shape=shape, calls_per_step=calls, bytes=float(traffic))
+    extent = Extent.padded(subject.batch.counts) if group == "head" else subject.extent
+    rows = extent.rows(described.over)
+    component = Component(
+        name=described.name,
+        group=group,
+        shape=shape or f"{rows} x {described.width}",
+        calls_per_step=described.times,
+        bytes=float(described.traffic(rows, subject.dtype.itemsize) + further_bytes),
+    )
     return Part(component, _both_ways(subject, forward, inputs, _grad_of(subject, forward)))
 
 
-def _head_losses(subject: Subject) -> Iterator[Part]:
-    """What of the heads is no product; of a pooler and of single labels that is too little to time."""
-    heads, tensors, counts = task_data(subject.task.name).heads, subject.batch.tensors, subject.batch.counts
-    config, predicted = subject.config, counts.predicted_positions
+def _head_passes(subject: Subject) -> Iterator[Part]:
+    """What of the heads is no GEMM; of a pooler and of single labels that is too little to time."""
+    heads, passes = task_data(subject.task.name).heads, subject.step.head_passes
+    tensors, predicted = subject.batch.tensors, subject.batch.counts.predicted_positions
     size, length = tensors["input_ids"].shape
     if heads == "masked words" and predicted:
-        hidden = subject.tensor(size, length, config.hidden_size, dtype=subject.norm_dtype(), grad=True)
-        yield _part(
-            subject, "gather", "head", lambda: gather_positions(hidden, tensors["masked_positions"]), [hidden],
-            f"{predicted} of {size * length}", 1, hidden.nbytes + 3 * hidden.nbytes * predicted / (size * length),
+        gather, transform, loss = passes
+        hidden = subject.tensor(size, length, gather.width, dtype=torch.float32, grad=True)
+        yield _pass(
+            subject, gather, "head", lambda: gather_positions(hidden, tensors["masked_positions"]), [hidden],
+            f"{predicted} of {size * length}", hidden.nbytes,  # all of the gradient is written
         )  # fmt: skip
-        x = subject.tensor(predicted, config.hidden_size, grad=True)
-        norm = torch.nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps).to(subject.device)
-        yield _part(
-            subject, "head GELU, norm", "head", lambda: norm(F.gelu(x)), [x, *norm.parameters()],
-            f"{predicted} x {config.hidden_size}", 1, 5 * x.nbytes,
-        )  # fmt: skip
-        logits = subject.tensor(predicted, config.padded_vocab_size, grad=True)
-        yield _part(
-            subject, "cross-entropy", "head", lambda: mean_cross_entropy(logits, tensors["masked_labels"]), [logits],
-            f"{predicted} x {config.padded_vocab_size}", 1, 3 * logits.nbytes,
-        )  # fmt: skip
+        x = subject.tensor(predicted, transform.width, grad=True)
+        norm = torch.nn.LayerNorm(transform.width, eps=subject.step.config.layer_norm_eps).to(subject.device)
+        yield _pass(subject, transform, "head", lambda: norm(F.gelu(x)), [x, *norm.parameters()])
+        logits = subject.tensor(predicted, loss.width, grad=True)
+        yield _pass(subject, loss, "head", lambda: mean_cross_entropy(logits, tensors["masked_labels"]), [logits])
     elif heads == "answer spans":
         spans = subject.tensor(size, 2, length, dtype=torch.float32, grad=True)
         targets = torch.stack([tensors["start_positions"], tensors["end_positions"]], dim=1)
-        yield _part(
-            subject, "cross-entropy", "head", lambda: span_losses(spans, targets).sum(), [spans],
-            f"{size} x 2 x {length}", 1, 3 * spans.nbytes,
-        )  # fmt: skip
+        shape = f"{size} x 2 x {length}"
+        yield _pass(subject, passes[0], "head", lambda: span_losses(spans, targets).sum(), [spans], shape)
     elif heads == "classes":
-        labels = int(getattr(subject.task, "labels", 1))
-        scores = subject.tensor(size, labels, dtype=torch.float32, grad=True)
+        scores = subject.tensor(size, passes[0].width, dtype=torch.float32, grad=True)
         regression = bool(getattr(subject.task, "regression", False))
-        yield _part(
-            subject, "cross-entropy", "head", lambda: label_loss(scores, tensors["labels"], regression), [scores],
-            f"{size} x {labels}", 1, 3 * scores.nbytes,
-        )  # fmt: skip
+        yield _pass(subject, passes[0], "head", lambda: label_loss(scores, tensors["labels"], regression), [scores])
 
 
-def _copies(subject: Subject, layers: Sequence[Product], heads: Sequence[Product]) -> Iterator[Part]:
+def _copies(subject: Subject) -> Iterator[Part]:
     """Work that better kernels would not have: sums of gradients, and casts between precisions. Its floor is 0."""
-    config, kept, dtype = subject.config, subject.norm_dtype(), subject.dtype
-    rows, hidden, depth = subject.layout.tokens, config.hidden_size, config.num_layers
-    grads = [subject.tensor(product.rows, product.columns) for product in layers]
+    config, dtype, layers = subject.step.config, subject.dtype, subject.step.layers
+    rows, hidden, depth = subject.extent.tokens, config.hidden_size, config.num_layers
+    grads = [subject.tensor(rows, gemm.columns) for gemm in layers]
 
     def copies(name: str, shape: str, calls: int, run: Callable[[], object]) -> Part:
         return Part(Component(name=name, group="copies", shape=shape, calls_per_step=calls), run)
 
-    shape = f"{rows} x {', '.join(str(product.columns) for product in layers)}"
+    shape = f"{rows} x {', '.join(str(gemm.columns) for gemm in layers)}"
     yield copies("bias gradients", shape, depth, lambda: [grad.sum(0) for grad in grads])
-    one, other = (subject.tensor(rows, hidden, dtype=kept) for _ in range(2))
+    one, other = (subject.tensor(rows, hidden, dtype=torch.float32) for _ in range(2))
     # Kernels that give their result twice do this too, but not behind the embeddings.
-    sums = 1 if subject.fused and kept != dtype else 2 * depth
+    sums = 1 if subject.fused and dtype != torch.float32 else 2 * depth
     yield copies("residual gradients", f"{rows} x {hidden}", sums, lambda: one + other)
     low = has_low_gradients(subject.model.encoder.layers[0].intermediate.weight)
     if task_data(subject.task.name).heads == "masked words" and not low:  # as an input, and as the decoder
         words = [subject.tensor(config.padded_vocab_size, hidden, dtype=torch.float32) for _ in range(2)]
         shape = f"{config.padded_vocab_size} x {hidden}"
         yield copies("word embedding's gradients", shape, 1, lambda: words[0] + words[1])
-    if kept != dtype:
-        narrow = subject.tensor(rows, hidden)
+    if dtype == torch.float32:
+        return
+    narrow = subject.tensor(rows, hidden)
+    yield copies(
+        "casts of activations", f"{rows} x {hidden}, there and back", sums,
+        lambda: (one.to(dtype), narrow.float()),
+    )  # fmt: skip
+    if low:
+        return
+    copied = copy_of(subject.model.encoder.layers[0].intermediate.weight) is not None
+    padded = Extent.padded(subject.batch.counts)
+    heads = [gemm for gemm in subject.step.head if gemm.rows(padded)]
+    for name, gemms, calls in (("layer", layers, depth), ("heads", heads, 1)):
+        wide = [subject.tensor(gemm.columns, gemm.inner, dtype=torch.float32) for gemm in gemms]
+        half = [weight.to(dtype) for weight in wide]
+        count = sum(weight.numel() for weight in wide)
         yield copies(
-            "casts of activations", f"{rows} x {hidden}, there and back", sums,
-            lambda: (one.to(dtype), narrow.to(kept)),
+            f"casts of weights, {name}", f"{count:,} weights{'' if copied else ' there'}, gradients back", calls,
+            _cast_both([] if copied else wide, half, dtype),
         )  # fmt: skip
-    if dtype != torch.float32 and not low:
-        copied = copy_of(subject.model.encoder.layers[0].intermediate.weight) is not None
-        for name, products, calls in (("layer", layers, depth), ("heads", [p for p in heads if p.rows], 1)):
-            wide = [subject.tensor(p.columns, p.inner, dtype=torch.float32) for p in products]
-            half = [weight.to(dtype) for weight in wide]
-            count = sum(weight.numel() for weight in wide)
-            yield copies(
-                f"casts of weights, {name}", f"{count:,} weights{'' if copied else ' there'}, gradients back", calls,
-                _cast_both([] if copied else wide, half, dtype),
-            )  # fmt: skip
 
 
 def _cast_both(wide: Sequence[Tensor], half: Sequence[Tensor], dtype: torch.dtype) -> Callable[[], object]:
@@ -370,6 +362,6 @@ def _optimizer(subject: Subject) -> Iterator[Part]:
     for name, calls, passes, run in parts:
         component = Component(
             name=name, group="optimizer", shape=f"{count:,} parameters", calls_per_step=calls,
-            bytes=float(passes * _FLOAT * count),
+            bytes=float(passes * FLOAT_BYTES * count),
         )  # fmt: skip
         yield Part(component, run)

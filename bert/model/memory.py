@@ -4,17 +4,10 @@ Model states (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1 and figure 
 gradients and the two moments of Adam or LAMB are 4 P + 4 P + 8 P bytes. ZeRO's stage 1 divides the moments by the
 number of ranks N, stage 2 the gradients too, stage 3 the parameters too.
 
-Activations follow the counting of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), done again for the layers of
-bert.model.encoder, which keep other tensors than theirs. With B sequences of S tokens, H wide, feed-forward width F,
-elements of e bytes (2 in bf16 and fp16, else 4) and dropout masks of m bytes, a layer keeps for the backward pass,
-per token:
-    e H            input of the QKV projection
-    3 e H          query, key, value
-    e H            input of the output projection
-    m H + 4 H      dropout mask, input of the first LayerNorm
-    e H            input of the feed-forward layer
-    2 e F          before and after GELU
-    m H + 4 H      dropout mask, input of the second LayerNorm
+Activations follow the counting of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), done again for the step that
+bert.model.step describes, whose layers keep other tensors than theirs: each GEMM its input, attention queries, keys and
+values, GELU its input, and each LayerNorm its input and the dropout mask before it. With elements of e bytes (2 in bf16
+and fp16, else 4) and dropout masks of m bytes that is 6 e H + 2 e F + 2 (m + 4) H bytes per token and layer.
 
 A fused attention keeps no weights; on CPUs attention keeps, per head, S x S weights of 4 bytes and, with dropout, 2
 random bytes for each. Levers (bert.speed.registry) take less, and what is predicted is the most: where the layers
@@ -28,12 +21,11 @@ log-softmax and its gradient.
 from dataclasses import dataclass, fields
 
 from bert.model.config import ModelConfig, model_config
-from bert.model.flops import layer_matmul_parameters
+from bert.model.step import FLOAT_BYTES, Step
 from bert.parallel.options import zero_stage
-from bert.tasks import check_task_options, task_data
+from bert.tasks import task_step
 from common.train_spec import TrainSpec
 
-_FLOAT = 4
 _MOMENTS = 2
 _ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 # What a process that trains needs besides: on a CPU interpreter and libraries (measured: torch 2.13, Linux x86-64), on
@@ -66,43 +58,41 @@ class Memory:
 
 def parameter_count(config: ModelConfig, task: str, task_options: str = "") -> int:
     """Return the parameters of a task's model with its options, the vocabulary's padding included."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    rows = config.padded_vocab_size + config.max_positions + config.type_vocab_size
-    layer_vectors = 3 * hidden + hidden + inner + hidden + 2 * 2 * hidden  # biases, and two LayerNorms
-    body = rows * hidden + 2 * hidden + config.num_layers * (layer_matmul_parameters(config) + layer_vectors)
-    return body + task_data(task).head_parameters(config, check_task_options(task, task_options))
+    return task_step(task, task_options, config).parameters
 
 
 def predict_memory(spec: TrainSpec, device: str) -> Memory:
     """Return what a rank of a training needs at its peak on `device` (cpu or cuda); the formulas stand above."""
     config, stage = model_config(spec), zero_stage(spec)
-    parameters = parameter_count(config, spec.task, spec.task_options)
-    states = {"parameters": parameters, "gradients": parameters, "optimizer": _MOMENTS * parameters}
+    step = task_step(spec.task, spec.task_options, config)
+    states = {"parameters": step.parameters, "gradients": step.parameters, "optimizer": _MOMENTS * step.parameters}
     held = {
-        name: _FLOAT * count // (spec.world_size if stage >= _DIVIDED_FROM[name] else 1)
+        name: FLOAT_BYTES * count // (spec.world_size if stage >= _DIVIDED_FROM[name] else 1)
         for name, count in states.items()
     }
-    element = _ELEMENT_BYTES[spec.precision]
-    tokens = spec.micro_batch_size * spec.seq_len
-    layer = tokens * _layer_bytes_per_token(config, spec.seq_len, element, device)
+    element, mask = _ELEMENT_BYTES[spec.precision], _mask_bytes(config.hidden_dropout, device)
+    sequences = spec.micro_batch_size
+    tokens = sequences * spec.seq_len
+    layer = _layer_bytes(step, tokens, spec.seq_len, element, device)
     kept = config.num_layers * layer
     if spec.activation_checkpointing:
-        kept = config.num_layers * tokens * _FLOAT * config.hidden_size + layer
-    masked = task_data(spec.task).heads == "masked words"
-    predicted = spec.micro_batch_size * spec.max_predictions if masked else 0
-    logits = predicted * config.padded_vocab_size * (element + 8)
-    embeddings = tokens * (_FLOAT + _mask_bytes(config.hidden_dropout, device)) * config.hidden_size
-    casts = element * parameters if element < _FLOAT else 0
+        kept = config.num_layers * tokens * FLOAT_BYTES * config.hidden_size + layer
+    kept += step.embeddings.kept(tokens, element, mask)
+    rows = {"tokens": tokens, "sequences": sequences, "predictions": sequences * spec.max_predictions}
+    kept += sum(part.times * part.kept(rows[part.over], element, mask) for part in step.head_passes)
+    casts = element * step.parameters if element < FLOAT_BYTES else 0
     passing = 2 * element * tokens * config.intermediate_size
-    return Memory(**held, activations=kept + logits + embeddings, workspace=casts + passing + _WORKSPACE_BYTES[device])
+    return Memory(**held, activations=kept, workspace=casts + passing + _WORKSPACE_BYTES[device])
 
 
-def _layer_bytes_per_token(config: ModelConfig, seq_len: int, element: int, device: str) -> int:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    mask = _mask_bytes(config.hidden_dropout, device)
-    kept_by_weight = _FLOAT + _mask_bytes(config.attention_dropout, device) if device == "cpu" else 0
+def _layer_bytes(step: Step, tokens: int, seq_len: int, element: int, device: str) -> int:
+    """What one layer keeps: inputs of its GEMMs, of attention and of its passes, and attention's weights on a CPU."""
+    config, mask = step.config, _mask_bytes(step.config.hidden_dropout, device)
+    kept_by_weight = FLOAT_BYTES + _mask_bytes(config.attention_dropout, device) if device == "cpu" else 0
     weights = config.num_heads * seq_len * kept_by_weight
-    return weights + 6 * element * hidden + 2 * element * inner + 2 * (mask + _FLOAT) * hidden
+    inputs = sum(gemm.inner for gemm in step.layers) + 3 * config.hidden_size
+    passes = sum(part.times * part.kept(tokens, element, mask) for part in step.layer_passes) // config.num_layers
+    return tokens * (weights + element * inputs) + passes
 
 
 def _mask_bytes(dropout: float, device: str) -> int:

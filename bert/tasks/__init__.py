@@ -12,6 +12,8 @@ from bert.tasks.options import check_options, options_text, read_options, with_d
 from common.registry import load
 
 if TYPE_CHECKING:
+    from bert.model.config import ModelConfig
+    from bert.model.step import Step
     from bert.tasks.base import TrainableTask
     from bert.tasks.data import DataSource, TaskData
 
@@ -59,6 +61,11 @@ def make_task(name: str, task_options: str = "") -> "TrainableTask":
 def check_task_options(name: str, task_options: str) -> dict[str, Any]:
     """Return the options in a text that `resolve_options` gave; raises as `make_task` does."""
     return check_options(name, task_data(name).options, read_options(task_options))
+
+
+def task_step(name: str, task_options: str, config: "ModelConfig") -> "Step":
+    """Return what a training step of a task's model computes; raises as `make_task` does."""
+    return task_data(name).step(config, given_options(name, read_options(task_options)))
 
 
 def given_options(name: str, options: dict[str, Any]) -> dict[str, Any]:

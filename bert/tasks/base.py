@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from bert.data.batch import Batch, BatchCounts
+from bert.data.batch import Batch
 from bert.data.lengths import PADDINGS
 from bert.model.config import ModelConfig
 from bert.optim.precision import Precision
@@ -115,9 +115,6 @@ class Task(Protocol):
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Mean training loss of one micro-batch, a scalar."""
-
-    def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:
-        """Model FLOPs of forward and backward for these counts (bert.model.flops)."""
 
 
 class TrainableTask(Task, Protocol):

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bert.data.batch import Batch, BatchCounts
+from bert.data.batch import Batch
 from bert.data.lengths import Lengths, is_synthetic
 from bert.data.loading.batches import RowBatches
 from bert.data.rows import Labels, TokenRows
 from bert.data.synthetic import Content, Slots, SyntheticBatches, row_batch
 from bert.model.config import ModelConfig
-from bert.model.flops import classification_flops
 from bert.model.models import BertForSequenceClassification
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, EvaluationSpec
 from bert.tasks.classification_data import TRAINING, ClassificationData
@@ -115,10 +114,6 @@ class ClassificationTask(ABC):
         rows = self.data.evaluation_rows(spec.data, spec.seq_len, wanted.source, self.options, training)
         self.check_labels(rows, wanted.source or spec.data)
         return LabelledRows(rows, self.labels, self.score, spec, wanted.samples)
-
-    def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:
-        """Model FLOPs of forward and backward for these counts."""
-        return classification_flops(config, self.labels, counts)
 
     def rows(self, spec: DataSpec, split: str) -> TokenRows:
         """Return the rows of a split of `spec.data`; the latest ones are kept.

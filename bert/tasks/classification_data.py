@@ -10,6 +10,7 @@ from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthe
 from bert.data.loading.batches import check_rows, lengths_fingerprint
 from bert.data.rows import TokenRows
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
+from bert.model.step import Pass, Step, classifier, pooler
 from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Heads, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError
@@ -150,7 +151,11 @@ class ClassificationData(ABC):
         """That of classes, or of values."""
         return "mean squared error" if self.regression(options) else "cross-entropy"
 
-    def head_parameters(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> int:
+    def step(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> Step:
         """Pooler and classifier."""
-        hidden, labels = config.hidden_size, self.labels(options)
-        return hidden * hidden + hidden + hidden * labels + labels
+        labels = self.labels(options)
+        return Step(
+            config=config,
+            head=(pooler(config), classifier(config, labels)),
+            head_passes=(Pass(name="cross-entropy", width=labels, over="sequences", wide=3),),
+        )

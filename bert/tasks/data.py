@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from bert.model.config import ModelConfig
+from bert.model.step import Step
 from bert.tasks.options import TaskOption
 
 Heads = Literal["masked words", "answer spans", "classes", ""]
@@ -88,8 +89,8 @@ class TaskData(Protocol):
     trained_by: str
     """"module:class" of the bert.tasks.base.TrainableTask, which imports torch and takes `options` by name."""
     heads: Heads
-    """Which of the heads of bert.model its model has: what is known of them (products, Hugging Face's class, memory)
-    holds for the task. "" where it has its own."""
+    """Which of the heads of bert.model its model has: what is known of them (losses, Hugging Face's class) holds
+    for the task. "" where it has its own."""
     commands: Mapping[str, tuple[str, str]]
     """Its commands `data`, `predict` and `eval`, those that it has: "module:class" of the
     bert.tasks.commands.TaskCommand, and one line of help."""
@@ -153,5 +154,5 @@ class TaskData(Protocol):
     def loss_label(self, options: Mapping[str, Any] = NO_OPTIONS) -> str:
         """What the training loss is made of, such as "MLM + NSP"; a sum is one of losses of an evaluation, too."""
 
-    def head_parameters(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> int:
-        """Return the parameters of the model beside embeddings and layers, the vocabulary's padding included."""
+    def step(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> Step:
+        """Return what a training step of the model computes: FLOPs, parameters and predicted memory follow from it."""

@@ -22,7 +22,7 @@ MAP = {
         "SECURITY.md",
     ),
     "docker": ("Dockerfile", "entrypoint.sh", "image_test.sh", "lock.sh", "audit.sh"),
-    "bert/model": ("config.py", "encoder.py", "attention.py", "heads.py", "flops.py", "memory.py"),
+    "bert/model": ("config.py", "encoder.py", "attention.py", "heads.py", "step.py", "memory.py"),
     "bert/optim": ("adamw.py", "lamb.py", "schedule.py", "precision.py"),
     "bert/speed": ("registry.py",),
     "bert/train": ("loop.py", "observer.py", "run.py", "checkpoint.py", "resume.py", "settings.py"),

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from support.known_work import COLUMNS, LOG_VARIABLE, MOST_STEPS, NAME, PARTS, P
 from bench.implementations.base import Built
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
+from bert.model.step import Step
 from bert.tasks.base import Task
+from bert.tasks.data import NO_OPTIONS
 from bert.tasks.pretrain.source import PretrainData
 from bert.tasks.pretrain.task import PretrainTask
 from bert.train.observer import Observer
@@ -25,20 +27,27 @@ def _plan() -> Plan:
     return Plan(**json.loads(os.environ[PLAN_VARIABLE]))
 
 
+class KnownStep(Step):
+    """The FLOPs are those of the matrix products."""
+
+    def model_flops(self, counts: BatchCounts) -> float:
+        plan = _plan()
+        return plan.flops() * counts.samples / plan.micro_batch_size
+
+
 class KnownData(PretrainData):
     """Those of pretraining."""
 
     trained_by = "support.known_work_model:KnownTask"
 
+    def step(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> Step:
+        return KnownStep(config=config, head=())
+
 
 class KnownTask(PretrainTask):
-    """The batches of pretraining; the FLOPs are those of the matrix products."""
+    """The batches of pretraining."""
 
     name = NAME
-
-    def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:
-        plan = _plan()
-        return plan.flops() * counts.samples / plan.micro_batch_size
 
 
 class Clock:

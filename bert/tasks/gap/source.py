@@ -1,6 +1,7 @@
 """What a plan asks of GAP's data: files of features. Imports no torch."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from bert.data.lengths import is_synthetic
 from bert.data.rows import TokenRows
 from bert.model.config import ModelConfig
+from bert.model.step import Gemm, Step, classifier, pooler
 from bert.tasks.classification_data import EVALUATION, ClassificationData, check_judging
 from bert.tasks.data import FINE_TUNING, NO_OPTIONS, Trained
 from bert.tasks.gap.config import DEFAULT_LENGTH, MENTIONS
@@ -104,12 +106,19 @@ class GapData(ClassificationData):
             found.insert(0, named)
         return trained.prediction(self.name, "--features", str(found[0])) if found else None
 
-    def head_parameters(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> int:
-        """Those of the head, and the pooler where it has one."""
+    def step(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> Step:
+        """The head that was chosen, and the pooler where it has one."""
         hidden, classes = config.hidden_size, len(LABELS)
-        return {
-            "concat": MENTIONS * hidden * classes + classes,
-            "mul": hidden,
-            "segment": hidden * hidden + hidden + MENTIONS * hidden + hidden * classes + classes,
-            "span": 3 * hidden * hidden + hidden + hidden + 1,
-        }[options.get("head") or "concat"]
+        head = options.get("head") or "concat"
+        mentions = classifier(config, classes, "mention head")
+        # mul multiplies with other hidden states; its one parameter is a vector.
+        gemms = {
+            "concat": (replace(mentions, inner=MENTIONS * hidden),),
+            "mul": (replace(mentions, own_weight=False, own_bias=False),),
+            "segment": (pooler(config), mentions),
+            "span": (
+                Gemm(name="mention pairs", inner=3 * hidden, columns=hidden, over="sequences", rows_each=2),
+                replace(mentions, columns=1, rows_each=2),
+            ),
+        }[head]
+        return Step(config=config, head=gemms, head_vectors={"mul": hidden, "segment": MENTIONS * hidden}.get(head, 0))

@@ -7,15 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bert.data.batch import BatchCounts
 from bert.data.lengths import Lengths
 from bert.data.rows import Labels
 from bert.model.config import ModelConfig
-from bert.model.flops import sequence_head_flops
 from bert.tasks.classification import ClassificationTask
 from bert.tasks.classification_evaluation import Float32, mean_log_loss
 from bert.tasks.gap.config import MENTIONS
-from bert.tasks.gap.examples import LABELS
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
 from bert.tasks.gap.heads import BertForMentions
 from bert.tasks.gap.scores import DECISIONS, OVERALL, Gold, score
@@ -62,17 +59,6 @@ class GapTask(ClassificationTask):
         # The shortest rows have three tokens between [CLS] and the last one: a third of the row for each mention.
         starts = 1 + order * ((lengths - 2) // MENTIONS)[:, None]
         return {MENTION_STARTS: starts, MENTION_ENDS: starts + 1}
-
-    def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:
-        """Model FLOPs of forward and backward for these counts."""
-        hidden, classes = config.hidden_size, len(LABELS)
-        multiplied = {
-            "concat": MENTIONS * hidden * classes,
-            "mul": hidden * classes,
-            "segment": hidden * hidden + hidden * classes,
-            "span": 2 * (3 * hidden * hidden + hidden),
-        }[self.head]
-        return sequence_head_flops(config, multiplied, counts)
 
 
 def _truth(label: int) -> tuple[bool, bool]:

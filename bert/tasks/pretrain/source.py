@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert.data.lengths import SYNTHETIC, check_distribution, default_max_predictions, is_synthetic, lengths_folder
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
+from bert.model.step import Gemm, Over, Pass, Step, classifier, pooler
 from bert.tasks.data import NO_OPTIONS, DataSource, Heads, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError, UsageError
@@ -87,8 +88,25 @@ class PretrainData:
         """Masked words and next sentences."""
         return "MLM + NSP"
 
-    def head_parameters(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> int:
-        """Transform, LayerNorm and bias of the masked words; pooler and next-sentence classifier."""
-        hidden = config.hidden_size
-        words = hidden * hidden + 3 * hidden + config.padded_vocab_size
-        return words + hidden * hidden + hidden + 2 * hidden + 2
+    def step(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> Step:
+        """Transform and decoder of the masked words, whose matrix is the word embedding; pooler and next sentence."""
+        hidden, words = config.hidden_size, config.padded_vocab_size
+        predictions: Over = "predictions"
+        return Step(
+            config=config,
+            head=(
+                Gemm(name="head transform", inner=hidden, columns=hidden, over=predictions),
+                Gemm(
+                    name="head decoder", inner=hidden, columns=words, over=predictions, own_weight=False,
+                    model_columns=config.vocab_size,
+                ),
+                pooler(config),
+                classifier(config, 2, "next sentence"),
+            ),
+            head_passes=(
+                Pass(name="gather", width=hidden, over=predictions, wide=3),
+                Pass(name="head GELU, norm", width=hidden, over=predictions, narrow=5),
+                Pass(name="cross-entropy", width=words, over=predictions, narrow=3, kept_narrow=1, kept_wide=2),
+            ),
+            head_vectors=2 * hidden,
+        )  # fmt: skip

@@ -9,12 +9,11 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from bert.data.batch import Batch, BatchCounts
+from bert.data.batch import Batch
 from bert.data.lengths import is_synthetic
 from bert.data.loading.order import spread
 from bert.data.synthetic import SyntheticBatches
 from bert.model.config import ModelConfig
-from bert.model.flops import model_flops
 from bert.model.heads import gather_positions
 from bert.model.models import BertForPretraining
 from bert.optim.precision import Precision
@@ -186,10 +185,6 @@ class PretrainTask:
         """Open the test shards beside the training shards. Raises InputError, UsageError where others are wanted."""
         PretrainData().check_evaluation(spec.data, spec.seq_len, wanted.source)
         return TestShards(spec, wanted.samples)
-
-    def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:
-        """Model FLOPs of forward and backward for these counts."""
-        return model_flops(config, counts)
 
 
 def _vocabulary_hash(folder: Path) -> str | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthetic, lengths_folder
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
+from bert.model.step import Gemm, Pass, Step
 from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Heads, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError, UsageError
@@ -143,6 +144,10 @@ class SquadData:
         """First and last tokens of the answers."""
         return "mean of start and end"
 
-    def head_parameters(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> int:
+    def step(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> Step:
         """Two scores for each token; there is no pooler."""
-        return 2 * config.hidden_size + 2
+        return Step(
+            config=config,
+            head=(Gemm(name="answer span", inner=config.hidden_size, columns=2),),
+            head_passes=(Pass(name="cross-entropy", width=2, wide=3),),
+        )

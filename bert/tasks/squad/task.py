@@ -4,12 +4,11 @@ from pathlib import Path
 
 import torch
 
-from bert.data.batch import Batch, BatchCounts
+from bert.data.batch import Batch
 from bert.data.lengths import is_synthetic
 from bert.data.loading.squad_batches import SquadBatches, find_features
 from bert.data.synthetic import QUESTIONS, SyntheticBatches
 from bert.model.config import ModelConfig
-from bert.model.flops import span_flops
 from bert.model.models import BertForQuestionAnswering
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, EvaluationSpec
 from bert.tasks.squad.evaluation import Questions
@@ -72,7 +71,3 @@ class SquadTask:
         """
         SquadData().check_evaluation(spec.data, spec.seq_len, wanted.source)
         return Questions(spec, Path(str(wanted.source)), wanted.samples)
-
-    def model_flops(self, config: ModelConfig, counts: BatchCounts) -> float:
-        """Model FLOPs of forward and backward for these counts."""
-        return span_flops(config, counts)

@@ -19,7 +19,7 @@ from bert.optim.precision import Precision
 from bert.optim.registry import adamw
 from bert.parallel.single import SingleStrategy
 from bert.speed.registry import resolve_levers, use_levers, use_weight_copies
-from bert.tasks import make_task, resolve_options, task_data
+from bert.tasks import make_task, resolve_options, task_data, task_step
 from bert.tasks.base import DataSpec
 from bert.train.loop import Training, run_step
 from bert.train.observer import Observer
@@ -35,7 +35,8 @@ SHAPE = ModelConfig(
 def subject(task_name: str = "pretrain", precision: str = "fp32", levers: str = "auto") -> Subject:
     torch.manual_seed(0)
     data, given = task_data(task_name), {"task": "stsb"} if task_name == "glue" else {}
-    task = make_task(task_name, resolve_options(task_name, given, data.inspect("synthetic", 32, given)))
+    options = resolve_options(task_name, given, data.inspect("synthetic", 32, given))
+    task = make_task(task_name, options)
     model = task.build_model(SHAPE)
     use_levers(model, resolve_levers(levers, "cpu"))
     use_weight_copies(
@@ -49,7 +50,8 @@ def subject(task_name: str = "pretrain", precision: str = "fp32", levers: str = 
         strategy=SingleStrategy(), precision=Precision(precision, "cpu"),
     )  # fmt: skip
     batch = typical_batch(stream, lambda each: float(each.counts.real_tokens))
-    return Subject(task=task, config=SHAPE, model=model, training=training, batch=batch)
+    step = task_step(task_name, options, SHAPE)
+    return Subject(task=task, step=step, model=model, training=training, batch=batch)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +85,22 @@ def test_scaled_gradients_are_updated_too() -> None:
     assert step.training.optimizer.param_groups[0]["lr"] == 1e-4
 
 
-def test_the_flops_of_the_parts_are_those_of_the_step() -> None:
-    step = subject()
+@pytest.mark.parametrize("levers", ["none", "unpad", "pack"])
+@pytest.mark.parametrize("task_name", ["pretrain", "squad", "glue", "classify"])
+def test_the_flops_of_the_parts_are_those_of_the_step(task_name: str, levers: str) -> None:
+    step = subject(task_name, levers=levers)
     total = sum(p.component.calls_per_step * p.component.model_flops for p in make_parts(step))
-    assert total == step.task.model_flops(SHAPE, step.batch.counts)
+    assert total == step.step.model_flops(step.batch.counts)
+
+
+def test_a_gemm_is_three_products_of_its_shapes() -> None:
+    step = subject(levers="none")
+    found = [part.component for part in make_parts(step) if part.component.name.startswith("feed-forward in")]
+    assert [c.shape for c in found] == [
+        "[128 x 32] [32 x 64]", "[128 x 64] [64 x 32]", "[64 x 128] [128 x 32]"
+    ]  # fmt: skip
+    assert {(c.calls_per_step, c.computed_flops) for c in found} == {(2, 2.0 * 128 * 32 * 64)}
+    assert {c.bytes for c in found} == {4.0 * (128 * 32 + 32 * 64 + 128 * 64)}
 
 
 @pytest.mark.parametrize(("levers", "name"), [("none", "padded"), ("unpad", "unpadded"), ("pack", "packed")])
@@ -95,7 +109,7 @@ def test_parts_have_the_rows_that_the_layers_compute(levers: str, name: str) -> 
     seen: list[torch.Size] = []
     step.model.encoder.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[:-1]))
     step.model(step.batch)
-    assert (step.layout.name, step.layout.tokens) == (name, seen[0].numel())
+    assert (step.extent.layout, step.extent.tokens) == (name, seen[0].numel())
     parts = {part.component.name: part for part in make_parts(step)}
     product = parts["attention output, forward"].component
     assert product.computed_flops == 2 * seen[0].numel() * SHAPE.hidden_size**2
@@ -105,7 +119,7 @@ def test_parts_have_the_rows_that_the_layers_compute(levers: str, name: str) -> 
         parts[part].run()
     counts = step.batch.counts
     assert counts.real_tokens < counts.padded_tokens and (name == "unpadded") == (
-        step.layout.tokens == counts.real_tokens
+        step.extent.tokens == counts.real_tokens
     )
 
 
@@ -181,6 +195,11 @@ def test_fused_parts_hold_the_casts_and_sums_between_the_layers(precision: str) 
     assert found[True]["residual gradients"].calls_per_step == (1 if low else 2 * SHAPE.num_layers)
     assert found[False]["residual gradients"].calls_per_step == 2 * SHAPE.num_layers
     assert found[True].keys() == found[False].keys()
+
+
+def test_a_task_with_heads_of_its_own_is_refused_by_name() -> None:
+    with refused("option-choice", "pretrain, squad, classify, glue", "'gap'"):
+        SpeedOfLightOptions(task="gap")
 
 
 @pytest.mark.parametrize("levers", ["fp8", "fp8+unpad"])

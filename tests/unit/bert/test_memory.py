@@ -7,22 +7,13 @@ import pytest
 import torch
 
 from bert.model.config import PRESETS, shape_in_words
-from bert.model.memory import parameter_count, predict_memory
-from bert.model.models import BertForPretraining, BertForQuestionAnswering
+from bert.model.memory import predict_memory
+from bert.model.models import BertForPretraining
 from common.train_spec import TrainSpec
 
 SMALL = TrainSpec(
     preset="tiny", vocab_size=1000, dropout=0.0, precision="fp32", micro_batch_size=4, seq_len=64, max_predictions=10
 )
-
-
-@pytest.mark.parametrize("name", ["tiny", "mini", "distilbert"])
-@pytest.mark.parametrize(("task", "make"), [("pretrain", BertForPretraining), ("squad", BertForQuestionAnswering)])
-def test_parameters_are_those_of_the_model(name, task, make):
-    config = PRESETS[name]
-    with torch.device("meta"):
-        model = make(config.replace(num_layers=2))
-    assert parameter_count(config.replace(num_layers=2), task) == sum(p.numel() for p in model.parameters())
 
 
 def test_the_worked_example():

@@ -11,14 +11,11 @@ from support.bert_folders import theirs
 from support.squad_windows import VOCAB as FEATURES_VOCAB
 from support.squad_windows import squad_windows
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.data.batch import Batch, BatchCounts
 from bert.data.loading.squad_batches import SquadBatches
 from bert.model.config import ModelConfig, preset
-from bert.model.flops import span_flops
 from bert.model.heads import span_losses
 from bert.model.models import BertForPretraining, BertForQuestionAnswering
 from bert.tasks.base import DataSpec
@@ -193,24 +190,6 @@ def test_the_encoder_has_no_pooler_and_a_new_head_is_drawn_like_the_rest() -> No
     counted = sum(parameter.numel() for parameter in transformers.BertForQuestionAnswering(config).parameters())
     padding = 6 * 128
     assert sum(parameter.numel() for parameter in model.parameters()) == counted + padding
-
-
-@pytest.mark.parametrize(("config", "size", "seq_len"), [(preset("tiny"), 2, 128), (preset("mini"), 1, 64)])
-def test_formula_is_what_pytorch_counts_on_a_full_batch_of_windows(
-    config: ModelConfig, size: int, seq_len: int
-) -> None:
-    model = BertForQuestionAnswering(config.replace(hidden_dropout=0.0, attention_dropout=0.0))
-    batch = windows([seq_len] * size, [3] * size, [4] * size, columns=seq_len)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(batch).loss.backward()
-    assert span_flops(config, batch.counts) == counter.get_total_flops()
-
-
-def test_base_costs_what_its_published_shape_says_and_padding_is_free() -> None:
-    base = preset("base")
-    assert span_flops(base, BatchCounts(0, 1, 1, 0, 0)) == 6 * (84_934_656 + 2 * 768)
-    assert span_flops(base, BatchCounts(0, 0, 0, 0, 384**2)) == 12 * 12 * 768 * 384**2
-    assert span_flops(base, BatchCounts(3, 0, 999, 0, 0)) == 0
 
 
 def test_the_head_is_a_phase_of_its_own() -> None:
