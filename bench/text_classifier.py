@@ -10,8 +10,7 @@ import numpy as np
 
 from bench.classify import logits_of
 from bench.machine.devices import Devices
-from bert.data.ragged import Ragged
-from bert.data.rows import TokenRows
+from bert.data.rows import Ragged, TokenRows
 from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary
 from bert.tasks.classify.prepare import fold
 from bert.tasks.classify.store import open_source

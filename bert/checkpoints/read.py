@@ -11,7 +11,7 @@ from bert.checkpoints.ours import is_model_folder
 from bert.checkpoints.tensor_files import read_tensors
 from bert.checkpoints.tensorflow import hugging_face_name, index_file, is_weight, open_checkpoint
 from bert.checkpoints.tensorflow_index import FOOTER_BYTES, MAGIC
-from bert.data.feature_files import is_features
+from bert.data.features import is_features
 from common.errors import InputError, read_code
 
 TENSORFLOW, HUGGING_FACE, OURS = "tensorflow", "hugging-face", "bertbench"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bert.data.ragged import Int64
+from bert.data.rows import Int64
 from bert.optim.precision import Precision
 
 if TYPE_CHECKING:

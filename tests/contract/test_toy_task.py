@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from bert.data.ragged import Ragged
+from bert.data.rows import Ragged
 from bert.data.rows import TokenRows
 from bert.tasks.classification_data import ClassificationData
 from bert.tasks.commands import Outcome

@@ -156,9 +156,9 @@ def test_predictions_refuse_what_was_not_trained_on_squad(
     from bert.checkpoints.ours import save_model
     from bert.model.config import PRESETS
     from bert.model.models import BertForPretraining, BertForQuestionAnswering
-    from bert.tasks.squad.store import open_features
+    from bert.tasks.squad.features import FORM
 
-    config = PRESETS["tiny"].replace(vocab_size=open_features(files["evaluation"]).settings.vocab_size)
+    config = PRESETS["tiny"].replace(vocab_size=FORM.open(files["evaluation"]).settings.vocab_size)
     save_model(tmp_path / "pretrained", BertForPretraining(config))
     save_model(tmp_path / "other", BertForQuestionAnswering(config.replace(vocab_size=900)))
     save_model(tmp_path / "good", BertForQuestionAnswering(config))

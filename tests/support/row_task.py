@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert.data.lengths import is_synthetic, lengths_folder
-from bert.data.ragged import Ragged
-from bert.data.rows import TokenRows
+from bert.data.rows import Ragged, TokenRows
 from bert.tasks import TASKS
 from bert.tasks.classification_data import EVALUATION, ClassificationData
 from bert.tasks.data import FINE_TUNING, DataSource

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bert.data.rows import Ragged
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
-from bert.tasks.squad.features import Ragged, Settings, SquadFeatures
+from bert.tasks.squad.features import Settings, SquadFeatures
 from bert.tasks.squad.logits import WindowLogits
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"

@@ -11,9 +11,8 @@ from support.plain_squad import Example, Remembering
 from support.plain_tokenizer import PlainTokenizer
 
 from bert.tasks.squad.config import SquadConfig
-from bert.tasks.squad.features import FIRST_UNIQUE_ID, SquadFeatures
+from bert.tasks.squad.features import FIRST_UNIQUE_ID, FORM, SquadFeatures
 from bert.tasks.squad.prepare import SquadSummary, prepare
-from bert.tasks.squad.store import open_features
 
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,?!-'")
 SUFFIXES = tuple(f"##{piece}" for piece in "abcdefghijklmnopqrstuvwxyz0123456789")
@@ -53,7 +52,7 @@ def make(source: Path, vocab: Path, output: Path, **options: Any) -> SquadSummar
 
 
 def made(source: Path, vocab: Path, output: Path, **options: Any) -> SquadFeatures:
-    return open_features(make(source, vocab, output, **options).features)
+    return FORM.open(make(source, vocab, output, **options).features)
 
 
 def plain(

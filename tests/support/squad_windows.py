@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from bert.data.rows import Ragged
 from bert.data.stages import Counts
-from bert.tasks.squad.features import Ragged, Settings, SquadFeatures
-from bert.tasks.squad.store import COUNTED, NUMBERING, PLAIN, RAGGED, file_name, write_features
+from bert.tasks.squad.features import FORM, Settings, SquadFeatures
 
 VOCAB = 1000
 PAD, CLS, SEP = 0, 101, 102
@@ -70,12 +70,14 @@ def squad_windows(
 
 def write_windows(folder: Path, features: SquadFeatures) -> Path:
     """Write features into a folder, under the name that such a file has."""
-    part: dict[str, Any] = {name: getattr(features, name) for name in (*PLAIN, *NUMBERING)}
-    part |= {name: np.diff(getattr(features, name)) for name in COUNTED}
-    for name in RAGGED:
-        rows: Ragged = getattr(features, name)
-        part |= {f"{name}.values": rows.values, f"{name}.rows": rows.lengths}
-    path = folder / file_name(features.settings, features.fingerprint)
+    part: dict[str, Any] = {}
+    for name, column in FORM.columns.items():
+        found = getattr(features, name)
+        if column.kind == "ragged":
+            part |= {f"{name}.values": found.values, f"{name}.rows": found.lengths}
+        else:
+            part[name] = np.diff(found) if column.kind == "ends" else found
+    path = folder / FORM.file_name(features.settings, features.fingerprint)
     vocabulary: Any = SimpleNamespace(pad_id=PAD, cls_id=CLS, sep_id=SEP)
-    write_features(path, [part], features.settings, features.fingerprint, vocabulary, Counts())
+    FORM.write(path, [part], features.settings, features.fingerprint, vocabulary, Counts())
     return path

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from bert.data.lengths import padded_length
 from bert.data.loading.order import Position
-from bert.data.ragged import Int64, Ragged
-from bert.data.rows import TokenRows
+from bert.data.rows import Int64, Ragged, TokenRows
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:

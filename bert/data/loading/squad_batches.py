@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.loading.batches import FlatBatches, evaluation_order, padded_batch
-from bert.data.ragged import Int64
-from bert.tasks.squad.features import SquadFeatures
-from bert.tasks.squad.store import command, open_features
+from bert.data.rows import Int64
+from bert.tasks.squad.features import FORM, SquadFeatures
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,10 +48,10 @@ def find_features(path: Path, split: str, seq_len: int) -> SquadFeatures:
     """Open features whose windows have up to `seq_len` tokens.
 
     Raises:
-        InputError: as open_features (the message has the command that makes them), or the length is another one.
+        InputError: as FORM.open (the message has the command that makes them), or the length is another one.
         SchemaError: a newer version wrote them.
     """
-    features = open_features(path, split)
+    features = FORM.open(path, split)
     longest = features.settings.max_seq_length
     if longest != seq_len:
         raise InputError(
@@ -65,7 +64,7 @@ def find_features(path: Path, split: str, seq_len: int) -> SquadFeatures:
 
 def prepare_command(seq_len: int) -> str:
     """Return the command that makes features to train on whose windows have up to `seq_len` tokens."""
-    return f"{command('training')} --max-seq-length {seq_len}"
+    return FORM.command("training", max_seq_length=seq_len)
 
 
 def evaluation_batches(

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert.data.lengths import is_synthetic
-from bert.data.ragged import Int64, Ragged
-from bert.data.rows import TokenRows
+from bert.data.rows import Int64, Ragged, TokenRows
 from bert.tasks.classification_data import EVALUATION, TRAINING, ClassificationData, check_judging
 from bert.tasks.data import DataSource, Trained
 from bert.tasks.options import TaskOption

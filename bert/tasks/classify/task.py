@@ -7,8 +7,7 @@ import numpy.typing as npt
 import torch
 
 from bert.data.loading.order import spread
-from bert.data.ragged import Int64
-from bert.data.rows import Labels, TokenRows
+from bert.data.rows import Int64, Labels, TokenRows
 from bert.tasks.base import DataSpec, Evaluation, EvaluationSpec
 from bert.tasks.classification import ClassificationTask
 from bert.tasks.classification_data import TRAINING

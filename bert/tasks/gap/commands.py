@@ -113,14 +113,13 @@ class Predict:
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write decisions as the official scorer takes them."""
-        from bert.data.feature_files import made_of
         from bert.tasks.classification_evaluation import check_logits, row_logits
+        from bert.tasks.gap.features import FORM
         from bert.tasks.gap.prediction_files import write_kaggle, write_official
         from bert.tasks.gap.scores import decisions_of
-        from bert.tasks.gap.store import open_features
         from common.atomic import check_writable
 
-        features = open_features(options.features, "test")
+        features = FORM.open(options.features, "test")
         opened, head = _open_model(options, features, host)
         check_writable(options.out)
         began = time.monotonic()
@@ -145,7 +144,7 @@ class Predict:
         if options.kaggle_csv:
             written.append(write_kaggle(options.out / KAGGLE_FILE, probabilities_of(ids, logits, left_out)))
         # There is nothing to score without answers.
-        dataset = made_of(options.features, "gap-test", "input") if features.rows.has_labels else None
+        dataset = FORM.made_of(options.features, "test") if features.rows.has_labels else None
         found = {
             "checkpoint": str(opened.source),
             "head": head,

@@ -1,6 +1,5 @@
 """`bertbench data gap`: TSVs to files of features. Imports no torch."""
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,25 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from bert.data.feature_files import keep_notes, keep_vocabulary, lock_for_features
+from bert.data.columns import Columns
 from bert.data.pool import Progress
-from bert.data.ragged import Int64, Ragged
-from bert.data.rows import TokenRows
+from bert.data.preparation import Source, Summary, keep_or_make, new_folder, unknown_tokens
+from bert.data.rows import Int64
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from bert.tasks.gap.config import MENTIONS, SPECIAL_TOKENS, GapConfig
+from bert.tasks.gap.config import SPECIAL_TOKENS, GapConfig
 from bert.tasks.gap.examples import GapExample, Mention
-from bert.tasks.gap.features import GENDER_NAMES, MENTION_ENDS, MENTION_STARTS, GapFeatures, Settings
+from bert.tasks.gap.features import FORM, GENDER_NAMES, MENTION_ENDS, MENTION_STARTS, READABLE, Settings, write_readable
 from bert.tasks.gap.reading import Flaw, GapFile, read_gap, told_flaws
-from bert.tasks.gap.store import (
-    FORM,
-    SCHEMA_VERSION,
-    file_name,
-    texts,
-    write_features,
-    write_readable,
-)
 from common.errors import InputError
 
 
@@ -112,32 +104,16 @@ _BATCH = 500
 _MOST_TOLD = 5
 
 
-@dataclass(frozen=True, slots=True)
-class GapSummary:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GapSummary(Summary):
     """What became of one TSV."""
 
-    input: Path
-    features: Path
-    """The file of features; the readable TSV lies beside it."""
-    settings: Settings
-    kept: bool
-    counts: Counts
-    flaws: tuple[Flaw, ...]
-    notes: tuple[str, ...]
-    seconds: float
+    TOLD = ("input", "features", "settings", "kept", "counts", "left_out", "notes", "seconds")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "input": str(self.input),
-            "features": str(self.features),
-            "settings": dataclasses.asdict(self.settings),
-            "kept": self.kept,
-            "counts": self.counts.numbers,
-            "left_out": [dataclasses.asdict(flaw) for flaw in self.flaws],
-            "notes": list(self.notes),
-            "seconds": self.seconds,
-        }
+    features: Path
+    """The feature file; the readable TSV lies beside it."""
+    settings: Settings
+    flaws: tuple[Flaw, ...]
 
 
 def prepare(config: GapConfig, progress: Progress) -> list[GapSummary]:
@@ -160,40 +136,43 @@ def prepare(config: GapConfig, progress: Progress) -> list[GapSummary]:
         for split in splits
     ]
     made = [_features(file, own, vocabulary, progress) for file, own in zip(files, settings, strict=True)]
-    pairs = list(zip(files, made, strict=True))
-    with lock_for_features(config.output, lambda: all(_is_finished(config, *pair) for pair in pairs)):
-        return [_written(config, *pair, vocabulary) for pair in pairs]
+    with new_folder(config.output):
+        return [_written(config, *one, vocabulary) for one in zip(files, settings, made, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
     """Features of one file, and what was met."""
 
-    features: GapFeatures
+    columns: Columns
     counts: Counts
     flaws: tuple[Flaw, ...]
     seconds: float
 
 
-def _written(config: GapConfig, file: GapFile, made: _Made, vocabulary: Vocabulary) -> GapSummary:
+def _written(config: GapConfig, file: GapFile, settings: Settings, made: _Made, vocabulary: Vocabulary) -> GapSummary:
     began = time.monotonic()
-    path = config.output / file_name(made.features.settings, file.fingerprint)
     notes = _notes(file, made, config.vocab)
-    kept = FORM.finished(path, made.features.fingerprint, notes) is not None
-    if not kept:
-        write_features(path, made.features, made.counts)
-    if not kept or not path.with_suffix(".tsv").is_file():
-        write_readable(path, made.features, vocabulary)
-    keep_vocabulary(path, config.vocab)
-    names = {"features": path.name, "input": str(file.path.resolve()), "vocab": str(config.vocab.resolve())}
-    keep_notes(path, {"schema_version": SCHEMA_VERSION, **names})
-    seconds = made.seconds + time.monotonic() - began
-    return GapSummary(file.path, path, made.features.settings, kept, made.counts, made.flaws, tuple(notes), seconds)
-
-
-def _is_finished(config: GapConfig, file: GapFile, made: _Made) -> bool:
-    path = config.output / file_name(made.features.settings, file.fingerprint)
-    return FORM.finished(path, made.features.fingerprint, []) is not None and path.with_suffix(".tsv").is_file()
+    source = Source(
+        content=file.fingerprint,
+        settings=settings,
+        origin={"input": str(file.path.resolve())},
+        make=lambda: ([made.columns], made.counts),
+        beside=READABLE,
+        make_beside=lambda path: write_readable(path, FORM.read(path), vocabulary),
+    )
+    features, _, kept = keep_or_make(FORM, config.output, source, vocabulary, config.vocab, notes)
+    return GapSummary(
+        input=file.path,
+        features=features,
+        settings=settings,
+        kept=kept,
+        # Those of the file are of the version that made it.
+        counts=made.counts,
+        flaws=made.flaws,
+        notes=tuple(notes),
+        seconds=made.seconds + time.monotonic() - began,
+    )
 
 
 def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary, progress: Progress) -> _Made:
@@ -217,12 +196,12 @@ def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary, progres
         progress(title, min(first + _BATCH, len(examples)), len(examples))
     if not kept:
         raise InputError("rows-invalid", f"no row of {file.path} can be used: {'; '.join(told_flaws(flaws))}")
-    features = _together(kept, fitted, flaws, settings, vocabulary, FORM.fingerprint(settings, file.fingerprint))
+    columns = _columns(kept, fitted, flaws, vocabulary)
     counts.add("features", len(kept))
     counts.add("left out", len(flaws))
     for example in kept:
         counts.add(f"pronouns: {example.gender or 'of no gender'}", 1, None if example.gender else example.place)
-    return _Made(features, counts, tuple(sorted(flaws, key=lambda flaw: flaw.line)), time.monotonic() - began)
+    return _Made(columns, counts, tuple(sorted(flaws, key=lambda flaw: flaw.line)), time.monotonic() - began)
 
 
 def _usable(file: GapFile, settings: Settings) -> tuple[list[GapExample], list[Flaw]]:
@@ -267,37 +246,34 @@ def _fit(example: GapExample, text: TokenText, max_seq_length: int) -> tuple[Fla
     return None, short
 
 
-def _together(
-    examples: Sequence[GapExample],
-    fitted: Sequence[TokenText],
-    flaws: Sequence[Flaw],
-    settings: Settings,
-    vocabulary: Vocabulary,
-    fingerprint: str,
-) -> GapFeatures:
-    ids = Ragged.of([[vocabulary.cls_id, *text.ids.tolist(), vocabulary.sep_id] for text in fitted])
+def _columns(
+    examples: Sequence[GapExample], fitted: Sequence[TokenText], flaws: Sequence[Flaw], vocabulary: Vocabulary
+) -> Columns:
+    """Return the columns of the feature file, as one part."""
+    narrow = np.uint16 if len(vocabulary.pieces) <= np.iinfo(np.uint16).max else np.int32
+    rows = [[vocabulary.cls_id, *text.ids.tolist(), vocabulary.sep_id] for text in fitted]
     labels = [-1 if example.label is None else example.label for example in examples]
-    has_labels = bool(labels) and min(labels) >= 0
-    # The token before all others is [CLS].
-    columns = {
-        MENTION_STARTS: np.stack([text.starts for text in fitted]).reshape(-1, MENTIONS) + 1,
-        MENTION_ENDS: np.stack([text.ends for text in fitted]).reshape(-1, MENTIONS) + 1,
-    }
-    rows = TokenRows(
-        ids=ids,
-        second=ids.lengths,
-        labels=np.array(labels if has_labels else [], np.int64),
-        columns=columns,
-        fingerprint=fingerprint,
-        vocab_size=settings.vocab_size,
-        vocabulary=settings.vocabulary,
-        pad_id=vocabulary.pad_id,
-        max_seq_length=settings.max_seq_length,
-    )
     names = {example.id for example in examples}
     absent = dict.fromkeys(flaw.id for flaw in flaws if flaw.id and flaw.id not in names)
-    genders = np.array([GENDER_NAMES.index(example.gender) for example in examples], np.uint8)
-    return GapFeatures(settings, rows, texts([e.id for e in examples]), genders, texts(list(absent)))
+    return {
+        "input_ids.values": np.array([token for row in rows for token in row], narrow),
+        "input_ids.rows": np.array([len(row) for row in rows], np.int64),
+        **_texts("example_ids", [example.id for example in examples]),
+        **_texts("left_out", list(absent)),
+        # The token before all others is [CLS].
+        MENTION_STARTS: (np.concatenate([text.starts for text in fitted]) + 1).astype(np.int32),
+        MENTION_ENDS: (np.concatenate([text.ends for text in fitted]) + 1).astype(np.int32),
+        "labels": np.array(labels if min(labels) >= 0 else [], np.int64),
+        "genders": np.array([GENDER_NAMES.index(example.gender) for example in examples], np.uint8),
+    }
+
+
+def _texts(name: str, texts: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    content = [text.encode() for text in texts]
+    return {
+        f"{name}.values": np.frombuffer(b"".join(content), np.uint8),
+        f"{name}.rows": np.array([len(text) for text in content], np.int64),
+    }
 
 
 def _notes(file: GapFile, made: _Made, vocab: Path) -> list[str]:
@@ -310,10 +286,7 @@ def _notes(file: GapFile, made: _Made, vocab: Path) -> list[str]:
     if unknown := counts.get("pronouns: of no gender"):
         places = ", ".join(counts.names["pronouns: of no gender"])
         notes.append(f"{unknown:,} pronoun(s) are none of he, his, him, she, her, hers: {places}")
-    if counts.get("unknown tokens") > 0.05 * max(1, counts.get("tokens")):
-        share = counts.get("unknown tokens") / counts.get("tokens")
-        notes.append(f"{share:.0%} of the tokens are [UNK]: does {vocab} fit the casing and the language?")
-    return notes
+    return [*notes, *unknown_tokens(counts, "unknown tokens", "tokens", vocab, "tokens")]
 
 
 def _ambiguous(file: GapFile) -> list[str]:

@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from bert.data.loading.order import spread
-from bert.data.ragged import Int64, Ragged
-from bert.data.rows import TokenRows
+from bert.data.rows import Int64, Ragged, TokenRows
 from bert.data.stages import fingerprint_of
 from bert.tasks.gap.config import SPLITS
-from bert.tasks.gap.features import GapFeatures
-from bert.tasks.gap.store import open_features
+from bert.tasks.gap.features import FORM, GapFeatures
 from common.errors import InputError
 
 TRAINING, VALIDATION, TEST = SPLITS
@@ -37,9 +35,9 @@ def training_rows(source: Path, train_on_all: bool = False, sample_limit: int | 
 
 def training_files(source: Path, train_on_all: bool = False) -> list[GapFeatures]:
     """Return the features to train on, files apart; arguments and what it raises as `training_rows` has them."""
-    files = [open_features(source, TRAINING)]
+    files = [FORM.open(source, TRAINING)]
     if train_on_all:
-        files.append(open_features(source if source.is_dir() else source.parent, VALIDATION))
+        files.append(FORM.open(source if source.is_dir() else source.parent, VALIDATION))
     return files
 
 
@@ -54,8 +52,8 @@ def evaluation_features(source: Path, wanted: Path | None) -> GapFeatures:
         InputError: there are none, several, or damaged ones.
     """
     if wanted is None:
-        return open_features(source if source.is_dir() else source.parent, VALIDATION)
-    return open_features(wanted, VALIDATION)
+        return FORM.open(source if source.is_dir() else source.parent, VALIDATION)
+    return FORM.open(wanted, VALIDATION)
 
 
 def chosen(rows: TokenRows, numbers: Int64) -> TokenRows:

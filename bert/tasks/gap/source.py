@@ -89,19 +89,21 @@ class GapData(ClassificationData):
 
     def prepare_command(self, seq_len: int) -> str:
         """The command that makes features."""
-        from bert.tasks.gap.store import command
+        from bert.tasks.gap.features import FORM
 
-        return command("training", max_seq_length=seq_len)
+        return FORM.command("training", max_seq_length=seq_len)
 
     def next_command(self, trained: Trained) -> list[str] | None:
         """A prediction of the test rows beside the data, else of the rows it was evaluated on."""
-        from bert.tasks.gap.store import features_in
+        from bert.tasks.gap.features import FORM
 
         if is_synthetic(trained.data):
             return None
         named = Path(trained.eval_data or trained.data)
         folders = dict.fromkeys((trained.folder(), named if named.is_dir() else named.parent))
-        found = [file for split in ("test", "validation") for folder in folders for file in features_in(folder, split)]
+        found = [
+            file for split in ("test", "validation") for folder in folders for file in FORM.files_in(folder, split)
+        ]
         if trained.eval_data is not None and named.is_file():
             found.insert(0, named)
         return trained.prediction(self.name, "--features", str(found[0])) if found else None

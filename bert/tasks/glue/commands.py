@@ -183,36 +183,36 @@ def _next(config: GlueConfig, summaries: Sequence["GlueSummary"]) -> list[str] |
 
 def _named(config: GlueConfig, summary: "GlueSummary") -> str:
     """The folder, or the file where others of the same table lie beside it."""
-    from bert.data.feature_files import files_in
+    from bert.tasks.glue.features import FORM
 
-    several = len(files_in(config.output, f"glue-{summary.task}-{summary.split}")) > 1
+    several = len(FORM.files_in(config.output, summary.split, summary.task)) > 1
     return str(summary.features if several else config.output)
 
 
 def _files(options: PredictOptions, task: str | None) -> list[Path]:
     """The files that are meant; of a folder those of a task, where that is known."""
-    from bert.tasks.glue.store import find_all
+    from bert.tasks.glue.features import FORM
     from bert.tasks.glue.tasks import task_of
 
     if options.task is not None:
         task_of(options.task)
-    return [file for path in options.features for file in (find_all(path, task) if path.is_dir() else [path])]
+    return [file for path in options.features for file in (FORM.find_all(path, task) if path.is_dir() else [path])]
 
 
 def _made_of(file: Path) -> str | None:
-    from bert.data.feature_files import made_of
+    from bert.tasks.glue.features import FORM
 
-    table = made_of(file, "", "table")
+    table = FORM.made_of(file)
     return None if table is None else str(table)
 
 
 def _features(files: list[Path], task: str | None) -> "list[GlueFeatures]":
     """The features in all files, of one task and one vocabulary."""
-    from bert.tasks.glue.store import open_features
+    from bert.tasks.glue.features import FORM
     from bert.tasks.glue.tasks import TASKS
 
     splits = tuple(dict.fromkeys(split for spec in TASKS.values() for split in spec.splits))
-    found = [open_features(file, splits, task) for file in files]
+    found = [FORM.open(file, *splits, group=task) for file in files]
     first = found[0].settings
     for file, one in zip(files, found, strict=True):
         if (one.settings.task, one.settings.vocabulary) != (first.task, first.vocabulary):

@@ -1,19 +1,22 @@
-"""What the rows of a GLUE table become: [CLS] sentence [SEP] or [CLS] first [SEP] second [SEP]. Imports no torch."""
+"""The feature file of a GLUE table: [CLS] sentence [SEP] or [CLS] first [SEP] second [SEP]. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.ragged import Int64
-from bert.data.rows import TokenRows
+from bert.data.columns import IDS, Column, Columns
+from bert.data.features import SUFFIX, FeatureForm
+from bert.data.rows import Int64, Ragged, TokenRows
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.glue.tables import GlueRow, GlueTable
-from bert.tasks.glue.tasks import GlueSpec, task_of
+from bert.tasks.glue.tasks import TASKS, TRAIN, GlueSpec, task_of
+from common.errors import InputError
 
 DEFAULT_MAX_SEQ_LENGTH = 128
 """As published (google-research/bert, the benchmark's own examples)."""
@@ -59,10 +62,8 @@ class GlueFeatures:
         return len(self.rows)
 
 
-def make_columns(
-    table: GlueTable, settings: Settings, vocabulary: Vocabulary, counts: Counts
-) -> dict[str, list[npt.NDArray[Any]]]:
-    """Return the columns of a file of features: ids.values, ids.offsets, second, labels, index.
+def make_parts(table: GlueTable, settings: Settings, vocabulary: Vocabulary, counts: Counts) -> Iterator[Columns]:
+    """Yield the parts of the feature file of a table.
 
     Where two sentences are too long together, the longer loses its last piece until they fit, the second one on a tie
     (google-research/bert, run_classifier.py).
@@ -74,13 +75,12 @@ def make_columns(
         counts: takes the tokens, and the rows that were cut.
     """
     kind = np.dtype(np.uint16 if len(vocabulary.pieces) <= 2**16 else np.int32)
-    values: list[npt.NDArray[Any]] = []
-    lengths: list[int] = []
-    second: list[int] = []
     pairs = len(settings.spec.texts) > 1
     rows = iter(table.rows)
     while part := list(islice(rows, _BATCH)):
         flat: list[int] = []
+        lengths: list[int] = []
+        second: list[int] = []
         for first_ids, second_ids in _encoded(part, vocabulary):
             kept = _fitted(len(first_ids), len(second_ids), settings.max_seq_length - 2 - pairs)
             counts.add(CUT, kept != (len(first_ids), len(second_ids)))
@@ -90,16 +90,14 @@ def make_columns(
                 flat += [*second_ids[: kept[1]], vocabulary.sep_id]
             second.append(begins)
             lengths.append(begins + (kept[1] + 1 if pairs else 0))
-        values.append(np.array(flat, dtype=kind))
-    counts.add("tokens", sum(lengths))
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
-    return {
-        "ids.values": values or [np.zeros(0, dtype=kind)],
-        "ids.offsets": [offsets],
-        "second": [np.array(second, dtype=np.int64)],
-        "labels": [_labels(table.rows, settings.spec)],
-        "index": [np.array([row.index for row in table.rows], dtype=np.int64)],
-    }
+        counts.add("tokens", sum(lengths))
+        yield {
+            "ids.values": np.array(flat, dtype=kind),
+            "ids.rows": np.array(lengths, dtype=np.int64),
+            "second": np.array(second, dtype=np.int64),
+            "labels": _labels(part, settings.spec),
+            "index": np.array([row.index for row in part], dtype=np.int64),
+        }
 
 
 def _encoded(rows: Sequence[GlueRow], vocabulary: Vocabulary) -> Iterator[tuple[list[int], list[int]]]:
@@ -121,3 +119,101 @@ def _fitted(first: int, second: int, room: int) -> tuple[int, int]:
 def _labels(rows: Sequence[GlueRow], spec: GlueSpec) -> npt.NDArray[Any]:
     found = [row.label for row in rows if row.label is not None]
     return np.array(found, dtype=np.float32 if spec.is_regression else np.int64)
+
+
+_COLUMNS = {
+    "ids": Column("row", IDS, "ragged"),
+    "second": Column("row", ("<i8",)),
+    "labels": Column("row", ("<i8", "<f4"), optional=True),
+    "index": Column("row", ("<i8",)),
+}
+_INPUTS = {"": "FOLDER"}
+
+
+class GlueForm(FeatureForm[Settings, GlueFeatures]):
+    """Feature files of GLUE, of nine tasks each."""
+
+    task = "glue"
+    title = "GLUE"
+    settings = Settings
+    columns = _COLUMNS
+    inputs = _INPUTS
+    source = "table"
+    has_groups = True
+    keeps_vocabulary = False
+
+    def whole(self, settings: Settings, fingerprint: str, further: str, columns: Columns) -> GlueFeatures:
+        """Make features of columns. Raises UsageError: no such task."""
+        spec, labels = settings.spec, columns["labels"]
+        if settings.split not in spec.splits:
+            raise ValueError(f"its metadata are damaged: {settings.task} has no split {settings.split}")
+        if (labels.dtype == np.float32) != spec.is_regression:
+            raise ValueError("its labels do not fit")
+        if len(labels) and not spec.is_regression and not 0 <= int(labels.min()) <= int(labels.max()) < spec.labels:
+            raise ValueError("a label is no class")
+        rows = TokenRows(
+            ids=Ragged(columns["ids.values"], columns["ids.offsets"]),
+            second=columns["second"],
+            labels=labels,
+            fingerprint=fingerprint,
+            vocab_size=settings.vocab_size,
+            vocabulary=settings.vocabulary,
+            pad_id=int(further),
+            max_seq_length=settings.max_seq_length,
+        )
+        return GlueFeatures(settings, rows, columns["index"])
+
+    def settings_of(self, features: GlueFeatures) -> Settings:
+        """Return the settings that features were made with."""
+        return features.settings
+
+    def kind(self, settings: Settings) -> tuple[str, ...]:
+        """Task and split."""
+        return settings.task, settings.split
+
+    def _absent(self, folder: Path, what: str, splits: Sequence[str], group: str | None) -> InputError:
+        others = [split for split in TASKS[group].splits if self.files_in(folder, split, group)] if group else []
+        if group is None or not others:
+            return super()._absent(folder, what, splits, group)
+        tables = " or ".join(f"{TASKS[group].folder}/{split}.tsv" for split in splits)
+        return InputError(
+            "data-missing",
+            f"{folder} holds no {what}, only for {', '.join(others)}: `bertbench data glue` found no table {tables}; "
+            f"put it there and make them with `{self.command(None, group, output=folder)}`",
+        )
+
+    def find_all(self, folder: Path, task: str | None = None) -> list[Path]:
+        """Return the files of a task in a folder that are not of its training table, in the order of its splits.
+
+        Args:
+            folder: where to look.
+            task: whose; None where there is only one.
+
+        Raises:
+            InputError: there are none, of several tasks, or several of one split.
+        """
+        tasks = sorted({path.name.split("-")[1] for path in folder.glob(f"glue-*{SUFFIX}")} & TASKS.keys())
+        if task is None and len(tasks) > 1:
+            raise InputError(
+                "data-ambiguous", f"{folder} holds features of {', '.join(tasks)}: say with --task which are meant"
+            )
+        names = [task] if task is not None else tasks
+        splits = [(name, split) for name in names for split in TASKS[name].splits if split != TRAIN]
+        found = [self.find(folder, split, group=name) for name, split in splits if self.files_in(folder, split, name)]
+        if not found:
+            raise InputError(
+                "data-unprepared",
+                f"{folder} holds no GLUE features of {task or 'any task'} to predict: make them with "
+                f"`{self.command(None, task, output=folder)}`",
+            )
+        return found
+
+
+FORM = GlueForm()
+
+
+def training_splits(split: str, task: str | None = None) -> tuple[str, ...]:
+    """Return the splits that serve for 'training' or 'evaluation', of a task or of any."""
+    if split == "training":
+        return (TRAIN,)
+    return TASKS[task].evaluations if task is not None else ("dev", "dev_matched", "dev_mismatched")

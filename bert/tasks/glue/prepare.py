@@ -3,48 +3,34 @@
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from bert.data.feature_files import SUFFIX, lock_for_features, new_folder
+from bert.data.columns import Columns
 from bert.data.pool import Progress
+from bert.data.preparation import Source, Summary, examples_of, keep_or_make, new_folder, other_files
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, casing_note, load_vocabulary
 from bert.tasks.glue.archive import find_table, missing_tables, unused_folders, what_is_there
 from bert.tasks.glue.config import GlueConfig
-from bert.tasks.glue.features import Settings, make_columns
+from bert.tasks.glue.features import FORM, Settings, make_parts
 from bert.tasks.glue.hub import read_hub
-from bert.tasks.glue.store import FORM, file_name, write_features, write_notes
 from bert.tasks.glue.tables import GlueRow, GlueTable, read_table
 from bert.tasks.glue.tasks import TRAIN, GlueSpec, task_of
 from common.atomic import write_text
 from common.errors import InputError
 
 
-@dataclass(frozen=True, slots=True)
-class GlueSummary:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlueSummary(Summary):
     """What became of one table."""
+
+    TOLD = ("task", "split", "source", "features", "text", "kept", "counts", "examples", "seconds", "notes")
 
     task: str
     split: str
-    source: Path
-    features: Path | None
-    """The file of features; None where none was asked for."""
     text: Path | None
     """The file of text; None where none was asked for, and of tables that are not trained on."""
-    kept: bool
-    counts: Counts
-    seconds: float
-    notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        plain = {
-            name: None if getattr(self, name) is None else str(getattr(self, name))
-            for name in ("task", "split", "source", "features", "text")
-        }
-        counts = {"counts": self.counts.numbers, "examples": self.counts.names}
-        return {**plain, "kept": self.kept, **counts, "seconds": self.seconds, "notes": list(self.notes)}
 
 
 def prepare(config: GlueConfig, progress: Progress) -> list[GlueSummary]:
@@ -123,6 +109,7 @@ def _prepare(
     notes: list[str] = []
     counts, features, kept = table.counts, None, False
     if vocabulary is not None:
+        assert config.vocab is not None
         settings = Settings(
             task=spec.name,
             split=split,
@@ -131,38 +118,35 @@ def _prepare(
             vocab_size=len(vocabulary.pieces),
             max_seq_length=config.max_seq_length,
         )
-        features = config.output / file_name(settings, table.fingerprint)
-        fingerprint = FORM.fingerprint(settings, table.fingerprint)
-        with lock_for_features(config.output, lambda: FORM.finished(features, fingerprint, []) is not None):
-            counts, kept = _features(config, features, settings, table, vocabulary, notes)
+        source = Source(
+            content=table.fingerprint,
+            settings=settings,
+            origin={"table": str(table.source)},
+            make=partial(_make, table, settings, vocabulary),
+        )
+        features, counts, kept = keep_or_make(FORM, config.output, source, vocabulary, config.vocab, notes)
+        notes += other_files(FORM, features, settings)
     text = None
     if config.text is not None and split == TRAIN:
         text = config.text / f"{spec.name}.txt"
         write_text(text, _text(table.rows))
-    notes = [*_notes(counts, table.source), *notes, *_casing(vocabulary)]
     return GlueSummary(
-        spec.name, split, table.source, features, text, kept, counts, seconds + time.monotonic() - began, tuple(notes)
+        input=table.source,
+        features=features,
+        kept=kept,
+        counts=counts,
+        seconds=seconds + time.monotonic() - began,
+        notes=(*_notes(counts, table.source), *notes, *_casing(vocabulary)),
+        task=spec.name,
+        split=split,
+        text=text,
     )
 
 
-def _features(
-    config: GlueConfig, path: Path, settings: Settings, table: GlueTable, vocabulary: Vocabulary, notes: list[str]
-) -> tuple[Counts, bool]:
-    """Make a file unless it is finished; return what was met, and whether it was."""
-    assert config.vocab is not None
-    fingerprint = FORM.fingerprint(settings, table.fingerprint)
-    known = FORM.finished(path, fingerprint, notes)
-    counts = known or Counts(dict(table.counts.numbers), {name: [*some] for name, some in table.counts.names.items()})
-    if known is None:
-        columns = make_columns(table, settings, vocabulary, counts)
-        write_features(path, columns, settings, fingerprint, vocabulary.pad_id, counts)
-    write_notes(path, table.source, config.vocab, settings, counts)
-    others = sorted(
-        other.name for other in path.parent.glob(f"glue-{settings.task}-{settings.split}-*{SUFFIX}") if other != path
-    )
-    if others:
-        notes.append(f"{path.parent} holds other features of this split, too ({others[0]}): name the file to use")
-    return counts, known is not None
+def _make(table: GlueTable, settings: Settings, vocabulary: Vocabulary) -> tuple[list[Columns], Counts]:
+    counts = Counts()
+    counts.merge(table.counts.to_json())
+    return list(make_parts(table, settings, vocabulary, counts)), counts
 
 
 def _text(rows: Iterable[GlueRow]) -> str:
@@ -176,7 +160,7 @@ def _notes(counts: Counts, source: Path) -> list[str]:
     for name, count in counts.numbers.items():
         if (name.startswith("left out") or name == "empty sentences") and count:
             what = f"{count:,} row(s) {name}" if name.startswith("left out") else f"{count:,} row(s) with an empty text"
-            said.append(f"{source}: {what}: {'; '.join(counts.names.get(name, ())[:3])}")
+            said.append(f"{source}: {what}: {'; '.join(examples_of(counts, name))}")
     return said
 
 

@@ -9,7 +9,7 @@ from bert.data.lengths import is_synthetic
 from bert.data.rows import TokenRows
 from bert.tasks.classification_data import EVALUATION, TRAINING, ClassificationData
 from bert.tasks.data import DataSource, Trained
-from bert.tasks.glue.store import command, find_all, open_features, training_splits
+from bert.tasks.glue.features import FORM, training_splits
 from bert.tasks.glue.tasks import TASKS, GlueSpec, task_of
 from bert.tasks.options import TaskOption
 from common.errors import InputError, UsageError
@@ -36,7 +36,7 @@ class GlueData(ClassificationData):
         """Read features; `split` is training, evaluation, or one of the task's own."""
         task = options.get("task")
         splits = training_splits(split, task) if split in (TRAINING, EVALUATION) else (split,)
-        return open_features(source, splits, task).rows
+        return FORM.open(source, *splits, group=task).rows
 
     def labels(self, options: Mapping[str, Any]) -> int:
         """Classes of the task, 1 for a regression; 2, as most have, where no task is named."""
@@ -52,7 +52,7 @@ class GlueData(ClassificationData):
             return options
         if is_synthetic(source.source):
             return {**options, "task": "cola"}
-        features = open_features(Path(source.source), training_splits(TRAINING))
+        features = FORM.open(Path(source.source), *training_splits(TRAINING))
         return {**options, "task": features.settings.task}
 
     def evaluation_rows(
@@ -65,7 +65,7 @@ class GlueData(ClassificationData):
 
     def prepare_command(self, seq_len: int) -> str:
         """The command that makes features."""
-        return command(max_seq_length=seq_len)
+        return FORM.command(max_seq_length=seq_len)
 
     def next_command(self, trained: Trained) -> list[str] | None:
         """Answers to all tables of the task beside the one it was trained on, or to those it was evaluated on."""
@@ -75,7 +75,7 @@ class GlueData(ClassificationData):
         features = Path(trained.eval_data or trained.folder())
         try:
             if features.is_dir():
-                find_all(features, task)
+                FORM.find_all(features, task)
         except InputError:
             return None
         return trained.prediction(self.name, "--task", task, "--features", str(features))

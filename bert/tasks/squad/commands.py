@@ -74,12 +74,11 @@ class Predict:
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write the files of the official scripts."""
-        from bert.data.feature_files import made_of
         from bert.predict import identity_of, open_model
         from bert.tasks.squad.evaluation import window_logits
+        from bert.tasks.squad.features import FORM
         from bert.tasks.squad.logits import WindowLogits
         from bert.tasks.squad.predictions import NBestOptions, decode
-        from bert.tasks.squad.store import open_features, vocabulary_of
         from bert.tasks.squad.task import SquadTask
         from common.atomic import check_writable
 
@@ -88,8 +87,8 @@ class Predict:
             max_answer_length=options.max_answer_length,
             null_threshold=options.null_threshold,
         )
-        features = open_features(options.features, "evaluation")
-        vocabulary = vocabulary_of(options.features, features.settings, options.vocab)
+        features = FORM.open(options.features, "evaluation")
+        vocabulary = FORM.vocabulary_of(options.features, features.settings, options.vocab)
         data = identity_of(options.features, features.fingerprint, features.settings)
         opened = open_model(host.checkpoint(options.checkpoint), SquadTask(), data, host.note)
         check_writable(options.out)
@@ -104,7 +103,7 @@ class Predict:
         offsets = features.input_ids.offsets
         answers = decode(features, WindowLogits(start, end, offsets - offsets[0]), vocabulary, wanted)
         written = answers.write(options.out)
-        dataset = made_of(options.features, "squad-evaluation", "input")
+        dataset = FORM.made_of(options.features, "evaluation")
         found = {
             "checkpoint": str(opened.source),
             "features": str(options.features),

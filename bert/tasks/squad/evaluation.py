@@ -10,11 +10,12 @@ import torch
 
 from bert.data.loading.order import spread
 from bert.data.loading.squad_batches import evaluation_batches, put_values
+from bert.data.rows import Int64
 from bert.model.models import BertForQuestionAnswering
 from bert.optim.precision import Precision
 from bert.tasks.base import DataSpec, Evaluation
 from bert.tasks.evaluation import outputs
-from bert.tasks.squad.features import Int64, SquadFeatures
+from bert.tasks.squad.features import SquadFeatures
 from bert.tasks.squad.golds import Golds, golds_of
 from bert.tasks.squad.logits import WindowLogits
 from bert.tasks.squad.predictions import decode

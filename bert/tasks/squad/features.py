@@ -1,16 +1,22 @@
-"""What the windows of a SQuAD file are made of, as columns. Imports no torch.
+"""The feature file of SQuAD: what its windows are made of, as columns. Imports no torch.
 
 P contexts, Q questions, W windows (one question has one or more, in order, and they lie next to each other). Columns of
 rows of different lengths are Ragged: padding is stored nowhere.
 """
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.ragged import Int64 as Int64
-from bert.data.ragged import Ragged as Ragged
+from bert.data.columns import IDS, TEXT, Column, Columns
+from bert.data.features import FeatureForm
+from bert.data.rows import Int64, Ragged
+from bert.data.vocabulary import Vocabulary
+from bert.tasks.squad.reading import content_of, fingerprint_of_content
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 Int32 = npt.NDArray[np.int32]
@@ -107,3 +113,84 @@ class SquadFeatures:
         """Position in each window of its first document token, which is also the length of segment 0 [W]."""
         starts: Int32 = (self.lengths - self.window_tokens - 1).astype(np.int32)
         return starts
+
+
+_INT32 = ("<i4",)
+_ENDS = ("<i8",)
+
+
+_COLUMNS = {
+    "contexts": Column("context", TEXT, "ragged"),
+    "tokens": Column("context", IDS, "ragged", of="token"),
+    "token_words": Column("token", _INT32),
+    "question_ids": Column("question", TEXT, "ragged"),
+    "questions": Column("question", TEXT, "ragged"),
+    "queries": Column("question", IDS, "ragged"),
+    "question_context": Column("question", _INT32, of="context"),
+    "impossible": Column("question", ("|b1",)),
+    "answers": Column("answer", TEXT, "ragged"),
+    "question_answers": Column("question", _ENDS, "ends", of="answer"),
+    "question_windows": Column("question", _ENDS, "ends", of="window"),
+    "window_question": Column("window", _INT32, of="question"),
+    "window_first": Column("window", _INT32),
+    "window_tokens": Column("window", _INT32),
+    "input_ids": Column("window", IDS, "ragged"),
+    "max_context": Column("window", TEXT, "ragged"),
+    "start_positions": Column("window", _INT32),
+    "end_positions": Column("window", _INT32),
+}
+_INPUTS = {"training": "TRAIN.json", "evaluation": "DEV.json", "": "DATASET.json"}
+
+
+class SquadForm(FeatureForm[Settings, SquadFeatures]):
+    """Feature files of SQuAD; the vocabulary's special pieces stand in each."""
+
+    task = "squad"
+    title = "SQuAD"
+    settings = Settings
+    columns = _COLUMNS
+    further = "special_ids"
+    inputs = _INPUTS
+
+    def whole(self, settings: Settings, fingerprint: str, further: str, columns: Columns) -> SquadFeatures:
+        """Make features of columns."""
+        special = json.loads(further)
+        fields: dict[str, Any] = {
+            name: Ragged(columns[f"{name}.values"], columns[f"{name}.offsets"])
+            if column.kind == "ragged"
+            else columns[name]
+            for name, column in self.columns.items()
+        }
+        return SquadFeatures(
+            settings=settings,
+            fingerprint=fingerprint,
+            pad_id=int(special["pad"]),
+            cls_id=int(special["cls"]),
+            sep_id=int(special["sep"]),
+            **fields,
+        )
+
+    def settings_of(self, features: SquadFeatures) -> Settings:
+        """Return the settings that features were made with."""
+        return features.settings
+
+    def further_of(self, vocabulary: Vocabulary) -> str:
+        """Return the ids of special pieces."""
+        special = {"pad": vocabulary.pad_id, "cls": vocabulary.cls_id, "sep": vocabulary.sep_id}
+        return json.dumps(special, sort_keys=True)
+
+    def kind(self, settings: Settings) -> tuple[str, ...]:
+        """Split and version."""
+        return settings.split, f"v{settings.version}"
+
+    def lengths(self, settings: Settings) -> tuple[object, ...]:
+        """Stride and question, and whether windows without the answer were left out."""
+        answered = ("answered",) if settings.drop_unanswerable_windows else ()
+        return settings.doc_stride, settings.max_query_length, *answered
+
+    def content_of(self, source: Path) -> str:
+        """Return the hash of a dataset."""
+        return fingerprint_of_content(content_of(source))
+
+
+FORM = SquadForm()

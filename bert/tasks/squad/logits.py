@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bert.tasks.squad.features import Int64, SquadFeatures
+from bert.data.rows import Int64
+from bert.tasks.squad.features import SquadFeatures
 from common.errors import InputError
 
 Float32 = npt.NDArray[np.float32]

@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.rows import Int64
 from bert.data.vocabulary import Vocabulary
-from bert.tasks.squad.features import Int32, Int64, SquadFeatures
+from bert.tasks.squad.features import Int32, SquadFeatures
 from bert.tasks.squad.logits import Float32, WindowLogits
 from bert.tasks.squad.projection import Projector
 from common.atomic import atomic_path

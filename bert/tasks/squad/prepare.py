@@ -9,26 +9,29 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bert.data.feature_files import SUFFIX, lock_for_features, new_folder
+from bert.data.columns import Array, Columns, map_columns, write_columns
 from bert.data.pool import LostWorkerError, Progress, Workers
+from bert.data.preparation import (
+    PARTS,
+    Source,
+    Summary,
+    examples_of,
+    keep_or_make,
+    new_folder,
+    other_files,
+    unknown_tokens,
+)
 from bert.data.stages import Counts
-from bert.data.tensor_file import Array, map_columns, write_columns
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.squad import handover
 from bert.tasks.squad.config import Mode, SquadConfig, cpu_count
-from bert.tasks.squad.features import Settings
+from bert.tasks.squad.features import FORM, Settings
 from bert.tasks.squad.handover import SharedFile
 from bert.tasks.squad.reading import Dataset, RawParagraph, check_there, read_dataset, together
-from bert.tasks.squad.store import (
-    FORM,
-    file_name,
-    write_features,
-    write_notes,
-)
 from bert.tasks.squad.targets import NO_ANSWER
 from bert.tasks.squad.unit import Part, Unit, make_part, warm_up
 from common.atomic import storage_errors
@@ -56,7 +59,7 @@ def parts_place(mode: Mode, path: Path, workers: int) -> Iterator[Place]:
         yield "memory" if workers > 1 and handover.is_possible() else None
         return
     with storage_errors(path):
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=".parts", dir=path.parent))
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=PARTS, dir=path.parent))
     try:
         yield folder
     finally:
@@ -161,37 +164,21 @@ SMALL_BYTES = 16 * 2**20
 """Bytes of JSON up to which one process is faster than several, whose start takes longer than their work."""
 
 
-@dataclass(frozen=True, slots=True)
-class SquadSummary:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SquadSummary(Summary):
     """What became of one dataset."""
 
-    input: Path
+    TOLD = (
+        *("input", "features", "settings", "kept", "counts", "examples"),
+        *("workers", "mode", "seconds", "shares", "notes"),
+    )
+
     features: Path
     settings: Settings
-    kept: bool
-    counts: Counts
     workers: int
     mode: Mode
-    seconds: float
     shares: Mapping[str, float]
     """Seconds by SHARES; they add up to `seconds`."""
-    notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        plain = {
-            "input": str(self.input),
-            "features": str(self.features),
-            "settings": dataclasses.asdict(self.settings),
-        }
-        rest = {
-            "kept": self.kept,
-            "counts": self.counts.numbers,
-            "examples": self.counts.names,
-            "workers": self.workers,
-        }
-        times = {"mode": self.mode, "seconds": self.seconds, "shares": dict(self.shares), "notes": list(self.notes)}
-        return {**plain, **rest, **times}
 
 
 def prepare(config: SquadConfig, progress: Progress, pool: Workers | None = None) -> list[SquadSummary]:
@@ -214,36 +201,49 @@ def prepare(config: SquadConfig, progress: Progress, pool: Workers | None = None
         return [_prepare(config, path, split, progress, pool) for path, split in zip(config.input, splits, strict=True)]
 
 
-def _prepare(config: SquadConfig, source: Path, split: str, progress: Progress, pool: Workers | None) -> SquadSummary:
+def _prepare(config: SquadConfig, path: Path, split: str, progress: Progress, pool: Workers | None) -> SquadSummary:
     began = time.monotonic()
     vocabulary = load_vocabulary(config.vocab, config.lower_case)
-    count, notes = (pool.count, []) if pool else _worker_count(config, source)
+    count, notes = (pool.count, []) if pool else _worker_count(config, path)
     with nullcontext(pool) if pool else Workers(count) as workers:
         # Most likely there is nothing to do where the folder holds such features.
-        is_new = not any(config.output.glob(f"squad-{split}-*{SUFFIX}"))
+        is_new = not FORM.files_in(config.output, split)
         with _started(workers, config.vocab, vocabulary) if is_new and not pool else nullcontext():
-            dataset = read_dataset(source, config.squad_version)
+            dataset = read_dataset(path, config.squad_version)
             settings = _settings(config, split, dataset.version, vocabulary)
-            path = config.output / file_name(settings, dataset.fingerprint)
             read = time.monotonic() - began
         starting = time.monotonic() - began - read
-        known_of = functools.partial(FORM.finished, path, FORM.fingerprint(settings, dataset.fingerprint))
-        with lock_for_features(config.output, lambda: known_of([]) is not None):
-            _remove_parts(config.output)
-            known = known_of(notes)
-            if known is None:
-                work = _Work(config, dataset, settings, vocabulary, path, progress)
-                counts, shares = work.run(workers)
-                shares["reading"] += read
-                shares["starting"] += starting
-            else:
-                # The dataset may lie elsewhere by now.
-                write_notes(path, source, dataset.fingerprint, config.vocab, settings, known)
-                counts, shares = known, {**dict.fromkeys(SHARES, 0.0), "reading": time.monotonic() - began}
-    notes += _notes_of(config, counts, path)
-    seconds = sum(shares.values())
-    kept = known is not None
-    return SquadSummary(source, path, settings, kept, counts, count, config.mode, seconds, shares, tuple(notes))
+        work = _Work(config, dataset, settings, progress, workers)
+        source = Source(content=dataset.fingerprint, settings=settings, origin=_origin(dataset), make=work.make)
+        features, counts, kept = keep_or_make(FORM, config.output, source, vocabulary, config.vocab, notes)
+    shares = {**dict.fromkeys(SHARES, 0.0), "reading": time.monotonic() - began}
+    if not kept:
+        shares = shares_of(work.parts, workers.count, work.began, work.made)
+        shares["reading"] += read
+        shares["starting"] += starting
+    return SquadSummary(
+        input=path,
+        features=features,
+        settings=settings,
+        kept=kept,
+        counts=counts,
+        workers=count,
+        mode=config.mode,
+        seconds=sum(shares.values()),
+        shares=shares,
+        notes=(*notes, *_notes_of(config, counts), *other_files(FORM, features, settings)),
+    )
+
+
+def _origin(dataset: Dataset) -> dict[str, Any]:
+    """What the JSON beside the features says of their dataset, which a later change of it is told by."""
+    state = dataset.path.stat()
+    return {
+        "input": str(dataset.path.resolve()),
+        "input_bytes": state.st_size,
+        "input_modified_ns": state.st_mtime_ns,
+        "input_fingerprint": dataset.fingerprint,
+    }
 
 
 def _settings(config: SquadConfig, split: str, version: str, vocabulary: Vocabulary) -> Settings:
@@ -281,45 +281,45 @@ def _start_all(workers: Workers, begin: Callable[[str], None], fingerprint: str)
         list(workers.map(begin, [fingerprint] * workers.count))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
     """One file to make."""
 
     config: SquadConfig
     dataset: Dataset
     settings: Settings
-    vocabulary: Vocabulary
-    path: Path
     progress: Progress
+    workers: Workers
+    parts: list[Part] = field(default_factory=list)
+    """What `make` made."""
+    began: float = 0.0
+    made: float = 0.0
 
-    def run(self, workers: Workers) -> tuple[Counts, dict[str, float]]:
-        """Make the file; return what was met, and where the time went but for reading the dataset."""
-        began = time.monotonic()
-        with parts_place(self.config.mode, self.path, workers.count) as place:
-            parts = list(self._parts(workers, place))
-            made = time.monotonic()
-            counts = Counts({"articles": self.dataset.articles})
-            for part in parts:
-                counts.merge(part.counts.to_json())
-            if not counts.get("questions"):
-                raise _nothing(self.dataset.path, counts)
-            columns = [part.columns for part in parts if isinstance(part.columns, dict)]
-            assert len(columns) == len(parts), "every part has been received"
-            fingerprint = FORM.fingerprint(self.settings, self.dataset.fingerprint)
-            write_features(self.path, columns, self.settings, fingerprint, self.vocabulary, counts)
-            dataset = self.dataset
-            write_notes(self.path, dataset.path, dataset.fingerprint, self.config.vocab, self.settings, counts)
-        return counts, shares_of(parts, workers.count, began, made)
+    def make(self) -> tuple[list[Columns], Counts]:
+        """Make the parts of the file, by all workers; return them and what was met."""
+        self.began = time.monotonic()
+        path = self.config.output / FORM.file_name(self.settings, self.dataset.fingerprint)
+        with parts_place(self.config.mode, path, self.workers.count) as place:
+            self.parts = list(self._parts(place))
+        self.made = time.monotonic()
+        counts = Counts({"articles": self.dataset.articles})
+        for part in self.parts:
+            counts.merge(part.counts.to_json())
+        if not counts.get("questions"):
+            raise _nothing(self.dataset.path, counts)
+        columns: list[Columns] = [part.columns for part in self.parts if isinstance(part.columns, dict)]
+        assert len(columns) == len(self.parts), "every part has been received"
+        return columns, counts
 
-    def _parts(self, workers: Workers, place: Place) -> Iterator[Part]:
-        runs = list(cut(self.dataset.paragraphs, workers.count))
+    def _parts(self, place: Place) -> Iterator[Part]:
+        runs = list(cut(self.dataset.paragraphs, self.workers.count))
         units = (self._unit(number, run) for number, run in enumerate(runs))
         function = functools.partial(make_and_keep, place=place)
         seen: set[str] = set()
         title = f"features of {self.dataset.path.name}"
         self.progress(title, 0, len(runs))
         try:
-            for number, part in enumerate(workers.map(function, units)):
+            for number, part in enumerate(self.workers.map(function, units)):
                 known = seen.intersection(part.ids)
                 if known:
                     unit = dataclasses.replace(self._unit(number, runs[number]), known_ids=frozenset(known))
@@ -333,7 +333,7 @@ class _Work:
             raise UsageError(
                 "worker-lost",
                 "a worker process ended unexpectedly, most likely for lack of memory, and nothing was written: run the "
-                f"same command again with fewer than --workers {workers.count}",
+                f"same command again with fewer than --workers {self.workers.count}",
             ) from error
 
     def _unit(self, number: int, run: Sequence[RawParagraph]) -> Unit:
@@ -352,12 +352,6 @@ def _worker_count(config: SquadConfig, source: Path) -> tuple[int, list[str]]:
     return config.workers, []
 
 
-def _remove_parts(folder: Path) -> None:
-    """Remove what workers of a killed preparation left; nobody else is at work in the folder."""
-    for path in folder.glob(".squad-*.parts"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def _nothing(path: Path, counts: Counts) -> InputError:
     reasons = "; ".join(f"{name}: {count:,}" for name, count in counts.numbers.items() if name.startswith("left out"))
     return InputError(
@@ -366,13 +360,12 @@ def _nothing(path: Path, counts: Counts) -> InputError:
     )
 
 
-def _notes_of(config: SquadConfig, counts: Counts, path: Path) -> list[str]:
+def _notes_of(config: SquadConfig, counts: Counts) -> list[str]:
     """Return what is odd about the data."""
     said = []
     for name, count in counts.numbers.items():
         if name.startswith("left out") and count:
-            some = ", ".join(counts.names.get(name, ())[:3])
-            said.append(f"{count:,} question(s) {name}; such as {some}")
+            said.append(f"{count:,} question(s) {name}; such as {', '.join(examples_of(counts, name))}")
     for name in (
         "empty contexts",
         "misaligned answers",
@@ -383,14 +376,7 @@ def _notes_of(config: SquadConfig, counts: Counts, path: Path) -> list[str]:
         is_told = name == "questions without answers" and counts.get(NO_ANSWER)
         if counts.get(name) and not is_told:
             said.append(f"{counts.get(name):,} {name}, such as {counts.names[name][0]}")
-    unknown = counts.get("unknown context tokens") / max(1, counts.get("context tokens"))
-    if unknown > 0.05:
-        said.append(
-            f"{unknown:.0%} of the text's tokens are [UNK]: does {config.vocab} fit the casing and the language?"
-        )
-    others = sorted(
-        other.name for other in path.parent.glob(f"{path.name.split('-v')[0]}-*.safetensors") if other != path
-    )
-    if others:
-        said.append(f"{path.parent} holds other features of this split, too ({others[0]}): name the file to use")
-    return said
+    return [
+        *said,
+        *unknown_tokens(counts, "unknown context tokens", "context tokens", config.vocab, "text's tokens"),
+    ]

@@ -28,9 +28,9 @@ def open_evaluation(source: Path, seq_len: int) -> "tuple[SquadFeatures, Vocabul
         InputError: there are no features, they are damaged, their windows are longer, there is none, or the vocabulary
             is not to be found.
     """
-    from bert.tasks.squad.store import open_features, vocabulary_of
+    from bert.tasks.squad.features import FORM
 
-    features = open_features(source, "evaluation")
+    features = FORM.open(source, "evaluation")
     settings = features.settings
     if settings.max_seq_length > seq_len:
         raise InputError(
@@ -42,7 +42,7 @@ def open_evaluation(source: Path, seq_len: int) -> "tuple[SquadFeatures, Vocabul
         raise InputError(
             "data-missing", f"the features in {source} hold no window: make them from questions with contexts"
         )
-    return features, vocabulary_of(source, settings)
+    return features, FORM.vocabulary_of(source, settings)
 
 
 class SquadData:
@@ -71,10 +71,10 @@ class SquadData:
             check_distribution(data, seq_len, "squad")
             return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
         from bert.data.loading.batches import lengths_fingerprint
-        from bert.tasks.squad.store import open_features
+        from bert.tasks.squad.features import FORM
 
         path = (modelled or Path(data)).resolve()
-        features = open_features(path, "training")
+        features = FORM.open(path, "training")
         settings = features.settings
         source, fingerprint = str(path), features.fingerprint
         if modelled is not None:
@@ -107,10 +107,10 @@ class SquadData:
                 "option-missing",
                 "no data to evaluate on: give --eval-data, the features of a dev file, or --eval-every 0",
             )
-        from bert.tasks.squad.store import open_features
+        from bert.tasks.squad.features import FORM
 
         features, _ = open_evaluation(Path(wanted), seq_len)
-        if features.settings.vocabulary != open_features(Path(source), "training").settings.vocabulary:
+        if features.settings.vocabulary != FORM.open(Path(source), "training").settings.vocabulary:
             raise InputError(
                 "vocabulary-mismatch",
                 f"the features in {wanted} were made with another vocabulary than those in {source}: their "
@@ -129,13 +129,13 @@ class SquadData:
 
     def next_command(self, trained: Trained) -> list[str] | None:
         """A prediction of what it was evaluated on, else of the windows to evaluate on beside the data."""
-        from bert.tasks.squad.store import open_features
+        from bert.tasks.squad.features import FORM
 
         if is_synthetic(trained.data):
             return None
         features = Path(trained.eval_data or trained.folder())
         try:
-            open_features(features, "evaluation")
+            FORM.open(features, "evaluation")
         except InputError:
             return None
         return trained.prediction("squad", "--features", str(features))

@@ -5,7 +5,7 @@ Source: google-research/bert, run_squad.py (read_squad_examples, _improve_answer
 
 import numpy as np
 
-from bert.tasks.squad.features import Int64
+from bert.data.rows import Int64
 from bert.tasks.squad.reading import Answer
 from bert.tasks.squad.windows import Windows
 from bert.tasks.squad.words import Pieces, split_words

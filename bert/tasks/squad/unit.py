@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.rows import Int64
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from bert.tasks.squad.features import Int64, Settings
+from bert.tasks.squad.features import Settings
 from bert.tasks.squad.handover import SharedFile
 from bert.tasks.squad.reading import Paragraph, Place, Question, parse
 from bert.tasks.squad.targets import NO_PIECES, improve, token_spans, unusable, window_targets

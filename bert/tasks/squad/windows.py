@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from bert.tasks.squad.features import Int64
+from bert.data.rows import Int64
 from bert.tasks.squad.words import spread
 
 SPECIAL_TOKENS = 3

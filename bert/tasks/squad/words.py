@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.encoder import ChunkEncoder
+from bert.data.rows import Int64
 from bert.data.vocabulary import Vocabulary
-from bert.tasks.squad.features import Ids, Int64
+from bert.tasks.squad.features import Ids
 
 WHITE_SPACE = " \t\r\n\u202f"
 """What separates words; the other white space of Unicode does not (google-research/bert, run_squad.py)."""

@@ -17,8 +17,8 @@ from bench.cli.main import run
 from bench.plan.task_flags import TaskFlags
 from bert.checkpoints.ours import save_model
 from bert.model.config import ModelConfig
+from bert.tasks.gap.features import FORM
 from bert.tasks.gap.heads import BertForMentions
-from bert.tasks.gap.store import open_features
 from common.errors import Code
 
 
@@ -31,7 +31,7 @@ def checkpoint(path: Path, features: Path, head: str) -> Path:
     torch.manual_seed(0)
     shape = ModelConfig(
         num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32, max_positions=32,
-        vocab_size=open_features(features, "training").settings.vocab_size,
+        vocab_size=FORM.open(features, "training").settings.vocab_size,
     )  # fmt: skip
     path.mkdir(parents=True)
     save_model(path, BertForMentions(shape, head))

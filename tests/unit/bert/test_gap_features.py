@@ -14,15 +14,14 @@ from support.gap_files import COLUMNS, learnable, prepared, row, vocabulary, wri
 from support.refusals import refused
 from support.shared_files import DATA
 
-from bert.data.tensor_file import map_columns, write_columns
+from bert.data.columns import map_columns, write_columns
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.gap.config import GapConfig
 from bert.tasks.gap.examples import GapExample, Mention
-from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, GapFeatures
+from bert.tasks.gap.features import FORM, MENTION_ENDS, MENTION_STARTS, GapFeatures
 from bert.tasks.gap.prepare import GapSummary, TokenText, fit, prepare, tokenize
 from bert.tasks.gap.reading import read_gap
 from bert.tasks.gap.selection import training_rows
-from bert.tasks.gap.store import open_features, read_features
 
 VOCAB = DATA / "vocab" / "bert-uncased.txt"
 
@@ -101,7 +100,7 @@ def test_mentions_far_apart_each_keep_what_is_around_them(tmp_path: Path) -> Non
     text = f"Ada met Bea {'was kind ' * 100}because she {'was kind ' * 100}"
     summary = made(tmp_path, [row("x-1", text, "she", "Ada", "Bea", 1)], max_seq_length=20)
     assert summary.counts.get("windowed") == 1
-    features = read_features(summary.features)
+    features = FORM.read(summary.features)
     pieces = load_vocabulary(tmp_path / "vocab.txt", True).pieces
     tokens = [pieces[token] for token in features.rows.ids[0].tolist()]
     starts = features.rows.columns[MENTION_STARTS][0].tolist()
@@ -116,7 +115,7 @@ def test_mentions_longer_than_a_row_are_left_out_and_named(tmp_path: Path) -> No
     summary = made(tmp_path, rows)
     (flaw,) = summary.flaws
     assert (flaw.line, flaw.kind) == (4, "mentions beyond 32 tokens")
-    assert open_features(summary.features).left_out_ids() == ["x-1"]
+    assert FORM.open(summary.features).left_out_ids() == ["x-1"]
 
 
 def test_a_mention_inside_a_word_and_one_inside_another_still_spell_themselves() -> None:
@@ -136,7 +135,7 @@ def test_a_mention_inside_a_word_and_one_inside_another_still_spell_themselves()
 
 def test_features_are_read_as_they_were_made(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
-    features = open_features(folder, "training")
+    features = FORM.open(folder, "training")
     assert len(features) == 48
     assert features.ids()[:2] == ["development-1", "development-2"]
     assert features.rows.labels.tolist() == [0, 1, 2] * 16
@@ -147,7 +146,7 @@ def test_features_are_read_as_they_were_made(tmp_path: Path) -> None:
 
 def test_the_readable_tsv_shows_the_tokens_that_the_features_hold(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
-    features = open_features(folder, "validation")
+    features = FORM.open(folder, "validation")
     (path,) = folder.glob("gap-validation-*.tsv")
     header, *lines = [line.split("\t") for line in path.read_text().splitlines()]
     assert len(lines) == len(features) == 12
@@ -196,7 +195,7 @@ def test_a_changed_byte_is_met(tmp_path: Path, place: int) -> None:
     content[place] ^= 0x21
     path.write_bytes(content)
     with refused("file-damaged", path, "bertbench data gap"):
-        read_features(path)
+        FORM.read(path)
 
 
 def test_rows_without_an_answer_are_left_out_of_training_and_named(tmp_path: Path) -> None:
@@ -208,7 +207,7 @@ def test_rows_without_an_answer_are_left_out_of_training_and_named(tmp_path: Pat
         (3, "missing labels"),
         (5, "both names as the answer"),
     ]
-    assert len(open_features(summary.features)) == 4
+    assert len(FORM.open(summary.features)) == 4
 
 
 def test_training_without_the_columns_of_the_answers_is_refused(tmp_path: Path) -> None:
@@ -222,7 +221,7 @@ def test_training_without_the_columns_of_the_answers_is_refused(tmp_path: Path) 
 
 def test_rows_to_predict_have_no_labels_and_a_mixture_is_refused(tmp_path: Path) -> None:
     rows = [cells | {"A-coref": "", "B-coref": ""} for cells in learnable(3)]
-    assert not open_features(made(tmp_path, rows, "test").features).rows.has_labels
+    assert not FORM.open(made(tmp_path, rows, "test").features).rows.has_labels
     with refused("labels-invalid", "line 2"):
         made(tmp_path, [*rows[:1], *learnable(3)[1:]], "test")
 
@@ -243,18 +242,18 @@ def test_what_a_file_is_for_is_told_by_its_name_or_has_to_be_said(tmp_path: Path
 
 def test_a_folder_without_features_or_with_two_says_what_to_do(tmp_path: Path) -> None:
     with refused("data-unprepared", "bertbench data gap"):
-        open_features(tmp_path, "training")
+        FORM.open(tmp_path, "training")
     folder = prepared(tmp_path)
     prepared(tmp_path, training=24)
     with refused("data-ambiguous", "2 files", "training"):
-        open_features(folder, "training")
+        FORM.open(folder, "training")
 
 
 def test_train_on_all_takes_validation_too_and_a_limit_is_spread_evenly(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     both = training_rows(folder, train_on_all=True)
     alone = training_rows(folder)
-    validation = open_features(folder, "validation").rows
+    validation = FORM.open(folder, "validation").rows
     assert (len(alone), len(both)) == (48, 60)
     assert both.labels.tolist() == [*alone.labels.tolist(), *validation.labels.tolist()]
     assert both.ids[50].tolist() == validation.ids[2].tolist()
@@ -269,7 +268,7 @@ def test_metadata_hold_what_was_met(tmp_path: Path) -> None:
     summary = made(tmp_path, learnable(5))
     plain = json.loads(json.dumps(summary.to_json()))
     assert plain["counts"]["features"] == 5
-    features: GapFeatures = read_features(summary.features)
+    features: GapFeatures = FORM.read(summary.features)
     assert features.settings == summary.settings
 
 
@@ -314,4 +313,4 @@ def test_settings_of_another_kind_are_refused_with_the_command_that_makes_featur
     with (tmp_path / "other.safetensors").open("wb") as file:
         write_columns(file, {name: [column] for name, column in columns.items()}, metadata)
     with refused("file-damaged", tmp_path / "other.safetensors", "bertbench data gap"):
-        read_features(tmp_path / "other.safetensors")
+        FORM.read(tmp_path / "other.safetensors")

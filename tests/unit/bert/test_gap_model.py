@@ -15,12 +15,11 @@ from bert.model.config import ModelConfig
 from bert.model.encoder import EncoderOutput
 from bert.tasks import make_task, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
-from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
+from bert.tasks.gap.features import FORM, MENTION_ENDS, MENTION_STARTS
 from bert.tasks.gap.heads import HEADS, BertForMentions, first_tokens, mean_tokens
 from bert.tasks.gap.scores import DECISIONS, OVERALL, Gold, score
 from bert.tasks.gap.selection import training_rows
 from bert.tasks.gap.source import HEAD_NAMES
-from bert.tasks.gap.store import open_features
 from bert.tasks.gap.task import GapTask
 from bert.train.observer import Observer
 
@@ -214,4 +213,4 @@ def test_data_to_train_on_are_looked_at_with_their_options(folder: Path, tmp_pat
     with refused("data-unprepared", "bertbench data gap"):
         data.inspect(str(tmp_path), None, {})
     (unlabelled,) = folder.glob("gap-validation-*.safetensors")
-    assert open_features(unlabelled).rows.has_labels
+    assert FORM.open(unlabelled).rows.has_labels

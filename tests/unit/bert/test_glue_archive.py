@@ -10,8 +10,8 @@ from support.refusals import refused
 from bert.tasks.glue.answers import answer_file
 from bert.tasks.glue.archive import find_table
 from bert.tasks.glue.config import GlueConfig
+from bert.tasks.glue.features import FORM
 from bert.tasks.glue.prepare import GlueSummary, prepare
-from bert.tasks.glue.store import open_features
 from bert.tasks.glue.tables import read_table
 from bert.tasks.glue.tasks import DIAGNOSTIC, TASKS
 from common.errors import Code
@@ -89,7 +89,7 @@ def test_features_that_are_missing_for_want_of_a_table_say_so(glue: Path) -> Non
     (glue / "RTE" / "dev.tsv").unlink()
     made(glue)
     with refused("data-missing", "rte", "train, test", "RTE/dev.tsv"):
-        open_features(glue.parent / "out", ("dev",), "rte")
+        FORM.open(glue.parent / "out", "dev", group="rte")
 
 
 @pytest.mark.parametrize("name", ["AX/diagnostic.tsv", "diagnostic/diagnostic.tsv", "ax/AX.tsv", "MNLI/diagnostic.tsv"])
@@ -97,8 +97,8 @@ def test_the_diagnostic_set_is_a_table_that_mnli_answers(glue: Path, name: str) 
     (glue / name).parent.mkdir(exist_ok=True)
     (glue / name).write_text("index\tsentence1\tsentence2\n0\tOne 1.\tTwo 2.\n1\tOne 2.\tTwo 1.\n")
     found = made(glue, "mnli")[-1]
-    assert (found.task, found.split, found.source, found.notes) == ("mnli", DIAGNOSTIC, glue / name, ())
-    features = open_features(glue.parent / "out", (DIAGNOSTIC,), "mnli")
+    assert (found.task, found.split, found.input, found.notes) == ("mnli", DIAGNOSTIC, glue / name, ())
+    features = FORM.open(glue.parent / "out", DIAGNOSTIC, group="mnli")
     assert len(features) == 2 and not features.rows.has_labels
     assert answer_file(TASKS["mnli"], DIAGNOSTIC) == "AX.tsv"
 

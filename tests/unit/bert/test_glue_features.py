@@ -14,9 +14,8 @@ from support.refusals import refused
 
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.glue.config import GlueConfig
-from bert.tasks.glue.features import _fitted
+from bert.tasks.glue.features import FORM, _fitted
 from bert.tasks.glue.prepare import GlueSummary, prepare
-from bert.tasks.glue.store import open_features, read_features
 from bert.tasks.glue.tasks import TASKS
 from common.errors import Code, MissingToolError
 
@@ -36,7 +35,7 @@ def test_all_nine_tasks_are_prepared_with_every_split(tmp_path: Path, vocab: Pat
     assert [(s.task, s.split) for s in summaries] == [(task, split) for task in TASKS for split in splits_of(task)]
     for summary in summaries:
         assert summary.features is not None
-        features = read_features(summary.features)
+        features = FORM.read(summary.features)
         spec = TASKS[summary.task]
         assert len(features) == 12 and features.rows.has_labels == (not summary.split.startswith("test"))
         assert features.rows.labels.dtype == (np.float32 if spec.is_regression else np.int64)
@@ -50,7 +49,7 @@ def test_rows_are_cls_first_sep_second_sep(tmp_path: Path, vocab: Path) -> None:
     words = {}
     for task, path in paths.items():
         assert path is not None
-        rows = read_features(path).rows
+        rows = FORM.read(path).rows
         words[task] = [pieces[i] for i in rows.ids[3]], int(rows.second[3])
     assert words["rte"] == (["[CLS]", "one", "3", ".", "[SEP]", "two", "3", ".", "[SEP]"], 5)
     assert words["sst2"] == (["[CLS]", "a", "film", "3", "[SEP]"], 5)
@@ -75,7 +74,7 @@ def test_rows_of_a_pair_with_an_empty_sentence_are_cut_to_the_length(
     (path,) = (s.features for s in made(input=folder, vocab=vocab, output=tmp_path / "out", max_seq_length=12)
                if s.split == "train")  # fmt: skip
     assert path is not None
-    rows = read_features(path).rows
+    rows = FORM.read(path).rows
     kept = {(20, 0): (9, 0), (0, 20): (0, 9), (20, 20): (5, 4), (0, 0): (0, 0)}[sentences]
     pieces = load_vocabulary(vocab, True).pieces
     expected = ["[CLS]", *["two"] * kept[0], "[SEP]", *["two"] * kept[1], "[SEP]"]
@@ -128,7 +127,7 @@ def test_damaged_features_are_refused_and_made_again(tmp_path: Path, vocab: Path
     for damage, code in damages:
         path.write_bytes(damage)
         with refused(code, path):
-            read_features(path)
+            FORM.read(path)
         assert not made(**call)[0].kept and path.read_bytes() == whole
 
 
@@ -136,8 +135,8 @@ def test_features_are_found_in_a_folder_by_task_and_split(tmp_path: Path, vocab:
     made(input=make_glue(tmp_path / "glue", ["mnli", "wnli"]), vocab=vocab, output=tmp_path / "out")
     folder = tmp_path / "out"
     evaluations = TASKS["mnli"].evaluations
-    assert open_features(folder, evaluations, "mnli").settings.split == "dev_matched"
-    assert open_features(folder, evaluations[1:], "mnli").settings.split == "dev_mismatched"
+    assert FORM.open(folder, *evaluations, group="mnli").settings.split == "dev_matched"
+    assert FORM.open(folder, *evaluations[1:], group="mnli").settings.split == "dev_mismatched"
     dev, table = next(folder.glob("glue-wnli-dev-*.safetensors")), tmp_path / "glue" / "WNLI" / "dev.tsv"
     cases: tuple[tuple[Path, tuple[str, ...], str | None, Code, tuple[object, ...]], ...] = (
         (folder, ("train",), None, "data-ambiguous", ("--task",)),
@@ -155,7 +154,7 @@ def test_features_are_found_in_a_folder_by_task_and_split(tmp_path: Path, vocab:
     )
     for path, splits, task, code, facts in cases:
         with refused(code, *facts):
-            open_features(path, splits, task)
+            FORM.open(path, *splits, group=task)
 
 
 def test_the_text_of_the_training_tables_is_written_for_pretraining(tmp_path: Path) -> None:
@@ -261,20 +260,19 @@ def test_without_the_datasets_package_the_message_says_what_to_do(
 
 def test_a_label_out_of_the_classes_is_damage(tmp_path: Path, vocab: Path) -> None:
     from bert.data.stages import Counts
-    from bert.tasks.glue.features import make_columns
-    from bert.tasks.glue.store import write_features
+    from bert.tasks.glue.features import FORM, make_parts
     from bert.tasks.glue.tables import read_table
 
     glue = make_glue(tmp_path / "glue", ["cola"])
     path = made(input=glue, vocab=vocab, output=tmp_path / "out")[0].features
     assert path is not None
-    settings = read_features(path).settings
+    settings = FORM.read(path).settings
     table = read_table(glue / "CoLA" / "train.tsv", TASKS["cola"], "train")
     table = dataclasses.replace(table, rows=(dataclasses.replace(table.rows[0], label=2.0),))
-    columns = make_columns(table, settings, load_vocabulary(vocab, True), Counts())
-    write_features(path, columns, settings, "x", 0, Counts())
+    known = load_vocabulary(vocab, True)
+    FORM.write(path, list(make_parts(table, settings, known, Counts())), settings, "x", known, Counts())
     with refused("file-damaged", path):
-        read_features(path)
+        FORM.read(path)
 
 
 def test_shards_for_pretraining_are_made_of_the_text(tmp_path: Path, vocab: Path) -> None:

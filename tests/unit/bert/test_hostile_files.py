@@ -18,10 +18,10 @@ from support.refusals import refused
 
 from bert.checkpoints.tensor_files import read_tensors
 from bert.corpus import dumps, extract
+from bert.data.columns import NotWholeError, map_columns
 from bert.data.remote.listings import Choice, plan_dump
 from bert.data.remote.web import range_of
 from bert.data.stages import Counts
-from bert.data.tensor_file import NotWholeError, map_columns
 from bert.tasks.classify.store import opened
 from bert.tasks.glue import tables
 from bert.tasks.glue.answers import read_answers

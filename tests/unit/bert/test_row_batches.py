@@ -11,8 +11,7 @@ from support.refusals import refused
 from support.row_task import VOCAB, made_rows
 
 from bert.data.loading.batches import RowBatches, evaluation_rows, row_batch
-from bert.data.ragged import Ragged
-from bert.data.rows import TokenRows
+from bert.data.rows import Ragged, TokenRows
 from bert.tasks.base import DataSpec
 
 

@@ -7,9 +7,8 @@ from support.refusals import refused
 from support.shared_files import DATA
 from support.squad_columns import compare, dataset, made, make, paragraph, plain, question, small_vocabulary
 
-from bert.data.tensor_file import read_header
-from bert.tasks.squad.features import SquadFeatures
-from bert.tasks.squad.store import FORM
+from bert.data.columns import read_header
+from bert.tasks.squad.features import FORM, SquadFeatures
 
 VOCABULARY = DATA / "vocab/bert-uncased.txt"
 SHORT = {"max_seq_length": 14, "doc_stride": 3, "max_query_length": 4}
@@ -160,4 +159,4 @@ def test_a_question_is_cut_and_counted_and_windows_leave_room_for_it(tmp_path: P
     assert summary.counts.get("questions cut") == 1
     with refused("option-value", "--max-seq-length 67", 68):
         make(source, tmp_path / "vocab.txt", tmp_path, split="evaluation", max_seq_length=67)
-    assert FORM.read(summary.features, read_header(summary.features)[0])[2].get("questions cut") == 1
+    assert FORM.described(summary.features, read_header(summary.features)[0])[2].get("questions cut") == 1

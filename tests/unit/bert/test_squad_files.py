@@ -14,9 +14,9 @@ from support.squad_columns import dataset, made, make, paragraph, question, sile
 
 from bert.tasks.base import DataIdentity
 from bert.tasks.squad.config import SquadConfig, cpu_count
+from bert.tasks.squad.features import FORM
 from bert.tasks.squad.prepare import prepare
 from bert.tasks.squad.reading import read_dataset
-from bert.tasks.squad.store import open_features, read_features, vocabulary_of
 from bert.train.state import vocabulary_text
 from common.errors import Code, InputError, SchemaError
 
@@ -191,7 +191,7 @@ def test_someone_elses_file_of_that_name_is_not_touched(source: Path, tmp_path: 
     with refused("folder-occupied", path, "--output"):
         make(source, vocab, tmp_path)
     with refused("file-format", path, "bertbench data squad"):
-        read_features(path)
+        FORM.read(path)
     assert path.read_bytes() == foreign
 
 
@@ -220,7 +220,7 @@ def test_other_programs_can_read_the_file(source: Path, tmp_path: Path, vocab: P
     from safetensors.numpy import load_file
 
     path = make(source, vocab, tmp_path).features
-    features, columns = open_features(path), load_file(path)
+    features, columns = FORM.open(path), load_file(path)
     assert columns["input_ids.values"].tolist() == features.input_ids.values.tolist()
     assert columns["question_windows"].tolist() == features.question_windows.tolist()
     assert not features.input_ids.values.flags.writeable
@@ -236,12 +236,12 @@ def test_every_cut_of_a_file_is_refused_with_the_command_that_makes_it(
     for size in [0, 4, 9, 100, *range(200, len(content), 97), len(content) - 1]:
         path.write_bytes(content[:size])
         with refused("file-truncated", path) as caught:
-            open_features(path)
+            FORM.open(path)
         command = f"bertbench data squad --input {source} --vocab {vocab} --split training --max-seq-length 200"
         assert f"`{command} --output {tmp_path}`" in str(caught.value)
     path.write_bytes(content + b"x")
     with refused("file-damaged", path, f"{len(content):,}", f"{len(content) + 1:,}"):
-        open_features(path)
+        FORM.open(path)
 
 
 def test_damaged_headers_and_offsets_are_refused_without_a_traceback(source: Path, tmp_path: Path, vocab: Path) -> None:
@@ -256,18 +256,18 @@ def test_damaged_headers_and_offsets_are_refused_without_a_traceback(source: Pat
         changed[place] = int(drawn.integers(1, 127))
         path.write_bytes(changed)
         try:
-            open_features(path)
+            FORM.open(path)
         except (InputError, SchemaError):
             seen += 1
     assert seen > 20
     begin = 8 + length + header["question_windows"]["data_offsets"][0]
     path.write_bytes(content[:begin] + b"\x7f" * 16 + content[begin + 16 :])
     with refused("file-damaged", path, "question_windows"):
-        open_features(path)
+        FORM.open(path)
     newer = content.replace(b'"schema_version":"1"', b'"schema_version":"9"')
     path.write_bytes(newer)
     with refused("record-newer", path, "version 9", kind=SchemaError):
-        open_features(path)
+        FORM.open(path)
 
 
 def test_a_folder_is_opened_where_it_holds_exactly_one_file_of_the_split(
@@ -275,38 +275,38 @@ def test_a_folder_is_opened_where_it_holds_exactly_one_file_of_the_split(
 ) -> None:
     out = tmp_path / "out out"
     with refused("data-unprepared", out) as caught:
-        open_features(out, "training")
+        FORM.open(out, "training")
     assert str(caught.value).endswith(f"--output '{out}'`"), "what is made there is found there"
     with refused("data-unprepared", out) as caught:
-        open_features(out / "squad-x.safetensors", "training")
+        FORM.open(out / "squad-x.safetensors", "training")
     assert str(caught.value).endswith(f"--output '{out}'`")
     out.mkdir()
     with refused("data-unprepared", out, "training") as caught:
-        open_features(out, "training")
+        FORM.open(out, "training")
     assert f"`bertbench data squad --input TRAIN.json --vocab VOCAB.txt --output '{out}'`" in str(caught.value)
     training = make(source, vocab, out).features
-    assert len(open_features(out)) == 3
+    assert len(FORM.open(out)) == 3
     evaluation = make(source, vocab, out, split="evaluation").features
-    assert open_features(out, "evaluation").settings.split == "evaluation"
+    assert FORM.open(out, "evaluation").settings.split == "evaluation"
     with refused("data-ambiguous", "2 files") as caught:
-        open_features(out)
+        FORM.open(out)
     assert training.name in str(caught.value) and evaluation.name in str(caught.value)
     with refused("data-mismatch", training, "training", "evaluation"):
-        open_features(training, "evaluation")
+        FORM.open(training, "evaluation")
     with refused("data-unprepared", f"bertbench data squad --input {source}"):
-        open_features(source, "training")
+        FORM.open(source, "training")
 
 
 def test_a_dataset_that_has_changed_since_is_noticed(source: Path, tmp_path: Path, vocab: Path) -> None:
     path = make(source, vocab, tmp_path / "out").features
     content = source.read_text()
     source.write_text(content)  # touched, and the same
-    assert len(open_features(path)) == 3
+    assert len(FORM.open(path)) == 3
     source.write_text(content.replace("what", "when"))
     with refused("data-mismatch", path, source, "bertbench data squad --input"):
-        open_features(path)
+        FORM.open(path)
     source.unlink()
-    assert len(open_features(path)) == 3, "the features stand on their own"
+    assert len(FORM.open(path)) == 3, "the features stand on their own"
 
 
 def test_several_inputs_make_one_file_each(source: Path, tmp_path: Path, vocab: Path) -> None:
@@ -329,14 +329,14 @@ def test_any_changed_bit_is_refused_and_a_file_without_a_checksum_is_still_read(
             continue  # one kind of white space for another
         path.write_bytes(changed)
         with pytest.raises((InputError, SchemaError)):
-            read_features(path)
+            FORM.read(path)
     assert any("damaged and is made again" in note for note in make(source, vocab, tmp_path).notes)
     assert path.read_bytes() == content
     key = content.index(b'"crc32":"')
     older = content[: key - 1] + b" " * 19 + content[key + 18 :]
     assert b"crc32" not in older and len(older) == len(content)
     path.write_bytes(older)
-    assert read_features(path).question_ids.text(0) == "q0" and make(source, vocab, tmp_path).kept
+    assert FORM.read(path).question_ids.text(0) == "q0" and make(source, vocab, tmp_path).kept
 
 
 def test_the_vocabulary_lies_beside_the_features_whatever_vocab_txt_is_there(source: Path, tmp_path: Path) -> None:
@@ -348,12 +348,12 @@ def test_the_vocabulary_lies_beside_the_features_whatever_vocab_txt_is_there(sou
     kept = {vocabulary: vocabulary.read_text() for vocabulary in (first, second)}
     for path, (vocabulary, text) in zip(features, kept.items(), strict=True):
         vocabulary.unlink()
-        settings = read_features(path).settings
-        assert vocabulary_of(path, settings).fingerprint == settings.vocabulary
+        settings = FORM.read(path).settings
+        assert FORM.vocabulary_of(path, settings).fingerprint == settings.vocabulary
         data = DataIdentity(source=str(path), fingerprint="x", vocabulary=settings.vocabulary)
         assert vocabulary_text(data) == text, "what a checkpoint carries"
     (out / features[1].name).unlink()
-    data = DataIdentity(source=str(out), fingerprint="x", vocabulary=read_features(features[0]).settings.vocabulary)
+    data = DataIdentity(source=str(out), fingerprint="x", vocabulary=FORM.read(features[0]).settings.vocabulary)
     assert vocabulary_text(data) == kept[first], "of a folder, too"
 
 

@@ -11,9 +11,9 @@ import pytest
 from support.refusals import refused
 from support.squad_columns import dataset, make, paragraph, question, small_vocabulary
 
+from bert.data.columns import write_columns
 from bert.data.pool import LostWorkerError
 from bert.data.stages import Counts
-from bert.data.tensor_file import write_columns
 from bert.tasks.squad import handover, prepare
 from bert.tasks.squad.reading import Place, RawParagraph, parse, read_dataset, together
 from bert.tasks.squad.unit import Part, Unit
@@ -33,7 +33,7 @@ def rows(tmp_path: Path, count: int) -> Path:
 def test_columns_written_by_another_process_are_read_without_a_file_of_a_name(tmp_path: Path) -> None:
     writer = (
         "import sys; import numpy as np; from bert.tasks.squad import handover;"
-        "from bert.data.tensor_file import write_columns\n"
+        "from bert.data.columns import write_columns\n"
         "shared, file = handover.new_file()\n"
         "with file: write_columns(file, {'x': [np.arange(5)]}, {})\n"
         "print(shared.process, shared.descriptor, flush=True); sys.stdin.read()"

@@ -18,7 +18,7 @@ from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec, EvaluationSpec
 from bert.tasks.squad.evaluation import Questions
-from bert.tasks.squad.store import open_features, vocabulary_of
+from bert.tasks.squad.features import FORM
 from bert.tasks.squad.task import SquadTask
 from bert.train.best import evaluate
 from bert.train.checkpoint import saved_steps
@@ -38,7 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]
 
 
 def spec(files: dict[str, Path], **changes: Any) -> DataSpec:
-    known = open_features(files["training"]).settings
+    known = FORM.open(files["training"]).settings
     values = {"seq_len": known.max_seq_length, "micro_batch_size": 3, "vocab_size": known.vocab_size, **changes}
     return DataSpec(data=str(files["training"]), **values)
 
@@ -183,16 +183,16 @@ def test_resuming_on_other_features_is_refused(files: dict[str, dict[str, Path]]
 
 def test_the_vocabulary_is_found_where_it_lay_beside_the_features_or_where_it_is_said(tmp_path: Path) -> None:
     made = squad_runs.features(tmp_path)["evaluation"]
-    settings, vocab = open_features(made).settings, tmp_path / "vocab.txt"
-    assert vocabulary_of(made, settings).fingerprint == settings.vocabulary
+    settings, vocab = FORM.open(made).settings, tmp_path / "vocab.txt"
+    assert FORM.vocabulary_of(made, settings).fingerprint == settings.vocabulary
     vocab.rename(tmp_path / "moved.txt")
-    assert vocabulary_of(made, settings).fingerprint == settings.vocabulary, "its copy beside the features"
+    assert FORM.vocabulary_of(made, settings).fingerprint == settings.vocabulary, "its copy beside the features"
     made.with_name("vocab.txt").unlink()
     with refused("vocabulary-mismatch", "vocab.txt or ", "features/vocab.txt"):
-        vocabulary_of(made.parent, settings)
-    assert vocabulary_of(made, settings, tmp_path / "moved.txt").fingerprint == settings.vocabulary
+        FORM.vocabulary_of(made.parent, settings)
+    assert FORM.vocabulary_of(made, settings, tmp_path / "moved.txt").fingerprint == settings.vocabulary
     (tmp_path / "moved.txt").rename(made.parent / "vocab.txt")
-    assert vocabulary_of(made.parent, settings).fingerprint == settings.vocabulary
+    assert FORM.vocabulary_of(made.parent, settings).fingerprint == settings.vocabulary
     (made.parent / "vocab.txt").write_text("\n".join([*squad_runs.SPECIAL, "a"]) + "\n")
     with refused("vocabulary-mismatch", "vocab.txt"):
-        vocabulary_of(made, settings)
+        FORM.vocabulary_of(made, settings)

@@ -1,4 +1,4 @@
-"""A safetensors file of columns: written part after part, read by mapping it into memory. Imports no torch.
+"""A safetensors file of columns: declared, written part after part, read by mapping it into memory. Imports no torch.
 
 The format: 8 bytes with the header's size, the header (JSON: name -> dtype, shape, place), then the columns without
 gaps (https://huggingface.co/docs/safetensors). The library itself wants each column in one piece in memory to write it,
@@ -12,8 +12,9 @@ import mmap
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ CHECKSUM = "crc32"
 """Name of the checksum among the metadata."""
 _CHUNK_BYTES = 4 * 2**20
 Array = npt.NDArray[Any]
+Columns = Mapping[str, Array]
 
 
 class NotWholeError(Exception):
@@ -179,3 +181,105 @@ def map_columns(path: Path) -> tuple[dict[str, str], dict[str, Array]]:
         name: np.frombuffer(content, kind, rows, begin + place) for name, (kind, rows, place, _) in described.items()
     }
     return metadata, columns
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: what it has for each of the things of one axis (questions, windows, rows)."""
+
+    axis: str
+    types: tuple[str, ...]
+    """NumPy types that it may have."""
+    kind: Literal["values", "ragged", "ends"] = "values"
+    """values: `width` values each. ragged: a row of any length each, in a file NAME.values and NAME.offsets. ends:
+    where the things of the axis `of` that belong to each begin, and the end of the last."""
+    of: str = ""
+    """Of values: the axis whose things they number. Of a ragged column: the axis its values lie on, where columns of
+    that have one for each of them."""
+    width: int = 1
+    optional: bool = False
+    """Whether it may be empty."""
+
+    def stored(self, name: str) -> dict[str, tuple[str, ...]]:
+        """Return the columns of a file that it lies in, with their types."""
+        if self.kind == "ragged":
+            return {f"{name}.values": self.types, f"{name}.offsets": ("<i8",)}
+        return {name: self.types}
+
+    def count(self, name: str, part: Columns) -> int:
+        """Return how many things of its axis a part has."""
+        return len(part[f"{name}.rows" if self.kind == "ragged" else name]) // self.width
+
+
+IDS = ("<u2", "<i4")
+"""Types of word pieces: the narrow one where the vocabulary allows it."""
+TEXT = ("|u1",)
+"""Type of texts as UTF-8 bytes."""
+
+
+def check_columns(columns: Columns, declared: Mapping[str, Column]) -> None:
+    """Raise ValueError where columns are missing, of another type, or do not fit together."""
+    for name, column in declared.items():
+        for stored, types in column.stored(name).items():
+            if stored not in columns or columns[stored].dtype not in [np.dtype(kind) for kind in types]:
+                raise ValueError(f"the column {stored} is missing or of another type")
+    sizes: dict[str, int] = {}
+    for name, column in declared.items():
+        if column.kind == "ragged":
+            values, ends = columns[f"{name}.values"], columns[f"{name}.offsets"]
+            _check_ends(name, ends, len(values))
+            found = {column.axis: len(ends) - 1, **({column.of: len(values)} if column.of else {})}
+        elif column.kind == "ends":
+            found = {column.axis: len(columns[name]) - 1}
+        elif column.optional and not len(columns[name]):
+            continue
+        else:
+            if len(columns[name]) % column.width:
+                raise ValueError(f"the column {name} has no {column.width} values for each {column.axis}")
+            found = {column.axis: len(columns[name]) // column.width}
+        if any(sizes.setdefault(axis, size) != size for axis, size in found.items()):
+            raise ValueError("its columns have different lengths")
+    for name, column in declared.items():
+        values = columns.get(name, np.empty(0))
+        if column.kind == "ends":
+            _check_ends(name, values, sizes[column.of])
+        elif column.kind == "values" and column.of and not _numbers(values, sizes[column.of]):
+            raise ValueError(f"{name} has an index out of range")
+
+
+def _numbers(values: Array, count: int) -> bool:
+    return not len(values) or 0 <= int(values.min()) <= int(values.max()) < count
+
+
+def _check_ends(name: str, ends: Array, last: int) -> None:
+    if not len(ends) or ends[0] != 0 or ends[-1] != last or (np.diff(ends) < 0).any():
+        raise ValueError(f"the offsets of {name} do not fit")
+
+
+def joined(parts: Sequence[Columns], declared: Mapping[str, Column]) -> dict[str, list[Array]]:
+    """Return the columns of a file, each as the parts it consists of.
+
+    Args:
+        parts: at least one, in order. Ragged columns are NAME.values and NAME.rows (lengths), those of the kind `ends`
+            are how many there are, and numbers count from 0 in each part.
+        declared: the columns.
+    """
+    found: dict[str, list[Array]] = {}
+    for name, column in declared.items():
+        if column.kind == "ragged":
+            found[f"{name}.values"] = [part[f"{name}.values"] for part in parts]
+            found[f"{name}.offsets"] = [offsets([part[f"{name}.rows"] for part in parts])]
+        elif column.kind == "ends":
+            found[name] = [offsets([part[name] for part in parts])]
+        elif column.of:
+            numbered = next(other for other in declared if declared[other].axis == column.of)
+            before = np.cumsum([0, *(declared[numbered].count(numbered, part) for part in parts)])
+            found[name] = [part[name] + np.int32(begin) for part, begin in zip(parts, before[:-1], strict=True)]
+        else:
+            found[name] = [part[name] for part in parts]
+    return found
+
+
+def offsets(lengths: Sequence[Array]) -> npt.NDArray[np.int64]:
+    """Return where rows of these lengths begin, and the end of the last."""
+    return np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype=np.int64)])

@@ -1,0 +1,186 @@
+"""Data to feature files, for every task: one at a time in a folder, whole or not at all, kept where finished before.
+
+A task reads its sources, and says of each what its features depend on (`Source`) and how they are made of it; what a
+folder, a lock, a killed preparation and a finished file mean is the same for all. Imports no torch.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from bert.data.columns import Columns
+from bert.data.features import SUFFIX, FeatureForm, FeatureSettings
+from bert.data.stages import Counts
+from bert.data.vocabulary import Vocabulary
+from common.atomic import remove_left_overs
+from common.errors import InputError, UsageError
+from common.locks import discard, locked
+
+S = TypeVar("S", bound=FeatureSettings)
+PARTS = ".parts"
+"""Ending of a folder in which workers of a preparation put what they made."""
+MOST_UNKNOWN = 0.05
+"""Share of tokens that are [UNK] up to which nothing is said."""
+_MOST_EXAMPLES = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source(Generic[S]):
+    """What one feature file is made of."""
+
+    content: str
+    """Hash of it."""
+    settings: S
+    origin: Mapping[str, Any]
+    """What the JSON beside the features says of it."""
+    make: Callable[[], tuple[Sequence[Columns], Counts]]
+    """Makes the parts of the file (bert.data.columns.joined), and counts what is met."""
+    beside: str = ""
+    """Ending of a further file that is made of the finished features; empty where there is none."""
+    make_beside: Callable[[Path], None] = lambda path: None
+    """Makes that of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """What became of one source."""
+
+    TOLD: ClassVar[tuple[str, ...]]
+    """What its JSON has, in order: fields, and what _FIELDS names."""
+
+    input: Path
+    features: Path | None
+    """The feature file; None where none was asked for."""
+    kept: bool
+    """Whether it was finished before."""
+    counts: Counts
+    seconds: float
+    notes: tuple[str, ...]
+    """What is odd about the data."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {name: _plain(_FIELDS.get(name, attrgetter(name))(self)) for name in self.TOLD}
+
+
+_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "source": attrgetter("input"),
+    "counts": attrgetter("counts.numbers"),
+    "examples": attrgetter("counts.names"),
+    "left_out": attrgetter("flaws"),
+}
+"""What stands under other names in the JSON of a summary."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def keep_or_make(
+    form: FeatureForm[S, Any], folder: Path, source: Source[S], vocabulary: Vocabulary, vocab: Path, notes: list[str]
+) -> tuple[Path, Counts, bool]:
+    """Make the feature file of a source, unless it is finished.
+
+    Args:
+        form: of the task.
+        folder: where; one preparation at a time is at work in it, others wait.
+        source: what to make it of.
+        vocabulary: the word pieces.
+        vocab: the file they were read from.
+        notes: is told why a file that is there is made again.
+
+    Returns: the file, what was met, and whether it was finished before.
+
+    Raises:
+        InputError: nothing can be made of the source, or a file of that name was not made here.
+        StorageError: the folder cannot be written.
+    """
+    path = folder / form.file_name(source.settings, source.content)
+    fingerprint = form.fingerprint(source.settings, source.content)
+    beside = path.with_suffix(source.beside or SUFFIX)
+
+    def is_finished() -> bool:
+        return form.finished(path, fingerprint, []) is not None and beside.is_file()
+
+    with _locked_to_prepare(form.task, folder, is_finished):
+        counts = form.finished(path, fingerprint, notes)
+        kept = counts is not None
+        if counts is None:
+            parts, counts = source.make()
+            form.write(path, parts, source.settings, fingerprint, vocabulary, counts)
+        if not kept or not beside.is_file():
+            source.make_beside(path)
+        # What they were made of may lie elsewhere by now.
+        form.keep_beside(path, source.origin, vocab, source.settings, counts)
+    return path, counts, kept
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """Leave no folder that was not there before where nothing came of it."""
+    existed = folder.exists()
+    try:
+        yield
+    except (InputError, UsageError):
+        if not existed:
+            discard(folder)
+        raise
+
+
+@contextmanager
+def _locked_to_prepare(task: str, folder: Path, is_finished: Callable[[], bool]) -> Iterator[None]:
+    """Hold a folder while features are made in it, and remove what killed preparations left there; it waits.
+
+    One that cannot be written is not held where `is_finished` says that there is nothing to make.
+
+    Raises: as common.locks.locked does.
+    """
+    if folder.exists() and not os.access(folder, os.W_OK) and is_finished():
+        yield
+        return
+    with locked(folder, "another preparation", "wait for it, or give another --output", wait=True):
+        remove_left_overs(folder)
+        for parts in folder.glob(f".{task}-*{PARTS}"):
+            shutil.rmtree(parts, ignore_errors=True)
+        yield
+
+
+def other_files(form: FeatureForm[S, Any], path: Path, settings: S) -> list[str]:
+    """Return what is to be said of other features of the same split in the folder."""
+    group = form.kind(settings)[0] if form.has_groups else None
+    others = [other.name for other in form.files_in(path.parent, settings.split, group) if other != path]
+    if not others:
+        return []
+    return [f"{path.parent} holds other features of this split, too ({others[0]}): name the file to use"]
+
+
+def unknown_tokens(counts: Counts, unknown: str, tokens: str, vocab: Path, what: str) -> list[str]:
+    """Return what is to be said of text that a vocabulary does not know.
+
+    Args:
+        counts: what was met.
+        unknown: the name of its count of [UNK].
+        tokens: that of all tokens.
+        vocab: the vocabulary's file.
+        what: the tokens, in words.
+    """
+    share = counts.get(unknown) / max(1, counts.get(tokens))
+    if share <= MOST_UNKNOWN:
+        return []
+    return [f"{share:.0%} of the {what} are [UNK]: does {vocab} fit the casing and the language?"]
+
+
+def examples_of(counts: Counts, name: str) -> Sequence[str]:
+    """Return the first few things that something happened to."""
+    return counts.names.get(name, [])[:_MOST_EXAMPLES]
