@@ -12,7 +12,7 @@ PROFILERS = {
     "nsys": "bench.profilers.nsys:NsightSystems",
     "ncu": "bench.profilers.ncu:NsightCompute",
     "nvprof": "bench.profilers.nvprof:Nvprof",
-    "nvtx": "bench.profilers.nvtx_only:NvtxOnly",
+    "nvtx": "bench.profilers.ranges:NvtxOnly",
 }
 
 

@@ -32,6 +32,16 @@ class Scope:
         return self.trial.stop_iteration
 
 
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Steps that become one trace of the PyTorch profiler."""
+
+    warm_up: int
+    """First step with the profiler on, whose records are dropped up to `start`."""
+    start: int
+    stop: int
+
+
 class Profiler:
     """One profiling tool; `bench.profilers.PROFILERS` lists them. Subclasses override what they need."""
 

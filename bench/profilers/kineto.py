@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from bench.profilers.base import Profiler, Scope, written
-from bench.profilers.cycle import Cycle
+from bench.profilers.base import Cycle, Profiler, Scope, written
 from bert.train.observer import Observer
 from common.errors import InputError, UsageError
 from records.trial import Trial

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bench.profilers.cycle import Cycle
+from bench.profilers.base import Cycle
 from bert.train.observer import Observer, StepResult
 from common.atomic import atomic_path
 from common.errors import StorageError

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from bench.profilers.base import Profiler, Scope
 from bert.train.observer import Observer, StepResult
 from common.errors import MissingToolError, UsageError
+from records.trial import Trial
 
 DOMAIN = "bertbench"
 CAPTURE = "bertbench:capture"
@@ -61,6 +62,21 @@ class RangeProfiler(Profiler):
     def observer(self, scope: Scope, rank: int) -> Observer:
         """Return what makes the ranges and calls cudaProfilerStart and cudaProfilerStop."""
         return RangeObserver(rank, scope.start, scope.stop, self.ranges)
+
+
+class NvtxOnly(RangeProfiler):
+    """Makes the ranges and marks the window, for a tool that the user starts around `bertbench` himself."""
+
+    NAME: ClassVar[str] = "nvtx"
+    LEAVES_FILES: ClassVar[bool] = False
+
+    def check(self, trial: Trial) -> None:
+        """Raise UsageError or MissingToolError where such ranges cannot be made here."""
+        check_ranges(self.ranges, trial.device)
+
+    def environment(self, scope: Scope) -> dict[str, str]:
+        """Let the --capture-range=nvtx of an nsys that the user starts match strings that are not registered, too."""
+        return {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
 
 class RangeObserver(Observer):

@@ -74,7 +74,7 @@ def run_rank(directory: TrialDirectory, trial: Trial, rank: int) -> None:
     from bench.run.recorder import step_writer
     from bench.run.window import Window
     from bert.optim.precision import Precision
-    from bert.parallel.making import make_strategy
+    from bert.parallel.options import make_strategy
     from bert.tasks import make_task, task_step
     from bert.train.observer import Observers
     from bert.train.parts import data_spec
@@ -140,7 +140,7 @@ def _train(directory: TrialDirectory, trial: Trial, rank: int, should_stop: Call
     import torch
 
     from bench.run.train_worker import run_attempt
-    from bert.parallel.making import make_strategy
+    from bert.parallel.options import make_strategy
 
     limit_memory(trial)
     strategy = make_strategy(trial.strategy, trial.strategy_options)

@@ -13,8 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bert.optim.precision import AUTOCAST_DTYPE
 from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, StepPlan
-from bert.parallel.process_group import ProcessGroupStrategy
-from bert.parallel.whole import WholeModel
+from bert.parallel.process_group import ProcessGroupStrategy, WholeModel
 from bert.train.observer import Observer
 
 

@@ -1,12 +1,20 @@
-"""Options of the strategies: which there are, and the one text that records keep of them. Imports no torch."""
+"""Options of the strategies: which there are, the one text that records keep of them, and the strategy made of it.
+
+Imports torch only to make a strategy.
+"""
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bert.parallel import STRATEGIES
 from common.errors import InputError, UsageError
 from common.flags import flag
+from common.registry import load
 from common.train_spec import TrainSpec
+
+if TYPE_CHECKING:
+    from bert.parallel.base import Strategy
 
 ZERO_STAGES = (0, 1, 2, 3)
 
@@ -53,3 +61,16 @@ def read_options(text: str) -> dict[str, Any]:
 def zero_stage(spec: TrainSpec) -> int:
     """Return the stage of ZeRO that a training divides model states as; FSDP divides all of them, as stage 3."""
     return 3 if spec.strategy == "fsdp" else int(read_options(spec.strategy_options).get("zero_stage", 0))
+
+
+def make_strategy(name: str, options: str = "") -> "Strategy":
+    """Return a strategy that is not set up yet; `options` is what `options_text` gave.
+
+    Raises:
+        UsageError: no such strategy, or an option it does not have.
+        InputError: `options` is damaged.
+    """
+    found = read_options(options)
+    options_text(name, found)
+    made: Strategy = load(STRATEGIES, name, "strategy")(found)
+    return made

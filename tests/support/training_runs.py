@@ -103,7 +103,7 @@ def be_rank(job: dict[str, Any]) -> int:
     """Train as one rank of `job`; return the exit code."""
     import torch
 
-    from bert.parallel.making import make_strategy
+    from bert.parallel.options import make_strategy
     from bert.train.observer import Observer
     from bert.train.run import run_training
     from bert.train.settings import TrainSettings

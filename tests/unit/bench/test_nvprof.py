@@ -14,8 +14,7 @@ from support.refusals import refused
 from bench.machine.devices import Devices, Gpu
 from bench.profilers.base import Scope
 from bench.profilers.nvprof import Nvprof, first_gpu_capability
-from bench.profilers.nvtx_only import NvtxOnly
-from bench.profilers.ranges import RangeObserver
+from bench.profilers.ranges import NvtxOnly, RangeObserver
 from common.errors import Code
 from records.trial import Trial
 

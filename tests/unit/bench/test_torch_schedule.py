@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bench.profilers.cycle import Cycle
+from bench.profilers.base import Cycle
 from bench.profilers.kineto import TorchProfiler, _cycles
 from bench.profilers.kineto_trace import TraceObserver
 from bert.data.batch import BatchCounts

@@ -18,7 +18,7 @@ from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch._inductor.cudagraph_trees import CUDAGraphTreeManager, MarkStepBox
 
 from bench.implementations.ours import BertbenchImplementation
-from bench.profilers.cycle import Cycle
+from bench.profilers.base import Cycle
 from bench.profilers.kineto_trace import TraceObserver
 from bench.profilers.ranges import RangeObserver
 from bench.run.clock import StepClock

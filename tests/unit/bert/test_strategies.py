@@ -13,15 +13,12 @@ from support.refusals import refused
 from bert.data.synthetic import SyntheticBatches
 from bert.model.config import ModelConfig
 from bert.parallel import STRATEGIES, devices_per_rank
-from bert.parallel.base import StepPlan
-from bert.parallel.deepspeed_config import Run, read_deepspeed_config, resolve, said_of_training
-from bert.parallel.deepspeed_names import check_names
+from bert.parallel.deepspeed_config import Run, check_names, read_deepspeed_config, resolve, said_of_training
 from bert.parallel.dp import joined, split_batch
 from bert.parallel.fsdp import layers
-from bert.parallel.making import make_strategy
-from bert.parallel.options import options_text, read_options
+from bert.parallel.options import make_strategy, options_text, read_options
+from bert.parallel.process_group import WholeModel
 from bert.parallel.single import SingleStrategy
-from bert.parallel.whole import WholeModel
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.task import PretrainTask
 from bert.tasks.squad.task import SquadTask
@@ -231,10 +228,6 @@ def test_a_whole_copy_computes_as_the_model_and_takes_no_memory_when_empty() -> 
 
 def test_layers_are_found_in_models_of_any_make() -> None:
     assert len(layers(PretrainTask().build_model(CONFIG))) == 2
-
-
-def test_a_plan_has_values_of_its_own_where_none_are_given() -> None:
-    assert StepPlan().max_grad_norm is None and StepPlan().precision == "fp32"
 
 
 def test_a_section_that_is_switched_off_says_nothing_and_is_not_passed_on() -> None:
