@@ -1,8 +1,5 @@
 """GAP's features: every mention's tokens spell the mention, windows hold all three, files are whole or refused."""
 
-import errno
-import json
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,11 +11,10 @@ from support.gap_files import COLUMNS, learnable, prepared, row, vocabulary, wri
 from support.refusals import refused
 from support.shared_files import DATA
 
-from bert.data.columns import map_columns, write_columns
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.gap.config import GapConfig
 from bert.tasks.gap.examples import GapExample, Mention
-from bert.tasks.gap.features import FORM, MENTION_ENDS, MENTION_STARTS, GapFeatures
+from bert.tasks.gap.features import FORM, MENTION_ENDS, MENTION_STARTS
 from bert.tasks.gap.prepare import GapSummary, TokenText, fit, prepare, tokenize
 from bert.tasks.gap.reading import read_gap
 from bert.tasks.gap.selection import training_rows
@@ -159,45 +155,6 @@ def test_the_readable_tsv_shows_the_tokens_that_the_features_hold(tmp_path: Path
         assert [pieces[token] for token in line[3].split()] == features.rows.ids[number].tolist()
 
 
-def test_a_second_call_keeps_what_is_finished_and_mends_what_is_damaged(tmp_path: Path) -> None:
-    first = made(tmp_path, learnable(5))
-    before = first.features.read_bytes()
-    assert made(tmp_path, learnable(5)).kept
-    first.features.write_bytes(before[:-3])
-    again = made(tmp_path, learnable(5))
-    assert not again.kept
-    assert any("made again" in note for note in again.notes)
-    assert first.features.read_bytes() == before
-
-
-def test_what_a_killed_call_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    first = made(tmp_path, learnable(5))
-    before = {path.name for path in first.features.parent.iterdir()}
-    (first.features.parent / ".vocab.txt.s9q1z4n_.tmp").write_bytes(b"x")
-    (first.features.parent / ".mine.tmp").write_bytes(b"x")
-    assert made(tmp_path, learnable(5)).kept
-    assert {path.name for path in first.features.parent.iterdir()} == before | {".mine.tmp"}
-
-
-def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    path = made(tmp_path, learnable(5)).features
-    save_file({"x": np.zeros(3, np.int64)}, path)
-    with refused("folder-occupied", path):
-        made(tmp_path, learnable(5))
-
-
-@pytest.mark.parametrize("place", [9, 200, -2000, -5])
-def test_a_changed_byte_is_met(tmp_path: Path, place: int) -> None:
-    path = made(tmp_path, learnable(40)).features
-    content = bytearray(path.read_bytes())
-    content[place] ^= 0x21
-    path.write_bytes(content)
-    with refused("file-damaged", path, "bertbench data gap"):
-        FORM.read(path)
-
-
 def test_rows_without_an_answer_are_left_out_of_training_and_named(tmp_path: Path) -> None:
     rows = learnable(6)
     rows[1] |= {"A-coref": "", "B-coref": ""}
@@ -240,15 +197,6 @@ def test_what_a_file_is_for_is_told_by_its_name_or_has_to_be_said(tmp_path: Path
         GapConfig(input=(Path("x.tsv"),), vocab=vocab, max_seq_length=4)
 
 
-def test_a_folder_without_features_or_with_two_says_what_to_do(tmp_path: Path) -> None:
-    with refused("data-unprepared", "bertbench data gap"):
-        FORM.open(tmp_path, "training")
-    folder = prepared(tmp_path)
-    prepared(tmp_path, training=24)
-    with refused("data-ambiguous", "2 files", "training"):
-        FORM.open(folder, "training")
-
-
 def test_train_on_all_takes_validation_too_and_a_limit_is_spread_evenly(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     both = training_rows(folder, train_on_all=True)
@@ -264,14 +212,6 @@ def test_train_on_all_takes_validation_too_and_a_limit_is_spread_evenly(tmp_path
     assert training_rows(folder, sample_limit=1000).fingerprint == alone.fingerprint
 
 
-def test_metadata_hold_what_was_met(tmp_path: Path) -> None:
-    summary = made(tmp_path, learnable(5))
-    plain = json.loads(json.dumps(summary.to_json()))
-    assert plain["counts"]["features"] == 5
-    features: GapFeatures = FORM.read(summary.features)
-    assert features.settings == summary.settings
-
-
 def test_mentions_that_stand_on_one_another_are_told_with_their_lines(tmp_path: Path) -> None:
     rows = learnable(6)
     rows[1] |= {"B": rows[1]["A"], "B-offset": rows[1]["A-offset"]}
@@ -282,35 +222,3 @@ def test_mentions_that_stand_on_one_another_are_told_with_their_lines(tmp_path: 
         "1 row(s) have a name on the pronoun: line 5 (development-4)",
     ]
     assert made(tmp_path, learnable(6)).notes == ()
-
-
-def test_finished_features_are_kept_in_a_folder_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    first = made(tmp_path, learnable(6))
-    monkeypatch.setattr("tempfile.mkstemp", failing)
-    monkeypatch.setattr("os.access", lambda *_: False)
-    monkeypatch.setattr("common.locks.os.open", failing)
-    config = GapConfig(
-        input=(first.input,), vocab=tmp_path / "vocab.txt", output=tmp_path / "out", split="training", max_seq_length=32
-    )
-    assert prepare(config, lambda *_: None)[0].kept
-    with refused("write-failed", tmp_path / "out"):
-        prepare(replace(config, max_seq_length=31), lambda *_: None)
-
-
-@pytest.mark.parametrize("settings", ['"max_seq_length": "many"', '"max_seq_length": ' + "[" * 100_000])
-def test_settings_of_another_kind_are_refused_with_the_command_that_makes_features(
-    settings: str, tmp_path: Path
-) -> None:
-    path = made(tmp_path, learnable(4)).features
-    metadata, columns = map_columns(path)
-    del metadata["crc32"]
-    metadata["settings"] = metadata["settings"].replace('"max_seq_length": 32', settings)
-    with (tmp_path / "other.safetensors").open("wb") as file:
-        write_columns(file, {name: [column] for name, column in columns.items()}, metadata)
-    with refused("file-damaged", tmp_path / "other.safetensors", "bertbench data gap"):
-        FORM.read(tmp_path / "other.safetensors")

@@ -81,27 +81,6 @@ def test_rows_of_a_pair_with_an_empty_sentence_are_cut_to_the_length(
     assert [pieces[number] for number in rows.ids[12]] == expected and rows.second[12] == kept[0] + 2
 
 
-def test_a_second_call_keeps_the_files_and_everything_that_changes_them_makes_another(
-    tmp_path: Path, vocab: Path
-) -> None:
-    folder = make_glue(tmp_path / "glue", ["cola"])
-    call = {"input": folder, "vocab": vocab, "output": tmp_path / "out"}
-    first = made(**call)
-    stamps = [s.features.stat().st_mtime_ns for s in first if s.features]
-    again = made(**call)
-    assert all(s.kept for s in again) and [s.counts for s in again] == [s.counts for s in first]
-    assert [s.features.stat().st_mtime_ns for s in again if s.features] == stamps
-    names = {str(first[0].features)}
-    vocab_2 = tmp_path / "vocab2.txt"
-    vocab_2.write_text(vocab.read_text() + "extra\n")
-    for change in ({"max_seq_length": 64}, {"lower_case": False}, {"vocab": vocab_2}):
-        names.add(str(made(**{**call, **change})[0].features))
-    train = folder / "CoLA" / "train.tsv"
-    train.write_text(train.read_text().replace("A sentence 3", "A sentence 4"))
-    names.add(str(made(**call)[0].features))
-    assert len(names) == 5
-
-
 def test_where_a_table_lies_and_how_it_is_packed_changes_nothing(tmp_path: Path, vocab: Path) -> None:
     one = made(input=make_glue(tmp_path / "glue", ["wnli"]), vocab=vocab, output=tmp_path / "one")[0].features
     table = tmp_path / "glue" / "WNLI" / "train.tsv"
@@ -111,50 +90,6 @@ def test_where_a_table_lies_and_how_it_is_packed_changes_nothing(tmp_path: Path,
     two = made(tasks=("wnli",), input=other, vocab=vocab, output=tmp_path / "two")[0].features
     assert one is not None and two is not None
     assert one.name == two.name and one.read_bytes() == two.read_bytes()
-
-
-def test_damaged_features_are_refused_and_made_again(tmp_path: Path, vocab: Path) -> None:
-    call = {"input": make_glue(tmp_path / "glue", ["cola"]), "vocab": vocab, "output": tmp_path / "out"}
-    path = made(**call)[0].features
-    assert path is not None
-    whole = path.read_bytes()
-    damages: tuple[tuple[bytes, Code], ...] = (
-        (whole[:-3], "file-truncated"),
-        (whole[:-1] + bytes([whole[-1] ^ 1]), "file-damaged"),
-        (b"", "file-truncated"),
-        (whole.replace(b"cola", b"colb"), "file-damaged"),
-    )
-    for damage, code in damages:
-        path.write_bytes(damage)
-        with refused(code, path):
-            FORM.read(path)
-        assert not made(**call)[0].kept and path.read_bytes() == whole
-
-
-def test_features_are_found_in_a_folder_by_task_and_split(tmp_path: Path, vocab: Path) -> None:
-    made(input=make_glue(tmp_path / "glue", ["mnli", "wnli"]), vocab=vocab, output=tmp_path / "out")
-    folder = tmp_path / "out"
-    evaluations = TASKS["mnli"].evaluations
-    assert FORM.open(folder, *evaluations, group="mnli").settings.split == "dev_matched"
-    assert FORM.open(folder, *evaluations[1:], group="mnli").settings.split == "dev_mismatched"
-    dev, table = next(folder.glob("glue-wnli-dev-*.safetensors")), tmp_path / "glue" / "WNLI" / "dev.tsv"
-    cases: tuple[tuple[Path, tuple[str, ...], str | None, Code, tuple[object, ...]], ...] = (
-        (folder, ("train",), None, "data-ambiguous", ("--task",)),
-        (
-            folder,
-            ("train",),
-            "rte",
-            "data-unprepared",
-            ("rte", "train", "`bertbench data glue --task rte"),
-        ),
-        (dev, ("train",), "wnli", "data-mismatch", (dev, "split dev", "train")),
-        (dev, ("dev",), "mnli", "data-mismatch", (dev, "wnli", "mnli")),
-        (tmp_path / "none", ("train",), "wnli", "data-unprepared", (tmp_path / "none", "bertbench data glue")),
-        (table, ("dev",), "wnli", "data-unprepared", (table, "bertbench data glue")),
-    )
-    for path, splits, task, code, facts in cases:
-        with refused(code, *facts):
-            FORM.open(path, *splits, group=task)
 
 
 def test_the_text_of_the_training_tables_is_written_for_pretraining(tmp_path: Path) -> None:
