@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.cluster.schedulers.base import Group, JobOptions, Rendered, checked_groups
-from bench.cluster.schedulers.manifest import to_yaml
-from bench.cluster.schedulers.words import assignments, fill, places, program
+from bench.cluster.schedulers.words import assignments, fill, places, program, to_yaml
 from common.errors import UsageError
 
 _SCHEMAS = "https://azuremlschemas.azureedge.net/latest"

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.cluster.schedulers.base import Group, JobOptions, Rendered, checked_groups
-from bench.cluster.schedulers.manifest import to_yaml
-from bench.cluster.schedulers.words import kubernetes_memory, program
+from bench.cluster.schedulers.words import kubernetes_memory, program, to_yaml
 from common.errors import UsageError
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")

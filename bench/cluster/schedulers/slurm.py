@@ -1,16 +1,24 @@
 """Slurm: a batch script that starts one launcher per node with srun, arrays, heterogeneous jobs, a stop in time."""
 
-import itertools
+import math
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bench.cluster.schedulers.base import Group, JobOptions, Rendered, groups_of
-from bench.cluster.schedulers.slurm_script import Array, Script, script_text
-from bench.cluster.schedulers.words import assignments, check_command, fill, memory_gib, places, program, quote
+from bench.cluster.schedulers.words import (
+    PATIENT_TORCHRUN,
+    assignments,
+    check_command,
+    fill,
+    memory_gib,
+    places,
+    program,
+    quote,
+)
 from common.errors import UsageError
 from common.flags import flag
 
@@ -124,27 +132,29 @@ class Slurm:
         check_command(command)
         groups = groups_of(options)
         grid = {name: tuple(text.split(",")) for name, text in assignments("--sweep", options.sweep).items()}
-        array = _array(options, grid)
+        array = _indices(options, grid)
         _check_places(options, grid, command, groups)
-        known = tuple(grid) + (("array_index", "array_count") if array else ())
-        words = program(command, options.module, options.no_python) if options.launcher == "torchrun" else list(command)
-        script = Script(
+        known = tuple(grid) + (_OWN if array else ())
+        words = program(command, options.module, options.no_python) if options.launcher == "torchrun" else command
+        text = _script(
             directives=_directives(options, groups, array),
             groups=groups,
-            gpu_type=options.gpu_type,
             cpus=options.cpus,
             folder=str((options.chdir or Path.cwd()).absolute()),
             variables=options.variables,
             setup=options.setup,
-            words=tuple(
+            words=[
                 fill(word, known, quote, lambda name: f'"${name if name in _OWN else "sweep_" + name}"')
                 for word in words
-            ),
+            ],
             array=array,
+            axes=_axes(grid),
+            combinations=_combinations(grid),
             torchrun=options.launcher == "torchrun",
+            patient_torchrun=PATIENT_TORCHRUN,
             python=options.python or ("python3" if options.image else sys.executable),
-            prefix=_container_prefix(options),
-            srun=_container_options(options),
+            prefix=list(_container_prefix(options)),
+            components=[_component(options, group, number, len(groups)) for number, group in enumerate(groups)],
             stops=options.time_limit is not None and options.stop_seconds > 0,
             requeues=options.requeues,
         )
@@ -153,7 +163,7 @@ class Slurm:
             notes.append("without --time-limit nothing tells the processes that their time ends")
         if array and options.array and not places(command) & set(_OWN):
             notes.append("COMMAND holds no {array_index}: every task does the same, but for SLURM_ARRAY_TASK_ID")
-        return Rendered(text=script_text(script), suffix=".sbatch", folders=(options.log_dir,), notes=tuple(notes))
+        return Rendered(text=text, suffix=".sbatch", folders=(options.log_dir,), notes=tuple(notes))
 
     def submission(self, options: SlurmOptions, path: Path) -> list[str]:
         """Return sbatch's command."""
@@ -163,12 +173,39 @@ class Slurm:
 _OWN = ("array_index", "array_count")
 
 
-def _array(options: SlurmOptions, grid: dict[str, tuple[str, ...]]) -> Array | None:
-    if grid:
-        count = len(list(itertools.product(*grid.values())))
-        at_once = f"%{options.at_once}" if options.at_once else ""
-        return Array(f"0-{count - 1}{at_once}", grid)
-    return Array(options.array, {}) if options.array else None
+def _script(**content: Any) -> str:
+    """Fill in slurm.sbatch.jinja; words of the user pass through its filter `sh`, or were quoted before."""
+    import jinja2
+
+    environment = jinja2.Environment(  # noqa: S701 # nosec B701 # a shell script; HTML's escapes would damage it
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["sh"] = quote
+    return environment.get_template("slurm.sbatch.jinja").render(content)
+
+
+def _combinations(grid: dict[str, tuple[str, ...]]) -> int:
+    return math.prod(map(len, grid.values()))
+
+
+def _axes(grid: dict[str, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...], int]]:
+    """Name and values of each swept option, the fastest first, and after how many indices its value changes."""
+    found, divisor = [], 1
+    for name, values in reversed(grid.items()):
+        found.append((name, values, divisor))
+        divisor *= len(values)
+    return found
+
+
+def _indices(options: SlurmOptions, grid: dict[str, tuple[str, ...]]) -> str | None:
+    """The indices of the job array as sbatch takes them, None where it is none."""
+    if not grid:
+        return options.array
+    return f"0-{_combinations(grid) - 1}{f'%{options.at_once}' if options.at_once else ''}"
 
 
 def _check_places(
@@ -197,11 +234,11 @@ def _check_places(
         )
 
 
-def _directives(options: SlurmOptions, groups: Sequence[Group], array: Array | None) -> list[str]:
+def _directives(options: SlurmOptions, groups: Sequence[Group], array: str | None) -> list[str]:
     """Return the #SBATCH lines: those of the job, then those of each component."""
     stem = "%x-%A_%a" if array else "%x-%j"
     once = [f"--job-name={options.name}", f"--output={options.log_dir / f'{stem}.out'}", "--open-mode=append"]
-    once += [f"--array={array.indices}"] if array else []
+    once += [f"--array={array}"] if array else []
     if options.time_limit is not None and options.stop_seconds:
         once.append(f"--signal=B:USR1@{options.stop_seconds}")
     once.append("--requeue" if options.requeues else "--no-requeue")
@@ -210,7 +247,7 @@ def _directives(options: SlurmOptions, groups: Sequence[Group], array: Array | N
         lines += ["hetjob"] if number else once
         lines += [f"--nodes={group.nodes}", "--ntasks-per-node=1"]
         if group.gpus:
-            lines.append(f"--gpus-per-node={options.gpu_type + ':' if options.gpu_type else ''}{group.gpus}")
+            lines.append(_gpus(options, group))
         if options.cpus:
             lines.append(f"--cpus-per-task={options.cpus}")
         if options.memory:
@@ -226,6 +263,20 @@ def _directives(options: SlurmOptions, groups: Sequence[Group], array: Array | N
         lines += ["--exclusive"] if options.exclusive else []
         lines += [f"--{word}" for word in options.option]
     return lines
+
+
+def _gpus(options: SlurmOptions, group: Group) -> str:
+    return f"--gpus-per-node={options.gpu_type + ':' if options.gpu_type else ''}{group.gpus}"
+
+
+def _component(options: SlurmOptions, group: Group, number: int, count: int) -> str:
+    """The options and the program of one component of srun's command."""
+    words = [f"--het-group={number}"] if count > 1 else []
+    words += [f"--nodes={group.nodes}", f"--ntasks={group.nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+    words += [quote(_gpus(options, group))] if group.gpus else []
+    words += [f"--cpus-per-task={options.cpus}"] if options.cpus else []
+    words += map(quote, _container_options(options))
+    return " ".join([*words, "bash", "-c", '"$node"', "node", str(group.processes)])
 
 
 def _container_prefix(options: SlurmOptions) -> tuple[str, ...]:

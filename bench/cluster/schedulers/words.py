@@ -1,9 +1,10 @@
-"""Words of commands and limits: quoting for shells, places for values, torchrun's arguments, times and sizes."""
+"""Words of commands and limits: quoting for shells and YAML, places for values, torchrun's arguments, times, sizes."""
 
 import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from common.errors import UsageError
 
@@ -13,11 +14,13 @@ PATIENT_TORCHRUN = (
     "import runpy, signal; signal.signal(signal.SIGTERM, lambda *_: None); "
     'runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)'
 )
-PATIENT_SIGNALS = ("--signals-to-handle", "SIGINT,SIGHUP,SIGQUIT")
 
 _TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d+)(?::(\d+))?)?)|(?:(?:(\d+):)?(\d+):(\d+))|(\d+)")
 _MEMORY = re.compile(r"(\d+)([MGT])")
 _GIB = {"M": 1 / 1024, "G": 1, "T": 1024}
+# Plain where no version of YAML takes it for anything but text; 1e-5, 012, 1:30, yes and ~ are quoted.
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9./_-]*")
+_NOT_TEXT = {"true", "false", "yes", "no", "on", "off", "y", "n", "null", "nan", "inf"}
 _PLACE = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
 
 
@@ -148,3 +151,22 @@ def assignments(option: str, given: Sequence[str]) -> dict[str, str]:
             raise UsageError("option-value", f"{option} names {name} twice: give all its values at once")
         found[name] = value
     return found
+
+
+def to_yaml(documents: Sequence[dict[str, Any]], header: str) -> str:
+    """Return documents of plain values as YAML below a comment."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        plain = _PLAIN.fullmatch(text) and text.lower() not in _NOT_TEXT
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+    Dumper.add_representer(str, represent)
+    text: str = yaml.dump_all(
+        documents, Dumper=Dumper, sort_keys=False, default_flow_style=False, width=10**6, allow_unicode=True
+    )
+    return f"# {header}\n{text}"

@@ -17,7 +17,7 @@ import yaml
 from support.refusals import refused
 
 from bench.cli import submit
-from bench.cluster.schedulers.manifest import to_yaml
+from bench.cluster.schedulers.words import to_yaml
 from common.errors import Code
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "submit"
