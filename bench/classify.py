@@ -146,7 +146,7 @@ def logits_of(
 
     from bert.optim.precision import Precision
     from bert.parallel.single import SingleStrategy
-    from bert.tasks.classification_evaluation import check_logits, row_logits
+    from bert.tasks.evaluation import check_logits, row_logits
 
     if threads is not None:
         torch.set_num_threads(threads)

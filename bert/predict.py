@@ -10,7 +10,7 @@ from torch import nn
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
 from bert.model.config import ModelConfig
-from bert.tasks.base import DataIdentity, TrainableTask
+from bert.tasks.base import DataIdentity, Task
 from bert.train.checkpoint import STATE_FILE, checkpoint_path, read, saved_steps
 from bert.train.initial import load_initial, unpadded
 from bert.train.resume import find_weights
@@ -29,7 +29,7 @@ class Opened:
     """Folder, file or prefix of the weights."""
 
 
-def open_model(checkpoint: Path, task: TrainableTask, data: DataIdentity, warn: Callable[[str], None]) -> Opened:
+def open_model(checkpoint: Path, task: Task, data: DataIdentity, warn: Callable[[str], None]) -> Opened:
     """Open a model that was trained on a task.
 
     Args:

@@ -24,7 +24,7 @@ from bench.run.attempt import train_once
 from bench.run.stop import StopRequest
 from bench.run.trainer import Plan, check_continues, check_space, plan_training
 from bert.tasks import check_task_options, task_data
-from bert.tasks.data import Trained
+from bert.tasks.base import Trained
 from common import locks
 from common.errors import BertbenchError, InputError, StorageError
 from common.flags import flag

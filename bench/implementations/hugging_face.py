@@ -201,4 +201,4 @@ MODELS = {
     ),
     "classes": TaskModel(_classification_model, {"labels": "labels"}),
 }
-"""By bert.tasks.data.Heads."""
+"""By bert.tasks.base.Heads."""

@@ -182,7 +182,7 @@ MODELS: Mapping[str, Callable[[ModelConfig, Task], PlainModel]] = {
     "answer spans": PlainQuestions,
     "classes": PlainClassification,
 }
-"""By bert.tasks.data.Heads."""
+"""By bert.tasks.base.Heads."""
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:

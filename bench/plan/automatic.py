@@ -5,7 +5,7 @@ from typing import Any
 from bench.machine.devices import Devices
 from bench.machine.environment import native_bf16
 from bert.parallel import devices_per_rank
-from bert.tasks.data import TaskData
+from bert.tasks.base import TaskData
 from common.errors import UsageError
 from common.registry import lookup
 

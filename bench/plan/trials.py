@@ -23,7 +23,7 @@ from bert.parallel.deepspeed_config import read_deepspeed_config
 from bert.parallel.options import OPTIONS, options_text
 from bert.speed.registry import check_levers, recorded_levers
 from bert.tasks import resolve_options, task_data
-from bert.tasks.data import DataSource, TaskData
+from bert.tasks.base import DataSource, TaskData
 from common.errors import UsageError
 from common.flags import check_seed, flag
 from common.registry import lookup

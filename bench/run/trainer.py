@@ -21,7 +21,7 @@ from bert.parallel import devices_per_rank
 from bert.parallel.deepspeed_config import read_deepspeed_config, said_of_training
 from bert.parallel.options import options_text
 from bert.tasks import check_task_options, make_task, resolve_options, task_data
-from bert.tasks.data import DataSource, TaskData
+from bert.tasks.base import DataSource, TaskData
 from bert.train.settings import TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, StorageError, UsageError
 from common.registry import lookup

@@ -14,8 +14,7 @@ from common.registry import load
 if TYPE_CHECKING:
     from bert.model.config import ModelConfig
     from bert.model.step import Step
-    from bert.tasks.base import TrainableTask
-    from bert.tasks.data import DataSource, TaskData
+    from bert.tasks.base import DataSource, Task, TaskData
 
 ENTRY_POINTS = "bertbench.tasks"
 TASKS = {
@@ -45,7 +44,7 @@ def task_data(name: str) -> "TaskData":
     return found
 
 
-def make_task(name: str, task_options: str = "") -> "TrainableTask":
+def make_task(name: str, task_options: str = "") -> "Task":
     """Return a task; `task_options` is what `resolve_options` gave.
 
     Raises:
@@ -54,7 +53,7 @@ def make_task(name: str, task_options: str = "") -> "TrainableTask":
     """
     data = task_data(name)
     options = check_options(name, data.options, read_options(task_options))
-    task: TrainableTask = load({name: data.trained_by}, name, "task")(**options)
+    task: Task = load({name: data.trained_by}, name, "task")(**options)
     return task
 
 

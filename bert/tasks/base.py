@@ -1,22 +1,176 @@
-"""What a task is: its model, its batches, its loss; and what training needs of it besides.
+"""The Task protocol: what a workload is, in two halves.
 
-bert.train imports this module and reaches the tasks by their names alone; no task imports bert.train.
+`TaskData` is what a plan asks before anything runs; it imports no torch. `Task`, which it names, is what trains: model,
+batches, loss, evaluation. bert.train reaches the tasks by their names alone (bert.tasks); no task imports bert.train.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import torch
-
-from bert.data.batch import Batch
 from bert.data.lengths import PADDINGS
 from bert.model.config import ModelConfig
-from bert.optim.precision import Precision
-from bert.train.observer import Observer
+from bert.model.step import Step
+from bert.tasks.options import TaskOption
 from common.errors import UsageError
 from common.registry import lookup
 from common.train_spec import TrainSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from bert.data.batch import Batch
+    from bert.optim.precision import Precision
+    from bert.train.observer import Observer
+
+Heads = Literal["masked words", "answer spans", "classes", ""]
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+FINE_TUNING: Mapping[str, Any] = MappingProxyType(
+    {
+        "preset": "base",
+        "optimizer": "adamw",
+        "learning_rate": 3e-5,
+        "schedule": "linear",
+        "warmup": 0.1,
+        "weight_decay": 0.01,
+        "seq_len": 128,
+        "global_batch_size": 32,
+        "micro_batch_size": 8,
+        "max_grad_norm": 1.0,
+        "epochs": 3.0,
+        "evaluates": True,
+        "seed": 42,
+    }
+)
+"""What a task is fine-tuned with where nothing is given (Devlin et al. 2018, section 4.1: batch 32, 3 epochs, rates
+from 5e-5 to 2e-5); a task may have other values."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """The data of a sweep, looked at once before anything runs."""
+
+    source: str
+    """What Trial.data becomes."""
+    fingerprint: str
+    """Hash of the data, or of the lengths drawn from; empty for synthetic data of a named distribution."""
+    seq_len: int | None
+    """Tokens per sequence of real data; None where any length is possible."""
+    max_predictions: int | None
+    """Predicted positions per sequence of a folder; None for a named distribution."""
+    vocab_size: int
+    samples: int | None = None
+    """Samples of an epoch; None for made-up data, which have no end."""
+    vocabulary: str | None = None
+    """Hash of the vocabulary they were made with; None where only the ranks look at it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A training that has come to its end."""
+
+    checkpoint: Path
+    """The best one, else the latest."""
+    run: Path
+    """The run directory, beside which something new may lie."""
+    data: str
+    """What it was trained on, a path or made-up data."""
+    eval_data: str | None
+    """What it was evaluated on, where that was named."""
+    options: Mapping[str, Any]
+    """Of the task, resolved."""
+
+    def prediction(self, task: str, *words: str) -> list[str]:
+        """Return the words of `bertbench predict` with the checkpoint, into a folder beside the run."""
+        out = self.run.with_name(f"{self.run.name}-predictions")
+        return ["bertbench", "predict", task, "--checkpoint", str(self.checkpoint), *words, "--out", str(out)]
+
+    def conversion(self) -> list[str]:
+        """Return the words of `bertbench convert` with the checkpoint, into a folder beside the run."""
+        folder = self.run.with_name(f"{self.run.name}-hugging-face")
+        return ["bertbench", "convert", str(self.checkpoint), str(folder)]
+
+    def folder(self) -> Path:
+        """Return the folder that the data lie in."""
+        path = Path(self.data)
+        return path if path.is_dir() else path.parent
+
+
+class TaskData(Protocol):
+    """What is known of a task without torch. Implementations are stateless, bert.tasks.TASKS lists them."""
+
+    trained_by: str
+    """"module:class" of the Task, which imports torch and takes `options` by name."""
+    heads: Heads
+    """Which of the heads of bert.model its model has: what is known of them (losses, Hugging Face's class) holds
+    for the task. "" where it has its own."""
+    commands: Mapping[str, tuple[str, str]]
+    """Its commands `data`, `predict` and `eval`, those that it has: "module:class" of the
+    bert.tasks.commands.TaskCommand, and one line of help."""
+    seq_len: int
+    """Tokens per sequence where no other length is asked for."""
+    paddings: tuple[str, ...]
+    """Ways to pad a batch, the default first; empty where batches come padded."""
+    options: tuple[TaskOption, ...]
+    """Which options the task has; the command line has a flag for each."""
+    defaults: Mapping[str, Any]
+    """What training uses where nothing is given, by field of TrainSettings. Besides: `epochs`, which the number of
+    updates follows from, and `evaluates`, whether it is evaluated after each epoch without being asked. Empty where the
+    phases of pretraining say it."""
+
+    def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
+        """Look at data, real or made up.
+
+        Args:
+            data: as given.
+            seq_len: tokens per sequence that are wanted; None is what the data have.
+            options: of the task, with its defaults.
+
+        Raises:
+            InputError: there is none, or it is damaged (the message names the file).
+            UsageError: no such synthetic data.
+        """
+
+    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
+        """Return the options with those that follow from the data, such as the number of labels.
+
+        Raises:
+            UsageError: options that the data cannot be used with.
+            InputError: the data cannot be read.
+        """
+
+    def check_evaluation(
+        self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
+    ) -> None:
+        """Look at what a run is to be evaluated on, before it begins.
+
+        Args:
+            source: the data it trains on, as `inspect` returned them.
+            seq_len: tokens per sequence of the run.
+            wanted: other data to evaluate on; None is what lies beside the training data.
+            options: of the task, resolved.
+
+        Raises:
+            UsageError: no such data can be wanted, or they have to be named.
+            InputError: there are none, they are damaged or do not fit those that are trained on.
+        """
+
+    def max_predictions(self, seq_len: int) -> int:
+        """Predicted positions per sequence where the data do not say."""
+
+    def prepare_command(self, seq_len: int) -> str:
+        """The command that prepares data of this length."""
+
+    def next_command(self, trained: Trained) -> list[str] | None:
+        """Return the words of the command that comes after a training, to run as it is; None where there is none."""
+
+    def loss_label(self, options: Mapping[str, Any] = NO_OPTIONS) -> str:
+        """What the training loss is made of, such as "MLM + NSP"; a sum is one of losses of an evaluation, too."""
+
+    def step(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> Step:
+        """Return what a training step of the model computes: FLOPs, parameters and predicted memory follow from it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +229,7 @@ class Evaluator(Protocol):
     def fingerprint(self) -> str:
         """Tells these samples from others: scores on others are not compared."""
 
-    def measure(self, model: torch.nn.Module, device: torch.device, precision: Precision) -> torch.Tensor:
+    def measure(self, model: "torch.nn.Module", device: "torch.device", precision: "Precision") -> "torch.Tensor":
         """This rank's part of a sum over ranks, a float64 vector on the CPU.
 
         `model` is on `device`, in evaluation mode and without what a strategy wraps around it; no gradients are kept.
@@ -85,14 +239,14 @@ class Evaluator(Protocol):
             InputError: the data are damaged.
         """
 
-    def score(self, total: torch.Tensor) -> Evaluation:
+    def score(self, total: "torch.Tensor") -> Evaluation:
         """Make scores of the sum of all ranks' parts."""
 
 
 class BatchStream(Protocol):
     """Endless micro-batches whose position can be saved."""
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> "Iterator[Batch]":
         """Yield micro-batches on the CPU, epoch after epoch."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,23 +257,9 @@ class BatchStream(Protocol):
 
 
 class Task(Protocol):
-    """One workload. Implementations are stateless; bert.tasks.TASKS lists them."""
+    """What trains. Implementations are stateless."""
 
     name: str
-
-    def build_model(self, config: ModelConfig, observer: Observer | None = None) -> torch.nn.Module:
-        """Model with freshly initialised weights, on the CPU, in float32; its phases go to `observer`."""
-
-    def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
-        """Batches of `spec.data`. Raises InputError that names the file at fault."""
-
-    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """Mean training loss of one micro-batch, a scalar."""
-
-
-class TrainableTask(Task, Protocol):
-    """A workload that `bertbench train` trains."""
-
     parts: tuple[str, ...]
     """Names of the parts of the loss that are told beside their sum."""
     scores: tuple[str, ...]
@@ -132,7 +272,16 @@ class TrainableTask(Task, Protocol):
     """Whether a run usually begins from the encoder of another task's model: heads that are absent there are then
     nothing to warn of, and the state of its optimizer is not taken. Else checkpoints of ours have to have all heads."""
 
-    def loss_parts(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def build_model(self, config: ModelConfig, observer: "Observer | None" = None) -> "torch.nn.Module":
+        """Model with freshly initialised weights, on the CPU, in float32; its phases go to `observer`."""
+
+    def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
+        """Batches of `spec.data`. Raises InputError that names the file at fault."""
+
+    def loss(self, model: "torch.nn.Module", batch: "Batch") -> "torch.Tensor":
+        """Mean training loss of one micro-batch, a scalar."""
+
+    def loss_parts(self, model: "torch.nn.Module", batch: "Batch") -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
         """Mean training loss of one micro-batch, a scalar, and its parts by the names in `parts`, detached scalars."""
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
@@ -147,7 +296,7 @@ class TrainableTask(Task, Protocol):
         """
 
 
-def check_objective(task: TrainableTask, name: str, *besides: str) -> None:
+def check_objective(task: Task, name: str, *besides: str) -> None:
     """Refuse what does not say which of two models is better: a name that is no score, or a threshold.
 
     Args:
@@ -167,7 +316,7 @@ def check_objective(task: TrainableTask, name: str, *besides: str) -> None:
     lookup(dict.fromkeys(choices), name, f"score of {task.name}")
 
 
-def deciding(task: TrainableTask, best_by: str | None) -> tuple[str, bool]:
+def deciding(task: Task, best_by: str | None) -> tuple[str, bool]:
     """Return the score that says which checkpoint is the best, and whether more of it is better.
 
     Args:

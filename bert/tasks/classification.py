@@ -21,7 +21,7 @@ from bert.model.config import ModelConfig
 from bert.model.models import BertForSequenceClassification
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, EvaluationSpec
 from bert.tasks.classification_data import TRAINING, ClassificationData
-from bert.tasks.classification_evaluation import Float32, LabelledRows
+from bert.tasks.evaluation import Float32, LabelledRows
 from bert.tasks.options import check_options, with_defaults
 from bert.train.observer import Observer
 from common.errors import InputError

@@ -11,7 +11,7 @@ from bert.data.loading.batches import check_rows, lengths_fingerprint
 from bert.data.rows import TokenRows
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.model.step import Pass, Step, classifier, pooler
-from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Heads, Trained
+from bert.tasks.base import FINE_TUNING, NO_OPTIONS, DataSource, Heads, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError
 

@@ -1,15 +1,26 @@
-"""What evaluations have in common: a model run over batches, whose outputs belong to numbered samples."""
+"""How a model does on data: its outputs by numbered samples, and on labelled rows the scores of the task."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from bert.data.rows import Int64
+from bert.data.loading.batches import evaluation_rows
+from bert.data.loading.order import spread
+from bert.data.rows import Int64, Labels, TokenRows
+from bert.model.models import BertForLabels
 from bert.optim.precision import Precision
+from bert.tasks.base import DataSpec, Evaluation
+from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from bert.data.batch import Batch
+
+Float32 = npt.NDArray[np.float32]
+Score = Callable[[Float32, Labels], Mapping[str, float]]
+"""(logits [N, K], labels [N]) -> scores by name."""
 
 
 def outputs(
@@ -36,3 +47,108 @@ def outputs(
         done += len(numbers)
         if told is not None:
             told(done)
+
+
+class LabelledRows:
+    """Rows with labels, or `samples` of them, spread evenly; they are shared by the ranks.
+
+    Args:
+        rows: all there are, with labels.
+        classes: K, logits of a row.
+        score: of the task.
+        spec: micro batch, rank and number of ranks.
+        samples: how many are wanted; 0 takes all.
+    """
+
+    def __init__(self, rows: TokenRows, classes: int, score: Score, spec: DataSpec, samples: int = 0) -> None:
+        self.rows = rows
+        self._classes = classes
+        self._score = score
+        self._spec = spec
+        self._chosen = spread(len(rows), samples)
+        self.fingerprint = f"{rows.fingerprint}/{len(self._chosen)}"
+
+    def measure(self, model: torch.nn.Module, device: torch.device, precision: Precision) -> torch.Tensor:
+        """Return the logits of this rank's rows, 0 for the others, [rows x K].
+
+        Raises:
+            UsageError: the model has no head of so many classes.
+        """
+        spec = self._spec
+        logits = row_logits(
+            model,
+            self.rows,
+            self._classes,
+            device,
+            precision,
+            spec.micro_batch_size,
+            spec.rank,
+            spec.world_size,
+            self._chosen,
+        )
+        return torch.from_numpy(logits[self._chosen].astype(np.float64).reshape(-1))
+
+    def score(self, total: torch.Tensor) -> Evaluation:
+        """Score the logits of all rows. Raises InputError where one is not a finite number."""
+        logits = total.numpy().astype(np.float32).reshape(-1, self._classes)
+        check_logits(logits)
+        values = self._score(logits, self.rows.labels[self._chosen])
+        return Evaluation(values={name: float(value) for name, value in values.items()}, samples=len(logits))
+
+
+def row_logits(
+    model: torch.nn.Module,
+    rows: TokenRows,
+    classes: int,
+    device: torch.device,
+    precision: Precision,
+    micro_batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    chosen: Int64 | None = None,
+    told: Callable[[int], None] | None = None,
+) -> Float32:
+    """Return the logits [N, K] of a rank's rows, 0 for those of other ranks.
+
+    Args:
+        model: a BertForLabels on `device`, in evaluation mode.
+        rows: the rows, with labels or without.
+        classes: K.
+        device: where to compute.
+        precision: what to compute in.
+        micro_batch_size: rows at a time.
+        rank: this rank.
+        world_size: ranks in all.
+        chosen: numbers of the rows that are wanted; None is all.
+        told: called with the number of rows done so far.
+
+    Raises:
+        UsageError: the model has no head of so many classes.
+    """
+    if not isinstance(model, BertForLabels) or model.labels != classes:
+        has = f"a head of {model.labels}" if isinstance(model, BertForLabels) else "no head for them"
+        raise UsageError(
+            "weights-mismatch", f"{classes} logits of each row are wanted, {type(model).__name__} has {has}"
+        )
+    logits = np.zeros((len(rows), classes), dtype=np.float32)
+    batches = evaluation_rows(rows, micro_batch_size, rank, world_size, chosen)
+    for numbers, output in outputs(model, batches, device, precision, told):
+        logits[numbers] = output.logits.float().cpu().numpy()
+    return logits
+
+
+def check_logits(logits: Float32) -> None:
+    """Refuse logits [N, K] that are no numbers. Raises InputError."""
+    wrong = int((~np.isfinite(logits)).any(axis=1).sum())
+    if wrong:
+        raise InputError(
+            "logits-not-finite",
+            f"the model gives logits that are not finite numbers for {wrong:,} of {len(logits):,} rows: its weights "
+            "are damaged or the precision overflows; use other weights or --precision fp32",
+        )
+
+
+def mean_log_loss(logits: Float32, labels: Labels) -> float:
+    """Return the mean cross-entropy in nats of logits [N, K] and classes [N], computed in float64."""
+    found = torch.nn.functional.cross_entropy(torch.from_numpy(logits).double(), torch.from_numpy(labels).long())
+    return float(found)

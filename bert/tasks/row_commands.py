@@ -50,7 +50,7 @@ class Predict:
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write the predictions."""
-        from bert.tasks.classification_evaluation import check_logits, row_logits
+        from bert.tasks.evaluation import check_logits, row_logits
         from common.atomic import check_writable
 
         checkpoint = host.checkpoint(options.checkpoint)

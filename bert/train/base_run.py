@@ -7,7 +7,7 @@ from bert.model.config import model_config
 from bert.optim.precision import Precision
 from bert.parallel.base import Strategy
 from bert.tasks import make_task
-from bert.tasks.base import DataIdentity, TrainableTask
+from bert.tasks.base import DataIdentity, Task
 from bert.train.agreement import together
 from bert.train.best import Evaluations
 from bert.train.events import Best, Event, Report, RunOutcome, Warned
@@ -37,7 +37,7 @@ class BaseRun:
         self.strategy = strategy
         self.should_stop = should_stop
         self._report = report
-        self.task: TrainableTask = make_task(settings.task, settings.task_options)
+        self.task: Task = make_task(settings.task, settings.task_options)
         self.config = model_config(settings)
         self.precision = Precision(settings.precision, strategy.device.type)
         self.counts = UpdateCounts()

@@ -9,7 +9,7 @@ import torch
 
 from bert.optim.precision import Precision
 from bert.parallel.base import Strategy
-from bert.tasks.base import DataIdentity, DataSpec, Evaluation, EvaluationSpec, Evaluator, TrainableTask, deciding
+from bert.tasks.base import DataIdentity, DataSpec, Evaluation, EvaluationSpec, Evaluator, Task, deciding
 from bert.train.agreement import any_rank, together
 from bert.train.checkpoint import checkpoint_path
 from bert.train.events import Best, Evaluated
@@ -51,9 +51,7 @@ class Evaluations:
         UsageError: the best is to be told by a score that the task has not.
     """
 
-    def __init__(
-        self, settings: TrainSettings, task: TrainableTask, strategy: Strategy, warn: Callable[[str], None]
-    ) -> None:
+    def __init__(self, settings: TrainSettings, task: Task, strategy: Strategy, warn: Callable[[str], None]) -> None:
         self.latest: Evaluation | None = None
         self.best: Best | None = None
         self._every = settings.eval_every

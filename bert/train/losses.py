@@ -7,7 +7,7 @@ import torch
 from bert.data.batch import Batch
 from bert.optim.precision import Precision
 from bert.parallel.base import Strategy
-from bert.tasks.base import TrainableTask
+from bert.tasks.base import Task
 from bert.train.events import Progress
 from bert.train.loop import Progress as UpdateCounts
 from bert.train.observer import Observer, StepResult
@@ -28,7 +28,7 @@ class LossLog(Observer):
 
     def __init__(
         self,
-        task: TrainableTask,
+        task: Task,
         counts: UpdateCounts,
         global_batch_size: int,
         grad_accum_steps: int,

@@ -62,7 +62,7 @@ class TrainSettings(TrainSpec):
     eval_samples: int = 0
     """Samples of an evaluation, spread evenly over them; 0 takes all."""
     best_by: str | None = None
-    """Score of the evaluations that says which checkpoint is the best; None is TrainableTask.deciding_score."""
+    """Score of the evaluations that says which checkpoint is the best; None is Task.deciding_score."""
     save_every: int = 200
     """Updates between checkpoints; one comes at the end of the run too."""
     keep: int = 3

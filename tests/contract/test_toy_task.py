@@ -24,7 +24,7 @@ from bert.data.rows import Ragged
 from bert.data.rows import TokenRows
 from bert.tasks.classification_data import ClassificationData
 from bert.tasks.commands import Outcome
-from bert.tasks.data import FINE_TUNING
+from bert.tasks.base import FINE_TUNING
 from bert.tasks.options import TaskOption
 from common.errors import InputError
 

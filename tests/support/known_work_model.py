@@ -15,8 +15,7 @@ from bench.implementations.base import Built
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.step import Step
-from bert.tasks.base import Task
-from bert.tasks.data import NO_OPTIONS
+from bert.tasks.base import NO_OPTIONS, Task
 from bert.tasks.pretrain.source import PretrainData
 from bert.tasks.pretrain.task import PretrainTask
 from bert.train.observer import Observer

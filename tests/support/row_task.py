@@ -12,8 +12,8 @@ import numpy as np
 from bert.data.lengths import is_synthetic, lengths_folder
 from bert.data.rows import Ragged, TokenRows
 from bert.tasks import TASKS
+from bert.tasks.base import FINE_TUNING, DataSource
 from bert.tasks.classification_data import EVALUATION, ClassificationData
-from bert.tasks.data import FINE_TUNING, DataSource
 from bert.tasks.options import TaskOption
 from common.errors import InputError
 

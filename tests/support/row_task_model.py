@@ -6,7 +6,7 @@ from support.row_task import NAME, RowData
 
 from bert.data.rows import Labels
 from bert.tasks.classification import ClassificationTask
-from bert.tasks.classification_evaluation import Float32, mean_log_loss
+from bert.tasks.evaluation import Float32, mean_log_loss
 
 
 class RowTask(ClassificationTask):

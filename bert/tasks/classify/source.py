@@ -11,8 +11,8 @@ import numpy as np
 
 from bert.data.lengths import is_synthetic
 from bert.data.rows import Int64, Ragged, TokenRows
+from bert.tasks.base import DataSource, Trained
 from bert.tasks.classification_data import EVALUATION, TRAINING, ClassificationData, check_judging
-from bert.tasks.data import DataSource, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError, UsageError
 

@@ -11,8 +11,8 @@ from bert.data.rows import Int64, Labels, TokenRows
 from bert.tasks.base import DataSpec, Evaluation, EvaluationSpec
 from bert.tasks.classification import ClassificationTask
 from bert.tasks.classification_data import TRAINING
-from bert.tasks.classification_evaluation import Float32, LabelledRows, check_logits
 from bert.tasks.classify.source import ClassifyData
+from bert.tasks.evaluation import Float32, LabelledRows, check_logits
 
 Float64 = npt.NDArray[np.float64]
 

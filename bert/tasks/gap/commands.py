@@ -113,7 +113,7 @@ class Predict:
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write decisions as the official scorer takes them."""
-        from bert.tasks.classification_evaluation import check_logits, row_logits
+        from bert.tasks.evaluation import check_logits, row_logits
         from bert.tasks.gap.features import FORM
         from bert.tasks.gap.prediction_files import write_kaggle, write_official
         from bert.tasks.gap.scores import decisions_of

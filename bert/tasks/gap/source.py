@@ -10,8 +10,8 @@ from bert.data.lengths import is_synthetic
 from bert.data.rows import TokenRows
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step, classifier, pooler
+from bert.tasks.base import FINE_TUNING, NO_OPTIONS, Trained
 from bert.tasks.classification_data import EVALUATION, ClassificationData, check_judging
-from bert.tasks.data import FINE_TUNING, NO_OPTIONS, Trained
 from bert.tasks.gap.config import DEFAULT_LENGTH, MENTIONS
 from bert.tasks.gap.examples import LABELS
 from bert.tasks.options import TaskOption

@@ -11,7 +11,7 @@ from bert.data.lengths import Lengths
 from bert.data.rows import Labels
 from bert.model.config import ModelConfig
 from bert.tasks.classification import ClassificationTask
-from bert.tasks.classification_evaluation import Float32, mean_log_loss
+from bert.tasks.evaluation import Float32, mean_log_loss
 from bert.tasks.gap.config import MENTIONS
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
 from bert.tasks.gap.heads import BertForMentions

@@ -268,7 +268,7 @@ def _check_task(checkpoint: Path, task: str) -> None:
 
 def _answer(ready: Ready, features: "GlueFeatures", out: Path, host: Host) -> dict[str, Any]:
     """Write the answers to one table; return what is told of them."""
-    from bert.tasks.classification_evaluation import check_logits, row_logits
+    from bert.tasks.evaluation import check_logits, row_logits
     from bert.tasks.glue.answers import answer_file, write_answers
     from bert.tasks.glue.metrics import decided, scores
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bert.data.lengths import SYNTHETIC, check_distribution, default_max_predictions, is_synthetic, lengths_folder
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.model.step import Gemm, Over, Pass, Step, classifier, pooler
-from bert.tasks.data import NO_OPTIONS, DataSource, Heads, Trained
+from bert.tasks.base import NO_OPTIONS, DataSource, Heads, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError, UsageError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthetic, lengths_folder
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.model.step import Gemm, Pass, Step
-from bert.tasks.data import FINE_TUNING, NO_OPTIONS, DataSource, Heads, Trained
+from bert.tasks.base import FINE_TUNING, NO_OPTIONS, DataSource, Heads, Trained
 from bert.tasks.options import TaskOption
 from common.errors import InputError, UsageError
 

@@ -239,7 +239,7 @@ def test_a_folder_that_cannot_be_written_is_met_before_anything_is_predicted(
     def predicted(*_: object, **__: object) -> None:
         raise AssertionError("rows were predicted")
 
-    monkeypatch.setattr("bert.tasks.classification_evaluation.row_logits", predicted)
+    monkeypatch.setattr("bert.tasks.evaluation.row_logits", predicted)
     (features,) = folder.glob("gap-validation-*.safetensors")
     model = checkpoint(tmp_path / "model", folder, "mul")
     words = ["predict", "gap", "--checkpoint", str(model), "--features", str(features), "--device", "cpu", "--out"]

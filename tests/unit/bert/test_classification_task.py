@@ -43,7 +43,7 @@ def task(**options: Any) -> Any:
 
 
 def _source(samples: int | None, source: str = "synthetic") -> Any:
-    from bert.tasks.data import DataSource
+    from bert.tasks.base import DataSource
 
     return DataSource(source, "", None, None, VOCAB, samples)
 
