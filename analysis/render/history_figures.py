@@ -19,7 +19,7 @@ from analysis.render.drawing import (
     save,
     short_label,
 )
-from analysis.render.history_text import run_names
+from analysis.render.history_tables import run_names
 from analysis.render.terminal import printable
 
 if TYPE_CHECKING:

@@ -12,8 +12,15 @@ from analysis.load import LoadedTrial
 from analysis.metrics.communication.links import Link, fitted_links, link_rows, residual_rows
 from analysis.metrics.communication.projection import project
 from analysis.render import tables
-from analysis.render.comm_text import by_reason, link_text, named
 from analysis.render.drawing import LINES, STYLE, Picture, canvas, save, short_label
+from analysis.render.link_tables import (
+    by_reason,
+    collectives_table,
+    link_sentences,
+    links_table,
+    named,
+    projection_table,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -227,12 +234,12 @@ def link_part(
     shown = [row for row in projected if not row["reason"]]
     further = [row for row in shown if row["efficiency"] is not None]
     built = {
-        "collectives": _collectives(by_size),
-        "links": _links(link_rows(links)),
-        "projection": _projection(shown),
+        "collectives": collectives_table(by_size),
+        "links": links_table(link_rows(links)),
+        "projection": projection_table(shown),
     }
     return LinkPart(
-        sentences=tuple(link_text(links).splitlines()),
+        sentences=tuple(link_sentences(links)),
         link_pictures=tuple(draw_links(folder, links)) if links else (),
         projection_pictures=tuple(draw_projection(folder, further, scaling)) if further else (),
         tables={name: table for name, table in built.items() if table.rows},
@@ -245,78 +252,3 @@ def link_part(
 def _what(row: Row) -> str:
     name = f"{row['implementation']} {row['strategy']}" if " " in row["strategy"] else row["implementation"]
     return f"{name} {wording.model(row)} batch {wording.batch(row)} to {row['world_size']} devices"
-
-
-def _collectives(rows: Sequence[Row]) -> tables.Table:
-    columns = [
-        tables.plain("collective", "collective"),
-        tables.plain("dtype", "dtype"),
-        tables.measured("ranks", "ranks", wording.count),
-        tables.Column("placement", _placement, _placement, False),
-        tables.measured("size", "size_bytes", wording.size),
-        tables.measured("time µs", "time_us"),
-        tables.spread("time_us", wording.number),
-        tables.measured("algbw GB/s", "algbw_gb_s"),
-        tables.measured("busbw GB/s", "busbw_gb_s"),
-        tables.measured("wrong", "wrong", wording.count),
-    ]
-    if any(row["nodes"] > 1 for row in rows):
-        columns.insert(3, tables.recorded("nodes"))
-    return tables.build("collectives", columns, rows)
-
-
-def _placement(row: Row) -> str:
-    return str(row["placement"]).replace("_", " ")
-
-
-def _links(rows: Sequence[Row]) -> tables.Table:
-    columns = [
-        tables.plain("collective", "collective"),
-        tables.plain("dtype", "dtype"),
-        tables.Column("placement", _placement, _placement, False),
-        tables.plain("ranks", "ranks"),
-        tables.recorded("nodes"),
-        tables.measured("sizes", "sizes", wording.count),
-        tables.measured("alpha µs", "alpha_us"),
-        tables.spread("alpha_us", wording.number),
-        tables.measured("bandwidth GB/s", "bandwidth_gb_s"),
-        tables.spread("bandwidth_gb_s", wording.number),
-        tables.measured("median error", "median_error", wording.percent),
-        tables.measured("largest error", "largest_error", wording.percent),
-        tables.measured("at", "largest_error_bytes", wording.size),
-    ]
-    if any(row["caution"] for row in rows):
-        columns.append(tables.plain("caution", "caution"))
-    if any(row["reason"] for row in rows):
-        columns.append(tables.plain("no line because", "reason"))
-    return tables.build("links", columns, rows)
-
-
-def _projection(rows: Sequence[Row]) -> tables.Table:
-    columns = [
-        tables.plain("implementation", "implementation"),
-        tables.plain("strategy", "strategy"),
-        tables.Column("model", wording.model, wording.model, False),
-        tables.Column("batch per device", lambda row: row["micro_batch_size"], wording.batch),
-        tables.Column(
-            "devices", lambda row: row["world_size"], lambda row: f"{row['base_world_size']} → {row['world_size']}"
-        ),
-        tables.measured("projected samples/s", "samples_per_second"),
-        tables.spread("samples_per_second", wording.number),
-        tables.measured("projected step ms", "step_time_ms"),
-        tables.measured("own work ms", "work_ms"),
-        tables.measured("waiting ms", "waiting_ms"),
-        tables.measured("all-reduce ms", "all_reduce_ms"),
-        tables.measured("exposed ms", "exposed_ms"),
-        tables.measured("efficiency", "efficiency", wording.percent),
-        tables.spread("efficiency", wording.percent),
-        tables.Column("check", lambda row: row["check_error"], _check),
-        tables.plain("assuming", "assumption"),
-    ]
-    if any(row["measured_samples_per_second"] is not None for row in rows):
-        columns.insert(7, tables.measured("measured samples/s", "measured_samples_per_second"))
-    return tables.build("projection", tables.without_constant_model(columns, rows) if rows else columns, rows)
-
-
-def _check(row: Row) -> str:
-    return wording.UNKNOWN if row["check_error"] is None else f"{row['check_error']:+.1%}"

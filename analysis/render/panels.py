@@ -9,7 +9,7 @@ from analysis.diagnose.explain import counter_endings
 from analysis.diagnose.finding import Finding
 from analysis.render import tables
 from analysis.render.drawing import Picture
-from analysis.render.findings_tables import table_of
+from analysis.render.finding_tables import table_of
 from analysis.sources import Source
 
 Pictures = dict[str, list[Picture]]

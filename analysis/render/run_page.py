@@ -16,7 +16,7 @@ from analysis.render import figures, sections, tables
 from analysis.render.drawing import Picture
 from analysis.render.input_tables import input_tables
 from analysis.render.light_figures import draw_waterfalls, taken_apart
-from analysis.render.light_text import ceilings_text, components_table, waterfall_table
+from analysis.render.light_tables import ceilings_text, components_table, waterfall_table
 from analysis.render.link_sections import link_part
 from analysis.render.page import render_page
 from analysis.render.panels import Panel, panels

@@ -1,4 +1,4 @@
-"""The tables of a report: rows of named columns."""
+"""What is shown of results: tables of named columns, facts, sentences. Terminal, page and CSV are made of these."""
 
 import csv
 import math
@@ -55,6 +55,28 @@ class Table:
     """Cells, as many per row as headings."""
     numeric: tuple[bool, ...]
     """Per column: whether it is a number, and so aligned to the right."""
+    title: str = ""
+    """Line above it; "" for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names, each with what there is to say of it; values stay in one line, so that commands can be copied."""
+
+    rows: Sequence[tuple[str, str]]
+    title: str = ""
+    """Line above them; "" for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Lines to show as they are: a heading, a format that programs read, what another program said."""
+
+    text: str
+
+
+Block = Table | Facts | Plain | str
+"""What is shown in one piece; a str is a sentence, in as many lines as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +124,7 @@ def _why(row: Row, name: str) -> str:
     return str((row.get("unknown") or {}).get(name, "")) if row.get(name) is None else ""
 
 
-def build(name: str, columns: Sequence[Column], rows: Sequence[Row]) -> Table:
+def build(name: str, columns: Sequence[Column], rows: Sequence[Row], title: str = "") -> Table:
     """Make a table of `rows`."""
 
     def cell(column: Column, row: Row) -> Cell:
@@ -116,6 +138,7 @@ def build(name: str, columns: Sequence[Column], rows: Sequence[Row]) -> Table:
         tuple(column.heading for column in columns),
         tuple(tuple(cell(column, row) for column in columns) for row in rows),
         tuple(column.numeric for column in columns),
+        title,
     )
 
 

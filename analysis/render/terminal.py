@@ -1,4 +1,4 @@
-"""Tables as lines of text for a terminal."""
+"""What is shown of results, as lines of text for a terminal."""
 
 import textwrap
 from collections.abc import Sequence
@@ -14,8 +14,34 @@ _HEADING_WIDTH = 14
 _BETWEEN_COLUMNS = 2
 
 
-def render(table: tables.Table, width: int = DEFAULT_WIDTH, title: str = "") -> str:
-    """Return a table as lines of text; names from outside can neither style nor break it.
+def blocks_text(blocks: Sequence[tables.Block], width: int = DEFAULT_WIDTH) -> str:
+    """Return blocks as lines of text, a blank line before each but sentences, which follow what they are about.
+
+    Args:
+        blocks: what to show, in this order.
+        width: characters per line, which Plain and the values of Facts may exceed.
+    """
+    parts: list[str] = []
+    for block in blocks:
+        between = "\n" if parts and not isinstance(block, str) else ""
+        parts.append(f"{between}{_block_text(block, width)}")
+    return "\n".join(parts)
+
+
+def _block_text(block: tables.Block, width: int) -> str:
+    if isinstance(block, str):
+        return "\n".join(wrapped(block, width))
+    if isinstance(block, tables.Table):
+        return _table_text(block, width)
+    if isinstance(block, tables.Plain):
+        return "\n".join(map(printable, block.text.split("\n")))
+    widest = max((len(printable(name)) for name, _ in block.rows), default=0)
+    lines = [f"{printable(name):<{widest}}  {printable(value)}".rstrip() for name, value in block.rows]
+    return "\n".join([*([printable(block.title)] if block.title else []), *lines])
+
+
+def _table_text(table: tables.Table, width: int) -> str:
+    """A table as lines of text; names from outside can neither style nor break it.
 
     Headings are broken at blanks. Columns that even so do not fit are left out from the right and named below.
     """
@@ -26,7 +52,7 @@ def render(table: tables.Table, width: int = DEFAULT_WIDTH, title: str = "") -> 
 
     headings = _broken(table.headings)
     fitting, least = _fitting(table, headings, width)
-    heading = Text(printable(title)) if title else None
+    heading = Text(printable(table.title)) if table.title else None
     view = Table(box=box.SIMPLE_HEAD, title=heading, title_justify="left", padding=(0, 1, 0, 0))
     for name, numeric, narrowest in zip(headings[:fitting], table.numeric, least, strict=False):
         view.add_column(
@@ -56,7 +82,9 @@ def printable(text: str) -> str:
 
 def wrapped(line: str, width: int) -> list[str]:
     """Return a sentence as lines of at most so many characters, further ones indented."""
-    return textwrap.wrap(printable(line), width, subsequent_indent="  ", break_on_hyphens=False) or [""]
+    return textwrap.wrap(
+        printable(line), width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+    ) or [""]
 
 
 def _broken(headings: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from analysis.render.drawing import (
     short_label,
 )
 from analysis.render.page import render_page
-from analysis.render.tune_text import (
+from analysis.render.search_tables import (
     best_text,
     counts_text,
     importance_text,

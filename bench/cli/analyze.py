@@ -1,45 +1,36 @@
 """`bertbench analyze PATH...`: finds out what it is, prints the right tables."""
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
-from bench.cli.findings_output import check_rows, document, show, write_csvs
-from bench.cli.options import parse
+from bench.cli.options import Tables
+from bench.cli.result import Result, findings_result
 from common.errors import InputError
 from records.run import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AnalyzeOptions:
+class AnalyzeOptions(Tables):
     """Say what a profiler's files show. PATH is a trace, a table or a log (its kind is found out from its content), a
     folder of ranks, a tar, a profiled trial, or a run directory.
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
     """What to read; several are read as one, such as the traces of a run's ranks."""
-    json: bool = False
-    """Print everything as JSON."""
-    csv: Path | None = None
-    """Folder to write every table into, as CSV in full precision."""
     window: Literal["steps", "kernels"] = "steps"
     """Of traces: the marked steps, or all work from its first start to its last end, which a GPU may end after them."""
-    rows: int = 20
-    """Rows of a table to print; 0 for all."""
 
 
 OPTIONS = {"analyze PATH...": AnalyzeOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 3 when some trials of a run directory could not be read."""
-    options = parse(AnalyzeOptions, argv, "bertbench analyze")
+def run(options: AnalyzeOptions) -> Result:
+    """Read and explain; exit code 3 when some trials of a run directory could not be read."""
     from analysis.sources import is_run
 
-    check_rows(options.rows)
     if not options.paths:
         raise InputError(
             "option-missing", "analyze needs what to read: a trace, a folder of ranks, a tar, a run directory"
@@ -58,45 +49,35 @@ def main(argv: list[str]) -> int:
         source, about = opened.source, {"window_ns": opened.window_ns, "measured": opened.measured}
     if options.window == "kernels":
         source = over_all_work(source)
-    show(
-        explain(source, **about),
-        source.problems,
-        as_json=options.json,
-        csv=options.csv,
-        rows=options.rows,
-        path=str(source.path),
-        kinds=list(source.kinds),
-    )
-    return 0
+    found = explain(source, **about)
+    return findings_result(found, source.problems, options, path=str(source.path), kinds=list(source.kinds))
 
 
-def _run(path: Path, options: AnalyzeOptions) -> int:
+def _run(path: Path, options: AnalyzeOptions) -> Result:
     """The table of trials, then what each profiled one shows."""
     from analysis.diagnose.profiles import open_profile
     from analysis.load import load_run
     from analysis.metrics.comparison.within_run import ratios_of
-    from analysis.render.text import results_table
+    from analysis.render.result_tables import results_blocks
+    from analysis.render.tables import Block, Plain
     from analysis.sources import profiled_trials
 
-    run = RunDirectory(path)
-    trials = load_run(run)
+    directory = RunDirectory(path)
+    trials = load_run(directory)
     rows, ratios = [dict(trial.row) for trial in trials], ratios_of(trials)
-    if not options.json:
-        print(results_table(rows, ratios))
-    outcome, documents = 0, {}
-    for folder in profiled_trials(run):
-        opened = open_profile(run.trial(folder.name))
-        findings, problems = opened.explained(), opened.source.problems
-        outcome = outcome if findings else 3
-        own = None if options.csv is None else options.csv / folder.name
-        if options.json:
-            documents[folder.name] = document(findings, problems, kinds=list(opened.source.kinds))
-            if own:
-                write_csvs(findings, own)
-        else:
-            print(f"\n== {folder.name}\n")
-            show(findings, problems, as_json=False, csv=own, rows=options.rows)
-    if options.json:
-        whole = {"path": str(path), "kinds": ["run"], "rows": rows, "ratios": ratios, "profiles": documents}
-        print(json.dumps(whole, indent=2, allow_nan=False))
-    return outcome
+    blocks: list[Block] = results_blocks(rows, ratios)
+    problems: list[str] = []
+    written: list[Path] = []
+    code, documents = 0, {}
+    for folder in profiled_trials(directory):
+        opened = open_profile(directory.trial(folder.name))
+        findings = opened.explained()
+        own = replace(options, csv=None if options.csv is None else options.csv / folder.name)
+        found = findings_result(findings, opened.source.problems, own, kinds=list(opened.source.kinds))
+        documents[folder.name] = found.document
+        blocks += [Plain(f"== {folder.name}"), *found.blocks]
+        problems += found.problems
+        written += found.written
+        code = code if findings else 3
+    document = {"path": str(path), "kinds": ["run"], "rows": rows, "ratios": ratios, "profiles": documents}
+    return Result(document=document, blocks=blocks, written=written, problems=problems, code=code)

@@ -266,13 +266,14 @@ def _write_best(
 
 
 def _text(run: RunDirectory, document: dict[str, Any], outcome: Outcome, written: list[Path]) -> str:
-    from analysis.render.autotune_text import autotune_text
+    from analysis.render.search_tables import configurations_table
+    from analysis.render.terminal import blocks_text
     from analysis.wording import fine, size
 
     names = [label(found.point) for found in outcome.measured]
     best = "" if outcome.best is None else label(outcome.best.point)
     close = [label(point) for point, _ in outcome.close]
-    lines = [autotune_text(document["trials"], names, best, close), ""] if names else []
+    lines = [blocks_text([configurations_table(document["trials"], names, best, close)]), ""] if names else []
     lines += [f"left out: {what}: {why}" for what, why in document["left_out"]]
     lines.append(
         f"trials:   {len(outcome.measured)} of {len(set(names))} configuration{'s'[: len(set(names)) != 1]}, further "

@@ -1,22 +1,20 @@
 """`bertbench compare A B`: two runs or two traces against each other; exit code 1 on a regression, 4 if undecided."""
 
-import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
 
-from bench.cli.findings_output import show
-from bench.cli.options import parse
-from bench.cli.progress import note
+from bench.cli.options import Tables
+from bench.cli.result import Result, findings_result
 from common.errors import InputError, UsageError
 from records.run import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompareOptions:
+class CompareOptions(Tables):
     """Hold B (new) against A (old): two run directories, or two traces (files, folders of ranks, tars, profiled
     trials). Exit code 1 when B is slower beyond the threshold, 4 when no regression was found but of a configuration
     of the runs it cannot be decided whether it is one.
@@ -30,12 +28,6 @@ class CompareOptions:
     """Relative change of the step time that counts; 0.02 (2 %) of runs, 0.05 of traces."""
     undecided_ok: bool = False
     """Of runs: exit code 0, not 4, where it cannot be decided."""
-    json: bool = False
-    """Print the comparison as JSON."""
-    csv: Path | None = None
-    """Of traces: folder to write the tables into, as CSV in full precision."""
-    rows: int = 20
-    """Of traces: rows of a table to print; 0 for all."""
 
 
 UNDECIDED = 4
@@ -43,9 +35,8 @@ UNDECIDED = 4
 OPTIONS = {"compare A B": CompareOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 1 on a regression, UNDECIDED where that is open, else 0."""
-    options = parse(CompareOptions, argv, "bertbench compare")
+def run(options: CompareOptions) -> Result:
+    """Compare; exit code 1 on a regression, UNDECIDED where that is open."""
     from analysis.sources import is_run
 
     runs = [is_run(path) for path in (options.a, options.b)]
@@ -56,38 +47,39 @@ def main(argv: list[str]) -> int:
     for path, known in zip((options.a, options.b), runs, strict=True):
         if not known and path.name == "trials" and is_run(path.parent):
             raise InputError("path-kind", f"{path} holds the trials of a run: give the run directory, {path.parent}")
+    found = _runs(options) if all(runs) else _traces(options)
     with suppress(OSError):
         if options.a.samefile(options.b):
-            note(f"{options.a} and {options.b} are the same records: what differs between them is nothing")
-    return _runs(options) if all(runs) else _traces(options)
+            same = f"{options.a} and {options.b} are the same records: what differs between them is nothing"
+            return replace(found, notes=[same, *found.notes])
+    return found
 
 
-def _runs(options: CompareOptions) -> int:
+def _runs(options: CompareOptions) -> Result:
     if options.csv is not None:
         raise UsageError(
             "option-not-applicable", "--csv is for traces: of two run directories --json prints every value"
         )
     from analysis.metrics.comparison.regression import THRESHOLD, as_mapping, compare_runs
-    from analysis.render.text import comparison_table
+    from analysis.render.result_tables import comparison_blocks
 
     threshold = THRESHOLD if options.threshold is None else options.threshold
     comparison = compare_runs(RunDirectory(options.a), RunDirectory(options.b), threshold)
-    if options.json:
-        print(json.dumps(as_mapping(comparison), indent=2, allow_nan=False))
-    else:
-        print(comparison_table(comparison))
-    if not comparison.rows:
-        raise InputError(
-            "run-mismatch",
-            f"nothing of {options.a} and {options.b} could be compared: give runs that measured the same "
-            "configuration, or two profiled trials (RUN/trials/TRIAL)",
-        )
-    if comparison.regressed:
-        return 1
-    return UNDECIDED if comparison.undecided and not options.undecided_ok else 0
+    nothing = InputError(
+        "run-mismatch",
+        f"nothing of {options.a} and {options.b} could be compared: give runs that measured the same "
+        "configuration, or two profiled trials (RUN/trials/TRIAL)",
+    )
+    undecided = comparison.undecided and not options.undecided_ok
+    return Result(
+        document=as_mapping(comparison),
+        blocks=comparison_blocks(comparison),
+        failure=None if comparison.rows else nothing,
+        code=1 if comparison.regressed else UNDECIDED if undecided else 0,
+    )
 
 
-def _traces(options: CompareOptions) -> int:
+def _traces(options: CompareOptions) -> Result:
     from analysis.diagnose.trace_comparison import findings
     from analysis.metrics.comparison.traces import THRESHOLD, compare_traces
     from analysis.sources import is_run, open_sources, trial_of
@@ -111,12 +103,11 @@ def _traces(options: CompareOptions) -> int:
     found = compare_traces(
         before.timelines, after.timelines, threshold, trials=(trial_of(options.a), trial_of(options.b))
     )
-    show(
+    return findings_result(
         findings(found),
         [*(f"differs: {difference}" for difference in found.differences), *before.problems, *after.problems],
-        as_json=options.json,
-        csv=options.csv,
-        rows=options.rows,
+        options,
+        code=1 if found.verdict == "slower" else 0,
         a=str(options.a),
         b=str(options.b),
         per=found.per,
@@ -127,4 +118,3 @@ def _traces(options: CompareOptions) -> int:
         threshold=found.threshold,
         differences=list(found.differences),
     )
-    return 1 if found.verdict == "slower" else 0

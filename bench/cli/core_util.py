@@ -1,9 +1,7 @@
 """`bertbench core-util FILE.csv...`: how busy the kinds of cores were, from the CSVs of Nsight Compute."""
 
 import dataclasses
-import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +13,14 @@ from analysis.counters import KernelCounters, joined
 from analysis.diagnose import cores as core_findings
 from analysis.diagnose.finding import Finding, distinct, file_stem
 from analysis.metrics.kernels.core_utilization import FOUR, CoreUse, core_use, rows
-from bench.cli.findings_output import document, show, write_csvs
-from bench.cli.options import parse
+from analysis.render.tables import Plain
+from bench.cli.options import Tables
+from bench.cli.result import Result, document, findings_result, write_csvs
 from common.errors import InputError, UsageError
-from common.redact import terminal_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CoreUtilOptions:
+class CoreUtilOptions(Tables):
     """Print four lines, fma, fp16, tensor and sfu: the share of the highest rate at which these cores worked while
     kernels ran, weighted by cycles. FILE is what `ncu --csv` wrote (details or raw page) or a .gz of it. Several files
     are a block each, then one of all together where they can be of one run (one device, not of different batch sizes).
@@ -37,15 +35,10 @@ class CoreUtilOptions:
     window_ms: float | None = None
     """Length of the same steps without the profiler: adds the share of that time, idle time included; tables by kernel,
     family and phase then hold these shares."""
-    rows: int = 20
-    """Rows of a table to print; 0 for all."""
-    json: bool = False
-    """Print everything as JSON."""
-    csv: Path | None = None
-    """Folder to write every table into, as CSV in full precision."""
 
     def __post_init__(self) -> None:
         """Check what belongs together."""
+        Tables.__post_init__(self)
         if not self.files:
             raise UsageError("option-missing", "core-util needs files: core-util FILE.csv..., what `ncu --csv` wrote")
         if self.window_ms is not None and not 0 < self.window_ms < 1e15:
@@ -62,9 +55,8 @@ class CoreUtilOptions:
 OPTIONS = {"core-util FILE.csv...": CoreUtilOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command."""
-    options = parse(CoreUtilOptions, argv, "bertbench core-util")
+def run(options: CoreUtilOptions) -> Result:
+    """Read the counters; show four lines per file, or the table that --by names."""
     from analysis.readers.ncu import reader as ncu
 
     window_ns = None if options.window_ms is None else options.window_ms * 1e6
@@ -73,27 +65,22 @@ def main(argv: list[str]) -> int:
     whole = joined(counters) if _of_one_run(counters, sizes) else None
     problems = _problems(options.files, counters)
     found = _findings(options, counters, whole, sizes, window_ns)
-    if options.json:
-        uses = [_as_json(file, part, window_ns) for file, part in zip(options.files, counters, strict=True)]
-        joint = None if whole is None else _as_json(None, whole, window_ns)
-        print(json.dumps(document(found, problems, files=uses, joint=joint), indent=2, allow_nan=False))
-        if options.csv is not None:
-            write_csvs(found, options.csv)
-        return 0
-    if options.by is not None:
-        show(found, problems, as_json=False, csv=options.csv, rows=options.rows)
-        return 0
+    if options.by is not None and not options.json:
+        return findings_result(found, problems, options)
+    uses = [_as_json(file, part, window_ns) for file, part in zip(options.files, counters, strict=True)]
+    joint = None if whole is None else _as_json(None, whole, window_ns)
     blocks = [_lines(core_use(part, window_ns)) for part in counters]
     if len(blocks) > 1:
         blocks = [[str(file), *lines] for file, lines in zip(options.files, blocks, strict=True)]
         if whole is not None:
             blocks.append([f"all {len(counters)} files", *_lines(core_use(whole, window_ns))])
-    print("\n\n".join("\n".join(lines) for lines in blocks))
-    for problem in problems:
-        print(f"bertbench: {terminal_text(problem)}", file=sys.stderr)
-    if options.csv is not None:
-        print(f"bertbench: wrote {len(write_csvs(found, options.csv))} tables into {options.csv}", file=sys.stderr)
-    return 0
+    written = [] if options.csv is None else write_csvs(found, options.csv)
+    return Result(
+        document=document(found, problems, files=uses, joint=joint),
+        blocks=[Plain("\n".join(lines)) for lines in blocks],
+        notes=[f"{len(written)} tables are in {options.csv}"] if written else [],  # four lines are all that stdout gets
+        problems=problems,
+    )
 
 
 def _lines(use: CoreUse) -> list[str]:

@@ -41,7 +41,7 @@ class DataCsvOptions:
 OPTIONS = {"data csv": DataCsvOptions}
 
 
-def run(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the command; 0 when the database is there."""
     if argv and not argv[0].startswith("-"):
         argv = ["--input", *argv]

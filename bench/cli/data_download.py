@@ -39,7 +39,7 @@ class DownloadOptions:
 OPTIONS = {"data download": DownloadOptions}
 
 
-def run(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the command; 0 when every file is there and right."""
     options = parse(DownloadOptions, list(argv), "bertbench data download")
     if options.list:

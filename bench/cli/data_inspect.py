@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from analysis.render.terminal import printable
-from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
 from bench.cli.progress import show_stages
+from bench.cli.result import terminal_width
 from common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ MOST_SAMPLES = 1000
 OPTIONS = {"data inspect DIR": InspectOptions}
 
 
-def run(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the command; 1 when a check failed."""
     options = parse(InspectOptions, argv, "bertbench data inspect")
     from bert.data.pool import Workers

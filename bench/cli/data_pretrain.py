@@ -31,7 +31,7 @@ OPTIONS = {"data pretrain": DataPretrainOptions}
 _LISTS = {"--seq-len": "--seq-lens", "--stage": "--stages"}
 
 
-def run(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the command; 0 when what was asked for is complete."""
     options = parse(DataPretrainOptions, in_plural(plain_words(argv), _LISTS), "bertbench data pretrain")
     from bert.tasks.pretrain.prepare import prepare

@@ -46,7 +46,7 @@ class SquadScalingOptions:
 OPTIONS = {"data squad-scaling": SquadScalingOptions}
 
 
-def run(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the command."""
     options = parse(SquadScalingOptions, plain_words(argv), "bertbench data squad-scaling")
     from bert.tasks.squad.reading import check_there

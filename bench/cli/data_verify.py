@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import tyro
 
 from analysis.render.terminal import wrapped
-from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
 from bench.cli.progress import show_stages
+from bench.cli.result import terminal_width
 
 if TYPE_CHECKING:
     from bert.tasks.pretrain.inspecting.verification import Comparison
@@ -38,7 +38,7 @@ class VerifyOptions:
 OPTIONS = {"data verify A B": VerifyOptions}
 
 
-def run(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the command; 1 when the folders differ."""
     options = parse(VerifyOptions, argv, "bertbench data verify")
     from bert.tasks.pretrain.inspecting.verification import verify

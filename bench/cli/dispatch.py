@@ -1,57 +1,167 @@
-"""Commands whose first word picks a module: `bertbench data pretrain`, `bertbench eval squad`."""
+"""From the words of a command line to a command, its options and its result."""
 
 import importlib
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
+from bench.cli.options import parse
+from bench.cli.result import Result, show
 from common.errors import UsageError
 from common.registry import lookup
 
-Choices = Mapping[str, tuple[str, str]]
-"""Word -> (module with `run(argv)` and `OPTIONS`, or "module:class" of a task's command; one line of help). Either is
-imported when its word is given."""
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A command whose second word picks what is done: a task that has such a command, or another word."""
+
+    what: str
+    """What the second word names, in the singular: kind, task."""
+    others: Mapping[str, tuple[str, str]]
+    """Words besides the tasks that have no command of their own module: module, and one line of help."""
 
 
-def dispatch(command: str, what: str, choices: Choices, argv: list[str]) -> int:
-    """Run the module that the first word names and return its exit code; 2 where there is no word.
+COMMANDS: dict[str, str | Group] = {
+    "doctor": "bench.cli.doctor",
+    "data": Group(
+        "kind",
+        {
+            "pretrain": ("bench.cli.data_pretrain", "dumps and text -> HDF5 shards of pretraining instances"),
+            "csv": ("bench.cli.data_csv", "a CSV of texts with labels -> a SQLite file to train on"),
+            "squad-scaling": (
+                "bench.cli.data_squad_scaling",
+                "time 1..N workers at SQuAD features, both modes",
+            ),
+            "download": ("bench.cli.data_download", "fetch Wikipedia, SQuAD or books, by name"),
+            "inspect": (
+                "bench.cli.data_inspect",
+                "what a folder of HDF5 shards holds, and whether it is as it should",
+            ),
+            "verify": ("bench.cli.data_verify", "compare two folders of HDF5 shards"),
+        },
+    ),
+    "convert": "bench.cli.convert",
+    "train": "bench.cli.train",
+    "predict": Group("task", {"classify": ("bench.cli.predict_classify", "labels of the texts of a CSV")}),
+    "eval": Group(
+        "task",
+        {
+            "squad": ("bench.cli.eval_squad", "official scores of SQuAD 1.1 and 2.0 predictions"),
+            "gap": ("bench.cli.eval_gap", "official scores of GAP, log loss, accuracy, by gender, distance and length"),
+        },
+    ),
+    "results": "bench.cli.results",
+    "compare-strategies": "bench.cli.compare_strategies",
+    "compare-heads": "bench.cli.compare_heads",
+    "tune": "bench.cli.tune",
+    "autotune": "bench.cli.autotune",
+    "throughput": "bench.cli.throughput",
+    "speed-of-light": "bench.cli.speed_of_light",
+    "comm": "bench.cli.comm",
+    "profile": "bench.cli.profile",
+    "analyze": "bench.cli.analyze",
+    "core-util": "bench.cli.core_util",
+    "allreduce": "bench.cli.allreduce",
+    "perfetto": "bench.cli.perfetto",
+    "launch": "bench.cli.launch",
+    "submit": "bench.cli.submit",
+    "collect": "bench.cli.collect",
+    "report": "bench.cli.report",
+    "compare": "bench.cli.compare",
+    "history": "bench.cli.history",
+}
+"""What a command line can begin with; a module is imported when its command is called."""
 
-    Args:
-        command: the command before that word: "eval".
-        what: what the word names, in the singular: "kind", "task".
-        choices: the words.
-        argv: the command's arguments.
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A command and the words behind its name."""
+
+    program: str
+    """As it was called: "bertbench eval squad"."""
+    words: list[str]
+    read_words: Callable[[list[str], str], Any]
+    """What makes options of the words, for this program."""
+    run: Callable[[Any], Result]
+
+
+def call(argv: Sequence[str]) -> int:
+    """Run a command, print its result, return its exit code. Raises BertbenchError."""
+    found = find(argv)
+    if isinstance(found, Result):
+        return show(found, False)
+    options = found.read_words(found.words, found.program)
+    return show(found.run(options), bool(getattr(options, "json", False)))
+
+
+def result_of(argv: Sequence[str]) -> Result:
+    """Run a command and return its result, without printing it. Raises BertbenchError."""
+    found = find(argv)
+    return found if isinstance(found, Result) else found.run(found.read_words(found.words, found.program))
+
+
+def find(argv: Sequence[str]) -> Call | Result:
+    """Return the command that the first word names, or the first two; the help of a group where that is asked for.
 
     Raises:
-        UsageError: an option comes first, or the word is unknown.
+        UsageError: there is no such command, or it lacks its second word.
     """
-    program = f"bertbench {command}"
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_usage(program, what, choices), end="", file=sys.stdout if argv else sys.stderr)
-        return 0 if argv else 2
-    if argv[0].startswith("-"):
-        raise UsageError("option-missing", f"{program} needs a {what} first: {program} {' | '.join(choices)} [options]")
-    module, _ = lookup(choices, argv[0], f"{what} of {command}")
-    if ":" in module:
-        from bench.cli.task_commands import run_task
-
-        return run_task(command, argv[0], module, argv[1:])
-    code: int = importlib.import_module(module).run(argv[1:])
-    return code
+    name, *words = argv
+    entry = lookup(COMMANDS, name, "command")
+    if isinstance(entry, Group):
+        return _in_group(name, entry, words)
+    return _of_module(entry, f"bertbench {name}", words)
 
 
-def options_of(choices: Choices) -> dict[str, type]:
-    """Return the options of all modules, for the reference page."""
-    found: dict[str, type] = {}
-    for module, _ in choices.values():
-        if ":" not in module:
-            found |= importlib.import_module(module).OPTIONS
-    return found
+def _of_module(module_name: str, program: str, words: list[str]) -> Call:
+    module = importlib.import_module(module_name)
+    if hasattr(module, "main"):  # not converted yet: it prints by itself
+        return Call(program, words, lambda given, _: given, lambda given: Result(code=int(module.main(given))))
+    return Call(program, words, getattr(module, "read_words", None) or _parser_of(module), module.run)
 
 
-def _usage(program: str, what: str, choices: Choices) -> str:
+def _parser_of(module: ModuleType) -> Callable[[list[str], str], Any]:
+    (options,) = module.OPTIONS.values()
+    return lambda words, program: parse(options, words, program)
+
+
+def _in_group(name: str, group: Group, words: list[str]) -> Call | Result:
+    program = f"bertbench {name}"
+    if words and words[0] in group.others:
+        return _of_module(group.others[words[0]][0], f"{program} {words[0]}", words[1:])
+    from bench.cli.task_commands import TaskRun, commands
+
+    choices = {**commands(name), **group.others}
+    if words and words[0] in ("-h", "--help"):
+        from analysis.render.tables import Plain
+
+        return Result(blocks=[Plain(_usage(program, group.what, choices))])
+    if not words or words[0].startswith("-"):
+        names = " | ".join(choices)
+        raise UsageError("option-missing", f"{program} needs a {group.what} first: {program} {names} [options]")
+    entry, _ = lookup(choices, words[0], f"{group.what} of {name}")
+    task = TaskRun(name, words[0], entry)
+    return Call(f"{program} {words[0]}", words[1:], task.read_words, task.run)
+
+
+def _usage(program: str, what: str, choices: Mapping[str, tuple[str, str]]) -> str:
     width = max(map(len, choices))
     lines = "\n".join(f"  {name:<{width}} {text}" for name, (_, text) in choices.items())
     return (
         f"usage: {program} {what.upper()} [options]\n\n{lines}\n\n"
-        f"  {program} {what.upper()} --help   options of a {what}\n"
+        f"  {program} {what.upper()} --help   options of a {what}"
     )
+
+
+def options_of(name: str) -> dict[str, type]:
+    """Return the options of a command, or of all of a group, by its words, for the reference page."""
+    entry = COMMANDS[name]
+    if not isinstance(entry, Group):
+        return dict(importlib.import_module(entry).OPTIONS)
+    from bench.cli.task_commands import options_of_tasks
+
+    found = options_of_tasks(name)
+    for module, _ in entry.others.values():
+        found |= importlib.import_module(module).OPTIONS
+    return found

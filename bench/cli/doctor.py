@@ -1,20 +1,19 @@
 """`bertbench doctor`: what this machine is and what can run on it."""
 
-import json
 from dataclasses import dataclass
 
-from bench.cli.options import parse
+from analysis.render.tables import Facts
+from bench.cli.options import Printed
+from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
-from bench.machine.doctor import MISSING, OK, WARNING, examine, has, to_json
+from bench.machine.doctor import MISSING, OK, WARNING, Check, examine, has, to_json
 from common.errors import BertbenchError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DoctorOptions:
+class DoctorOptions(Printed):
     """Say what this machine is, which tools can run here, and the remedy for each lack."""
 
-    json: bool = False
-    """Print the checks as JSON."""
     has: str | None = None
     """Only answer by exit code (0 yes, 1 no) whether this is here: cuda, two-devices, bf16 or hf."""
 
@@ -22,9 +21,8 @@ class DoctorOptions:
 OPTIONS = {"doctor": DoctorOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command."""
-    options = parse(DoctorOptions, argv, "bertbench doctor")
+def run(options: DoctorOptions) -> Result:
+    """Examine the machine; with --has, exit code 1 where that is not here."""
     devices: Devices | BertbenchError
     try:
         devices = find_devices()
@@ -33,15 +31,12 @@ def main(argv: list[str]) -> int:
     if options.has is not None:
         if isinstance(devices, BertbenchError):
             raise devices
-        return 0 if has(options.has, devices) else 1
+        return Result(code=0 if has(options.has, devices) else 1)
     checks = examine(devices)
-    if options.json:
-        print(json.dumps(to_json(checks), indent=2))
-        return 0
-    marks = {OK: "ok     ", MISSING: "absent ", WARNING: "warning"}
-    width = max(len(check.name) for check in checks)
-    for check in checks:
-        print(f"{marks[check.state]}  {check.name:<{width}}  {check.detail}")
-        if check.state != OK and check.remedy:
-            print(f"{'':9}{'':<{width}}  -> {check.remedy}")
-    return 0
+    return Result(document=to_json(checks), blocks=[Facts([row for check in checks for row in _rows(check)])])
+
+
+def _rows(check: Check) -> list[tuple[str, str]]:
+    mark = {OK: "ok", MISSING: "absent", WARNING: "warning"}[check.state]
+    remedy = [("", f"         -> {check.remedy}")] if check.state != OK and check.remedy else []
+    return [(check.name, f"{mark:<7}  {check.detail}"), *remedy]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.render.terminal import printable, wrapped
-from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
+from bench.cli.result import terminal_width
 from bench.cli.scores_file import SCORES_FILE, check_scores_folder
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class EvalGapOptions:
 OPTIONS = {"eval gap": EvalGapOptions}
 
 
-def run(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the command; 0 when the scores are printed."""
     options = parse(EvalGapOptions, argv, "bertbench eval gap")
     check_scores_folder(options.out, "gap")

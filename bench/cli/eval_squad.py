@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.render.terminal import printable, wrapped
-from bench.cli.findings_output import terminal_width
 from bench.cli.options import parse
+from bench.cli.result import terminal_width
 from bench.cli.scores_file import SCORES_FILE, check_scores_folder
 from common.errors import UsageError
 
@@ -50,7 +50,7 @@ class EvalSquadOptions:
 OPTIONS = {"eval squad": EvalSquadOptions}
 
 
-def run(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the command; 0 when the scores are printed."""
     options = parse(EvalSquadOptions, argv, "bertbench eval squad")
     check_scores_folder(options.out, "squad")

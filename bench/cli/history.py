@@ -1,15 +1,13 @@
 """`bertbench history RUNS`: what many runs measured over time; exit code 1 where the newest is a regression."""
 
-import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from bench.cli.findings_output import terminal_width
-from bench.cli.options import parse
+from bench.cli.options import Printed
+from bench.cli.result import Result
 from common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HistoryOptions:
+class HistoryOptions(Printed):
     """Put the measurements of many runs in a row by time, each held against the run before that has it.
 
     Runs of other machines make rows of their own; commits and versions that change are told. Exit code 1 where the
@@ -30,39 +28,32 @@ class HistoryOptions:
     """Relative change of the step time that counts; 0.02 is 2 %."""
     out: Path | None = None
     """Folder to write history.png and history.csv into."""
-    json: bool = False
-    """Print the history as JSON."""
 
 
 OPTIONS = {"history RUNS": HistoryOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 1 where the newest point of a series is a regression, else 0."""
-    options = parse(HistoryOptions, argv, "bertbench history")
+def run(options: HistoryOptions) -> Result:
+    """Put the runs in a row; exit code 1 where the newest point of a series is a regression."""
     if not options.runs:
         raise UsageError(
             "option-missing",
             "bertbench history needs run directories, or a folder that holds some: bertbench history runs",
         )
     from analysis.metrics.comparison.history import history_of
-    from analysis.render.history_text import history_text
-    from analysis.render.terminal import wrapped
+    from analysis.render.history_tables import history_blocks
     from analysis.sources import runs_below
     from records.run import RunDirectory
 
     folders = dict.fromkeys(run.resolve() for path in options.runs for run in runs_below(path))
     found = history_of([RunDirectory(folder) for folder in folders], options.threshold)
-    written = [] if options.out is None else _write(options.out, found)
-    if options.json:
-        print(json.dumps(found.to_json(), indent=2, allow_nan=False))
-    else:
-        print(history_text(found, terminal_width()))
-        for path in written:
-            print(f"wrote {path}")
-        for problem in found.problems:
-            print("\n".join(wrapped(f"bertbench: {problem}", terminal_width())), file=sys.stderr)
-    return 1 if found.regressed else 0
+    return Result(
+        document=found.to_json(),
+        blocks=history_blocks(found),
+        written=() if options.out is None else _write(options.out, found),
+        problems=found.problems,
+        code=1 if found.regressed else 0,
+    )
 
 
 def _write(folder: Path, found: "History") -> list[Path]:

@@ -5,7 +5,6 @@ training failed, 4 undecided (compare), 130 interrupted.
 """
 
 import errno
-import importlib
 import io
 import os
 import signal
@@ -16,35 +15,6 @@ import types
 from bench.run.out_of_memory import memory_is_short, ran_out_of_memory
 from common.errors import BertbenchError
 from common.redact import terminal_text
-
-# name -> module, imported when its command is called.
-COMMANDS: dict[str, str] = {
-    "doctor": "bench.cli.doctor",
-    "data": "bench.cli.data",
-    "convert": "bench.cli.convert",
-    "train": "bench.cli.train",
-    "predict": "bench.cli.predict",
-    "eval": "bench.cli.eval",
-    "results": "bench.cli.results",
-    "compare-strategies": "bench.cli.compare_strategies",
-    "compare-heads": "bench.cli.compare_heads",
-    "tune": "bench.cli.tune",
-    "autotune": "bench.cli.autotune",
-    "throughput": "bench.cli.throughput",
-    "speed-of-light": "bench.cli.speed_of_light",
-    "comm": "bench.cli.comm",
-    "profile": "bench.cli.profile",
-    "analyze": "bench.cli.analyze",
-    "core-util": "bench.cli.core_util",
-    "allreduce": "bench.cli.allreduce",
-    "perfetto": "bench.cli.perfetto",
-    "launch": "bench.cli.launch",
-    "submit": "bench.cli.submit",
-    "collect": "bench.cli.collect",
-    "report": "bench.cli.report",
-    "compare": "bench.cli.compare",
-    "history": "bench.cli.history",
-}
 
 _BEGIN_AGAIN = (
     "doctor", "data csv", "convert", "predict", "eval", "results", "analyze", "core-util", "allreduce", "perfetto",
@@ -106,8 +76,9 @@ def run(argv: list[str]) -> int:
         print(f"bertbench {version('bertbench')}")
         return 0
     try:
-        module = importlib.import_module(_command(argv[0]))
-        code = int(module.main(argv[1:]))
+        from bench.cli.dispatch import call
+
+        code = call(argv)
         sys.stdout.flush()
         return code
     except BertbenchError as error:
@@ -142,12 +113,6 @@ def run(argv: list[str]) -> int:
         )
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left unwritten must not fail again at the end
         return 2
-
-
-def _command(name: str) -> str:
-    from common.registry import lookup
-
-    return lookup(COMMANDS, name, "command")
 
 
 def _after_interrupt(argv: list[str]) -> str:

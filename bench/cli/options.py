@@ -8,6 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,31 @@ from common.registry import lookup
 T = TypeVar("T")
 
 OUT_HELP = "Run directory; a call with the same folder continues it."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Printed:
+    """What every command takes that has a result for programs."""
+
+    json: bool = False
+    """Print the result as JSON; progress goes to stderr."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tables(Printed):
+    """What every command takes that shows tables of any length."""
+
+    csv: Path | None = None
+    """Folder to write every table into, as CSV in full precision."""
+    rows: int = 20
+    """Rows of a table to print; 0 for all."""
+
+    def __post_init__(self) -> None:
+        """Refuse a number of rows below 0."""
+        if self.rows < 0:
+            raise UsageError(
+                "option-value", f"--rows {self.rows} is below 0: give how many rows of a table to print, 0 for all"
+            )
 
 
 def parse(options: type[T], argv: list[str], program: str) -> T:

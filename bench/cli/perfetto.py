@@ -1,20 +1,19 @@
 """`bertbench perfetto PATH -o out.json.gz`: traces for ui.perfetto.dev, with the suite's own tracks."""
 
-import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from bench.cli.options import parse
+from analysis.render.tables import Plain
+from bench.cli.options import Printed
+from bench.cli.result import Result
 from common.errors import InputError, UsageError
-from common.redact import terminal_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PerfettoOptions:
+class PerfettoOptions(Printed):
     """Write traces as one file for https://ui.perfetto.dev: all ranks beside each other, with tracks for steps, phases,
     computation, communication, exposed communication and idle time.
     """
@@ -23,16 +22,13 @@ class PerfettoOptions:
     """A trace, a folder of ranks, a tar, a profiled trial or a run directory."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """File to write, .json.gz or .json; without it <name>.perfetto.json.gz in the current folder."""
-    json: bool = False
-    """Print what was written as JSON."""
 
 
 OPTIONS = {"perfetto PATH": PerfettoOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 when the file was written."""
-    options = parse(PerfettoOptions, argv, "bertbench perfetto")
+def run(options: PerfettoOptions) -> Result:
+    """Write the file."""
     from analysis.render.perfetto import write_perfetto
     from analysis.sources import open_sources
 
@@ -50,15 +46,10 @@ def main(argv: list[str]) -> int:
             "which the PyTorch profiler's JSON and nsys' SQLite exports have; `bertbench analyze` shows the rest",
         )
     exported = write_perfetto(source.timelines, output)
-    for problem in source.problems:
-        print(f"bertbench: {terminal_text(problem)}", file=sys.stderr)
-    if options.json:
-        about = {"path": str(exported.path), "ranks": exported.ranks, "events": exported.events}
-        print(json.dumps({**about, "problems": list(source.problems)}, indent=2))
-    else:
-        ranks = "1 rank" if exported.ranks == 1 else f"{exported.ranks} ranks"
-        print(f"{exported.path}: {ranks}, {exported.events:,} events; open it in https://ui.perfetto.dev")
-    return 0
+    about = {"path": str(exported.path), "ranks": exported.ranks, "events": exported.events}
+    ranks = "1 rank" if exported.ranks == 1 else f"{exported.ranks} ranks"
+    said = f"{exported.path}: {ranks}, {exported.events:,} events; open it in https://ui.perfetto.dev"
+    return Result(document={**about, "problems": list(source.problems)}, blocks=[Plain(said)], problems=source.problems)
 
 
 def _output(options: PerfettoOptions) -> Path:

@@ -74,7 +74,7 @@ class _Tally:
     """The first such labels."""
 
 
-def run(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the command; 0 when the file is written."""
     options = parse(PredictClassifyOptions, plain_words(argv, DEFAULT_WORDS), "bertbench predict classify")
     from bench.text_classifier import open_classifier

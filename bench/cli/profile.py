@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bench.cli.findings_output import terminal_width
 from bench.cli.options import OUT_HELP, given_names, parse_task, request_of, run_folder
 from bench.cli.progress import describe, measured_anew, note, show_progress
+from bench.cli.result import terminal_width
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.plan.sweep import locked
@@ -199,13 +199,14 @@ def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
 
 def _show(item: Profiled, summary: "ProfileSummary") -> None:
     """Print what was found, what the profiler cost, and where its files are."""
-    from analysis.render.findings_text import findings_text
+    from analysis.render.finding_tables import finding_blocks
     from analysis.render.range_tree_text import range_tree_text
+    from analysis.render.terminal import blocks_text
 
     print(f"\n{describe(item.trial)}")
     shown = [finding for finding in summary.findings if finding.name in _SHOWN]
     if shown:
-        print(f"\n{findings_text(shown, terminal_width(), _MOST_ROWS)}")
+        print(f"\n{blocks_text(finding_blocks(shown, _MOST_ROWS), terminal_width())}")
     if summary.tree is not None:
         print(f"\n{range_tree_text(summary.tree)}")
     print()

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import importlib
 import inspect
 import itertools
 import re
@@ -12,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.cli.main import COMMANDS, USAGE
+from bench.cli.dispatch import COMMANDS, options_of
+from bench.cli.main import USAGE
 from common.atomic import write_text
 from common.errors import CODES
 from records import schema
@@ -74,9 +74,8 @@ def _errors() -> str:
 
 def _commands() -> str:
     parts = [_INTRODUCTION, f"```\n{USAGE}```\n"]
-    for module in COMMANDS.values():
-        options: dict[str, type] = importlib.import_module(module).OPTIONS
-        for words, dataclass in options.items():
+    for name in COMMANDS:
+        for words, dataclass in options_of(name).items():
             parts.append(f"## bertbench {words}\n\n{_summary(dataclass)}\n\n{_table(dataclass)}")
     parts.append(f"## Scripts\n\n{_scripts()}")
     parts.append(f"## make\n\n{_make_targets()}")

@@ -1,14 +1,14 @@
 """`bertbench speed-of-light [TASK]`: the floor of a step, and where the measured step is above it."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
+from bench.cli.options import OUT_HELP, Printed, parse_task, request_of, run_folder
 from bench.cli.progress import note, show_progress, tell_of_cpu
+from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
 from bench.plan.automatic import AUTO
 from bench.plan.sweep import locked, run_trials
@@ -26,7 +26,7 @@ _FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SpeedOfLightOptions:
+class SpeedOfLightOptions(Printed):
     """Measure peak, memory bandwidth, and every part of a step alone: the floor of the step, and what is lost to what.
     Of bertbench's own model; a finished measurement is shown again.
     """
@@ -69,8 +69,6 @@ class SpeedOfLightOptions:
     retry_failed: bool = False
     """Measure again what failed."""
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/speed-of-light")
-    json: bool = False
-    """Print the result as JSON, progress on stderr."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured; what a sweep checks is checked there."""
@@ -102,20 +100,23 @@ def _check_heads(task: str) -> None:
 OPTIONS = {"speed-of-light [TASK]": SpeedOfLightOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 when the step was measured, 3 when it was not."""
-    named = bool(argv) and (not argv[0].startswith("-") or argv[0] in ("-h", "--help"))
-    words = argv if named else ["pretrain", *argv]
-    options = parse_task(SpeedOfLightOptions, words, "bertbench speed-of-light", sweep=False)
+def read_words(words: list[str], program: str) -> SpeedOfLightOptions:
+    """Return the options; without a task it is pretraining."""
+    named = bool(words) and (not words[0].startswith("-") or words[0] in ("-h", "--help"))
+    return parse_task(SpeedOfLightOptions, words if named else ["pretrain", *words], program, sweep=False)
+
+
+def run(options: SpeedOfLightOptions) -> Result:
+    """Measure the step; exit code 3 when it could not be."""
     devices = find_devices(options.device)
     trial = planned(options, devices)
-    run = RunDirectory(run_folder(options.out))
+    directory = RunDirectory(run_folder(options.out))
     tell_of_cpu(devices, options.device, options.json)
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     request = {"command": "speed-of-light", **request_of(options)}
-    with locked(run):
-        (result,) = run_trials(run, [trial], request, devices, launch, show_progress, note, options.retry_failed)
-    return _show(run, trial, options.json) if result["status"] == "ok" else 3
+    with locked(directory):
+        (result,) = run_trials(directory, [trial], request, devices, launch, show_progress, note, options.retry_failed)
+    return _measured(directory, trial) if result["status"] == "ok" else Result(code=3)
 
 
 def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
@@ -143,10 +144,11 @@ def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
     return trial
 
 
-def _show(run: RunDirectory, trial: Trial, as_json: bool) -> int:
+def _measured(run: RunDirectory, trial: Trial) -> Result:
     from analysis.load import load_run
     from analysis.render.light_figures import draw_waterfall
-    from analysis.render.light_text import light_text
+    from analysis.render.light_tables import light_blocks
+    from analysis.render.tables import Facts
 
     found = [loaded for loaded in load_run(run) if loaded.trial.trial_id == trial.trial_id]
     if not found or found[0].row["status"] != "ok":
@@ -155,10 +157,10 @@ def _show(run: RunDirectory, trial: Trial, as_json: bool) -> int:
             "run-incomplete", f"{run.trial(trial.trial_id).path} cannot be shown ({reason}): give another --out"
         )
     picture = draw_waterfall(run.trial(trial.trial_id).path / "waterfall.png", found[0].row)
-    if as_json:
-        shown: dict[str, Any] = {"run": str(run.path), "picture": str(picture.path), **found[0].row}
-        print(json.dumps(shown, indent=2, allow_nan=False))
-        return 0
-    print(light_text(found[0]))
-    print(f"\npicture: {picture.path}\nresults: {run.results_csv}\nreport:  bertbench report {run.path}")
-    return 0
+    more = [
+        ("picture", str(picture.path)), ("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")
+    ]  # fmt: skip
+    return Result(
+        document={"run": str(run.path), "picture": str(picture.path), **found[0].row},
+        blocks=[*light_blocks(found[0]), Facts(more)],
+    )

@@ -176,11 +176,13 @@ def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
         found = {"rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps}
         print(json.dumps({"run": str(run.path), **found}, indent=2, default=str))
         return
-    from analysis.render.text import cautions_text, input_text, results_table
+    from analysis.render.input_tables import input_lines
+    from analysis.render.result_tables import caution_lines, results_blocks
+    from analysis.render.terminal import blocks_text
 
     shown = [trial.row for trial in trials if trial.trial.trial_id in wanted and trial.row.get("status") is not None]
-    doubts = cautions_text([trial for trial in trials if trial.trial.trial_id in wanted])
-    print("\n".join(filter(None, [results_table(shown, ratios), input_text(inputs, gaps), doubts])))
+    doubts = caution_lines([trial for trial in trials if trial.trial.trial_id in wanted])
+    print(blocks_text([*results_blocks(shown, ratios), *input_lines(inputs, gaps), *doubts]))
     print(f"\nresults: {run.results_csv}\nreport:  bertbench report {run.path}")
 
 

@@ -302,8 +302,9 @@ def _write(study: Study, search: Search, trials: int | None, evaluator: str) -> 
 
 
 def _finish(options: TuneOptions, study: Study, search: Search, trials: int | None, why: str, stop: StopRequest) -> int:
+    from analysis.render.search_tables import tune_blocks
+    from analysis.render.terminal import blocks_text
     from analysis.render.tune_page import write_tune_report
-    from analysis.render.tune_text import tune_text
 
     found = _write(study, search, trials, options.importance)
     with study.locked():
@@ -311,7 +312,7 @@ def _finish(options: TuneOptions, study: Study, search: Search, trials: int | No
     if options.json:
         print(json.dumps({"study": str(study.folder), "ended": why, **found}, indent=2, allow_nan=False))
     else:
-        print(tune_text(found))
+        print(blocks_text(tune_blocks(found)))
         print(f"ended:   {why}")
         print(f"written: {study.folder}: {', '.join([FILE, *(path.name for path in written)])}")
     waiting = sum(trial["state"] == "waiting" for trial in found["trials"])

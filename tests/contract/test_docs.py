@@ -65,7 +65,7 @@ def broken_links(page: Path) -> Iterator[str]:
 
 
 def test_every_command_is_documented() -> None:
-    from bench.cli.main import COMMANDS
+    from bench.cli.dispatch import COMMANDS
 
     assert COMMANDS
     assert missing_words([f"bertbench {name}" for name in COMMANDS], reference()) == []

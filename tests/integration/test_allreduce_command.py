@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from support import shared_files
-from support.refusals import check_refusal
+from support.commands import document, result, text
+from support.refusals import refused
 
 from analysis.render.communication_figures import draw_all_reduce_panel, draw_bandwidth, draw_bucket_timeline
-from bench.cli.allreduce import main
-from bench.cli.main import run
 from common.errors import Code
 
 KINETO = shared_files.TRACES / "kineto"
@@ -83,30 +82,27 @@ def deep_queue(folder: Path, computed: tuple[int, int] = (60, 60), last: tuple[i
     return folder
 
 
-def what_if_of(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, float], str]:
+def what_if_of(path: Path) -> tuple[dict[str, float], str]:
     """Milliseconds of the slowest rank by scenario, and the sentence."""
-    assert main([str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["findings"]["what_if"]
+    found = document("allreduce", path)["findings"]["what_if"]
     return {row["scenario"]: row["replayed_ms"] for row in found["rows"]}, found["sentence"]
 
 
-def test_queued_work_begins_sooner_where_communication_is_free(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_queued_work_begins_sooner_where_communication_is_free(tmp_path: Path) -> None:
     # 50 + 10 + 40 + 10 = 110 as traced. Free: 50 + 10 + 10 = 70, 36.4 % less, though the last launch was queued for 55
     # ms. Half as fast: 40 more. A host without time changes nothing: all is launched long before it begins.
-    found, sentence = what_if_of(deep_queue(tmp_path), capsys)
+    found, sentence = what_if_of(deep_queue(tmp_path))
     assert found["as traced"] == pytest.approx(110, abs=0.05)
     assert found["free"] == pytest.approx(70, abs=0.05) and "free: 36.4% less" in sentence
     assert found["half as fast"] == pytest.approx(150, abs=0.05)
     assert found["no host time"] == pytest.approx(110, abs=0.05) and "CUDA graphs" not in sentence
 
 
-def test_queued_work_begins_sooner_where_no_rank_is_late(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_queued_work_begins_sooner_where_no_rank_is_late(tmp_path: Path) -> None:
     # Rank 1 arrives at 80: rank 0 takes 80 + 40 + 30 = 150, rank 1 130. Alone rank 0 takes 60 + 40 + 30 = 130. That is
     # 13.3 % less.
     path = deep_queue(tmp_path, computed=(60, 80), last=(30, 10))
-    found, sentence = what_if_of(path, capsys)
+    found, sentence = what_if_of(path)
     assert found["as traced"] == pytest.approx(150, abs=0.05)
     assert found["no waiting for other ranks"] == pytest.approx(130, abs=0.05)
     assert "no waiting for other ranks: 13.3% less" in sentence
@@ -115,10 +111,9 @@ def test_queued_work_begins_sooner_where_no_rank_is_late(tmp_path: Path, capsys:
     assert "CUDA graphs" not in sentence
 
 
-def test_a_folder_of_ranks_gives_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_ranks_gives_every_table(tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
-    assert main([str(two_ranks(tmp_path / "traces")), "--json", "--csv", str(tmp_path / "out")]) == 0
-    found = json.loads(capsys.readouterr().out)["findings"]
+    found = document("allreduce", two_ranks(tmp_path / "traces"), "--csv", tmp_path / "out")["findings"]
     assert list(found) == NAMES
     assert [row["exposed_wait_ms"] for row in found["all_reduce_by_rank"]["rows"]] == [0.2, 0.0]
     first = found["stragglers"]["rows"][0]
@@ -129,24 +124,21 @@ def test_a_folder_of_ranks_gives_every_table(tmp_path: Path, capsys: pytest.Capt
         assert len(list(csv.DictReader(file))) == 2
 
 
-def test_text_shows_headings_and_chosen_scenarios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["allreduce", str(two_ranks(tmp_path)), "--what-if", "free", "3x"]) == 0
-    text = capsys.readouterr().out
-    assert "Communication by rank" in text and "3 times as fast" in text and "half as fast" not in text
+def test_text_shows_headings_and_chosen_scenarios(tmp_path: Path) -> None:
+    shown = text(result("allreduce", two_ranks(tmp_path), "--what-if", "free", "3x").blocks)
+    assert "Communication by rank" in shown and "3 times as fast" in shown and "half as fast" not in shown
 
 
-def test_one_rank_of_a_job_says_what_it_cannot_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_rank_of_a_job_says_what_it_cannot_tell(tmp_path: Path) -> None:
     two_ranks(tmp_path)
-    assert main([str(tmp_path / "rank0.json")]) == 0
-    assert "needs the traces of all ranks" in " ".join(capsys.readouterr().out.split())
+    assert "needs the traces of all ranks" in text(result("allreduce", tmp_path / "rank0.json").blocks, 10_000)
 
 
-def test_a_trace_without_communication_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_without_communication_says_so(tmp_path: Path) -> None:
     path = trace(tmp_path / "a.json", [event("gemm", 0, 10, "kernel", device=0, stream=7)])
-    assert main([str(path)]) == 0
-    assert capsys.readouterr().out.startswith("no communication in this trace: ")
-    assert main([str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["findings"] == {}
+    found = result("allreduce", path)
+    assert text(found.blocks).startswith("no communication in this trace: ")
+    assert found.document["findings"] == {} and found.code == 0
 
 
 @pytest.mark.parametrize(
@@ -157,25 +149,21 @@ def test_a_trace_without_communication_says_so(tmp_path: Path, capsys: pytest.Ca
         (["x", "--what-if", "magic"], "option-value", "magic"),
     ],
 )
-def test_bad_use_is_one_message(words: list[str], code: Code, fact: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["allreduce", *words]) == 2
-    said = capsys.readouterr().err
-    check_refusal(said, code, fact)
-    assert said.startswith("bertbench: ")
+def test_bad_use_is_one_message(words: list[str], code: Code, fact: str) -> None:
+    with refused(code, fact):
+        result("allreduce", *words)
 
 
 @pytest.mark.parametrize("name", ["dlrm-8-ranks", "megatron-8-ranks"])
-def test_real_folders_of_ranks(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(real(name)), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["findings"]
+def test_real_folders_of_ranks(name: str) -> None:
+    found = document("allreduce", real(name))["findings"]
     assert list(found) == NAMES
     assert len(found["all_reduce_by_rank"]["rows"]) == 8
     assert "within 0.1%" in found["what_if"]["sentence"]
 
 
-def test_a_real_trace_with_sizes_gives_bandwidths(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(real("hta/nccl_parser_config__nccl_data.json.gz")), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["findings"]["collectives"]["rows"]
+def test_a_real_trace_with_sizes_gives_bandwidths() -> None:
+    rows = document("allreduce", real("hta/nccl_parser_config__nccl_data.json.gz"))["findings"]["collectives"]["rows"]
     reduce = next(row for row in rows if row["collective"] == "all_reduce")
     assert reduce["group_size"] == 2
     assert reduce["busbw_gb_s"] == pytest.approx(reduce["algbw_gb_s"])  # 2 (2 - 1) / 2

@@ -1,48 +1,40 @@
 """`bertbench core-util`: what it prints, writes and refuses."""
 
 import csv
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support import ncu_csv
-from support.cli import ROOT
-from support.refusals import check_refusal, refused
+from support.commands import document, result, text
+from support.refusals import refused
 
-from bench.cli.core_util import main
 from common.errors import Code
 
-Capture = pytest.CaptureFixture[str]
-FOUR_LINES = "fma 10.50 %\nfp16 1.68 %\ntensor 31.50 %\nsfu 31.00 %\n"
+FOUR_LINES = "fma 10.50 %\nfp16 1.68 %\ntensor 31.50 %\nsfu 31.00 %"
 
 
-def page(tmp_path: Path, name: str = "a.csv", text: str | None = None) -> str:
+def page(tmp_path: Path, name: str = "a.csv", content: str | None = None) -> str:
     path = tmp_path / name
-    path.write_text(ncu_csv.raw() if text is None else text)
+    path.write_text(ncu_csv.raw() if content is None else content)
     return str(path)
 
 
-@pytest.mark.parametrize("text", [ncu_csv.details(), ncu_csv.raw()])
-def test_one_file_gives_exactly_four_lines(tmp_path: Path, capsys: Capture, text: str) -> None:
-    assert main([page(tmp_path, text=text)]) == 0
-    shown = capsys.readouterr()
-    assert shown.out == FOUR_LINES
-    assert "fp16: 1 of 4 kernels have no value and are left out" in shown.err
+@pytest.mark.parametrize("content", [ncu_csv.details(), ncu_csv.raw()])
+def test_one_file_gives_exactly_four_lines(tmp_path: Path, content: str) -> None:
+    found = result("core-util", page(tmp_path, content=content))
+    assert text(found.blocks) == FOUR_LINES
+    assert "fp16: 1 of 4 kernels have no value and are left out" in found.problems
 
 
-def test_a_metric_that_is_not_in_the_file_is_told_and_never_0(tmp_path: Path, capsys: Capture) -> None:
+def test_a_metric_that_is_not_in_the_file_is_told_and_never_0(tmp_path: Path) -> None:
     lines = [line for line in ncu_csv.details().splitlines() if "pipe_tensor" not in line]
-    main([page(tmp_path, text="\n".join(lines))])
-    shown = capsys.readouterr()
-    assert shown.out == FOUR_LINES.replace("31.50 %", "not in this file", 1)
-    assert "tensor: this GPU or this ncu has no such metric" in shown.err
+    found = result("core-util", page(tmp_path, content="\n".join(lines)))
+    assert text(found.blocks) == FOUR_LINES.replace("31.50 %", "not in this file", 1)
+    assert any("tensor: this GPU or this ncu has no such metric" in problem for problem in found.problems)
 
 
-def test_the_window_adds_the_share_with_idle_time(tmp_path: Path, capsys: Capture) -> None:
-    main([page(tmp_path), "--window-ms", "0.01"])
-    assert capsys.readouterr().out.splitlines() == [
+def test_the_window_adds_the_share_with_idle_time(tmp_path: Path) -> None:
+    assert text(result("core-util", page(tmp_path), "--window-ms", "0.01").blocks).splitlines() == [
         "fma 10.50 % (5.75 % of the window)",
         "fp16 1.68 %",
         "tensor 31.50 % (14.50 % of the window)",
@@ -50,68 +42,65 @@ def test_the_window_adds_the_share_with_idle_time(tmp_path: Path, capsys: Captur
     ]
 
 
-def test_tables_with_a_window_hold_its_shares(tmp_path: Path, capsys: Capture) -> None:
-    main([page(tmp_path), "--by", "family", "--window-ms", "0.01", "--json"])
-    rows = json.loads(capsys.readouterr().out)["findings"]["core_utilization_by_family"]["rows"]
+def test_tables_with_a_window_hold_its_shares(tmp_path: Path) -> None:
+    rows = document("core-util", page(tmp_path), "--by", "family", "--window-ms", "0.01")["findings"][
+        "core_utilization_by_family"
+    ]["rows"]
     shares = {row["family"]: row["tensor_window_utilization"] for row in rows}
     assert shares == {"softmax and loss": 0.0, "GEMM": pytest.approx(0.145), "elementwise": 0.0}
 
 
-def test_files_of_one_run_are_a_block_each_and_one_of_all(tmp_path: Path, capsys: Capture) -> None:
+def test_files_of_one_run_are_a_block_each_and_one_of_all(tmp_path: Path) -> None:
     first, second = page(tmp_path, "rank0.csv"), page(tmp_path, "rank1.csv")
-    main([first, second])
-    blocks = capsys.readouterr().out.split("\n\n")
-    assert blocks[0] == f"{first}\n{FOUR_LINES.strip()}" and blocks[1].startswith(second)
+    blocks = text(result("core-util", first, second).blocks).split("\n\n")
+    assert blocks[0] == f"{first}\n{FOUR_LINES}" and blocks[1].startswith(second)
     assert blocks[2] == f"all 2 files\n{FOUR_LINES}"  # twice the same kernels: the same shares
 
 
-def test_files_of_different_batch_sizes_have_no_block_of_all(tmp_path: Path, capsys: Capture) -> None:
-    main([page(tmp_path, "batch_4.csv"), page(tmp_path, "batch_16.csv")])
-    assert "all 2 files" not in capsys.readouterr().out
+def test_files_of_different_batch_sizes_have_no_block_of_all(tmp_path: Path) -> None:
+    found = result("core-util", page(tmp_path, "batch_4.csv"), page(tmp_path, "batch_16.csv"))
+    assert "all 2 files" not in text(found.blocks)
 
 
-def test_batch_sizes_come_from_names_or_from_the_option(tmp_path: Path, capsys: Capture) -> None:
+def test_batch_sizes_come_from_names_or_from_the_option(tmp_path: Path) -> None:
     files = [page(tmp_path, "batch_16.csv"), page(tmp_path, "batch_4.csv.old")]
-    main([*files, "--by", "batch", "--json"])
-    table = json.loads(capsys.readouterr().out)["findings"]["core_utilization_by_batch"]["rows"]
+    table = document("core-util", *files, "--by", "batch")["findings"]["core_utilization_by_batch"]["rows"]
     assert [(row["micro_batch_size"], row["tensor_percent"]) for row in table] == [(4, 31.5), (16, 31.5)]
-    main([*files, "--by", "batch", "--json", "--batch-sizes", "8", "2"])
-    table = json.loads(capsys.readouterr().out)["findings"]["core_utilization_by_batch"]["rows"]
+    table = document("core-util", *files, "--by", "batch", "--batch-sizes", "8", "2")["findings"][
+        "core_utilization_by_batch"
+    ]["rows"]
     assert [row["micro_batch_size"] for row in table] == [2, 8]
     with refused("option-missing", "--by batch", "batch_<size>.csv", "--batch-sizes"):
-        main([page(tmp_path, "x.csv"), "--by", "batch"])
+        result("core-util", page(tmp_path, "x.csv"), "--by", "batch")
 
 
 @pytest.mark.parametrize(("by", "word"), [("kernel", "sm90_gemm"), ("family", "GEMM"), ("batch", "by batch size")])
-def test_tables_are_printed_by_kernel_family_and_batch(tmp_path: Path, capsys: Capture, by: str, word: str) -> None:
-    main([page(tmp_path, "batch_8.csv"), "--by", by])
-    assert word in capsys.readouterr().out
+def test_tables_are_printed_by_kernel_family_and_batch(tmp_path: Path, by: str, word: str) -> None:
+    assert word in text(result("core-util", page(tmp_path, "batch_8.csv"), "--by", by).blocks)
 
 
-def test_the_table_by_phase_needs_ranges(tmp_path: Path, capsys: Capture) -> None:
+def test_the_table_by_phase_needs_ranges(tmp_path: Path) -> None:
     cells = [(ncu_csv.ranges("run", "step 1", "forward", "layer.0"), ""), ("", ""), ("", ""), ("", "")]
-    main([page(tmp_path, text=ncu_csv.raw(cells)), "--by", "phase", "--json"])
-    found = json.loads(capsys.readouterr().out)["findings"]["core_utilization_by_phase"]
+    found = document("core-util", page(tmp_path, content=ncu_csv.raw(cells)), "--by", "phase")["findings"][
+        "core_utilization_by_phase"
+    ]
     rows = {(row["phase"], row["part"]): row for row in found["rows"]}
     assert rows["forward", ""]["tensor_utilization"] == 0.8 == rows["forward", "layer.0"]["tensor_utilization"]
     assert rows["backward", ""]["launches"] == 1 and "by their place after forward: 1 of 4 kernels" in found["sentence"]
-    main([page(tmp_path), "--by", "phase"])
-    assert "Phases are not in this file" in capsys.readouterr().out
+    assert "Phases are not in this file" in text(result("core-util", page(tmp_path), "--by", "phase").blocks)
 
 
-def test_json_holds_every_pipe_and_every_table(tmp_path: Path, capsys: Capture) -> None:
-    main([page(tmp_path), "--json", "--window-ms", "0.01"])
-    document = json.loads(capsys.readouterr().out)
-    (file,) = document["files"]
+def test_json_holds_every_pipe_and_every_table(tmp_path: Path) -> None:
+    shown = document("core-util", page(tmp_path), "--window-ms", "0.01")
+    (file,) = shown["files"]
     assert file["pipes"]["tensor"]["percent"] == 31.5 and file["pipes"]["tensor"]["in_window_percent"] == 14.5
-    assert file["pipes"]["fma"]["metric"] == "sm__inst_executed_pipe_fma" and document["joint"] is None
-    assert {"core_utilization", "core_utilization_by_family", "kernels", "roofline"} <= set(document["findings"])
-    assert all(finding["sentence"] for finding in document["findings"].values())
+    assert file["pipes"]["fma"]["metric"] == "sm__inst_executed_pipe_fma" and shown["joint"] is None
+    assert {"core_utilization", "core_utilization_by_family", "kernels", "roofline"} <= set(shown["findings"])
+    assert all(finding["sentence"] for finding in shown["findings"].values())
 
 
-def test_csv_writes_every_table(tmp_path: Path, capsys: Capture) -> None:
-    main([page(tmp_path), "--csv", str(tmp_path / "out")])
-    assert capsys.readouterr().out == FOUR_LINES
+def test_csv_writes_every_table(tmp_path: Path) -> None:
+    assert text(result("core-util", page(tmp_path), "--csv", tmp_path / "out").blocks) == FOUR_LINES
     with (tmp_path / "out" / "core_utilization_by_family.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["family"] for row in rows] == ["softmax and loss", "GEMM", "elementwise"]
@@ -129,16 +118,10 @@ def test_csv_writes_every_table(tmp_path: Path, capsys: Capture) -> None:
 )
 def test_wrong_options_are_told(tmp_path: Path, words: list[str], code: Code, facts: list[object]) -> None:
     with refused(code, *facts):
-        main([*([page(tmp_path)] if words else []), *words])
+        result("core-util", *([page(tmp_path)] if words else []), *words)
 
 
-def test_a_bad_file_ends_with_code_2_and_one_message(tmp_path: Path) -> None:
+def test_a_file_that_ncu_did_not_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("hello\n")
-    code = (
-        "import sys; from bench.cli import main; main.COMMANDS['core-util'] = 'bench.cli.core_util';"
-        "sys.exit(main.run(['core-util', sys.argv[1]]))"
-    )
-    argv = [sys.executable, "-c", code, str(tmp_path / "bad.csv")]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2 and done.stdout == ""
-    check_refusal(done.stderr, "file-format", "bad.csv", "ncu")
+    with refused("file-format", "bad.csv", "ncu"):
+        result("core-util", tmp_path / "bad.csv")

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from bench.cli.analyze import main
+from support.commands import document
 
 Event = dict[str, Any]
 PER_STEP, SHORT = 100, 10.0
@@ -23,10 +22,9 @@ def kernel(number: int, start: float, length: float, called: float) -> list[Even
     ]
 
 
-def analyzed(events: list[Event], path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def analyzed(events: list[Event], path: Path) -> dict[str, Any]:
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    assert main([str(path), "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)["findings"]
+    found: dict[str, Any] = document("analyze", path)["findings"]
     return found
 
 
@@ -43,10 +41,8 @@ def start_up() -> list[Event]:
     return events
 
 
-def test_one_gap_before_the_first_kernel_is_start_up_and_no_reason_to_launch_less(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = analyzed(start_up(), tmp_path / "trace.json", capsys)
+def test_one_gap_before_the_first_kernel_is_start_up_and_no_reason_to_launch_less(tmp_path: Path) -> None:
+    found = analyzed(start_up(), tmp_path / "trace.json")
     largest = found["idle_gaps"]["rows"][0]
     assert (largest["length_ms"], largest["part"], largest["cpu"]) == (pytest.approx(218.1), "start-up", "cudaFree")
     assert largest["idle_time_share"] == pytest.approx(218.1 / 224.1)  # 97.3 %
@@ -78,13 +74,11 @@ def steps(long: dict[int, list[int]], length: float = 300, count: int = 10) -> l
     return events
 
 
-def test_a_few_long_gaps_are_named_and_are_no_reason_to_launch_less(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_few_long_gaps_are_named_and_are_no_reason_to_launch_less(tmp_path: Path) -> None:
     # 1,000 gaps of 10 us (the first is start-up), five of them 3,000 longer: 25,000 us, and the five 15,050: 60.2 %.
     # Of a gap of 10 us, 7 are over when the call ends: 700 us in the median step, times 10 7,000 of 22,000 us that
     # are launch-bound repeat. That is less than half, and 2.2 % of 325,000.
-    found = analyzed(steps({2: [10, 40, 70], 7: [20, 50]}), tmp_path / "trace.json", capsys)
+    found = analyzed(steps({2: [10, 40, 70], 7: [20, 50]}), tmp_path / "trace.json")
     rows = found["idle_gaps"]["rows"]
     assert [row["length_ms"] for row in rows] == pytest.approx([3.01] * 5)
     assert {row["step"] for row in rows} == {2, 7} and {row["cpu"] for row in rows} == {"aten::masked_select"}
@@ -96,13 +90,11 @@ def test_a_few_long_gaps_are_named_and_are_no_reason_to_launch_less(
         assert "CUDA graphs" not in found[name]["sentence"]
 
 
-def test_what_comes_back_beside_a_few_long_gaps_is_told_apart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_comes_back_beside_a_few_long_gaps_is_told_apart(tmp_path: Path) -> None:
     # The same with kernels of 100 us. Launches are 110 us apart, so gaps up to 440 us are short: 995 of 7 us (the
     # median step's 700 us times 10 at most), 6,965 of 125,000 us: 5.57 %. The others have 3,000 us more, 3,007 of
     # each launch-bound: 5 x 3,007 us, 12 %, of which the operator covers 2,998 each, 14.99 ms.
-    found = analyzed(steps({2: [10, 40, 70], 7: [20, 50]}, length=100), tmp_path / "trace.json", capsys)
+    found = analyzed(steps({2: [10, 40, 70], 7: [20, 50]}, length=100), tmp_path / "trace.json")
     sentence = found["idle_causes"]["sentence"]
     assert "60.2 %" in sentence and "for 12 %" in sentence and "5 gaps" in sentence
     assert "14.99 of 15.0" in sentence and "ms in aten::masked_select" in sentence
@@ -112,12 +104,10 @@ def test_what_comes_back_beside_a_few_long_gaps_is_told_apart(
     assert "CUDA graphs" in sentence and "CUDA graphs" in found["launch_queue"]["sentence"]
 
 
-def test_long_gaps_in_every_step_are_no_reason_to_launch_less_either(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_gaps_in_every_step_are_no_reason_to_launch_less_either(tmp_path: Path) -> None:
     # 10 x 3,000 us more, one in each step: each step has 3,700 us, and all of it comes back. But 3,000 of them the CPU
     # is in an operator, which runs however few launches there are: 700 of 34,000 us of a step is what these take, 2 %.
-    found = analyzed(steps({step: [50] for step in range(10)}), tmp_path / "trace.json", capsys)
+    found = analyzed(steps({step: [50] for step in range(10)}), tmp_path / "trace.json")
     bound = next(row for row in found["idle_causes"]["rows"] if row["cause"] == "launch_bound")
     assert bound["repeating_ms"] == pytest.approx(bound["steady_ms"], rel=0.01)
     assert "10 gaps" in found["idle_causes"]["sentence"] and "aten::masked_select" in found["idle_causes"]["sentence"]
@@ -125,14 +115,14 @@ def test_long_gaps_in_every_step_are_no_reason_to_launch_less_either(
         assert "CUDA graphs" not in found[name]["sentence"] and "batch" not in found[name]["sentence"]
 
 
-def test_the_last_gap_of_a_trace_is_tear_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_gap_of_a_trace_is_tear_down(tmp_path: Path) -> None:
     # One kernel from 1,000 to 2,000 of a step of 10,000 us in which the CPU computes until 9,900.
     events = [
         event("ProfilerStep#1", "user_annotation", 0, 10_000),
         event("aten::to", "cpu_op", 2_500, 7_400),
         *kernel(1, 1_000, 1_000, 990),
     ]
-    found = analyzed(events, tmp_path / "trace.json", capsys)
+    found = analyzed(events, tmp_path / "trace.json")
     rows = [(row["part"], row["start_ms"], row["length_ms"], row["cpu"]) for row in found["idle_gaps"]["rows"]]
     assert rows == [("tear-down", 2.0, 8.0, "aten::to"), ("start-up", 0.0, 1.0, "")]
     # 1 and 8 of 10 ms.

@@ -1,16 +1,13 @@
 """An export of nsys without GPU events: every command that reads it says why, in the words of nsys."""
 
 import html
-import json
 from pathlib import Path
 
 import pytest
+from support.commands import document, result, text
 from support.profiles import NSYS, sqlite_with
 from support.refusals import refused
 
-from bench.cli import allreduce, analyze, core_util, perfetto, report
-
-Capture = pytest.CaptureFixture[str]
 REASON = "CUDA profiling might have not been started correctly (3 times)"
 MESSAGES = [(1, "Profiling has started."), *[(2, "CUDA profiling might have not been started correctly.")] * 3,
             (3, "GPU metrics: insufficient privilege for TOKEN=hush.")]  # fmt: skip
@@ -28,32 +25,27 @@ def assert_said(text: str) -> None:
     assert text.index("error: GPU metrics") < text.index("warning: CUDA profiling")
 
 
-@pytest.mark.parametrize("command", [analyze, allreduce, perfetto, report])
-def test_nothing_recorded_at_all_is_refused_with_the_reason(command: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["analyze", "allreduce", "perfetto", "report"])
+def test_nothing_recorded_at_all_is_refused_with_the_reason(command: str, tmp_path: Path) -> None:
     with refused("trace-without-work") as caught:
-        command.main([str(export(tmp_path / "a.sqlite", ranges=False))])  # type: ignore[attr-defined]
+        result(command, export(tmp_path / "a.sqlite", ranges=False))
     assert_said(str(caught.value))
 
 
-def test_ranges_without_gpu_work_are_shown_with_the_reason(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranges_without_gpu_work_are_shown_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = str(export(tmp_path / "a.sqlite", ranges=True))
-    assert analyze.main([path, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    found = document["findings"]["compute_utilization"]
+    shown = document("analyze", path)
+    found = shown["findings"]["compute_utilization"]
     assert_said(found["sentence"])
     assert_said(found["rows"][0]["reason"])
-    assert "ranges" in document["findings"]
-    allreduce.main([path])
-    assert_said(capsys.readouterr().out)
-    assert perfetto.main([path, "--output", "p.json"]) == 0
-    assert_said(capsys.readouterr().err)
-    assert report.main([path, "--out", "pages"]) == 0
+    assert "ranges" in shown["findings"]
+    assert_said(text(result("allreduce", path).blocks, 1000))
+    assert_said("\n".join(result("perfetto", path, "--output", "p.json").problems))
+    result("report", path, "--out", "pages")
     assert_said(html.unescape(Path("pages/report.html").read_text(encoding="utf-8")))
 
 
 def test_counters_of_cores_are_not_looked_for_in_a_database(tmp_path: Path) -> None:
     with refused("file-format", "SQLite", "ncu --csv", "bertbench analyze"):
-        core_util.main([str(export(tmp_path / "a.sqlite", ranges=True))])
+        result("core-util", export(tmp_path / "a.sqlite", ranges=True))

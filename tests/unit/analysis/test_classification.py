@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.commands import result as command
+from support.commands import text
 from support.refusals import refused
 
 from analysis.metrics import classification
@@ -263,23 +265,17 @@ def test_labels_of_any_letters_are_drawn_and_written(tmp_path: Path) -> None:
 
 
 def test_a_label_without_texts_has_no_shares_in_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
-    from bench.cli.results import main
-
     content = document(labels=["ham", "spam", "never met"])
     (tmp_path / "a_train_test_stats.json").write_text(json.dumps(content))
-    assert main([str(tmp_path / "a_train_test_stats.json")]) == 0
-    said = capsys.readouterr().out
+    said = text(command("results", tmp_path / "a_train_test_stats.json").blocks)
     assert "nan" not in said and "2 (66.7 %)" in said
 
 
-def test_the_hardest_labels_are_such_as_occur(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from bench.cli.results import main
-
+def test_the_hardest_labels_are_such_as_occur(tmp_path: Path) -> None:
     names = [f"label-{number:02}" for number in range(30)]
     pairs = [[name, name, 1] for name in names[25:]]
     (tmp_path / "a_train_test_stats.json").write_text(json.dumps(document(labels=names, test={"confusion": pairs})))
-    assert main([str(tmp_path / "a_train_test_stats.json")]) == 0
-    said = capsys.readouterr().out
+    said = text(command("results", tmp_path / "a_train_test_stats.json").blocks)
     assert "the 5 of 30 labels" in said and "label-00" not in said and "label-25" in said

@@ -10,7 +10,7 @@ from analysis.load import LoadedTrial, load_run
 from analysis.metrics.communication.links import fitted_links
 from analysis.readers.nccl_tests import read
 from analysis.readers.registry import find_reader, read_head
-from analysis.render.comm_text import link_text, nccl_tests_text
+from analysis.render.link_tables import link_sentences, nccl_tests_text
 from records.collectives import CollectiveTest, parse_size
 from records.run import RunDirectory
 
@@ -60,7 +60,7 @@ def test_busbw_is_that_of_the_definition(tmp_path: Path) -> None:
 
 def test_the_line_is_told_in_a_sentence(tmp_path: Path) -> None:
     write_collectives(tmp_path, 4, 12.0, 20.0)
-    (line,) = link_text(fitted_links(load_run(RunDirectory(tmp_path)))).splitlines()
+    (line,) = link_sentences(fitted_links(load_run(RunDirectory(tmp_path))))
     assert line.startswith("all_reduce fp32, 4 ranks: time = 2(n-1) x 1") and "2(n-1)/n x bytes / 20" in line
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.cli import Cli
+from support.commands import text
 from support.refusals import check_refusal, refused
 
 from analysis.diagnose.finding import Finding, plain_rows
-from analysis.render.findings_tables import table_of
-from analysis.render.findings_text import findings_text
-from bench.cli.findings_output import document, show, write_csvs
+from analysis.render.finding_tables import finding_blocks, table_of
+from bench.cli.result import document, write_csvs
 
 
 def finding(rows: int = 3) -> Finding:
@@ -52,15 +52,15 @@ def test_json_has_full_precision_and_null_for_unknown() -> None:
 
 
 def test_long_tables_are_cut_and_say_so() -> None:
-    text = findings_text([finding(30)], most_rows=5)
-    assert "kernel 4" in text and "kernel 5" not in text and "25 more rows" in text
-    assert "kernel 29" in findings_text([finding(30)], most_rows=None)
+    shown = text(finding_blocks([finding(30)], most_rows=5))
+    assert "kernel 4" in shown and "kernel 5" not in shown and "25 more rows" in shown
+    assert "kernel 29" in text(finding_blocks([finding(30)], most_rows=None))
 
 
 def test_a_hostile_name_cannot_act_on_a_terminal() -> None:
     frame = pd.DataFrame({"name": ["\x1b[2J[bold]x[/bold]", "a\nb"], "calls": [1, 2]})
-    text = findings_text([Finding("x", "T\x1b", frame, "S\x07.")])
-    assert "\x1b" not in text and "\x07" not in text and "[bold]x[/bold]" in text and "a b" in text
+    shown = text(finding_blocks([Finding("x", "T\x1b", frame, "S\x07.")]))
+    assert "\x1b" not in shown and "\x07" not in shown and "[bold]x[/bold]" in shown and "a b" in shown
 
 
 def test_csv_files_hold_every_row(tmp_path: Path) -> None:
@@ -72,12 +72,6 @@ def test_a_folder_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused("write-failed", tmp_path / "file" / "below"):
         write_csvs([finding()], tmp_path / "file" / "below")
-
-
-def test_problems_go_to_stderr_and_tables_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    show([finding()], ["half of it is lost"], as_json=False, csv=None, rows=20)
-    printed = capsys.readouterr()
-    assert "kernel 0" in printed.out and "half of it is lost" in printed.err
 
 
 def test_values_of_numpy_and_lists_are_plain() -> None:

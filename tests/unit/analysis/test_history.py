@@ -9,12 +9,12 @@ from typing import Any
 import fake_run
 import pytest
 from fake_run import ENVIRONMENT, SECOND, START_NS, noisy_times, step_rows, write_sweep, write_trial
-from support.refusals import check_refusal, refused
+from support.commands import result, text
+from support.refusals import refused
 
 from analysis.metrics.comparison.history import History, history_of
-from analysis.render.history_text import history_text
+from analysis.render.history_tables import history_blocks
 from analysis.sources import runs_below
-from bench.cli.main import run as command
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -146,10 +146,10 @@ def test_runs_are_found_at_any_depth_and_not_inside_of_one_another(on_day: Any, 
 
 def test_names_tell_runs_apart_and_unrepeated_measurements_take_a_line(on_day: Any) -> None:
     runs = [on_day("monday/base", 1), on_day("tuesday/base", 2, batches=(16, 8))]
-    text = history_text(history_of(runs))
-    assert " monday/base " in text and " tuesday/base " in text
-    assert text.count("in one run") == 1 and "batch 8 on 1 cpu" in text
-    assert text.splitlines()[-1] == "2 configurations; the newest of each: 1 first, 1 no change; threshold 2 %"
+    shown = text(history_blocks(history_of(runs)))
+    assert " monday/base " in shown and " tuesday/base " in shown
+    assert shown.count("in one run") == 1 and "batch 8 on 1 cpu" in shown
+    assert shown.splitlines()[-1] == "2 configurations; the newest of each: 1 first, 1 no change; threshold 2 %"
 
 
 def test_measurements_that_differ_in_a_setting_alone_are_told_apart_by_it(on_day: Any) -> None:
@@ -157,9 +157,9 @@ def test_measurements_that_differ_in_a_setting_alone_are_told_apart_by_it(on_day
     for trial in runs[1].trials():
         record = json.loads(trial.trial_json.read_text())
         trial.trial_json.write_text(json.dumps({**record, "threads_per_rank": 1}))
-    text = history_text(history_of(runs), 200)
-    assert "synthetic, threads per rank as usual: " in text and "synthetic, threads per rank 1: " in text
-    assert "threads per rank" not in history_text(history_of([runs[0], runs[2]]), 200)
+    shown = text(history_blocks(history_of(runs)), 200)
+    assert "synthetic, threads per rank as usual: " in shown and "synthetic, threads per rank 1: " in shown
+    assert "threads per rank" not in text(history_blocks(history_of([runs[0], runs[2]])), 200)
 
 
 def test_a_run_whose_records_cannot_be_read_is_named(on_day: Any) -> None:
@@ -173,19 +173,19 @@ def test_a_run_whose_records_cannot_be_read_is_named(on_day: Any) -> None:
 
 
 def test_the_command_writes_table_and_picture_and_its_exit_code_is_that_of_the_newest(
-    on_day: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    on_day: Any, tmp_path: Path
 ) -> None:
     on_day("a", 1)
     on_day("b", 2, scale=1.3)
     (tmp_path / "runs/damaged/trials/x").mkdir(parents=True)
     (tmp_path / "runs/damaged/trials/x/trial.json").write_text("{")
     words = ["history", str(tmp_path / "runs"), str(tmp_path / "runs/a")]
-    assert command([*words, "--out", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr()
-    assert "regression" in said.out and "wrote" in said.out and "damaged" in said.err and "Traceback" not in said.err
+    found = result(*words, "--out", tmp_path / "out")
+    assert found.code == 1 and "regression" in text(found.blocks) and any("damaged" in one for one in found.problems)
+    assert set(found.written) == {tmp_path / "out/history.png", tmp_path / "out/history.csv"}
     assert (tmp_path / "out/history.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "out/history.csv").read_text().count("\n") == 3
-    assert command([*words, "--threshold", "0.5", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["series"][0]["points"][1]["verdict"] == "no change"
-    assert command(["history"]) == 2
-    check_refusal(capsys.readouterr().err, "option-missing", "bertbench history")
+    found = result(*words, "--threshold", "0.5")
+    assert found.code == 0 and found.document["series"][0]["points"][1]["verdict"] == "no change"
+    with refused("option-missing", "bertbench history"):
+        result("history")

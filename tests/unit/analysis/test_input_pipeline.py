@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 from fake_run import noisy_times, step_rows, write_sweep, write_trial
+from support.commands import text
 
 from analysis.diagnose.answer import nothing_measured, points
 from analysis.load import load_run
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.scaling import efficiency
+from analysis.render.input_tables import input_lines
+from analysis.render.result_tables import comparison_blocks, results_blocks
 from analysis.render.run_page import write_report
-from analysis.render.text import comparison_table, input_text, results_table
 from bench.cli import throughput
 from records.run import RunDirectory
 from records.trial import Trial
@@ -153,8 +155,8 @@ def test_a_comparison_holds_each_side_and_kind_against_its_equal(tmp_path: Path)
         ("throughput", "/data/books", "no change"),
         ("throughput", "synthetic:/data/books", "no change"),
     ]
-    text = comparison_table(found)
-    assert "bertbench, input only" in text and "made up like books" in text and "folder books" in text
+    shown = text(comparison_blocks(found))
+    assert "bertbench, input only" in shown and "made up like books" in shown and "folder books" in shown
 
 
 def test_the_input_of_one_run_is_not_held_against_the_training_of_another(tmp_path: Path) -> None:
@@ -172,10 +174,10 @@ def test_terminal_and_report_show_both(tmp_path: Path) -> None:
     write_sweep(tmp_path, rounds=3, noise=0.001, **SMALL, **TWIN)
     write_input(run, rounds=3)
     trials = load_run(run)
-    shown = results_table([trial.row for trial in trials])
+    shown = text(results_blocks([trial.row for trial in trials]))
     assert "bertbench, input only" in shown and "made up like books" in shown and "folder books" in shown
-    text = input_text(input_ratios(trials), synthetic_gaps(trials))
-    assert "times what training takes" in text and "real against made-up data, bertbench mini" in text
+    said = " ".join(input_lines(input_ratios(trials), synthetic_gaps(trials)))
+    assert "times what training takes" in said and "real against made-up data, bertbench mini" in said
     assert [point.row["data"] for point in points(trials)] == ["/data/books"], "the answer is about real data"
     page = write_report(run).read_text(encoding="utf-8")
     assert "<h2>Input</h2>" in page and "Real against made-up data" in page and "made up like books" in page
@@ -185,6 +187,6 @@ def test_terminal_and_report_show_both(tmp_path: Path) -> None:
 def test_a_run_without_them_shows_neither(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **SMALL, **REAL)
     trials = load_run(run)
-    assert input_text(input_ratios(trials), synthetic_gaps(trials)) == ""
+    assert input_lines(input_ratios(trials), synthetic_gaps(trials)) == []
     page = write_report(run).read_text(encoding="utf-8")
     assert "<h2>Input</h2>" not in page and "made-up" not in page and "folder books" in page

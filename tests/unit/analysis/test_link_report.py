@@ -9,7 +9,7 @@ from analysis.load import load_run
 from analysis.metrics.communication.links import Link
 from analysis.metrics.communication.projection import Backward, exposed_ms
 from analysis.metrics.scaling import measured_efficiency
-from analysis.render.comm_text import projection_text
+from analysis.render.link_tables import projection_blocks
 from analysis.render.run_page import write_report
 from records.collectives import collectives_csv
 from records.run import RunDirectory
@@ -70,7 +70,7 @@ def test_wrong_results_have_a_table_and_no_line(tmp_path: Path) -> None:
 
 
 def test_nothing_to_project_is_said() -> None:
-    assert projection_text([]) == "no measured throughput that could be projected"
+    assert projection_blocks([]) == ["no measured throughput that could be projected"]
 
 
 def test_the_examples_of_the_page_about_scaling() -> None:

@@ -8,7 +8,7 @@ from support.rings import ring_all_reduce_us, write_collectives
 
 from analysis.load import load_run
 from analysis.metrics.communication.links import Link, Point, fit, fitted_links, link_rows, residual_rows, ring
-from analysis.render.comm_text import link_text
+from analysis.render.link_tables import link_sentences
 from records.run import RunDirectory
 
 
@@ -111,6 +111,6 @@ def test_sizes_that_are_all_small_tell_no_bandwidth_of_the_link_and_the_line_say
     (small,), (large,) = measured(tmp_path / "small"), measured(tmp_path / "large")
     assert "measure larger sizes" in small.caution and not small.reason
     assert large.caution == ""
-    assert "caution: even the largest size, 65,536 bytes" in link_text([small])
-    assert "caution" not in link_text([large])
+    assert "caution: even the largest size, 65,536 bytes" in link_sentences([small])[0]
+    assert "caution" not in link_sentences([large])[0]
     assert [row["caution"] for row in link_rows([small, large])] == [small.caution, ""]

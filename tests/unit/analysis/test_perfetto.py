@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from support import shared_files
+from support.commands import document, result, text
 from support.refusals import refused
 
 from analysis.readers.kineto import reader as kineto
@@ -23,7 +24,6 @@ from analysis.timeline import (
     Timeline,
     empty,
 )
-from bench.cli import perfetto as command
 
 TRACES = shared_files.TRACES / "kineto"
 BASE = 1_700_000_000_123_456_789
@@ -207,12 +207,11 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command_names_what_it_wrote(trace: Path, monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
+def test_the_command_names_what_it_wrote(trace: Path, monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert command.main([str(trace)]) == 0
-    assert (tmp_path / "rank0.perfetto.json.gz").exists() and "ui.perfetto.dev" in capsys.readouterr().out
-    assert command.main([str(trace.parent), "-o", str(tmp_path / "b.json"), "--json"]) == 0
-    about = json.loads(capsys.readouterr().out)
+    assert "ui.perfetto.dev" in text(result("perfetto", trace).blocks)
+    assert (tmp_path / "rank0.perfetto.json.gz").exists()
+    about = document("perfetto", trace.parent, "-o", tmp_path / "b.json")
     assert (about["ranks"], about["path"]) == (1, str(tmp_path / "b.json")) and about["events"] > 10
 
 
@@ -221,11 +220,11 @@ def test_the_input_is_never_overwritten(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to(trace)
     for output in (trace, tmp_path / "link.json", trace.parent / ".." / "in" / "rank0.json"):
         with refused("option-conflict", f"--output {trace}"):
-            command.main([str(trace), "-o", str(output)])
+            result("perfetto", trace, "-o", output)
     with refused("option-conflict", trace.parent / "out.json.gz"):
-        command.main([str(trace.parent), "-o", str(trace.parent / "out.json.gz")])
+        result("perfetto", trace.parent, "-o", trace.parent / "out.json.gz")
     with refused("path-kind", f"--output {tmp_path}"):
-        command.main([str(trace), "-o", str(tmp_path)])
+        result("perfetto", trace, "-o", tmp_path)
     assert trace.read_bytes() == before
 
 
@@ -233,4 +232,4 @@ def test_a_file_without_single_events_is_refused_with_what_it_is(tmp_path: Path)
     log = tmp_path / "smi.csv"
     log.write_text("index, power.draw [W]\n0, 10.0 W\n")
     with refused("trace-without-work", log, "nvidia-smi"):
-        command.main([str(log), "-o", str(tmp_path / "out.json")])
+        result("perfetto", log, "-o", tmp_path / "out.json")

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from support import refusals
+from support.commands import text
 from support.rings import Machine, write_collectives
 
 from analysis.load import load_run
 from analysis.metrics.communication import projection
 from analysis.metrics.communication.projection import backward_pass, bucket_ends, exposed_ms, project
-from analysis.render.comm_text import projection_text
+from analysis.render.link_tables import projection_blocks
 from analysis.render.run_page import write_report
+from analysis.render.tables import Table
+from analysis.wording import UNKNOWN
 from records.run import RunDirectory
 
 MIB = 1 << 20
@@ -197,8 +200,8 @@ def test_one_cpu_device_projects_nothing_as_ranks_share_its_memory(tmp_path: Pat
 
 def test_what_is_refused_for_one_reason_is_said_once(tmp_path: Path) -> None:
     Machine().write_steps(tmp_path, 2)
-    text = projection_text(projected(tmp_path, 8, 16, 32))
-    assert text.count("no all-reduce of fp32 was measured") == 1 and text.count("devices") == 3
+    shown = text(projection_blocks(projected(tmp_path, 8, 16, 32)))
+    assert shown.count("no all-reduce of fp32 was measured") == 1 and shown.count("devices") == 3
 
 
 def test_buckets_of_another_size_are_simulated_as_they_are_asked_for(tmp_path: Path) -> None:
@@ -298,8 +301,10 @@ def test_as_many_devices_as_were_measured_stand_beside_the_measurement_without_a
     assert same["measured_samples_per_second"] == pytest.approx(1e3 * 32 / truth, rel=0.03)
     assert same["efficiency"] is same["efficiency_low"] is same["efficiency_high"] is None and same["reason"] == ""
     assert further["measured_samples_per_second"] is None and 0 < further["efficiency"] <= 1.05
-    first, second = projection_text([same, further]).splitlines()[1:]
-    assert "measured" in first and "efficiency" not in first and "efficiency" in second
+    (table,) = projection_blocks([same, further])
+    assert isinstance(table, Table)
+    of = {name: [row[table.headings.index(name)].text for row in table.rows] for name in table.headings}
+    assert of["measured samples/s"][1] == of["efficiency"][0] == UNKNOWN != of["efficiency"][1]
     page = write_report(RunDirectory(tmp_path), project_to=(4,)).read_text()
     assert "measured samples/s" in page
 

@@ -1,17 +1,16 @@
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 from fake_run import step_rows, write_sweep, write_trial
+from support.commands import document, result, text
 from support.refusals import refused
 
 from analysis.load import LoadedTrial, load_run
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import ratios_of
-from analysis.render.text import cautions_text, comparison_table, results_table
+from analysis.render.result_tables import caution_lines, comparison_blocks, results_blocks
 from analysis.wording import count, flops, interval, number, percent, size
-from bench.cli import compare, report
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
 
@@ -48,21 +47,21 @@ def test_the_table_has_a_line_per_trial_failed_ones_too(tmp_path: Path) -> None:
         run, Trial(preset="mini", precision="bf16", micro_batch_size=64), status="oom", reason="rank 0: no memory"
     )
     rows = [trial.row for trial in load_run(run)]
-    text = results_table(rows, ratios_of(load_run(run)))
-    lines = [line for line in text.splitlines() if "1 cpu" in line]
+    shown = text(results_blocks(rows, ratios_of(load_run(run))))
+    lines = [line for line in shown.splitlines() if "1 cpu" in line]
     assert "2.4" in lines[0] and lines[2].endswith(" oom")
     assert lines[3:] == ["oom bertbench batch 64 on 1 cpu: rank 0: no memory"]
-    assert "measured, not decided: one round per side" in text
-    assert all(len(line) <= 150 for line in text.splitlines())
+    assert "measured, not decided: one round per side" in shown
+    assert all(len(line) <= 150 for line in shown.splitlines())
 
 
 def test_a_long_reason_leaves_the_table_alone_and_is_wrapped_below_it(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **SMALL)
     reason = "give ranks " + "fewer cores " * 30 + "or more of them"
     write_trial(run, Trial(preset="mini", precision="fp32", seq_len=32, dropout=0.0), status="refused", reason=reason)
-    text = results_table([trial.row for trial in load_run(run)], width=120)
-    lines = text.splitlines()
-    assert sum(line.endswith(" refused") for line in lines) == 1 and "mini fp32 seq 32 " in text
+    shown = text(results_blocks([trial.row for trial in load_run(run)]), width=120)
+    lines = shown.splitlines()
+    assert sum(line.endswith(" refused") for line in lines) == 1 and "mini fp32 seq 32 " in shown
     first = next(number for number, line in enumerate(lines) if line.startswith("refused bertbench mini fp32 seq 32 "))
     assert len(lines) > first + 1 and all(len(line) <= 120 for line in lines)
     assert " ".join(line.strip() for line in lines[first:]).endswith(f"batch 8 on 1 cpu: {reason}")
@@ -81,33 +80,31 @@ def test_markup_and_control_characters_in_names_are_shown_as_they_are() -> None:
         "device": "cpu",
         "status": "ok",
     }
-    text = results_table([row])
-    assert "[red]x[/red]" in text and "\x1b" not in text
+    shown = text(results_blocks([row]))
+    assert "[red]x[/red]" in shown and "\x1b" not in shown
 
 
 def test_no_rows_is_said() -> None:
-    assert results_table([]) == "no trials"
+    assert results_blocks([]) == ["no trials"]
 
 
 def test_the_comparison_shows_verdicts_and_differences(tmp_path: Path) -> None:
     a = write_sweep(tmp_path / "a", rounds=3, **SMALL)
     b = write_sweep(tmp_path / "b", rounds=3, scale=1.3, implementations=("hf",), dropout=0.0, **SMALL)
-    text = comparison_table(compare_runs(a, b))
-    assert "hf batch 8 on 1 cpu: regression: slower by more than 2 %" in text
-    assert "only in" in text and "dropout: 0.1 -> 0.0" in text
-    assert text.splitlines()[-1] == "1 regression; threshold 2 %"
+    shown = text(comparison_blocks(compare_runs(a, b)))
+    assert "hf batch 8 on 1 cpu: regression: slower by more than 2 %" in shown
+    assert "only in" in shown and "dropout: 0.1 -> 0.0" in shown
+    assert shown.splitlines()[-1] == "1 regression; threshold 2 %"
 
 
-def test_compare_exits_1_on_a_regression_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_exits_1_on_a_regression_only(tmp_path: Path) -> None:
     a = write_sweep(tmp_path / "a", rounds=3, **SMALL)
     b = write_sweep(tmp_path / "b", rounds=3, scale=1.3, **SMALL)
     names = [str(a.path), str(b.path)]
-    assert compare.main(names) == 1
-    assert compare.main(names[::-1]) == 0
-    assert compare.main([*names, "--threshold", "0.5"]) == 0
-    capsys.readouterr()
-    assert compare.main([*names, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
+    assert result("compare", *names).code == 1
+    assert result("compare", *names[::-1]).code == 0
+    assert result("compare", *names, "--threshold", "0.5").code == 0
+    found = document("compare", *names)
     assert found["regressed"] is True and len(found["rows"]) == 2
 
 
@@ -116,20 +113,18 @@ def test_compare_names_the_path_that_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for names in ([run.path, tmp_path / "empty"], [tmp_path / "empty", run.path]):
         with refused("file-empty", "/empty"):
-            compare.main([str(name) for name in names])
+            result("compare", *names)
     with refused("path-kind", run.path):
-        compare.main([str(run.path / "trials"), str(run.path)])
+        result("compare", run.path / "trials", run.path)
     with refused("option-not-applicable", "--undecided-ok"):
-        compare.main([str(tmp_path / "empty"), str(tmp_path / "empty"), "--undecided-ok"])
+        result("compare", tmp_path / "empty", tmp_path / "empty", "--undecided-ok")
 
 
-def test_compare_says_that_both_are_the_same_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_says_that_both_are_the_same_records(tmp_path: Path) -> None:
     a, b = (write_sweep(tmp_path / name, rounds=3, **SMALL) for name in ("a", "b"))
     (tmp_path / "link").symlink_to(a.path)
-    compare.main([str(a.path), str(tmp_path / "link")])
-    assert "same records" in capsys.readouterr().err
-    compare.main([str(a.path), str(b.path)])
-    assert "same records" not in capsys.readouterr().err
+    assert len(result("compare", a.path, tmp_path / "link").notes) == 1
+    assert not result("compare", a.path, b.path).notes
 
 
 def steady(run: Path, batch: int, level_ms: float, rounds: int = 3, **ended: str) -> None:
@@ -139,18 +134,16 @@ def steady(run: Path, batch: int, level_ms: float, rounds: int = 3, **ended: str
         write_trial(RunDirectory(run), Trial(micro_batch_size=batch, round=turn), steps, **ended)
 
 
-def test_compare_exits_4_where_it_cannot_decide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_exits_4_where_it_cannot_decide(tmp_path: Path) -> None:
     for name in ("a", "b"):
         for batch in (4, 8, 16, 32):  # one round per side decides nothing, whatever it shows
             steady(tmp_path / name, batch, 100.0, rounds=1)
     names = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert compare.main(names) == 4
-    said = capsys.readouterr().out
-    assert said.count("one round per side") == 1 and "4 configurations: cannot decide" in said
-    assert compare.main([*names, "--undecided-ok"]) == 0
-    capsys.readouterr()
-    assert compare.main([*names, "--json"]) == 4
-    found = json.loads(capsys.readouterr().out)
+    found = result("compare", *names)
+    said = text(found.blocks)
+    assert found.code == 4 and said.count("one round per side") == 1 and "4 configurations: cannot decide" in said
+    assert result("compare", *names, "--undecided-ok").code == 0
+    found = document("compare", *names)
     assert (found["regressed"], found["undecided"]) == (False, True)
 
 
@@ -160,8 +153,8 @@ def test_a_regression_is_exit_code_1_beside_what_is_undecided(tmp_path: Path) ->
         # A round that is 0 % off, where rounds of the same trial are 0 % apart: within the spread, so undecided.
         steady(tmp_path / name, 16, 100.0, rounds=1)
     names = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert compare.main(names) == compare.main([*names, "--undecided-ok"]) == 1
-    assert compare.main(names[::-1]) == 4, "an improvement and an open question"
+    assert result("compare", *names).code == result("compare", *names, "--undecided-ok").code == 1
+    assert result("compare", *names[::-1]).code == 4, "an improvement and an open question"
 
 
 def test_what_became_slower_by_an_open_amount_is_undecided_and_what_became_quicker_is_not(tmp_path: Path) -> None:
@@ -173,7 +166,7 @@ def test_what_became_slower_by_an_open_amount_is_undecided_and_what_became_quick
     names = [str(tmp_path / "a"), str(tmp_path / "b")]
     rows = [compare_runs(*map(RunDirectory, map(Path, pair))).rows for pair in (names, names[::-1])]
     assert [row["verdict"] for (row,) in rows] == ["slower", "quicker"]
-    assert compare.main(names) == 4 and compare.main(names[::-1]) == 0
+    assert result("compare", *names).code == 4 and result("compare", *names[::-1]).code == 0
 
 
 @pytest.mark.parametrize(("status", "code"), [("oom", 0), ("crashed", 0), ("timeout", 0), ("refused", 4)])
@@ -181,7 +174,7 @@ def test_what_fails_alike_in_both_runs_has_not_changed(tmp_path: Path, status: s
     for name in ("a", "b"):
         steady(tmp_path / name, 8, 100.0)
         steady(tmp_path / name, 64, 0.0, rounds=1, status=status, reason="so it ended")
-    assert compare.main([str(tmp_path / "a"), str(tmp_path / "b")]) == code
+    assert result("compare", str(tmp_path / "a"), str(tmp_path / "b")).code == code
 
 
 def test_two_reasons_of_one_verdict_name_their_configurations(tmp_path: Path) -> None:
@@ -189,19 +182,18 @@ def test_two_reasons_of_one_verdict_name_their_configurations(tmp_path: Path) ->
         steady(tmp_path / name, 4, 100.0, rounds=1)
         steady(tmp_path / name, 8, 100.0, rounds=1)
         steady(tmp_path / name, 64, 0.0, rounds=1, status="refused", reason="not here")
-    lines = comparison_table(compare_runs(RunDirectory(tmp_path / "a"), RunDirectory(tmp_path / "b"))).splitlines()
+    found = compare_runs(RunDirectory(tmp_path / "a"), RunDirectory(tmp_path / "b"))
+    lines = [block for block in comparison_blocks(found) if isinstance(block, str)]
     (rounds,) = [line for line in lines if "one round per side" in line]
     (refused,) = [line for line in lines if "refused, now refused" in line]
     assert "batch 4" in rounds and "batch 8" in rounds and "batch 64" not in rounds
     assert "batch 64" in refused and "batch 4 " not in refused
 
 
-def test_report_prints_the_path_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_prints_the_path_or_json(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **SMALL)
-    assert report.main([str(run.path)]) == 0
-    assert Path(capsys.readouterr().out.strip()).is_file()
-    assert report.main([str(run.path), "--price-per-hour", "2.5", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert Path(text(result("report", run.path).blocks)).is_file()
+    found = document("report", run.path, "--price-per-hour", "2.5")
     assert found["rows"][0]["cost_per_million_samples"] > 0 and found["ratios"]
 
 
@@ -218,9 +210,9 @@ def test_cautions_stand_below_the_table_equal_ones_together_and_failures_only_th
             "cautions": [moved, *cautions] if batch == 4 else cautions,
         }
         loaded.append(LoadedTrial(trial, TrialDirectory(Path("t")), row, (), {}, {}))
-    lines = cautions_text(loaded, 1000).splitlines()
+    lines = caution_lines(loaded)
     assert lines == [
         "caution: bertbench batch 4 on 1 cpu: only 4 steps (and 2 more like it); measure more",
         "caution: MFU: the measured peak differs by 12 % (bertbench batch 4 on 1 cpu); look for other load",
     ]
-    assert cautions_text([]) == ""
+    assert caution_lines([]) == []

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from fake_run import noisy_times, rank_record, step_rows, write_sweep, write_trial
+from support.commands import text
 
 from analysis.diagnose.answer import answers, points
 from analysis.diagnose.profiles import _field
@@ -12,9 +13,9 @@ from analysis.load import load_run
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import ratios_of
 from analysis.metrics.scaling import efficiency
+from analysis.render.result_tables import comparison_blocks, results_blocks
 from analysis.render.sections import facts
 from analysis.render.tables import ratio_lookup
-from analysis.render.text import comparison_table, results_table
 from bench.cli.progress import describe
 from records.run import RunDirectory
 from records.trial import Trial
@@ -129,17 +130,17 @@ def test_two_stages_of_zero_are_told_apart_wherever_a_strategy_is_shown(tmp_path
     trials = load_run(run)
     rows = [trial.row for trial in trials]
     shown = {
-        "terminal": results_table(rows),
-        "comparison": comparison_table(compare_runs(RunDirectory(tmp_path / "old"), run)),
+        "terminal": text(results_blocks(rows)),
+        "comparison": text(comparison_blocks(compare_runs(RunDirectory(tmp_path / "old"), run))),
         "facts": str(facts(trials)),
         "answer": str(answers(points(trials), [])),
         "profile": " ".join(str(_field(trial.trial, "strategy")) for trial in trials),
         "progress": " ".join(describe(trial.trial) for trial in trials),
     }
-    for name, text in shown.items():
-        told = " ".join(text.split())
-        assert all(part in told for part in names), (name, text)
-    plain = results_table([{**row, "strategy": "ddp"} for row in rows])
+    for name, found in shown.items():
+        told = " ".join(found.split())
+        assert all(part in told for part in names), (name, found)
+    plain = text(results_blocks([{**row, "strategy": "ddp"} for row in rows]))
     assert "strategy" not in plain, "where all are alike and plain there is nothing to tell"
 
 
@@ -150,4 +151,4 @@ def test_recomputation_is_told_where_the_strategy_goes_without_saying(tmp_path: 
     assert "on 1 CPU rank under nsys" in describe(Trial(profiler="nsys", start_iteration=1, stop_iteration=2))
     run = write_sweep(tmp_path, implementations=("hf",), **SMALL)
     write_sweep(tmp_path, implementations=("hf",), **SMALL, strategy="single", activation_checkpointing=True)
-    assert "single recomputing" in results_table([trial.row for trial in load_run(run)])
+    assert "single recomputing" in text(results_blocks([trial.row for trial in load_run(run)]))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import text as shown_text
 from support.refusals import refused
 
 from analysis.load import load_run
@@ -17,7 +18,7 @@ from analysis.metrics.speed_of_light import (
     waterfall,
 )
 from analysis.render.light_figures import spans
-from analysis.render.light_text import light_text, with_floor
+from analysis.render.light_tables import light_blocks, with_floor
 from analysis.render.run_page import write_report
 from common.errors import Code
 from records.components import COMPONENT_COLUMNS, Component, components_csv, read_rounds, write_components
@@ -181,7 +182,7 @@ def test_the_report_shows_table_and_picture(tmp_path: Path) -> None:
         "waterfall-0.png", "waterfall-0.csv", "components-0.csv"
     }  # fmt: skip
     (trial,) = load_run(RunDirectory(tmp_path))
-    text = light_text(trial)
+    text = shown_text(light_blocks(trial))
     assert "takes 100 ms a step; its floor is 41.0 ms, 41.0 % of it" in text
     assert "measured peak 1 TFLOP/s, memory bandwidth 1.00 GB/s" in text
     assert "-1.00" in text, "a part that is faster than memory stands below 0"

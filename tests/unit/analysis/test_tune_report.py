@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import facts, text
 
 from analysis.render.drawing import canvas
+from analysis.render.search_tables import ordered, tune_blocks
 from analysis.render.tune_page import _robust_limits, choice_labels, write_tune_report
-from analysis.render.tune_text import ordered, tune_text
 
 
 def trial(number: int, state: str, value: float | None, **more: Any) -> dict[str, Any]:
@@ -37,9 +38,10 @@ def test_complete_trials_come_first_by_value_then_the_others() -> None:
 
 
 def test_the_text_says_what_counts() -> None:
-    shown = tune_text(study())
-    assert "best:    trial 2, F1 90.00" in shown and "again:   bertbench train squad" in shown
-    assert "failed:  0, 5: oom: no memory" in shown  # the same reason once
+    shown = text(tune_blocks(study()))
+    said = facts(tune_blocks(study()))
+    assert ("best", "trial 2, F1 90.00") in said and dict(said)["again"].startswith("bertbench train squad")
+    assert said.count(("failed", "0, 5: oom: no memory")) == 1
     assert "3 complete, 1 pruned, 2 failed, 1 of them repeat earlier values" in shown
     assert "learning_rate 90.0 %" in shown and "a rough idea, from 3 complete trials" in shown
 
@@ -48,20 +50,23 @@ def test_trials_that_are_as_good_as_the_best_are_named() -> None:
     some = study()
     some["trials"][1]["value"] = 90.0
     some["trials"].append(trial(6, "complete", 70.0))
-    assert "best:    trials 1 and 2 tie, F1 90.00; the command is of trial 2\n" in tune_text(some)
+    assert dict(facts(tune_blocks(some)))["best"] == "trials 1 and 2 tie, F1 90.00; the command is of trial 2"
     every = study()
     for row in every["trials"]:
         row["value"] = 90.0
-    assert "best:    none, all 2 complete trials tie, F1 90.00; the command is of trial 2\n" in tune_text(every)
+    assert (
+        dict(facts(tune_blocks(every)))["best"]
+        == "none, all 2 complete trials tie, F1 90.00; the command is of trial 2"
+    )
     taken_over = {**study(), "trials": [*study()["trials"], trial(6, "complete", 90.0, same_as=2)]}
-    assert "best:    trial 2, F1 90.00\n" in tune_text(taken_over), "the same values are no other trial"
+    assert dict(facts(tune_blocks(taken_over)))["best"] == "trial 2, F1 90.00", "the same values are no other trial"
 
 
 def test_files_that_the_command_replaces_are_named_beside_it(tmp_path: Path) -> None:
     found = study()
     found["best"]["replaces"] = ["/d/<sms>_trained_model", "/d/<sms>_testset_predictions.csv"]
-    shown = tune_text(found).splitlines()
-    assert shown[-2].startswith("again:") and shown[-1].startswith("         replaces <sms>_trained_model, <sms>_test")
+    again, (_, replaced) = facts(tune_blocks(found))[-2:]
+    assert again[0] == "again" and replaced.startswith("replaces <sms>_trained_model, <sms>_test")
     assert "It replaces &lt;sms&gt;_trained_model" in write_tune_report(found, tmp_path)[0].read_text()
 
 
@@ -77,7 +82,7 @@ def test_a_study_without_results_has_a_page_too(tmp_path: Path) -> None:
     empty["importance"] = {"evaluator": "mdi", "shares": {}, "absent": "two complete trials are needed"}
     assert [path.name for path in write_tune_report(empty, tmp_path)] == ["report.html", "trials.csv"]
     assert "No trial came to its end." in (tmp_path / "report.html").read_text()
-    assert "unknown, two complete trials are needed" in tune_text(empty)
+    assert "unknown, two complete trials are needed" in text(tune_blocks(empty))
 
 
 def test_results_that_are_far_worse_are_cut_off_and_the_best_never() -> None:

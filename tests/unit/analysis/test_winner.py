@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from fake_run import step_rows, write_trial
+from support.commands import result
 from support.refusals import refused
 
 from analysis.diagnose.answer import points, winners
 from analysis.load import load_run
 from analysis.metrics.comparison.winner import Candidate, choose
-from bench.cli import autotune, profile, report
+from bench.cli import autotune, profile
 from bench.machine.devices import Devices
 from bench.plan import autotune_trials
 from bench.plan.trials import Sweep, expand
@@ -98,7 +99,7 @@ def test_terminal_file_and_page_name_one_winner_and_what_is_close_to_it(
 
     (page,) = winners(points(load_run(RunDirectory(out))))
     assert page.best.row["micro_batch_size"] == winner and page.best.samples_per_second == pytest.approx(rate)
-    assert report.main([str(out)]) == 0
+    result("report", str(out))
     html = (out / "report" / "report.html").read_text()
     (heading,) = re.findall(r"bertbench trains BERT-tiny: (\S+) samples/s with micro batch (\d+)", html)[:1]
     assert (float(heading[0]), int(heading[1])) == (rate, winner)
@@ -161,7 +162,7 @@ def test_one_round_each_decides_nothing(
     assert best["micro_batch_size"] == 3 and best["decided"] is False and "one round" in best["undecided"]
     assert [row["micro_batch_size"] for row in best["close"]] == [2]
     assert "decided:  no: one round" in capsys.readouterr().out
-    assert report.main([str(out)]) == 0
+    result("report", str(out))
     assert "Too close to call" in (out / "report" / "report.html").read_text()
 
 

@@ -10,7 +10,7 @@ from support.cli import ROOT
 
 
 def test_every_profiler_and_no_unknown_command_is_in_it(tmp_path: Path) -> None:
-    from bench.cli.main import COMMANDS
+    from bench.cli.dispatch import COMMANDS
     from bench.profilers import PROFILERS
 
     plan = steps(tmp_path)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from support.refusals import check_refusal, refused
 
-from bench.cli import data
+from bench.cli.dispatch import call
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = ["--seq-len", "16", "--dupe-factor", "1", "--vocab-size", "400"]
 
 
 def test_generated_text_becomes_shards_and_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert data.main(["pretrain", "--generate", "20000", "--output", str(tmp_path), "--lower-case", *SMALL]) == 0
+    assert call(["data", "pretrain", "--generate", "20000", "--output", str(tmp_path), "--lower-case", *SMALL]) == 0
     shown = capsys.readouterr().out
     for word in ("documents", "sentences", "400 word pieces, trained on this text", "training +", "real", "folder"):
         assert word in shown
@@ -26,13 +26,13 @@ def test_json_is_the_summary_and_nothing_else(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "in").mkdir()
     for number in range(5):
         (tmp_path / "in" / f"{number}.txt").write_bytes(b"An \xe9clair. Number One. It was open, was it not? " * 40)
-    assert data.main(["pretrain", "--input", str(tmp_path / "in"), *options]) == 0
+    assert call(["data", "pretrain", "--input", str(tmp_path / "in"), *options]) == 0
     captured = capsys.readouterr()
     summary = json.loads(captured.out)
     (length,) = summary["lengths"]
     assert length["shards"] == 3 and summary["documents"] == 5
     assert "lower_case_0" in length["folder"] and "latin-1" in " ".join(summary["notes"])
-    data.main(["pretrain", "--input", str(tmp_path / "in"), *options])
+    call(["data", "pretrain", "--input", str(tmp_path / "in"), *options])
     assert json.loads(capsys.readouterr().out)["lengths"][0]["shards_kept"] == 3
 
 
@@ -43,18 +43,18 @@ def test_expected_failures_are_bertbench_errors(tmp_path: Path) -> None:
         (["pretrain", "--output", str(tmp_path)], "option-missing", "--input"),
     ):
         with refused(code, fact):
-            data.main(argv)
-    assert data.main([]) == 2
+            call(["data", *argv])
+    assert call(["data"]) == 2
     with refused("path-missing", tmp_path / "none"):
-        data.main(["pretrain", "--input", str(tmp_path / "none"), "--output", str(tmp_path)])
+        call(["data", "pretrain", "--input", str(tmp_path / "none"), "--output", str(tmp_path)])
     with refused("option-unknown", "data pretrain --help"):
-        data.main(["pretrain", "--output", str(tmp_path), "--seq-length", "3"])
+        call(["data", "pretrain", "--output", str(tmp_path), "--seq-length", "3"])
 
 
 def test_help_names_every_option_and_loads_no_heavy_library() -> None:
     program = (
         "import sys; from bench.cli import data\n"
-        "try: data.main(['pretrain', '--help'])\n"
+        "try: call(['data', 'pretrain', '--help'])\n"
         "except SystemExit as error: code = error.code\n"
         "heavy = {'torch', 'h5py', 'tokenizers', 'pandas', 'transformers'} & set(sys.modules)\n"
         "sys.exit(f'{code} {heavy}' if code or heavy else 0)"

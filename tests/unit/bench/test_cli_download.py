@@ -14,7 +14,7 @@ from support.refusals import refused
 from test_obtain import LARGE, QUICK, ROOT, SMALL, add_dump
 
 from bench.cli import data_download
-from bench.cli.data_download import run
+from bench.cli.data_download import main as run
 from bench.cli.download_progress import describe_bytes, show_download
 from bert.data.remote.obtain import RemoteOptions, obtain
 from bert.data.remote.sources import SOURCES
@@ -70,7 +70,7 @@ def test_bad_requests_are_refused_before_the_first_byte(argv: list[str], code: C
 def test_help_names_every_option_and_loads_no_heavy_library() -> None:
     program = (
         "import sys; from bench.cli import data_download\n"
-        "try: data_download.run(['--help'])\n"
+        "try: data_download.main(['--help'])\n"
         "except SystemExit as error: code = error.code\n"
         "heavy = {'torch', 'h5py', 'tokenizers', 'pandas', 'transformers'} & set(sys.modules)\n"
         "sys.exit(f'{code} {heavy}' if code or heavy else 0)"
@@ -108,7 +108,7 @@ def test_a_terminal_gets_one_line_that_is_ended(
 def test_a_killed_command_continues_with_the_rest_only(site: Site, tmp_path: Path) -> None:
     add_dump(site, "enwiki", "20261101", LARGE)
     site.pace_seconds = 0.1
-    program = "import sys; from bench.cli.data_download import run; sys.exit(run(sys.argv[1:]))"
+    program = "import sys; from bench.cli.data_download import main; sys.exit(main(sys.argv[1:]))"
     argv = [sys.executable, "-c", program, "wikipedia", "--out", str(tmp_path), "--mirror", site.base]
     process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 30

@@ -1,7 +1,6 @@
 """The command line before any command runs."""
 
 import errno
-import importlib
 import os
 import resource
 import subprocess
@@ -11,7 +10,8 @@ from pathlib import Path
 import pytest
 from support.refusals import check_refusal
 
-from bench.cli.main import COMMANDS, USAGE, run
+from bench.cli.dispatch import COMMANDS
+from bench.cli.main import USAGE, run
 from common.errors import Code
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,8 +125,7 @@ def test_after_an_interrupt_is_said_what_is_left_of_the_command(
     def stopped(argv: list[str]) -> int:
         raise KeyboardInterrupt
 
-    module = importlib.import_module(COMMANDS[words[0]])
-    monkeypatch.setattr(module, "main", stopped)
+    monkeypatch.setattr("bench.cli.dispatch.call", stopped)
     assert run(words) == 130
     assert capsys.readouterr().err.rstrip().endswith(f"the same command {said}")
 
@@ -135,10 +134,10 @@ def test_after_an_interrupt_is_said_what_is_left_of_the_command(
 def test_a_lack_of_memory_is_one_message(
     error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(argv: list[str]) -> int:
+    def fail(options: object) -> None:
         raise ImportError("a package cannot be loaded") from error
 
-    monkeypatch.setattr("bench.cli.doctor.main", fail)
+    monkeypatch.setattr("bench.cli.doctor.run", fail)
     assert run(["doctor"]) == 2
     said = capsys.readouterr().err
     check_refusal(said, "out-of-memory")
@@ -146,10 +145,10 @@ def test_a_lack_of_memory_is_one_message(
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(argv: list[str]) -> int:
+    def fail(options: object) -> None:
         raise OSError(errno.EBADF, "bad")
 
-    monkeypatch.setattr("bench.cli.doctor.main", fail)
+    monkeypatch.setattr("bench.cli.doctor.run", fail)
     with pytest.raises(OSError) as caught:
         run(["doctor"])
     assert caught.value.errno == errno.EBADF
@@ -165,7 +164,7 @@ def test_a_request_to_end_that_comes_twice_ends_the_command_once() -> None:
         "    finally:\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "        print('tidied up')\n"
-        "bench.cli.doctor.main = work\n"
+        "bench.cli.doctor.run = work\n"
         "main(['doctor'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -188,7 +187,7 @@ def test_a_lack_of_memory_that_leaves_nothing_is_still_one_message() -> None:
         "        except MemoryError as error:\n"
         "            last = error\n"
         "    raise last\n"
-        "bench.cli.doctor.main = work\n"
+        "bench.cli.doctor.run = work\n"
         "main(['doctor'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -201,8 +200,9 @@ def test_a_request_to_end_that_comes_when_all_is_said_changes_nothing() -> None:
     code = (
         "import atexit, os, signal, sys, bench.cli.doctor\n"
         "from bench.cli.main import main\n"
+        "from bench.cli.result import Result\n"
         "atexit.register(lambda: [os.kill(os.getpid(), number) for number in (signal.SIGTERM, signal.SIGINT)])\n"
-        "bench.cli.doctor.main = lambda argv: 3\n"
+        "bench.cli.doctor.run = lambda options: Result(code=3)\n"
         "main(['doctor'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import document, result
 from support.refusals import refused
 
 import bench.cluster.collect
-from bench.cli import collect as command
 from bench.cluster.collect import collect
 from common.errors import Code
 from records.files import write_record
@@ -150,13 +150,11 @@ def test_a_source_that_went_on_replaces_its_own_files(tmp_path: Path) -> None:
     assert float(results(tmp_path / "out")[0]["step_time_ms"]) == 40
 
 
-def test_a_trial_that_was_measured_twice_is_named_and_kept_apart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_that_was_measured_twice_is_named_and_kept_apart(tmp_path: Path) -> None:
     one, two = put_node(tmp_path / "x" / "run", 0, 10), put_node(tmp_path / "y" / "run", 0, 20)
     out = tmp_path / "out"
-    assert command.main([str(one), str(two), "--out", str(out)]) == 1
-    assert "was measured before" in capsys.readouterr().err
+    found = result("collect", one, two, "--out", out)
+    assert found.code == 1 and "was measured before" in found.problems[0]
     assert [float(row["step_time_ms"]) for row in RunDirectory(out).trials()[0].read_steps(0)] == [10] * 4
     (second,) = RunDirectory(out / "nodes" / "y-run").trials()
     assert [row["step_time_ms"] for row in second.read_steps(0)] == [20] * 4
@@ -208,7 +206,7 @@ def refusals(tmp_path: Path) -> list[tuple[list[str], Code, object]]:
 def test_what_cannot_be_collected_is_refused(tmp_path: Path, number: int) -> None:
     argv, code, fact = refusals(tmp_path)[number]
     with refused(code, fact):
-        command.main(argv)
+        result("collect", *argv)
 
 
 def damage(folder: Path) -> None:
@@ -218,34 +216,31 @@ def damage(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damaged_first", [True, False])
-def test_a_trial_that_cannot_be_read_never_wins_and_is_named_each_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged_first: bool
-) -> None:
+def test_a_trial_that_cannot_be_read_never_wins_and_is_named_each_time(tmp_path: Path, damaged_first: bool) -> None:
     alone = Trial(micro_batch_size=4, start_iteration=0, stop_iteration=4, device="cpu")
     bad, good = put_node(tmp_path / "a", 0, 10, alone), put_node(tmp_path / "b", 0, 20, alone)
     damage(bad)
     out = tmp_path / "out"
     folders = [str(path) for path in ([bad, good] if damaged_first else [good, bad])]
     for _ in range(2):
-        assert command.main([*folders, "--out", str(out)]) == 1
-        said = capsys.readouterr().err
+        found = result("collect", *folders, "--out", out)
+        assert found.code == 1
+        said = "\n".join(found.problems)
         assert f"of {bad}: " in said and "counts for nothing" in said and "measured before" not in said
         assert len(results(out)) == 1 and RunDirectory(out).trials()[0].read_steps(0)[0]["step_time_ms"] == 20
     assert list((out / "nodes" / "a" / "trials").rglob("trial.json")), "what there is of it is kept"
 
 
-def test_a_damaged_trial_alone_is_named_and_takes_its_place_once_it_is_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_trial_alone_is_named_and_takes_its_place_once_it_is_whole(tmp_path: Path) -> None:
     alone = Trial(micro_batch_size=4, start_iteration=0, stop_iteration=4, device="cpu")
     one, out = put_node(tmp_path / "a", 0, 10, alone), tmp_path / "out"
     whole = tree(one)
     damage(one)
-    assert command.main([str(one), "--out", str(out)]) == 1
-    assert results(out) == [] and alone.trial_id in capsys.readouterr().err
+    found = result("collect", one, "--out", out)
+    assert found.code == 1 and results(out) == [] and alone.trial_id in found.problems[0]
     for name, content in whole.items():
         (one / name).write_bytes(content)
-    assert command.main([str(one), "--out", str(out)]) == 0
+    assert result("collect", one, "--out", out).code == 0
     assert len(results(out)) == 1 and RunDirectory(out).trials()[0].read_steps(0)[0]["step_time_ms"] == 10
     assert not (out / "nodes" / "a" / "trials" / alone.trial_id).exists()
 
@@ -271,9 +266,8 @@ def test_different_training_runs_are_refused_before_anything_is_copied_and_parts
         collect([other], out)
 
 
-def test_the_summary_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_as_json(tmp_path: Path) -> None:
     one = put_node(tmp_path / "a", 0, 10)
-    assert command.main([str(one), "--out", str(tmp_path / "out"), "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    found: dict[str, Any] = document("collect", one, "--out", tmp_path / "out")
     assert found["trials"] == 1
     assert found["sources"] == {"a": str(one)}

@@ -140,7 +140,7 @@ def test_shell_without_a_terminal_does_not_greet(host: Host, entrypoint: Path) -
 
 
 def test_greeting_names_what_exists() -> None:
-    from bench.cli.main import COMMANDS
+    from bench.cli.dispatch import COMMANDS
 
     text = (ROOT / "docker/greeting.txt").read_text(encoding="utf-8")
     commands = re.findall(r"^ +(?:\d +)?(bertbench|bash) (\S+)(.*?)(?:   .*)?$", text, re.MULTILINE)

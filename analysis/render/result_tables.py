@@ -1,4 +1,4 @@
-"""Tables for the terminal, as text."""
+"""What trials came to: their table, what of it is doubtful, what repeated rounds decide, two runs beside each other."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,9 +7,7 @@ from analysis import wording
 from analysis.load import LoadedTrial
 from analysis.metrics.comparison.regression import Comparison
 from analysis.render import tables
-from analysis.render.input_tables import input_lines
 from analysis.render.sections import grouped_cautions, shown_rows
-from analysis.render.terminal import DEFAULT_WIDTH, render, wrapped
 
 Row = Mapping[str, Any]
 
@@ -19,28 +17,25 @@ _OF_MFU = ("peak_changed", "mfu_above_one")
 _MOST_NAMED = 3
 
 
-def results_table(rows: Sequence[Row], ratios: Sequence[Row] = (), width: int = DEFAULT_WIDTH) -> str:
+def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = ()) -> list[tables.Block]:
     """Return the table of trials, one line each, why some have no result, and what the ratios can decide.
 
     Args:
         rows: result rows: a trial's fields, status, reason and measured columns.
         ratios: what regression.ratios_of returned for the same run.
-        width: characters per line.
     """
     if not rows:
-        return "no trials"
+        return ["no trials"]
     shown = sorted(shown_rows(rows) or rows, key=wording.order)
     columns = tables.without_constant_model(tables.result_columns(ratios), shown)
     title = f"BERT {wording.model(shown[0])}" if all(column.heading != "model" for column in columns) else ""
     if len({row.get("round") for row in shown}) > 1:
         columns.insert(1, tables.Column("round", wording.round_number, lambda row: str(wording.round_number(row))))
-    text = render(tables.build("results", columns, shown), width, title)
-    lines = [part for line in [*_failures(shown), *_decisions(ratios)] for part in wrapped(line, width)]
-    return "\n".join([text, *lines])
+    return [tables.build("results", columns, shown, title), *_failures(shown), *_decisions(ratios)]
 
 
-def cautions_text(trials: Sequence[LoadedTrial], width: int = DEFAULT_WIDTH) -> str:
-    """Return what is doubtful about the trials, equal doubts together; empty without any. Failures are not told again.
+def caution_lines(trials: Sequence[LoadedTrial]) -> list[str]:
+    """Return what is doubtful about the trials, equal doubts together; failures are not told again.
 
     Of the measured peak too: with it MFU may move against the speed.
     """
@@ -50,8 +45,8 @@ def cautions_text(trials: Sequence[LoadedTrial], width: int = DEFAULT_WIDTH) -> 
         if len(group.messages) > 1:
             where = f" (and {group.trials - 1} more like it)"
         of_mfu = "MFU: " if group.code in _OF_MFU else ""
-        lines += wrapped(f"caution: {of_mfu}{group.messages[0]}{where}; {group.remedy}", width)
-    return "\n".join(lines)
+        lines.append(f"caution: {of_mfu}{group.messages[0]}{where}; {group.remedy}")
+    return lines
 
 
 def _failures(rows: Sequence[Row]) -> list[str]:
@@ -86,11 +81,6 @@ def _decisions(ratios: Sequence[Row]) -> list[str]:
     return lines + [f"ratios to {ratios[0]['reference']} are measured, not decided: {reason}" for reason in reasons]
 
 
-def input_text(inputs: Sequence[Row], gaps: Sequence[Row], width: int = DEFAULT_WIDTH) -> str:
-    """Return in sentences what the input delivers and what real data cost; empty where neither was measured."""
-    return "\n".join(part for line in input_lines(inputs, gaps) for part in wrapped(line, width))
-
-
 def _verdicts(rows: Sequence[Row]) -> list[str]:
     """One line for each reason of each verdict, however many rows have it."""
     grouped: dict[tuple[str, str], list[Row]] = {}
@@ -109,7 +99,7 @@ def _places(rows: Sequence[Row], plain: bool) -> str:
     return f"{len(rows)} configurations" if plain and len(names) > _MOST_NAMED else "; ".join(names)
 
 
-def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
+def comparison_blocks(comparison: Comparison) -> list[tables.Block]:
     """Return the table of a comparison of two runs, with the differences between them and the verdict."""
     several = len({wording.data(row) for row in comparison.rows}) > 1
     competing = wording.names_strategies(comparison.rows)
@@ -128,16 +118,17 @@ def comparison_table(comparison: Comparison, width: int = DEFAULT_WIDTH) -> str:
         tables.plain("verdict", "verdict"),
     ]
     rows = sorted(comparison.rows, key=wording.order)
-    lines = [render(tables.build("compare", columns, rows), width)] if rows else ["no configuration is in both runs"]
-    lines += _verdicts(rows)
+    lines = _verdicts(rows)
     lines += [f"differs: {difference}" for difference in comparison.differences]
     differing: dict[str, list[Row]] = {}
     for row in rows:
         for text in row["differences"]:
             differing.setdefault(text, []).append(row)
     lines += [f"differs at {_places(found, len(found) == len(rows))}: {text}" for text, found in differing.items()]
-    lines = [*lines[:1], *(part for line in dict.fromkeys(lines[1:]) for part in wrapped(line, width))]
     verdicts = [row["verdict"] for row in rows]
     tally = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts)) or "nothing compared"
-    lines.append(f"{tally}; threshold {100 * comparison.threshold:g} %")
-    return "\n".join(lines)
+    return [
+        tables.build("compare", columns, rows) if rows else "no configuration is in both runs",
+        *dict.fromkeys(lines),
+        f"{tally}; threshold {100 * comparison.threshold:g} %",
+    ]

@@ -1,15 +1,16 @@
 """Findings as tables to show: how a column's name says its unit and form."""
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from analysis import wording
 from analysis.diagnose.finding import Finding, plain_value
 from analysis.render import tables
 
-if TYPE_CHECKING:
-    pass
+MOST_ROWS = 20
+"""Rows of one table that a terminal shows."""
 
 # Ends of column names -> what the heading says after the name.
 _UNITS = {
@@ -46,6 +47,25 @@ def table_of(finding: Finding, most_rows: int | None = None) -> tables.Table:
         rows=tuple(tuple(row) for row in rows),
         numeric=tuple(column.numeric for column in columns),
     )
+
+
+def finding_blocks(findings: Sequence[Finding], most_rows: int | None = MOST_ROWS) -> list[tables.Block]:
+    """Return each finding as its table, how many rows are left out, and its sentence.
+
+    Args:
+        findings: what to show; those without rows show title and sentence.
+        most_rows: rows of a table to show; None for all.
+    """
+    blocks: list[tables.Block] = []
+    for finding in findings:
+        if len(finding.table):
+            blocks.append(dataclasses.replace(table_of(finding, most_rows), title=finding.title))
+            left = 0 if most_rows is None else len(finding.table) - most_rows
+            blocks += [f"... and {left:,} more rows: --rows 0 shows all, --csv DIR writes them"] * (left > 0)
+        else:
+            blocks.append(tables.Plain(finding.title))
+        blocks += [finding.sentence] * bool(finding.sentence)
+    return blocks
 
 
 class _Column:

@@ -1,4 +1,4 @@
-"""A study of hyper-parameters as a table and lines of text."""
+"""What a search found: the trials of a study of hyper-parameters, and those of the fastest configuration."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis import wording
+from analysis.metrics.comparison.winner import typical_rate
 from analysis.render import tables
-from analysis.render.terminal import printable, render
 from common.scores import in_words, score
 
 Row = Mapping[str, Any]
@@ -18,27 +18,24 @@ _MOST_ROWS = 20
 _STATES = ("complete", "pruned", "failed", "running", "waiting")
 
 
-def tune_text(found: Row) -> str:
+def tune_blocks(found: Row) -> list[tables.Block]:
     """Return what a study found, the best first.
 
     Args:
         found: tune.json, as bench.tune.document makes it.
     """
     rows = ordered(found)
-    lines = [render(trials_table(found, rows[:_MOST_ROWS]))] if rows else ["no trial has begun"]
-    lines += [f"{len(rows) - _MOST_ROWS:,} more stand in trials.csv"] * (len(rows) > _MOST_ROWS)
-    lines += ["", f"trials:  {counts_text(found)}"]
-    lines += [f"failed:  {text}" for text in reasons(found)]
+    facts = [("trials", counts_text(found)), *(("failed", text) for text in reasons(found))]
     importance = importance_text(found)
-    lines += [f"weight:  {importance}"] if importance else []
-    best = found["best"]
-    if best is None:
-        lines.append("best:    none, no trial came to its end")
+    facts += [("weight", importance)] if importance else []
+    if found["best"] is None:
+        facts.append(("best", "none, no trial came to its end"))
     else:
-        lines.append(f"best:    {best_text(found)}")
-        lines.append(f"again:   {best['command']}")
-        lines += [f"         {text}" for text in replaced_text(found)]
-    return "\n".join(printable(line) if "\n" not in line else line for line in lines)
+        facts += [("best", best_text(found)), ("again", found["best"]["command"])]
+        facts += [("", text) for text in replaced_text(found)]
+    blocks: list[tables.Block] = [trials_table(found, rows[:_MOST_ROWS]) if rows else "no trial has begun"]
+    blocks += [f"{len(rows) - _MOST_ROWS:,} more stand in trials.csv"] * (len(rows) > _MOST_ROWS)
+    return [*blocks, tables.Facts(facts)]
 
 
 def best_text(found: Row) -> str:
@@ -148,3 +145,51 @@ def _remark(row: Row) -> str:
     if row["state"] == "pruned":
         return f"after reading {len(row['readings'])}"
     return f"killed {row['killed']} x" if row["killed"] else ""
+
+
+def configurations_table(rows: Sequence[Row], names: Sequence[str], best: str, close: Sequence[str]) -> tables.Table:
+    """Return the configurations that were tried, the best first.
+
+    Args:
+        rows: one per trial: samples_per_second, peak_memory_bytes, predicted_bytes, status, round and what it ran.
+        names: of the rows, without their rounds.
+        best: name of the best configuration; its rate is what others are held against. Empty where there is none.
+        close: names of those that may be as fast.
+    """
+    grouped: dict[str, list[Row]] = {}
+    for name, row in zip(names, rows, strict=True):
+        grouped.setdefault(name, []).append(row)
+    rates = {name: _rate(found) for name, found in grouped.items()}
+    marks = {**dict.fromkeys(close, "~"), best: "*"}
+    shown = [
+        {
+            **grouped[name][0],
+            "mark": marks.get(name, ""),
+            "configuration": name,
+            "rate": rates[name],
+            "of_best": _share(rates[name], rates.get(best)),
+            "trials": len(grouped[name]),
+        }
+        for name in sorted(grouped, key=lambda name: (name != best, -(rates[name] or 0.0)))
+    ]
+    columns = [
+        tables.Column("", lambda row: row["mark"], lambda row: str(row["mark"]), False),
+        tables.plain("configuration", "configuration"),
+        tables.measured("samples/s", "rate", wording.fine),
+        tables.measured("of the best", "of_best", wording.percent),
+        tables.measured("trials", "trials", wording.count),
+        tables.recorded("peak_memory_bytes"),
+        tables.measured("predicted", "predicted_bytes", wording.size),
+        tables.plain("status", "status"),
+    ]
+    return tables.build("configurations", columns, shown)
+
+
+def _rate(found: Sequence[Row]) -> float | None:
+    """Over the rounds that ran; None where none did."""
+    rates = [row["samples_per_second"] for row in found if row["status"] == "ok" and row["samples_per_second"]]
+    return typical_rate(rates) if rates else None
+
+
+def _share(rate: float | None, best: float | None) -> float | None:
+    return rate / best if rate and best else None

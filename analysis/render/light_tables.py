@@ -1,4 +1,4 @@
-"""A step taken apart, as text: the ceilings, the waterfall, and every part beside its ceiling."""
+"""A step taken apart: the ceilings, the waterfall, and every part beside its ceiling."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,6 @@ from analysis import wording
 from analysis.load import LoadedTrial
 from analysis.metrics.speed_of_light import FLOOR, LOSS
 from analysis.render import tables
-from analysis.render.terminal import DEFAULT_WIDTH, render
 
 Row = Mapping[str, Any]
 
@@ -75,14 +74,13 @@ def _rate(row: Row) -> str:
     return f"{wording.number(row['bytes_per_second'] / 1e9)} GB/s" if row["bytes_per_second"] else wording.UNKNOWN
 
 
-def light_text(trial: LoadedTrial, width: int = DEFAULT_WIDTH) -> str:
+def light_blocks(trial: LoadedTrial) -> list[tables.Block]:
     """Return everything a trial of kind components says."""
     row = trial.row
-    parts = [
+    return [
         wording.floor_sentence(row),
         ceilings_text(row),
-        render(waterfall_table(row["waterfall"]), width),
-        render(components_table(row["components"]), width),
+        waterfall_table(row["waterfall"]),
+        components_table(row["components"]),
         *(f"caution: {caution['message']}; {caution['remedy']}" for caution in row["cautions"]),
     ]
-    return "\n".join(parts)

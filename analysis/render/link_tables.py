@@ -1,4 +1,4 @@
-"""Results of collectives as text, in the form of nccl-tests: what reads its logs reads this."""
+"""Collectives, the lines fitted to them, and projections: tables, sentences, and the form of nccl-tests."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -6,8 +6,11 @@ from typing import Any
 from analysis import wording
 from analysis.load import LoadedTrial
 from analysis.metrics.communication.links import Link, link_rows
+from analysis.render import tables
 from analysis.render.terminal import printable
 from records.collectives import COLLECTIVES, DTYPES, CollectiveTest
+
+Row = Mapping[str, Any]
 
 _HEADER = (
     "#\n"
@@ -52,15 +55,15 @@ def _head(trial: LoadedTrial) -> Iterator[str]:
     )  # fmt: skip
 
 
-def _pairs(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Mapping[str, Any]]]:
+def _pairs(rows: Sequence[Row]) -> list[dict[str, Row]]:
     """Rows of one size together, by placement."""
-    pairs: dict[int, dict[str, Mapping[str, Any]]] = {}
+    pairs: dict[int, dict[str, Row]] = {}
     for row in rows:
         pairs.setdefault(int(row["size_bytes"]), {})[str(row["placement"])] = row
     return list(pairs.values())
 
 
-def _line(precision: str, pair: Mapping[str, Mapping[str, Any]]) -> str:
+def _line(precision: str, pair: Mapping[str, Row]) -> str:
     row = next(iter(pair.values()))
     name = str(row["collective"])
     redop = "sum" if "reduce" in name else "none"
@@ -69,7 +72,7 @@ def _line(precision: str, pair: Mapping[str, Mapping[str, Any]]) -> str:
     return f" {row['size_bytes']:>12}  {row['count']:>12}  {DTYPES[precision][1]:>8}  {redop:>6}  {root:>6}  {sides}"
 
 
-def _values(row: Mapping[str, Any] | None) -> str:
+def _values(row: Row | None) -> str:
     if row is None or row["algbw_gb_s"] is None:
         return _NONE
     # Four digits of the time, as many as are known.
@@ -84,9 +87,9 @@ def named(link: Link) -> str:
     return f"{link.collective} {link.dtype}{placement}"
 
 
-def link_text(links: Sequence[Link]) -> str:
-    """Return what the fitted lines say, a line each; empty where there are none."""
-    return "\n".join(map(_sentence, links))
+def link_sentences(links: Sequence[Link]) -> list[str]:
+    """Return what the fitted lines say, a sentence each."""
+    return [_sentence(link) for link in links]
 
 
 def _sentence(link: Link) -> str:
@@ -110,7 +113,7 @@ def _sentence(link: Link) -> str:
     )
 
 
-def by_reason(rows: Sequence[Mapping[str, Any]], name: Callable[[Mapping[str, Any]], str]) -> dict[str, list[str]]:
+def by_reason(rows: Sequence[Row], name: Callable[[Row], str]) -> dict[str, list[str]]:
     """Return the names of the projections that were refused, by reason, each once."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -119,32 +122,97 @@ def by_reason(rows: Sequence[Mapping[str, Any]], name: Callable[[Mapping[str, An
     return {reason: list(names) for reason, names in found.items()}
 
 
-def _projection_name(row: Mapping[str, Any]) -> str:
+def _projection_name(row: Row) -> str:
     return (
         f"{row['implementation']} {wording.model(row)} batch {wording.batch(row)} by {row['strategy']}, "
         f"{row['base_world_size']} -> {row['world_size']} devices"
     )
 
 
-def projection_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a projection says, a line each, and those that there are not, together where the reason is one."""
-    lines = ["projected, not measured:"] if rows else ["no measured throughput that could be projected"]
-    for row in rows:
-        if row["reason"]:
-            continue
-        rate = wording.interval(row["samples_per_second_low"], row["samples_per_second_high"], wording.number)
-        if row["efficiency"] is None:
-            beside = f"measured {wording.number(row['measured_samples_per_second'])}"
-        else:
-            spread = wording.interval(row["efficiency_low"], row["efficiency_high"], wording.percent)
-            beside = f"efficiency {wording.percent(row['efficiency'])} ({spread})"
-        check = "" if row["check_error"] is None else f"; its own devices simulated: {row['check_error']:+.1%}"
-        assumed = f"; assuming {row['assumption']}" if row["assumption"] else ""
-        lines.append(
-            f"{_projection_name(row)}: {wording.number(row['samples_per_second'])} samples/s ({rate}), {beside}, "
-            f"{wording.number(row['exposed_ms'])} of "
-            f"{wording.number(row['all_reduce_ms'])} ms all-reduce exposed{check}{assumed}"
-        )
+def projection_blocks(rows: Sequence[Row]) -> list[tables.Block]:
+    """Return what a projection says, and those that there are not, together where the reason is one."""
+    made = [row for row in rows if not row["reason"]]
+    blocks: list[tables.Block] = (
+        [projection_table(made)] if made else ["no measured throughput that could be projected"]
+    )
     for reason, names in by_reason(rows, _projection_name).items():
-        lines += [f"not projected: {reason}:", *(f"  {name}" for name in names)]
-    return "\n".join(lines)
+        blocks += [f"not projected: {reason}:", *(f"  {name}" for name in names)]
+    return blocks
+
+
+def collectives_table(rows: Sequence[Row]) -> tables.Table:
+    """Return what was measured of collectives, by size."""
+    columns = [
+        tables.plain("collective", "collective"),
+        tables.plain("dtype", "dtype"),
+        tables.measured("ranks", "ranks", wording.count),
+        tables.Column("placement", _placement, _placement, False),
+        tables.measured("size", "size_bytes", wording.size),
+        tables.measured("time µs", "time_us"),
+        tables.spread("time_us", wording.number),
+        tables.measured("algbw GB/s", "algbw_gb_s"),
+        tables.measured("busbw GB/s", "busbw_gb_s"),
+        tables.measured("wrong", "wrong", wording.count),
+    ]
+    if any(row["nodes"] > 1 for row in rows):
+        columns.insert(3, tables.recorded("nodes"))
+    return tables.build("collectives", columns, rows)
+
+
+def _placement(row: Row) -> str:
+    return str(row["placement"]).replace("_", " ")
+
+
+def links_table(rows: Sequence[Row]) -> tables.Table:
+    """Return the fitted lines."""
+    columns = [
+        tables.plain("collective", "collective"),
+        tables.plain("dtype", "dtype"),
+        tables.Column("placement", _placement, _placement, False),
+        tables.plain("ranks", "ranks"),
+        tables.recorded("nodes"),
+        tables.measured("sizes", "sizes", wording.count),
+        tables.measured("alpha µs", "alpha_us"),
+        tables.spread("alpha_us", wording.number),
+        tables.measured("bandwidth GB/s", "bandwidth_gb_s"),
+        tables.spread("bandwidth_gb_s", wording.number),
+        tables.measured("median error", "median_error", wording.percent),
+        tables.measured("largest error", "largest_error", wording.percent),
+        tables.measured("at", "largest_error_bytes", wording.size),
+    ]
+    if any(row["caution"] for row in rows):
+        columns.append(tables.plain("caution", "caution"))
+    if any(row["reason"] for row in rows):
+        columns.append(tables.plain("no line because", "reason"))
+    return tables.build("links", columns, rows)
+
+
+def projection_table(rows: Sequence[Row]) -> tables.Table:
+    """Return what is projected to other numbers of devices, of those for which it could be."""
+    columns = [
+        tables.plain("implementation", "implementation"),
+        tables.plain("strategy", "strategy"),
+        tables.Column("model", wording.model, wording.model, False),
+        tables.Column("batch per device", lambda row: row["micro_batch_size"], wording.batch),
+        tables.Column(
+            "devices", lambda row: row["world_size"], lambda row: f"{row['base_world_size']} → {row['world_size']}"
+        ),
+        tables.measured("projected samples/s", "samples_per_second"),
+        tables.spread("samples_per_second", wording.number),
+        tables.measured("projected step ms", "step_time_ms"),
+        tables.measured("own work ms", "work_ms"),
+        tables.measured("waiting ms", "waiting_ms"),
+        tables.measured("all-reduce ms", "all_reduce_ms"),
+        tables.measured("exposed ms", "exposed_ms"),
+        tables.measured("efficiency", "efficiency", wording.percent),
+        tables.spread("efficiency", wording.percent),
+        tables.Column("check", lambda row: row["check_error"], _check),
+        tables.plain("assuming", "assumption"),
+    ]
+    if any(row["measured_samples_per_second"] is not None for row in rows):
+        columns.insert(7, tables.measured("measured samples/s", "measured_samples_per_second"))
+    return tables.build("projection", tables.without_constant_model(columns, rows) if rows else columns, rows)
+
+
+def _check(row: Row) -> str:
+    return wording.UNKNOWN if row["check_error"] is None else f"{row['check_error']:+.1%}"

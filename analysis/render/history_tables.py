@@ -1,4 +1,4 @@
-"""The history of runs as tables for the terminal."""
+"""The history of runs as tables: a table per measurement that was repeated, a line per other one."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,33 +10,24 @@ from analysis import wording
 from analysis.load import CIRCUMSTANCES
 from analysis.metrics.comparison.history import History, Point, Series
 from analysis.render import tables
-from analysis.render.terminal import DEFAULT_WIDTH, printable, render, wrapped
 
 Row = Mapping[str, Any]
 
 
-def history_text(found: History, width: int = DEFAULT_WIDTH) -> str:
-    """Return a table per measurement that was repeated, a line per other one, and what the newest are.
-
-    Args:
-        found: what several runs measured.
-        width: characters per line.
-    """
-    titles = series_titles(found.series, width)
-    named = list(zip(found.series, titles, strict=True))
-    parts = [part for one, title in named if len(one.points) > 1 for part in (_table(one, title, width), "")]
-    parts += [line for one, title in named if len(one.points) == 1 for line in _once(one, title, width)]
+def history_blocks(found: History) -> list[tables.Block]:
+    """Return a table per measurement that was repeated, a line per other one, and what the newest are."""
+    named = list(zip(found.series, series_titles(found.series), strict=True))
+    blocks = [block for one, title in named if len(one.points) > 1 for block in _repeated(one, title)]
+    blocks += [_once(one, title) for one, title in named if len(one.points) == 1]
     newest = [one.points[-1].verdict or "first" for one in found.series]
     tally = ", ".join(f"{newest.count(name)} {name}" for name in dict.fromkeys(newest))
     measured = f"{len(newest)} configuration{'' if len(newest) == 1 else 's'}"
-    return "\n".join([*parts, f"{measured}; the newest of each: {tally}; threshold {100 * found.threshold:g} %"])
+    last = f"{measured}; the newest of each: {tally}; threshold {100 * found.threshold:g} %"
+    return [*blocks, tables.Plain(last)]
 
 
-def series_titles(series: Sequence[Series], width: int = DEFAULT_WIDTH) -> list[str]:
-    """Return per series what was measured, and on which machine, in one line of at most so many characters.
-
-    Where two would have the same, the settings in which they differ are named.
-    """
+def series_titles(series: Sequence[Series]) -> list[str]:
+    """Return per series what was measured, and on which machine; where two are alike, with what they differ in."""
     alike: dict[str, list[Row]] = defaultdict(list)
     for one in series:
         alike[_measured_what(one.row)].append(one.row)
@@ -45,8 +36,7 @@ def series_titles(series: Sequence[Series], width: int = DEFAULT_WIDTH) -> list[
         what = _measured_what(one.row)
         differing = [name for name in CIRCUMSTANCES if len({str(row.get(name)) for row in alike[what]}) > 1]
         own = "".join(f", {name.replace('_', ' ')} {_setting(one.row.get(name))}" for name in differing)
-        text = f"{what}{own}: {one.row['machine']}"
-        found.append(printable(text if len(text) <= width else f"{text[: width - 1]}…"))
+        found.append(f"{what}{own}: {one.row['machine']}")
     return found
 
 
@@ -69,7 +59,7 @@ def run_names(one: Series) -> list[str]:
     return [point.run for point in one.points]
 
 
-def _table(one: Series, title: str, width: int) -> str:
+def _repeated(one: Series, title: str) -> list[tables.Block]:
     names = run_names(one)
     rows = [_row(point, name) for point, name in zip(one.points, names, strict=True)]
     columns = [
@@ -83,22 +73,20 @@ def _table(one: Series, title: str, width: int) -> str:
         tables.measured("time / first", "time_ratio_first", lambda value: wording.number(value, 4)),
         tables.plain("verdict", "said"),
     ]
-    lines = [render(tables.build("history", columns, rows), width, title)]
+    blocks: list[tables.Block] = [tables.build("history", columns, rows, title)]
     reasons: dict[str, list[str]] = defaultdict(list)
     for point, name in zip(one.points, names, strict=True):
         if point.changed:
-            lines += wrapped(f"{name}: changed: {'; '.join(point.changed)}", width)
+            blocks.append(f"{name}: changed: {'; '.join(point.changed)}")
         if point.reason:
             reasons[f"{point.verdict or point.status}: {point.reason}"].append(name)
-    for reason, places in reasons.items():
-        lines += wrapped(f"{', '.join(places)}: {reason}", width)
-    return "\n".join(lines)
+    return [*blocks, *(f"{', '.join(places)}: {reason}" for reason, places in reasons.items())]
 
 
-def _once(one: Series, title: str, width: int) -> list[str]:
+def _once(one: Series, title: str) -> str:
     (point,) = one.points
     speed = f"{wording.number(point.samples_per_second)} samples/s" if point.status == "ok" else point.status
-    return wrapped(f"in one run, {speed}: {title}: {point.run}", width)
+    return f"in one run, {speed}: {title}: {point.run}"
 
 
 def _row(point: Point, name: str) -> Row:
