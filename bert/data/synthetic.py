@@ -21,9 +21,10 @@ from bert.data.lengths import (
     padded_length,
     squad_windows,
 )
-from bert.data.loading.squad_batches import SquadBatches, find_features
+from bert.data.loading.batches import RowBatches
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.folder import SampleLengths, folder_info, folder_lengths
+from bert.tasks.squad.features import find_features
 from common.errors import InputError
 
 _ROWS = 1920  # the common micro batches of 1 to 8 ranks divide it, so that batches repeat soon
@@ -240,7 +241,7 @@ def _like_shards(folder: Path, spec: DataSpec, pool_size: int) -> Slots:
 def _like_windows(path: Path, spec: DataSpec, pool_size: int) -> Slots:
     # Only lengths are taken from them: their vocabulary may be any.
     features = find_features(path, "training", spec.seq_len)
-    real = SquadBatches(replace(spec, data=str(path), vocab_size=sys.maxsize), features)
+    real = RowBatches(replace(spec, data=str(path), vocab_size=sys.maxsize), features.rows)
     return [(lengths, spec.seq_len) for lengths in real.lengths_of_batches(pool_size)]
 
 

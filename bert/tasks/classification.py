@@ -14,7 +14,7 @@ import torch
 
 from bert.data.batch import Batch
 from bert.data.lengths import Lengths, is_synthetic
-from bert.data.loading.batches import RowBatches
+from bert.data.loading.batches import RowBatches, check_rows
 from bert.data.rows import Labels, TokenRows
 from bert.data.synthetic import Content, Slots, SyntheticBatches, row_batch
 from bert.model.config import ModelConfig
@@ -74,7 +74,9 @@ class ClassificationTask(ABC):
     def batches(self, spec: DataSpec, split: str = TRAINING) -> BatchStream:
         """Synthetic batches, or those of rows. Raises InputError that names the file at fault."""
         if not is_synthetic(spec.data):
-            return RowBatches(spec, self.rows(spec, split))
+            rows = self.rows(spec, split)
+            check_rows(rows, spec.data, spec.seq_len)
+            return RowBatches(spec, rows)
         make = partial(row_batch, labels=self.labels, regression=self.regression, columns=self.synthetic_columns)
         return SyntheticBatches(spec, Content(self.name, _LARGEST_POOL, self._lengths_like, make))
 

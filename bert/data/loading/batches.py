@@ -1,19 +1,18 @@
-"""What batches of sequences of different lengths have in common: their order, and how they are padded.
+"""Batches of data: endless ones to train on, the same global batches on any number of ranks; one pass to evaluate with.
 
-Torch is imported only where batches are made: plans look at data with modules that import this one.
+Torch is imported only where batches are made: plans look at data with this module.
 """
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bert.data.lengths import padded_length
-from bert.data.loading.order import Position
-from bert.data.rows import Int64, Ragged, TokenRows
+from bert.data.loading.order import SampleOrder
+from bert.data.rows import Int64, TokenRows
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -21,198 +20,145 @@ if TYPE_CHECKING:
     from bert.tasks.base import DataSpec
 
 
-class FlatBatches(ABC):
-    """Endless batches of the sequences of one file.
+class Batches(ABC):
+    """Endless batches of samples in shards and bins, and where they are in the order of the samples.
 
-    All ranks walk the same endless sequence of global batches: G = W B sequences each, for W ranks and B =
-    micro_batch_size, of which rank r takes the r-th run of B. The sequences of an epoch come in an order shuffled by
-    (seed, epoch), each once; an incomplete last batch is filled from the next epoch (see SampleOrder, with one shard).
-
-    With padding 'longest' a micro batch is as long as its longest sequence, rounded up to a multiple of 8: ranks may
-    differ. With 'fixed' it has as many tokens as a sequence may have, as in most published code.
+    All ranks walk the same endless sequence of global batches (see SampleOrder): G = W B samples each, for W ranks and
+    B = micro_batch_size, of which rank r takes the r-th run of B. So ranks are disjoint, every sample comes once per
+    epoch, an incomplete last batch is filled from the next epoch, and fewer samples than one global batch work too.
 
     Args:
         spec: which batches.
-        lengths: tokens of each sequence [N], at least one.
-        vocab_size: word pieces of the vocabulary they were made with.
+        counts: samples of each bin in each shard [shards, bins].
         fingerprint: hash of the data.
-
-    Raises:
-        InputError: their vocabulary is larger than that of `spec`.
-        UsageError: no such padding.
+        place: the data, for messages.
     """
 
-    def __init__(self, spec: "DataSpec", lengths: Int64, vocab_size: int, fingerprint: str) -> None:
-        padded_length(spec.seq_len, spec.seq_len, spec.padding)
-        if vocab_size > spec.vocab_size:
-            raise InputError(
-                "vocabulary-mismatch",
-                f"the data in {spec.data} have {vocab_size} word pieces, but the model has only {spec.vocab_size}: "
-                "use the vocabulary they were made with",
-            )
+    def __init__(self, spec: "DataSpec", counts: Int64, fingerprint: str, place: object) -> None:
         self.spec = spec
-        self._lengths = lengths
-        global_batch = spec.micro_batch_size * spec.world_size
-        self._position = Position(np.array([[len(lengths)]]), spec.seed, global_batch, fingerprint, spec.data)
+        self._counts = counts
+        self._fingerprint = fingerprint
+        self._place = place
+        self._order = self._order_from(spec.micro_batch_size * spec.world_size)
+        self._yielded = 0
+        """Batches yielded since the order began."""
 
     @abstractmethod
-    def _batch(self, numbers: Int64) -> "Batch":
-        """Return the batch of these sequences [B]."""
+    def _batch(self, number: int) -> "Batch":
+        """Make this rank's part of a global batch."""
 
     def __iter__(self) -> "Iterator[Batch]":
-        """Yield micro batches on the CPU, epoch after epoch."""
-        position = self._position
+        """Yield micro-batches on the CPU, epoch after epoch."""
         while True:
-            batch = self._batch(self._numbers(position.batches))
-            position.batches += 1
+            batch = self._batch(self._yielded)
+            self._yielded += 1
             yield batch
 
-    def lengths_of_batches(self, count: int) -> list[Int64]:
-        """Return the real tokens of each sequence [B] of this rank's next `count` batches."""
-        first = self._position.batches
-        return [self._lengths[self._numbers(number)] for number in range(first, first + count)]
-
-    def _numbers(self, batch: int) -> Int64:
-        """The sequences of this rank in a global batch [B]."""
-        order, size = self._position.order, self.spec.micro_batch_size
-        _, first = order.batch(batch)
-        start = first + self.spec.rank * size
-        return np.concatenate([rows for _, rows in order.rows(0, start, start + size)])
+    def _part(self, number: int) -> tuple[int, int, int]:
+        """The bin of a global batch, and this rank's samples of the bin's stream: first, one past the last."""
+        which, first = self._order.batch(number)
+        start = first + self.spec.rank * self.spec.micro_batch_size
+        return which, start, start + self.spec.micro_batch_size
 
     def state_dict(self) -> dict[str, Any]:
         """Position after the last batch that was yielded."""
-        return self._position.state_dict()
+        order = self._order
+        return {
+            "samples": sum(order.origins) + self._yielded * order.global_batch,
+            "origins": list(order.origins),
+            "batches": self._yielded,
+            "global_batch": order.global_batch,
+            "seed": self.spec.seed,
+            "fingerprint": self._fingerprint,
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a saved position; the number of ranks and the batch size may differ: see Position.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a saved position; the number of ranks and the batch size may differ.
+
+        With the same global batch the batches are those that would have come. With another one every bin goes on with
+        its next sample, none comes twice and none is left out; without bins the samples keep their order too, and
+        with bins the order in which the bins take turns is drawn anew for what is left of the epoch.
 
         Raises:
             InputError: the state belongs to other data, or is damaged.
             UsageError: it was saved with another seed, hence another order.
         """
-        self._position.load_state_dict(state)
+        if state.get("fingerprint") != self._fingerprint:
+            raise InputError(
+                "data-mismatch", f"the saved data position is not one of {self._place}: use the data it was made with"
+            )
+        size = self._order.global_batch
+        try:
+            seed = int(state["seed"])
+            saved = self._order_from(int(state["global_batch"]), [int(origin) for origin in state["origins"]])
+            batches = int(state["batches"])
+            if len(saved.origins) != saved.bins or min(batches, *saved.origins) < 0 or saved.global_batch < 1:
+                raise ValueError("values out of range")
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError("file-damaged", f"the saved data position {dict(state)} is damaged ({error!r})") from error
+        if seed != self.spec.seed:
+            raise UsageError(
+                "settings-changed",
+                f"the saved data position has seed {seed}, this run seed {self.spec.seed}: use {seed}",
+            )
+        if saved.global_batch == size:
+            self._order, self._yielded = saved, batches
+        else:
+            self._order, self._yielded = self._order_from(size, saved.positions(batches)), 0
+
+    def _order_from(self, global_batch: int, origins: Sequence[int] | None = None) -> SampleOrder:
+        return SampleOrder(self._counts, self.spec.seed, global_batch, origins)
 
 
-def lengths_fingerprint(longest: int, lengths: Int64) -> str:
-    """Return a hash of everything that made-up batches like some sequences depend on.
+class RowBatches(Batches):
+    """Endless batches of rows.
 
-    Args:
-        longest: tokens of a sequence at most.
-        lengths: tokens of each [N].
-    """
-    digest = hashlib.blake2b(str(longest).encode(), digest_size=16)
-    digest.update(lengths.astype("<i8").tobytes())
-    return f"lengths-{digest.hexdigest()}"
-
-
-def evaluation_order(
-    lengths: Int64, micro_batch_size: int, rank: int, world_size: int, chosen: Int64 | None
-) -> Iterator[Int64]:
-    """Yield the numbers [B] of the sequences of each batch of a rank, so that every sequence comes once.
-
-    Sequences of like length come together, the longest first, so that little is padded and a lack of memory shows at
-    once. Batch i of all goes to rank i mod `world_size`; the last batch may be smaller, a rank may have one more than
-    another, or none.
-
-    Args:
-        lengths: tokens of each sequence [N].
-        micro_batch_size: sequences of a batch.
-        rank: this rank.
-        world_size: ranks in all.
-        chosen: numbers of the sequences that are wanted; None is all.
-
-    Raises:
-        UsageError: no such rank or batch size.
-    """
-    if micro_batch_size < 1:
-        raise UsageError("option-value", f"micro_batch_size={micro_batch_size} must be at least 1")
-    if not 0 <= rank < world_size:
-        raise UsageError(
-            "option-value", f"rank {rank} of {world_size} cannot be: ranks are counted from 0, below the number of them"
-        )
-    order = np.argsort(-lengths, kind="stable")
-    if chosen is not None:
-        order = order[np.isin(order, chosen)]
-    for start in range(rank * micro_batch_size, len(order), world_size * micro_batch_size):
-        yield order[start : start + micro_batch_size]
-
-
-def padded_batch(
-    ids: Ragged,
-    second: Int64,
-    numbers: Int64,
-    further: dict[str, npt.NDArray[Any]],
-    *,
-    pad_id: int,
-    longest: int,
-    padding: str,
-) -> "Batch":
-    """Return the batch of some sequences, with tensors and counts as bert.data.batch documents them.
-
-    Args:
-        ids: word pieces of all sequences.
-        second: column at which segment 1 begins in each of the chosen ones [B].
-        numbers: the chosen ones [B].
-        further: further tensors of them by name, each [B, ...].
-        pad_id: id of [PAD].
-        longest: tokens of any sequence at most.
-        padding: one of bert.data.lengths.PADDINGS.
-    """
-    import torch
-
-    from bert.data.batch import Batch, BatchCounts
-
-    begins = ids.offsets[numbers]
-    lengths = ids.offsets[numbers + 1] - begins
-    columns = padded_length(int(lengths.max()), longest, padding)
-    column = np.arange(columns)
-    real = column < lengths[:, None]
-    # Behind a sequence's end any place will do, as long as it is one.
-    places = np.minimum(begins[:, None] + column, len(ids.values) - 1)
-    arrays = {
-        "input_ids": np.where(real, ids.values[places], pad_id).astype(np.int64),
-        "attention_mask": real.astype(np.int64),
-        "token_type_ids": (real & (column >= second[:, None])).astype(np.int64),
-        **further,
-    }
-    return Batch(
-        {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()},
-        BatchCounts(
-            samples=len(numbers),
-            real_tokens=int(lengths.sum()),
-            padded_tokens=len(numbers) * columns,
-            predicted_positions=0,
-            squared_lengths=int(lengths @ lengths),
-        ),
-    )
-
-
-class RowBatches(FlatBatches):
-    """Endless batches of rows with labels, in FlatBatches' order.
+    The rows of an epoch come in an order shuffled by (seed, epoch), each once. With padding 'longest' a micro batch is
+    as long as its longest row, rounded up to a multiple of 8: ranks may differ. With 'fixed' it has as many tokens as a
+    row may have, as in most published code.
 
     Args:
         spec: which batches.
         rows: from `spec.data`.
 
     Raises:
-        InputError: there are no rows, or none with a label; they are longer than `spec.seq_len`, or of a larger
-            vocabulary than `spec`.
+        InputError: there are no rows, or they are of a larger vocabulary than `spec`.
         UsageError: no such padding.
     """
 
     def __init__(self, spec: "DataSpec", rows: TokenRows) -> None:
-        check_rows(rows, spec.data, spec.seq_len)
+        padded_length(spec.seq_len, spec.seq_len, spec.padding)
+        _check_any(rows, spec.data)
+        if rows.vocab_size > spec.vocab_size:
+            raise InputError(
+                "vocabulary-mismatch",
+                f"the data in {spec.data} have {rows.vocab_size} word pieces, but the model has only "
+                f"{spec.vocab_size}: use the vocabulary they were made with",
+            )
         self.rows = rows
-        super().__init__(spec, rows.lengths, rows.vocab_size, rows.fingerprint)
+        super().__init__(spec, np.array([[len(rows)]]), rows.fingerprint, spec.data)
 
-    def _batch(self, numbers: Int64) -> "Batch":
-        return row_batch(self.rows, numbers, self.spec.padding)
+    def _batch(self, number: int) -> "Batch":
+        return row_batch(self.rows, self._numbers(number), self.spec.padding)
+
+    def lengths_of_batches(self, count: int) -> list[Int64]:
+        """Return the real tokens of each row [B] of this rank's next `count` batches."""
+        lengths = self.rows.lengths
+        return [lengths[self._numbers(number)] for number in range(self._yielded, self._yielded + count)]
+
+    def _numbers(self, batch: int) -> Int64:
+        """The rows of this rank in a global batch [B]."""
+        return np.concatenate([rows for _, rows in self._order.rows(*self._part(batch))])
+
+
+def _check_any(rows: TokenRows, source: str) -> None:
+    if not len(rows):
+        raise InputError("data-missing", f"the data in {source} hold no row: give others, or prepare them again")
 
 
 def check_rows(rows: TokenRows, source: str, seq_len: int) -> None:
-    """Refuse rows that nothing can be learned from, or judged by. Raises InputError."""
-    if not len(rows):
-        raise InputError("data-missing", f"the data in {source} hold no row: give others, or prepare them again")
+    """Refuse rows with labels to learn from, or to be judged by, that are none. Raises InputError."""
+    _check_any(rows, source)
     if not rows.has_labels:
         raise InputError(
             "labels-invalid",
@@ -229,28 +175,82 @@ def check_rows(rows: TokenRows, source: str, seq_len: int) -> None:
 
 def row_batch(rows: TokenRows, numbers: Int64, padding: str = "longest") -> "Batch":
     """Return the batch of the rows with these numbers [B]: input_ids, attention_mask, token_type_ids [B, S], labels [B]
-    where the rows have some, and their further columns.
+    where the rows have some, and their further columns; counts as bert.data.batch documents them.
 
     With padding 'fixed' it has rows.max_seq_length columns.
     """
-    further = {name: column[numbers] for name, column in rows.columns.items()}
-    further |= {"labels": rows.labels[numbers]} if rows.has_labels else {}
-    second = rows.second[numbers]
-    return padded_batch(
-        rows.ids, second, numbers, further, pad_id=rows.pad_id, longest=rows.max_seq_length, padding=padding
+    import torch
+
+    from bert.data.batch import Batch, BatchCounts
+
+    ids, second = rows.ids, rows.second[numbers]
+    begins = ids.offsets[numbers]
+    lengths = ids.offsets[numbers + 1] - begins
+    columns = padded_length(int(lengths.max()), rows.max_seq_length, padding)
+    column = np.arange(columns)
+    real = column < lengths[:, None]
+    # Behind a row's end any place will do, as long as it is one.
+    places = np.minimum(begins[:, None] + column, len(ids.values) - 1)
+    arrays = {
+        "input_ids": np.where(real, ids.values[places], rows.pad_id).astype(np.int64),
+        "attention_mask": real.astype(np.int64),
+        "token_type_ids": (real & (column >= second[:, None])).astype(np.int64),
+        **{name: values[numbers] for name, values in rows.columns.items()},
+    }
+    if rows.has_labels:
+        arrays["labels"] = rows.labels[numbers]
+    return Batch(
+        {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()},
+        BatchCounts(
+            samples=len(numbers),
+            real_tokens=int(lengths.sum()),
+            padded_tokens=len(numbers) * columns,
+            predicted_positions=0,
+            squared_lengths=int(lengths @ lengths),
+        ),
     )
 
 
 def evaluation_rows(
-    rows: TokenRows,
-    micro_batch_size: int,
-    rank: int = 0,
-    world_size: int = 1,
-    chosen: Int64 | None = None,
+    rows: TokenRows, micro_batch_size: int, rank: int = 0, world_size: int = 1, chosen: Int64 | None = None
 ) -> "Iterator[tuple[Int64, Batch]]":
     """Yield every row of a rank once, with the numbers of the rows [B] that each batch consists of.
 
-    Where numbers of rows were `chosen`, only those are yielded. The order is that of evaluation_order.
+    Rows of like length come together, the longest first, so that little is padded and a lack of memory shows at once.
+    Batch i of all goes to rank i mod `world_size`; the last batch may be smaller, a rank may have one more than
+    another, or none.
+
+    Args:
+        rows: all there are.
+        micro_batch_size: rows of a batch.
+        rank: this rank.
+        world_size: ranks in all.
+        chosen: numbers of the rows that are wanted; None is all.
+
+    Raises:
+        UsageError: no such rank or batch size.
     """
-    for numbers in evaluation_order(rows.lengths, micro_batch_size, rank, world_size, chosen):
+    if micro_batch_size < 1:
+        raise UsageError("option-value", f"micro_batch_size={micro_batch_size} must be at least 1")
+    if not 0 <= rank < world_size:
+        raise UsageError(
+            "option-value", f"rank {rank} of {world_size} cannot be: ranks are counted from 0, below the number of them"
+        )
+    order = np.argsort(-rows.lengths, kind="stable")
+    if chosen is not None:
+        order = order[np.isin(order, chosen)]
+    for start in range(rank * micro_batch_size, len(order), world_size * micro_batch_size):
+        numbers = order[start : start + micro_batch_size]
         yield numbers, row_batch(rows, numbers)
+
+
+def lengths_fingerprint(longest: int, lengths: Int64) -> str:
+    """Return a hash of everything that made-up batches like some sequences depend on.
+
+    Args:
+        longest: tokens of a sequence at most.
+        lengths: tokens of each [N].
+    """
+    digest = hashlib.blake2b(str(longest).encode(), digest_size=16)
+    digest.update(lengths.astype("<i8").tobytes())
+    return f"lengths-{digest.hexdigest()}"

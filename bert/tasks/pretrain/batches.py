@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.loading.order import Position
+from bert.data.loading.batches import Batches
 from bert.tasks.pretrain.folder import ShardFolder, folder_info
 from bert.tasks.pretrain.instances import Instances
 from bert.tasks.pretrain.shards import map_shard, read_shard
@@ -183,12 +183,8 @@ Int64 = npt.NDArray[np.int64]
 _BATCHES_AHEAD = 2
 
 
-class Hdf5Batches:
-    """Endless batches of a shard folder.
-
-    All ranks walk the same endless sequence of global batches (see SampleOrder): G = W B samples each, for W ranks and
-    B = micro_batch_size, of which rank r takes the r-th run of B. So ranks are disjoint, every sample comes once per
-    epoch, an incomplete last batch is filled from the next epoch, and a folder smaller than one global batch works too.
+class Hdf5Batches(Batches):
+    """Endless batches of a folder of HDF5 shards, in Batches' order.
 
     Sequences stay padded to the shards' length. Where the shards are binned by length, a global batch is of one bin,
     and its sequences are padded to that bin's length only. The number of predictions is the shards', not
@@ -202,7 +198,6 @@ class Hdf5Batches:
     """
 
     def __init__(self, spec: "DataSpec", split: str = "training") -> None:
-        self.spec = spec
         self.info = folder_info(Path(spec.data), split, spec.seq_len)
         if self.info.seq_len != spec.seq_len:
             raise InputError(
@@ -210,13 +205,8 @@ class Hdf5Batches:
                 f"the shards in {self.info.path} have {self.info.seq_len} tokens per sample, not "
                 f"{spec.seq_len}: use {self.info.seq_len}, or `bertbench data pretrain --seq-len {spec.seq_len}`",
             )
-        self._position = Position(
-            np.array(self.info.counts, dtype=np.int64),
-            spec.seed,
-            spec.micro_batch_size * spec.world_size,
-            self.info.fingerprint,
-            self.info.path,
-        )
+        counts = np.array(self.info.counts, dtype=np.int64)
+        super().__init__(spec, counts, self.info.fingerprint, self.info.path)
         self._pieces = Pieces(self.info, spec.vocab_size)
         self._looked_at: dict[int, tuple[int, int]] = {}
 
@@ -232,50 +222,34 @@ class Hdf5Batches:
         self._looked_at.clear()
         ahead: list[Future[Batch]] = []
         try:
-            number = self._position.batches
+            number = self._yielded
             while True:
                 while len(ahead) <= _BATCHES_AHEAD:
                     ahead.append(executor.submit(self._batch, number + len(ahead)))
                 batch = ahead.pop(0).result()
                 number += 1
-                self._position.batches = number
+                self._yielded = number
                 yield batch
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
             self._pieces.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Position after the last batch that was yielded."""
-        return self._position.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a saved position; the number of ranks and the batch size may differ: see Position.
-
-        Raises:
-            InputError: the state belongs to other shards, or is damaged.
-            UsageError: it was saved with another seed, hence another order.
-        """
-        self._position.load_state_dict(state)
-
     def _batch(self, number: int) -> "Batch":
         """Make this rank's part of a global batch; runs in the background."""
-        order = self._position.order
-        which, first = order.batch(number)
-        start = first + self.spec.rank * self.spec.micro_batch_size
-        stop = start + self.spec.micro_batch_size
-        parts = [(self._pieces.get(shard, which), rows) for shard, rows in order.rows(which, start, stop)]
-        batch = to_batch(parts)
-        self._read_ahead(which, start + order.global_batch)
+        which, start, stop = self._part(number)
+        batch = to_batch(
+            [(self._pieces.get(shard, which), rows) for shard, rows in self._order.rows(which, start, stop)]
+        )
+        self._read_ahead(which, start + self._order.global_batch)
         return batch
 
     def _read_ahead(self, which: int, start: int) -> None:
         """Have the shard read that this rank's next batch of a bin begins in, and the one after."""
         begin, end = self._looked_at.get(which, (0, 0))
         if not begin <= start < end:
-            order = self._position.order
-            shard, begin, end = order.piece(which, start)
+            shard, begin, end = self._order.piece(which, start)
             self._looked_at[which] = begin, end
-            self._pieces.expect([shard, order.piece(which, end)[0]], which)
+            self._pieces.expect([shard, self._order.piece(which, end)[0]], which)
 
 
 def to_batch(parts: Sequence[tuple[Instances, Int64]]) -> "Batch":

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from bert.data.loading.batches import evaluation_rows
 from bert.data.loading.order import spread
-from bert.data.loading.squad_batches import evaluation_batches, put_values
 from bert.data.rows import Int64
 from bert.model.models import BertForQuestionAnswering
 from bert.optim.precision import Precision
@@ -102,11 +103,27 @@ def window_logits(
             "weights-mismatch", f"{type(model).__name__} has no head that finds answers: give a model trained on squad"
         )
     flat = np.zeros((2, int(features.lengths.sum())), dtype=np.float32)
-    batches = evaluation_batches(features, micro_batch_size, rank, world_size, chosen)
+    batches = evaluation_rows(features.rows, micro_batch_size, rank, world_size, chosen)
     for numbers, output in outputs(model, batches, device, precision, told):
         for row, logits in enumerate((output.start_logits, output.end_logits)):
             put_values(features, numbers, logits.float().cpu().numpy(), flat[row])
     return flat
+
+
+def put_values(features: SquadFeatures, numbers: Int64, values: npt.NDArray[Any], flat: npt.NDArray[Any]) -> None:
+    """Write values [B, S] of the tokens of windows `numbers` [B] to where these lie in the features.
+
+    Args:
+        features: the windows.
+        numbers: those in `values`, as evaluation_rows yields them.
+        values: one value for each token of each window; those of padding are left out.
+        flat: receives them, real tokens of all windows behind one another [sum of lengths].
+    """
+    offsets = features.input_ids.offsets
+    begins = offsets[numbers]
+    column = np.arange(values.shape[1])
+    real = column < (offsets[numbers + 1] - begins)[:, None]
+    flat[(begins[:, None] - offsets[0] + column)[real]] = values[real]
 
 
 def _some_of(golds: Golds, questions: Int64) -> Golds:

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from bert.data.columns import IDS, TEXT, Column, Columns
 from bert.data.features import FeatureForm
-from bert.data.rows import Int64, Ragged
+from bert.data.rows import Int64, Ragged, TokenRows
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.squad.reading import content_of, fingerprint_of_content
+from common.errors import InputError
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 Int32 = npt.NDArray[np.int32]
@@ -114,6 +115,24 @@ class SquadFeatures:
         starts: Int32 = (self.lengths - self.window_tokens - 1).astype(np.int32)
         return starts
 
+    @property
+    def rows(self) -> TokenRows:
+        """The windows as batches are made of them, with start_positions and end_positions [W]."""
+        return TokenRows(
+            ids=self.input_ids,
+            second=self.document_starts.astype(np.int64),
+            labels=np.empty(0, dtype=np.int64),
+            columns={
+                "start_positions": self.start_positions.astype(np.int64),
+                "end_positions": self.end_positions.astype(np.int64),
+            },
+            fingerprint=self.fingerprint,
+            vocab_size=self.settings.vocab_size,
+            vocabulary=self.settings.vocabulary,
+            pad_id=self.pad_id,
+            max_seq_length=self.settings.max_seq_length,
+        )
+
 
 _INT32 = ("<i4",)
 _ENDS = ("<i8",)
@@ -194,3 +213,21 @@ class SquadForm(FeatureForm[Settings, SquadFeatures]):
 
 
 FORM = SquadForm()
+
+
+def find_features(path: Path, split: str, seq_len: int) -> SquadFeatures:
+    """Open features whose windows have up to `seq_len` tokens.
+
+    Raises:
+        InputError: as FORM.open (the message has the command that makes them), or the length is another one.
+        SchemaError: a newer version wrote them.
+    """
+    features = FORM.open(path, split)
+    longest = features.settings.max_seq_length
+    if longest != seq_len:
+        raise InputError(
+            "data-mismatch",
+            f"the windows in {path} have up to {longest} tokens, not {seq_len}: use {longest}, or make others with "
+            f"`{FORM.command('training', max_seq_length=seq_len)}`",
+        )
+    return features

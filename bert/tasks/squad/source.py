@@ -123,9 +123,9 @@ class SquadData:
 
     def prepare_command(self, seq_len: int) -> str:
         """The command that makes features."""
-        from bert.data.loading.squad_batches import prepare_command
+        from bert.tasks.squad.features import FORM
 
-        return prepare_command(seq_len)
+        return FORM.command("training", max_seq_length=seq_len)
 
     def next_command(self, trained: Trained) -> list[str] | None:
         """A prediction of what it was evaluated on, else of the windows to evaluate on beside the data."""

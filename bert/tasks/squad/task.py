@@ -6,12 +6,13 @@ import torch
 
 from bert.data.batch import Batch
 from bert.data.lengths import is_synthetic
-from bert.data.loading.squad_batches import SquadBatches, find_features
+from bert.data.loading.batches import RowBatches
 from bert.data.synthetic import QUESTIONS, SyntheticBatches
 from bert.model.config import ModelConfig
 from bert.model.models import BertForQuestionAnswering
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, EvaluationSpec
 from bert.tasks.squad.evaluation import Questions
+from bert.tasks.squad.features import find_features
 from bert.tasks.squad.source import SquadData
 from bert.train.observer import Observer
 
@@ -37,7 +38,7 @@ class SquadTask:
         """Synthetic batches, or those of a features file. Raises InputError that names the file at fault."""
         if is_synthetic(spec.data):
             return SyntheticBatches(spec, QUESTIONS)
-        return SquadBatches(spec, find_features(Path(spec.data), split, spec.seq_len))
+        return RowBatches(spec, find_features(Path(spec.data), split, spec.seq_len).rows)
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Mean of start and end loss, a scalar."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.data.batch import Batch, BatchCounts
-from bert.data.loading.squad_batches import SquadBatches
+from bert.data.loading.batches import RowBatches
 from bert.model.config import ModelConfig, preset
 from bert.model.heads import span_losses
 from bert.model.models import BertForPretraining, BertForQuestionAnswering
@@ -220,7 +220,7 @@ def test_two_ranks_together_have_the_loss_and_gradients_of_one_process() -> None
             rank=rank,
             world_size=world_size,
         )
-        return [model(batch).loss for batch in itertools.islice(SquadBatches(spec, features), 6)]
+        return [model(batch).loss for batch in itertools.islice(RowBatches(spec, features.rows), 6)]
 
     whole = losses(8, 0, 1)
     parts = list(zip(losses(4, 0, 2), losses(4, 1, 2), strict=True))

@@ -1,0 +1,246 @@
+"""Batches of rows: what is in them, their order over epochs and ranks, positions, one pass to predict."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.refusals import refused
+from support.row_task import VOCAB, made_rows
+from support.squad_windows import FIRST_ID, squad_windows
+
+from bert.data.batch import Batch
+from bert.data.loading.batches import RowBatches, check_rows, evaluation_rows, lengths_fingerprint, row_batch
+from bert.data.rows import Ragged, TokenRows
+from bert.tasks.base import DataSpec
+from bert.tasks.squad.evaluation import put_values
+from bert.tasks.squad.task import SquadTask
+
+FEATURES = squad_windows(50)
+WINDOWS = FEATURES.rows
+"""Each has its number in its first document token."""
+
+
+def spec(**changes: object) -> DataSpec:
+    return DataSpec(**{"data": "rows", "seq_len": 24, "micro_batch_size": 4, "vocab_size": VOCAB, **changes})
+
+
+def stream(rows: TokenRows = WINDOWS, **changes: object) -> RowBatches:
+    return RowBatches(spec(**{"seq_len": 64, "vocab_size": rows.vocab_size, **changes}), rows)
+
+
+def numbers(batch: Batch) -> list[int]:
+    """Which windows a batch consists of."""
+    rows, segments = batch.tensors["input_ids"], batch.tensors["token_type_ids"]
+    return [int(row[segment == 1][0]) - FIRST_ID for row, segment in zip(rows, segments, strict=True)]
+
+
+def drawn(batches: RowBatches, count: int) -> list[list[int]]:
+    return [numbers(batch) for batch in itertools.islice(batches, count)]
+
+
+def flat(lists: Iterable[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(lists))
+
+
+@given(
+    count=st.integers(1, 40),
+    seed=st.integers(0, 99),
+    padding=st.sampled_from(["longest", "fixed"]),
+    regression=st.booleans(),
+    data=st.data(),
+)
+def test_a_padded_batch_holds_exactly_its_rows(count, seed, padding, regression, data):
+    columns = {"places": np.arange(3 * count).reshape(count, 3)}
+    rows = made_rows(count, seed=seed, regression=regression, columns=columns)
+    numbers = np.array(data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=9)))
+    batch = row_batch(rows, numbers, padding)
+    tensors = {name: tensor.numpy() for name, tensor in batch.tensors.items()}
+    lengths = rows.lengths[numbers]
+    width = rows.max_seq_length if padding == "fixed" else min(rows.max_seq_length, -(-int(lengths.max()) // 8) * 8)
+    assert tensors["input_ids"].shape == (len(numbers), width)
+    for row, number in enumerate(numbers):
+        length, begins = rows.lengths[number], rows.second[number]
+        assert tensors["input_ids"][row].tolist() == [*rows.ids[number], *[0] * (width - length)]
+        assert tensors["attention_mask"][row].tolist() == [1] * length + [0] * (width - length)
+        segments = [0] * begins + [1] * (length - begins) + [0] * (width - length)
+        assert tensors["token_type_ids"][row].tolist() == segments
+    assert tensors["labels"].tolist() == rows.labels[numbers].tolist()
+    assert tensors["labels"].dtype == (np.float32 if regression else np.int64)
+    assert tensors["places"].tolist() == columns["places"][numbers].tolist()
+    counts = batch.counts
+    assert (counts.samples, counts.real_tokens) == (len(numbers), lengths.sum())
+    assert (counts.padded_tokens, counts.squared_lengths) == (len(numbers) * width, (lengths**2).sum())
+
+
+def test_a_window_is_question_then_document_and_has_the_places_of_its_answer() -> None:
+    chosen = np.array([7, 3, 11])
+    batch = row_batch(WINDOWS, chosen)
+    assert numbers(batch) == chosen.tolist() and all(tensor.dtype == torch.int64 for tensor in batch.tensors.values())
+    starts = batch.tensors["token_type_ids"].argmax(1).tolist()
+    assert starts == FEATURES.document_starts[chosen].tolist() and "labels" not in batch.tensors
+    for name in ("start_positions", "end_positions"):
+        assert batch.tensors[name].tolist() == getattr(FEATURES, name)[chosen].tolist()
+
+
+def test_the_longest_never_exceeds_the_greatest_length() -> None:
+    odd = squad_windows(400, max_seq_length=61).rows
+    number = int(np.argmax(odd.lengths))
+    assert odd.lengths[number] == 61 and row_batch(odd, np.array([number])).tensors["input_ids"].shape == (1, 61)
+
+
+def test_every_window_comes_once_per_epoch_in_another_order() -> None:
+    one = drawn(stream(micro_batch_size=5), 20)
+    first, second = (sorted(flat(epoch)) for epoch in (one[:10], one[10:]))
+    assert first == second == list(range(50)) and one[:10] != one[10:]
+    uneven = Counter(flat(drawn(stream(micro_batch_size=4), 25)))
+    assert uneven == dict.fromkeys(range(50), 2), "an incomplete batch is filled from the next epoch"
+    assert drawn(stream(seed=1), 3) != drawn(stream(), 3) == drawn(stream(), 3)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_any_number_of_ranks_walks_the_same_global_batches(world_size: int) -> None:
+    whole = drawn(stream(micro_batch_size=12), 12)
+    size = 12 // world_size
+    ranks = [drawn(stream(micro_batch_size=size, rank=rank, world_size=world_size), 12) for rank in range(world_size)]
+    assert [flat(parts) for parts in zip(*ranks, strict=True)] == whole
+
+
+def test_fewer_windows_than_a_global_batch_work() -> None:
+    few = squad_windows(3).rows
+    assert Counter(flat(drawn(stream(few, micro_batch_size=4), 3))) == {0: 4, 1: 4, 2: 4}
+
+
+@pytest.mark.parametrize(("rank", "world_size", "size"), [(0, 1, 4), (1, 2, 2), (0, 1, 7), (2, 3, 1)])
+def test_a_saved_position_continues_exactly_with_another_batch_size_or_number_of_ranks_too(
+    rank: int, world_size: int, size: int
+) -> None:
+    order = flat(drawn(stream(micro_batch_size=1), 200))
+    begun = stream()
+    drawn(begun, 9)
+    state = begun.state_dict()
+    assert state["samples"] == 36 and state["fingerprint"] == FEATURES.fingerprint
+    resumed = stream(rank=rank, world_size=world_size, micro_batch_size=size)
+    resumed.load_state_dict(state)
+    again = stream(micro_batch_size=1)
+    for step, batch in enumerate(drawn(resumed, 10)):
+        start = 36 + step * size * world_size + rank * size
+        assert batch == order[start : start + size]
+    again.load_state_dict(resumed.state_dict())
+    assert drawn(again, 3) == [[number] for number in order[36 + 10 * size * world_size :][:3]]
+
+
+def test_a_position_of_other_features_or_another_seed_is_refused() -> None:
+    state = stream().state_dict()
+    with refused("data-mismatch"):
+        stream(squad_windows(50, seed=9).rows).load_state_dict(state)
+    with refused("settings-changed", "seed 42", "seed 1"):
+        stream(seed=1).load_state_dict(state)
+    with refused("file-damaged"):
+        stream().load_state_dict({**state, "batches": "x"})
+
+
+@given(count=st.integers(1, 30), ranks=st.integers(1, 5), size=st.integers(1, 7))
+def test_an_evaluation_sees_every_row_on_exactly_one_rank(count, ranks, size):
+    rows = made_rows(count)
+    seen = []
+    for rank in range(ranks):
+        for numbers, batch in evaluation_rows(rows, size, rank, ranks):
+            assert batch.tensors["labels"].tolist() == rows.labels[numbers].tolist()
+            seen += numbers.tolist()
+    assert sorted(seen) == list(range(count))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 4, 64])
+def test_predicting_sees_every_window_once_on_one_rank_with_little_padding(size: int, world_size: int) -> None:
+    seen = []
+    for rank in range(world_size):
+        for chosen, batch in evaluation_rows(WINDOWS, size, rank, world_size):
+            assert numbers(batch) == chosen.tolist() and len(chosen) <= size
+            seen += chosen.tolist()
+    assert sorted(seen) == list(range(50))
+    lengths = [batch.tensors["input_ids"].shape[1] for _, batch in evaluation_rows(WINDOWS, size)]
+    assert lengths == sorted(lengths, reverse=True), "the longest come first: a lack of memory shows at once"
+
+
+def test_what_a_model_says_of_tokens_goes_back_to_their_windows() -> None:
+    found = np.full(int(FEATURES.lengths.sum()), -1)
+    for chosen, batch in evaluation_rows(WINDOWS, 7):
+        put_values(FEATURES, chosen, batch.tensors["input_ids"].numpy(), found)
+    assert found.tolist() == FEATURES.input_ids.values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("size", "rank", "world_size", "facts"),
+    [
+        (0, 0, 1, ("micro_batch_size=0", 1)),
+        (4, 2, 2, ("rank 2 of 2",)),
+        (4, -1, 2, ("rank -1 of 2",)),
+        (4, 0, 0, ("rank 0 of 0",)),
+    ],
+)
+def test_ranks_and_sizes_that_are_none_are_refused(
+    size: int, rank: int, world_size: int, facts: tuple[object, ...]
+) -> None:
+    with refused("option-value", *facts):
+        list(evaluation_rows(WINDOWS, size, rank, world_size))
+
+
+def test_rows_without_labels_can_be_predicted_but_not_trained_on():
+    rows = replace(made_rows(4), labels=np.empty(0, dtype=np.int64))
+    assert "labels" not in row_batch(rows, np.arange(4)).tensors
+    with refused("labels-invalid"):
+        check_rows(rows, "rows", 24)
+
+
+def test_rows_that_do_not_fit_are_refused_with_the_reason():
+    with refused("data-missing"):
+        RowBatches(spec(), made_rows(0))
+    with refused("data-mismatch", "24 tokens", "the 16"):
+        check_rows(made_rows(4), "rows", 16)
+    with refused("vocabulary-mismatch", "300 word pieces", "only 100"):
+        RowBatches(spec(vocab_size=100), made_rows(4))
+    with refused("option-choice", "shortest"):
+        RowBatches(spec(padding="shortest"), made_rows(4))
+
+
+def test_columns_that_do_not_belong_together_are_refused():
+    rows = made_rows(4)
+    with refused("rows-invalid", "4 rows", "second 3"):
+        replace(rows, second=rows.second[:3])
+    with refused("rows-invalid", "4 rows", "labels 2"):
+        replace(rows, labels=rows.labels[:2])
+    with refused("labels-invalid", "float64"):
+        replace(rows, labels=rows.labels.astype(np.float64))
+    with refused("rows-invalid", "labels"):
+        replace(rows, columns={"labels": rows.labels})
+    with refused("rows-invalid", "0 to 1 tokens", "1 to 24"):
+        replace(rows, ids=Ragged.of([[], [1], [1], [1]]))
+
+
+def test_missing_features_stop_with_the_command_that_makes_them(tmp_path: Path) -> None:
+    spec = DataSpec(data=str(tmp_path / "none"), seq_len=384, micro_batch_size=4)
+    with refused("data-unprepared", "bertbench data squad --input"):
+        SquadTask().batches(spec)
+
+
+def test_the_lengths_of_the_batches_to_come_are_known_without_making_them() -> None:
+    coming = stream(rank=1, world_size=2)
+    drawn(coming, 3)
+    found = coming.lengths_of_batches(5)
+    batches = itertools.islice(coming, 5)
+    assert [row.tolist() for row in found] == [b.tensors["attention_mask"].sum(1).tolist() for b in batches]
+
+
+def test_features_are_told_apart_by_the_lengths_of_their_windows() -> None:
+    found = lengths_fingerprint(64, FEATURES.lengths)
+    assert lengths_fingerprint(64, squad_windows(50).lengths) == found
+    assert lengths_fingerprint(64, squad_windows(50, seed=1).lengths) != found
+    assert lengths_fingerprint(65, FEATURES.lengths) != found
