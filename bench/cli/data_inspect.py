@@ -16,7 +16,8 @@ from bench.cli.result import terminal_width
 from common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bert.tasks.pretrain.inspecting.inspection import Check, Inspection, Share, SplitFigures
+    from bert.tasks.pretrain.inspecting.figures import Share, SplitFigures
+    from bert.tasks.pretrain.inspecting.inspection import Check, Inspection
 
 _BARS = 16
 _WIDE = 80
@@ -167,6 +168,10 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f} %"  # noqa: RUF001
 
 
+def _count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"  # noqa: RUF001
+
+
 def _size(value: float) -> str:
     from analysis.wording import size
 
@@ -198,10 +203,7 @@ _ROWS: tuple[tuple[str, Callable[["SplitFigures"], str]], ...] = (
     ("B is random (a half or more)", lambda f: _percent(f.random_second.value)),
     ("  95 % interval", lambda f: _chance(f.random_second)),
     ("[UNK] of the pieces", lambda f: _percent(f.unknown_share)),
-    (
-        "instances that equal an earlier one",
-        lambda f: f"{'about ' if f.duplicates_estimated else ''}{f.duplicates:,}",
-    ),
+    ("instances that equal an earlier one", lambda f: _count(f.duplicates)),
 )
 
 

@@ -132,8 +132,9 @@ class _Unit:
     size: int
     names: tuple[str, ...]
 
-    def open_names(self) -> list[str]:
-        return [name for name in self.names if not self.folder.is_done(name)]
+
+def _is_done(unit: _Unit) -> bool:
+    return all(map(unit.folder.is_done, unit.names))
 
 
 def clean(
@@ -155,14 +156,8 @@ def clean(
         InputError: a file cannot be read or is not text; the message names it.
         StorageError: the folder cannot be written.
     """
-    done = folder.finished()
-    if done is not None:
-        return done
     units = _units(files, folder)
-    mine = [unit for number, unit in enumerate(units) if part.takes(number) and unit.open_names()]
-    progress("clean", 0, len(mine))
-    for number, _ in enumerate(workers.map(_clean_unit, mine), start=1):
-        progress("clean", number, len(mine))
+    folder.make(_clean_unit, units, _is_done, workers, part, progress)
     return folder.finish([name for unit in units for name in unit.names])
 
 

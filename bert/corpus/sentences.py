@@ -297,19 +297,13 @@ def segment(
         InputError: a part cannot be read.
         StorageError: the folder cannot be written.
     """
-    done = folder.finished()
-    if done is not None:
-        return done
     load_splitter(splitter)
     names = [f"{path.parent.parent.name}-{path.name}" for path in parts]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError("data-ambiguous", f"two parts of text would both become {twice}: rename the folder of one")
     units = [_Unit(folder, path, name, splitter) for path, name in zip(parts, names, strict=True)]
-    mine = [unit for number, unit in enumerate(units) if part.takes(number) and not folder.is_done(unit.name)]
-    progress("sentences", 0, len(mine))
-    for number, _ in enumerate(workers.map(_segment_unit, mine), start=1):
-        progress("sentences", number, len(mine))
+    folder.make(_segment_unit, units, lambda unit: folder.is_done(unit.name), workers, part, progress)
     return folder.finish(names)
 
 

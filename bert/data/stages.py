@@ -8,18 +8,20 @@ the same settings does nothing. A stage's fingerprint goes into the next one's: 
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bert.data.json_notes import read_notes
+from bert.data.pool import Progress, Workers
 from common.atomic import storage_errors, write_json
 from common.errors import InputError, UsageError
 
 MANIFEST_FILE = "manifest.json"
 _STATISTICS = ".{name}.json"
 SCHEMA_VERSION = 1
+Unit = TypeVar("Unit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,34 @@ class StageFolder:
         removed = clear_stage(self.path, self.companions if known else ())
         self._write(complete=False, files=(), counts=Counts())
         return removed
+
+    def make(
+        self,
+        function: Callable[[Unit], None],
+        units: Sequence[Unit],
+        is_done: Callable[[Unit], bool],
+        workers: Workers,
+        part: Part,
+        progress: Progress,
+    ) -> None:
+        """Make what is missing of a share of the files.
+
+        Args:
+            function: makes the file or files of a unit, and records them; runs in the workers.
+            units: of all shares, in order.
+            is_done: whether there is nothing to make for a unit.
+            workers: processes; a unit is the work of one of them.
+            part: the share.
+            progress: told the units of the share that are done.
+
+        Raises whatever `function` raises.
+        """
+        mine = [unit for number, unit in enumerate(units) if part.takes(number)]
+        missing = [unit for unit in mine if not is_done(unit)]
+        done = len(mine) - len(missing)
+        progress(self.stage, done, len(mine))
+        for number, _ in enumerate(workers.map(function, missing), start=done + 1):
+            progress(self.stage, number, len(mine))
 
     def is_done(self, name: str) -> bool:
         """Return whether a file of this name is finished."""

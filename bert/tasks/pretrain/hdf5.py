@@ -15,7 +15,7 @@ from bert.tasks.pretrain.instances import Instances, plan_instances
 from bert.tasks.pretrain.masking import Pieces, pieces_of
 from bert.tasks.pretrain.shards import DEFAULT_GZIP_LEVEL, ShardHeader, check_shard, write_blocks
 from bert.tasks.pretrain.tokens import read_tokens
-from common.errors import InputError, UsageError
+from common.errors import InputError
 
 STAGE = "hdf5"
 VERSION = 1
@@ -76,37 +76,15 @@ def make_shards(
 
     Raises:
         InputError: token ids that cannot be read, hold no text or are not of this vocabulary.
-        UsageError: a gzip level or bins that do not exist.
         StorageError: the folder cannot be written or the disk is full; finished shards are kept.
     """
-    _check_options(config, length_bins, gzip_level)
     pieces = pieces_of(vocabulary)
     jobs = [
         _Job(path, path.stem + SUFFIX, _stream(path), folder, pieces, config, length_bins, gzip_level)
         for path in tokens
     ]
-    finished = folder.finished()
-    if finished is not None and all(_is_whole(job) for job in jobs):
-        return finished
-    mine = [job for number, job in enumerate(jobs) if part.takes(number)]
-    missing = [job for job in mine if not _is_whole(job)]
-    done = len(mine) - len(missing)
-    progress(STAGE, done, len(mine))
-    for _ in workers.map(_make, missing):
-        done += 1
-        progress(STAGE, done, len(mine))
+    folder.make(_make, jobs, _is_whole, workers, part, progress)
     return folder.finish([job.name for job in jobs])
-
-
-def _check_options(config: InstanceConfig, length_bins: int | None, gzip_level: int) -> None:
-    if not 0 <= gzip_level <= 9:
-        raise UsageError("option-value", f"--gzip-level {gzip_level} must be 0 (stored plainly) to 9 (smallest)")
-    if length_bins is not None and (length_bins < 1 or config.seq_len % length_bins):
-        raise UsageError(
-            "option-value",
-            f"--length-bins {length_bins} must divide the sequence length {config.seq_len}, such as "
-            f"{config.seq_len // 4 if config.seq_len % 4 == 0 else config.seq_len}",
-        )
 
 
 def _stream(path: Path) -> tuple[int, int]:

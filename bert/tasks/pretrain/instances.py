@@ -14,7 +14,6 @@ import numpy.typing as npt
 from bert.tasks.pretrain.config import SPECIAL_TOKENS, InstanceConfig
 from bert.tasks.pretrain.masking import Pieces, mask
 from bert.tasks.pretrain.tokens import TokenShard
-from common.errors import UsageError
 
 Int64 = npt.NDArray[np.int64]
 DRAWS_OF_A_DOCUMENT = 10
@@ -228,16 +227,9 @@ def plan_instances(
         config: how to cut and mask.
         stream: numbers that tell this shard from others (split, shard index). Draws depend on the seed, these numbers,
             what they are for and the number of the duplicate or block only, never on the process that makes the shard.
-        length_bins: rows come by their real length, in bins of this many tokens, shuffled inside each bin.
-
-    Raises:
-        UsageError: `length_bins` does not divide the sequence length.
+        length_bins: rows come by their real length, in bins of this many tokens (a divisor of the sequence length),
+            shuffled inside each bin.
     """
-    if length_bins is not None and (length_bins < 1 or config.seq_len % length_bins):
-        raise UsageError(
-            "option-value",
-            f"length bins of {length_bins} tokens must divide the sequence length {config.seq_len} evenly",
-        )
     if not len(shard.ids):
         return Plan(shard, pieces, config, tuple(stream), joined([_no_pairs()]))
     pairs = joined(

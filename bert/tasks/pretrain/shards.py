@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from bert.tasks.pretrain.instances import Instances
 from common.atomic import atomic_path
-from common.errors import InputError, UsageError, content_code
+from common.errors import InputError, content_code
 
 SHARD_NAME = re.compile(r"(?P<dataset>.+)_(?P<split>training|test)_(?P<number>\d+)\.(?:hdf5|h5)")
 PREPARATION_NAME = re.compile(r"hdf5_lower_case_.*seq_len_(?P<seq_len>\d+)_.*")
@@ -62,11 +62,6 @@ class ShardHeader:
     bin_lengths: tuple[int, ...] = ()
     """Longest real length of each bin; () = not binned."""
     bin_counts: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse a level that does not exist."""
-        if not 0 <= self.gzip_level <= 9:
-            raise UsageError("option-value", f"gzip level {self.gzip_level} must be 0 (stored plainly) to 9 (smallest)")
 
 
 def write_shard(

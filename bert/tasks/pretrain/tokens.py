@@ -59,18 +59,9 @@ def tokenize(
         InputError: a shard cannot be read or is not UTF-8.
         StorageError: a file cannot be written; those that are finished stay.
     """
-    finished = folder.finished()
-    if finished is not None:
-        return finished
-    names = [f"{shard.stem}{SUFFIX}" for shard in shards]
-    mine = [(shard, name) for number, (shard, name) in enumerate(zip(shards, names, strict=True)) if part.takes(number)]
-    missing = [_Work(shard, folder, name, vocabulary) for shard, name in mine if not folder.is_done(name)]
-    done = len(mine) - len(missing)
-    progress(STAGE, done, len(mine))
-    for _ in workers.map(_tokenize_shard, missing):
-        done += 1
-        progress(STAGE, done, len(mine))
-    return folder.finish(names)
+    units = [_Work(shard, folder, f"{shard.stem}{SUFFIX}", vocabulary) for shard in shards]
+    folder.make(_tokenize_shard, units, lambda unit: folder.is_done(unit.name), workers, part, progress)
+    return folder.finish([unit.name for unit in units])
 
 
 def read_tokens(path: Path) -> TokenShard:

@@ -240,12 +240,6 @@ def test_bins_hold_rows_of_their_lengths_and_nothing_else_changes(width: int) ->
     assert (np.diff(full) > 0).mean() < 0.7, "shuffled inside a bin"
 
 
-@pytest.mark.parametrize("width", [0, -8, 3, 65, 128])
-def test_bins_that_do_not_divide_the_length_are_refused(width: int) -> None:
-    with refused("option-value", f"{width} tokens", 64):
-        plan_instances(shard_of(corpus(2, 2)), KNOWN, config(), (), width)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.lists(st.integers(6, 4999), max_size=12), max_size=6), max_size=5),

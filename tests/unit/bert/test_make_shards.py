@@ -160,17 +160,6 @@ def test_ids_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
         make([path], tmp_path / "a")
 
 
-@pytest.mark.parametrize(
-    ("options", "facts"),
-    [({"length_bins": 5}, ("--length-bins 5", 32, 8)), ({"gzip_level": 11}, ("--gzip-level 11", 0, 9))],
-)
-def test_impossible_options_are_refused_before_anything_is_made(
-    tokens: list[Path], tmp_path: Path, options: dict[str, int], facts: tuple[object, ...]
-) -> None:
-    with refused("option-value", *facts):
-        make(tokens, tmp_path / "a", **options)
-
-
 def test_a_name_that_is_none_of_a_shard_is_refused(tmp_path: Path) -> None:
     with refused("record-foreign", "other.npz"):
         make([write_tokens(tmp_path / "other.npz", 2)], tmp_path / "a")

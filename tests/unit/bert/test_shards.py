@@ -234,12 +234,6 @@ def test_a_shard_without_instances_is_not_written(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("gzip_level", [-1, 10])
-def test_a_gzip_level_that_does_not_exist_is_refused(tmp_path: Path, gzip_level: int) -> None:
-    with refused("option-value", f"gzip level {gzip_level}", 0, 9):
-        write_shard(tmp_path / "a.hdf5", instances(5), gzip_level=gzip_level)
-
-
 @pytest.mark.parametrize("gzip_level", [0, 1])
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
 def test_a_truncated_shard_is_named(tmp_path: Path, keep: float, gzip_level: int) -> None:

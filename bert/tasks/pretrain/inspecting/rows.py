@@ -4,8 +4,7 @@ Legend: N rows of the block, L tokens, P predictions. A row is [CLS] A [SEP] B [
 at the row as it was before masking: a random id in place of a piece may well be that of [SEP].
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.tasks.pretrain.folder import Block, read_blocks
+from bert.tasks.pretrain.inspecting.figures import MOST_PIECES, Tally
 from bert.tasks.pretrain.shards import (
     BIN_COUNTS_ATTRIBUTE,
     BIN_LENGTHS_ATTRIBUTE,
@@ -247,173 +247,6 @@ def _mode(values: Integers, share: float) -> int | None:
     return int(found[best]) if counts[best] >= share * len(values) else None
 
 
-Hashes = npt.NDArray[np.uint64]
-Counts = npt.NDArray[np.int64]
-
-MOST_HASHES = 2**22
-"""Hashes of instances kept at most; of larger data a random share of the instances is compared."""
-MOST_PIECES = 2**20
-"""Ids counted one by one where the vocabulary's size is not known."""
-_DATASETS = ("input_ids", "masked_lm_positions", "masked_lm_ids", "segment_ids", "next_sentence_labels")
-
-
-class Tally:
-    """Counts over the rows of one split."""
-
-    def __init__(self, seq_len: int, pieces: int) -> None:
-        """Count rows of `seq_len` tokens with ids below `pieces` (others are left out of the counts of pieces)."""
-        self.instances = 0
-        self.lengths: Counts = np.zeros(seq_len + 1, np.int64)
-        """[L + 1] instances of each real length."""
-        self.first: Counts = np.zeros(seq_len + 1, np.int64)
-        """[L + 1] instances whose segment A has so many pieces."""
-        self.second: Counts = np.zeros(seq_len + 1, np.int64)
-        """[L + 1] likewise segment B."""
-        self.pieces: Counts = np.zeros(pieces, np.int64)
-        """Real tokens of each id, as before masking."""
-        self.masked = 0
-        self.shown_mask = self.shown_same = 0
-        """Masked positions that show [MASK], and their own piece."""
-        self.random_second = 0
-        self.distinct = Distinct()
-
-    def add(self, block: Block, layout: Layout, specials: Specials | None) -> None:
-        """Count a block of rows."""
-        count, width = layout.ids.shape
-        self.instances += count
-        self.lengths += np.bincount(layout.lengths, minlength=width + 1)
-        self.first += np.bincount(np.clip(layout.switches - 2, 0, width), minlength=width + 1)
-        self.second += np.bincount(np.clip(layout.lengths - layout.switches - 1, 0, width), minlength=width + 1)
-        self.pieces += self._count_pieces(layout)
-        shown, hidden = (ids[layout.rows, layout.columns] for ids in (layout.ids, layout.original))
-        is_mask = shown == specials.mask_id if specials else np.zeros(len(shown), bool)
-        self.masked += len(shown)
-        self.shown_mask += int(is_mask.sum())
-        self.shown_same += int(((shown == hidden) & ~is_mask).sum())
-        self.random_second += int(np.count_nonzero(block["next_sentence_labels"]))
-        self.distinct.add(row_hashes([block[name] for name in _DATASETS]))
-
-    def _count_pieces(self, layout: Layout) -> Counts:
-        ids = layout.original.ravel()
-        if len(ids) and (ids.min() < 0 or ids.max() >= len(self.pieces)):
-            ids = ids[(ids >= 0) & (ids < len(self.pieces))]
-        counts: Counts = np.bincount(ids, minlength=len(self.pieces)).astype(np.int64)
-        counts[:1] -= min(int(counts[:1].sum()), layout.real.size - int(layout.lengths.sum()))
-        return counts
-
-    def merge(self, other: "Tally") -> None:
-        """Add the counts of another one of equal length."""
-        for name in ("instances", "masked", "shown_mask", "shown_same", "random_second"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("lengths", "first", "second", "pieces"):
-            getattr(self, name).__iadd__(getattr(other, name))
-        self.distinct.merge(other.distinct)
-
-
-class Distinct:
-    """How many rows equal an earlier one: exact up to MOST_HASHES rows, then estimated from a random share.
-
-    Kept are the hashes that are a multiple of `modulus`, a power of two that doubles when there are too many: all
-    copies of a row are kept or none, so duplicates among the kept ones times `modulus` estimate all.
-    """
-
-    def __init__(self) -> None:
-        self.modulus = 1
-        self._kept: list[Hashes] = []
-        self._count = 0
-
-    def add(self, hashes: Hashes) -> None:
-        """Take the hashes of further rows."""
-        kept = hashes if self.modulus == 1 else hashes[(hashes & np.uint64(self.modulus - 1)) == 0]
-        self._kept.append(kept)
-        self._count += len(kept)
-        while self._count > MOST_HASHES:
-            self._thin()
-
-    def merge(self, other: "Distinct") -> None:
-        """Take the rows of another one."""
-        while self.modulus < other.modulus:
-            self._thin()
-        self.add(other.kept())
-
-    def kept(self) -> Hashes:
-        """Return the kept hashes."""
-        return np.concatenate(self._kept) if self._kept else np.empty(0, np.uint64)
-
-    def duplicates(self) -> int:
-        """Return the rows that equal an earlier one; where `modulus` is above 1, an estimate."""
-        kept = self.kept()
-        return self.modulus * (len(kept) - len(np.unique(kept)))
-
-    def shared_with(self, other: "Distinct") -> int:
-        """Return how many rows of this one are also in `other`; an estimate where a `modulus` is above 1."""
-        modulus = max(self.modulus, other.modulus)
-        mine, theirs = (kept[(kept & np.uint64(modulus - 1)) == 0] for kept in (self.kept(), other.kept()))
-        return modulus * int(np.isin(mine, theirs).sum())
-
-    def _thin(self) -> None:
-        self.modulus *= 2
-        kept = self.kept()
-        kept = kept[(kept & np.uint64(self.modulus - 1)) == 0]
-        self._kept, self._count = [kept], len(kept)
-
-
-def row_hashes(columns: Sequence[npt.NDArray[np.generic]]) -> Hashes:
-    """Return a 64-bit hash of every row: equal rows have equal ones, and of n different rows two share one with a
-    chance of about n^2 / 2^65.
-
-    Args:
-        columns: arrays of equal length, numbers, of one or more axes.
-    """
-    # Fixed odd factors: the hash of a row is the same in every process.
-    rng = np.random.default_rng(20181011)
-    total: Hashes = np.zeros(len(columns[0]), np.uint64)
-    for column in columns:
-        words = _words(column)
-        factors = rng.integers(0, 2**63, words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-        # A multiple of a power of two loses the upper bits of the factor: the upper half must reach the lower one.
-        words = words ^ (words >> np.uint64(32))
-        words *= factors
-        words ^= words >> np.uint64(29)
-        total += words.sum(axis=1, dtype=np.uint64)
-        total *= np.uint64(0xBF58476D1CE4E5B9)
-    total ^= total >> np.uint64(31)
-    total *= np.uint64(0x94D049BB133111EB)
-    total ^= total >> np.uint64(30)
-    return total
-
-
-def _words(column: npt.NDArray[np.generic]) -> Hashes:
-    """The bytes of every row as 8-byte words, filled up with zeros."""
-    count = len(column)
-    raw = np.ascontiguousarray(column).reshape(count, -1).view(np.uint8).reshape(count, -1)
-    if excess := raw.shape[1] % 8:
-        raw = np.concatenate([raw, np.zeros((count, 8 - excess), np.uint8)], axis=1)
-    words: Hashes = raw.view(np.uint64)
-    return words
-
-
-def spread(share: float, count: int) -> tuple[float, float] | None:
-    """Return between which bounds 99.9 % of the shares lie that `count` draws of chance `share` give; None for none.
-
-    The normal approximation of the binomial distribution, 3.29 standard deviations, and half a draw for its steps.
-    """
-    if count < 1:
-        return None
-    half = 3.2905 * math.sqrt(share * (1 - share) / count) + 0.5 / count
-    return max(0.0, share - half), min(1.0, share + half)
-
-
-def confidence(found: int, count: int) -> tuple[float, float] | None:
-    """Return the 95 % interval of a chance from `found` of `count` draws (Wilson 1927); None for no draws."""
-    if count < 1:
-        return None
-    share, z = found / count, 1.9600
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 FILE_CHECKS = {
     "readable": "the file is whole, and its data can be decompressed",
     "datasets": f"the datasets {', '.join(COLUMNS)} are there",
@@ -452,83 +285,65 @@ class ShardWork:
     rules: Rules
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ShardFindings:
     """What was found in one shard."""
 
     path: Path
     file_bytes: int
-    instances: int | None
-    """N; None where the header does not tell."""
-    seq_len: int | None
-    max_predictions: int | None
-    settings: str | None
-    """Fingerprint of the settings it was made with."""
-    bins: int
-    """Bins its rows lie in; 0 = not binned."""
-    violations: Violations
-    tally: Tally | None
-    """What was counted; None where the rows could not all be read."""
-
-
-@dataclass(slots=True)
-class _Header:
+    violations: Violations = field(default_factory=Violations)
     instances: int | None = None
+    """N; None where the header does not tell."""
     seq_len: int | None = None
     max_predictions: int | None = None
     settings: str | None = None
-    bins: int = 0
+    """Fingerprint of the settings it was made with."""
     bounds: npt.NDArray[np.int64] | None = None
-    usable: bool = False
+    """[N, 2] smallest and largest length that the bin of each row holds; None = not binned."""
+    bins: int = 0
+    """Bins its rows lie in; 0 = not binned."""
+    tally: Tally | None = None
+    """What was counted; None where the rows could not all be read."""
 
 
 def inspect_shard(work: ShardWork) -> ShardFindings:
     """Check and count one shard, in blocks of rows; never fails for what is in the file."""
-    violations, header, tally = Violations(), _Header(), None
-    name = work.path.name
+    found = ShardFindings(work.path, work.path.stat().st_size)
     try:
         with opened(work.path) as file:
-            _read_header(file, name, header, violations)
-            if header.usable:
-                tally = _check_rows(file, name, header, work.rules, violations)
+            if _read_header(file, found):
+                _check_rows(file, found, work.rules)
     except InputError as error:
-        violations.add("readable", f"{name}: {error.__cause__ or error}")
-    return ShardFindings(
-        path=work.path,
-        file_bytes=work.path.stat().st_size,
-        instances=header.instances,
-        seq_len=header.seq_len,
-        max_predictions=header.max_predictions,
-        settings=header.settings,
-        bins=header.bins,
-        violations=violations,
-        tally=tally,
-    )
+        found.violations.add("readable", f"{work.path.name}: {error.__cause__ or error}")
+    found.bounds = None  # large, and of no use to the parent process
+    return found
 
 
-def _read_header(file: Any, name: str, header: _Header, violations: Violations) -> None:
+def _read_header(file: Any, found: ShardFindings) -> bool:
+    """Return whether the rows can be read."""
     import h5py
 
+    name, violations = found.path.name, found.violations
     settings = file.attrs.get(SETTINGS_ATTRIBUTE)
-    header.settings = None if settings is None else str(settings)
+    found.settings = None if settings is None else str(settings)
     missing = [column for column in COLUMNS if not isinstance(file.get(column), h5py.Dataset)]
     if missing:
         violations.add("datasets", f"{name} lacks {', '.join(missing)}", len(missing))
-        return
+        return False
     for column, (dtype, _) in COLUMNS.items():
         if file[column].dtype != np.dtype(dtype):
             violations.add("dtypes", f"{name}: {column} is {file[column].dtype}, not {dtype}")
     wrong = _wrong_shapes({column: file[column].shape for column in COLUMNS})
     if wrong:
         violations.add("shapes", f"{name}: {wrong[0]}", len(wrong))
-        return
-    header.instances, header.seq_len = file["input_ids"].shape
-    header.max_predictions = file["masked_lm_ids"].shape[1]
-    if not header.instances:
+        return False
+    found.instances, found.seq_len = file["input_ids"].shape
+    found.max_predictions = file["masked_lm_ids"].shape[1]
+    if not found.instances:
         violations.add("holds_instances", name)
-        return
-    _read_bins(file.attrs, name, header, violations)
-    header.usable = all(np.issubdtype(file[column].dtype, np.integer) for column in COLUMNS)
+        return False
+    _read_bins(file.attrs, found)
+    return all(np.issubdtype(file[column].dtype, np.integer) for column in COLUMNS)
 
 
 def _wrong_shapes(shapes: dict[str, tuple[int, ...]]) -> list[str]:
@@ -548,36 +363,37 @@ def _wrong_shapes(shapes: dict[str, tuple[int, ...]]) -> list[str]:
     return wrong
 
 
-def _read_bins(attributes: Any, name: str, header: _Header, violations: Violations) -> None:
-    found = [attributes.get(key) for key in (BIN_LENGTHS_ATTRIBUTE, BIN_COUNTS_ATTRIBUTE)]
-    if found[0] is None and found[1] is None:
+def _read_bins(attributes: Any, found: ShardFindings) -> None:
+    name, violations = found.path.name, found.violations
+    bins = [attributes.get(key) for key in (BIN_LENGTHS_ATTRIBUTE, BIN_COUNTS_ATTRIBUTE)]
+    if bins[0] is None and bins[1] is None:
         return
     try:
-        lengths, counts = (np.atleast_1d(np.asarray(values)).astype(np.int64) for values in found)
+        lengths, counts = (np.atleast_1d(np.asarray(values)).astype(np.int64) for values in bins)
     except (TypeError, ValueError) as error:
         violations.add("bins_add_up", f"{name}: {error}")
         return
     if lengths.ndim != 1 or lengths.shape != counts.shape or not len(lengths):
         violations.add("bins_add_up", f"{name}: {lengths.shape} lengths, {counts.shape} counts")
-    elif (np.diff(lengths) <= 0).any() or lengths[0] < 1 or lengths[-1] != header.seq_len:
-        violations.add("bins_add_up", f"{name}: lengths {lengths.tolist()}, L = {header.seq_len}")
-    elif (counts < 0).any() or counts.sum() != header.instances:
-        violations.add("bins_add_up", f"{name}: counts of {counts.sum()} rows in all, N = {header.instances}")
+    elif (np.diff(lengths) <= 0).any() or lengths[0] < 1 or lengths[-1] != found.seq_len:
+        violations.add("bins_add_up", f"{name}: lengths {lengths.tolist()}, L = {found.seq_len}")
+    elif (counts < 0).any() or counts.sum() != found.instances:
+        violations.add("bins_add_up", f"{name}: counts of {counts.sum()} rows in all, N = {found.instances}")
     else:
-        header.bins, header.bounds = len(lengths), length_bounds(lengths, counts)
+        found.bins, found.bounds = len(lengths), length_bounds(lengths, counts)
 
 
-def _check_rows(file: Any, name: str, header: _Header, rules: Rules, violations: Violations) -> Tally:
-    assert header.seq_len is not None
-    tally = Tally(header.seq_len, MOST_PIECES if rules.vocab_size is None else rules.vocab_size)
+def _check_rows(file: Any, found: ShardFindings, rules: Rules) -> None:
+    assert found.seq_len is not None
+    tally = Tally(found.seq_len, MOST_PIECES if rules.vocab_size is None else rules.vocab_size)
     for begin, raw in read_blocks(file, tuple(COLUMNS)):
         block = _as_integers(raw)
         layout = layout_of(block)
-        bounds = None if header.bounds is None else header.bounds[begin : begin + len(layout.ids)]
+        bounds = None if found.bounds is None else found.bounds[begin : begin + len(layout.ids)]
         for check, rows in broken_rows(block, layout, rules, bounds).items():
-            violations.add(check, f"{name} row {begin + int(rows.argmax())}", int(rows.sum()))
+            found.violations.add(check, f"{found.path.name} row {begin + int(rows.argmax())}", int(rows.sum()))
         tally.add(block, layout, rules.specials)
-    return tally
+    found.tally = tally
 
 
 def _as_integers(raw: Block) -> Block:
@@ -590,15 +406,12 @@ def _as_integers(raw: Block) -> Block:
 
 def specials_of_data(path: Path) -> Specials | None:
     """Return the special ids as the first rows of a shard show them; None where they do not, or cannot be read."""
-    findings = _Header()
     try:
         with opened(path) as file:
-            _read_header(file, path.name, findings, Violations())
-            if not findings.usable:
-                return None
-            for _, raw in read_blocks(file, tuple(COLUMNS)):
-                block = _as_integers(raw)
-                return guess_specials(block, layout_of(block))
+            if _read_header(file, ShardFindings(path, 0)):
+                for _, raw in read_blocks(file, tuple(COLUMNS)):
+                    block = _as_integers(raw)
+                    return guess_specials(block, layout_of(block))
     except InputError:
         pass
     return None

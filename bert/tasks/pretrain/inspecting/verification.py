@@ -34,7 +34,6 @@ class Difference:
     dataset: str | None = None
     """The dataset; None where the file as a whole is meant."""
     first_row: int | None = None
-    rows: int | None = None
 
 
 @dataclass(slots=True)
