@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from analysis import wording
 from analysis.diagnose.finding import Finding, plain_value
+from analysis.metrics.time.ranges import RangeNode
 from analysis.render import tables
 
 MOST_ROWS = 20
@@ -28,6 +30,8 @@ _UNITS = {
 }
 # Names of kernels can be thousands of characters long; JSON and CSV have them whole, and a page on hovering.
 _LONGEST_NAME = 118
+_NUMBER = re.compile(r"\d+")
+_LONGEST_RANGE = 60
 _SHARES = ("share", "utilization", "efficiency", "fraction", "attainable")
 
 
@@ -117,3 +121,69 @@ def _form(name: str, known: list[Any]) -> Callable[[Any], str]:
     if all(isinstance(value, int) for value in known):
         return wording.count
     return wording.number
+
+
+def range_tree_table(tree: RangeNode, limit: int = 3) -> tables.Table:
+    """Return one step's ranges, indented by what contains what.
+
+    Siblings whose names differ in numbers alone (layer.0, layer.1, ...) are folded into one line where there are more
+    than `limit`: first and last name, count and mean length; "ms" and "share" are then their sums. What they contain is
+    folded the same way.
+
+    Args:
+        tree: what range_tree returned.
+        limit: equal siblings to show one by one; 0 folds nothing.
+    """
+    columns = [
+        tables.plain("range", "range"),
+        tables.measured("start ms", "start_ms"),
+        tables.measured("ms", "ms"),
+        tables.measured("share", "share", wording.percent),
+        tables.Column("thread", lambda row: row["thread"], lambda row: str(row["thread"]), False),
+    ]
+    rows = list(_range_rows([tree], 0, limit))
+    return tables.build("ranges", columns if any(row["thread"] for row in rows) else columns[:-1], rows)
+
+
+def _range_rows(siblings: Sequence[RangeNode], depth: int, limit: int) -> Iterable[dict[str, Any]]:
+    for group in _groups(siblings, limit):
+        yield _range_row(group, depth)
+        # Children of a folded group stand together, in the order of the first that has them.
+        yield from _range_rows([child for node in group for child in node.children], depth + 1, limit)
+
+
+def _groups(siblings: Sequence[RangeNode], limit: int) -> list[list[RangeNode]]:
+    """Equal siblings together where there are more than `limit`, at the place of the first; the others alone."""
+    equal: dict[tuple[str, bool], list[RangeNode]] = {}
+    for node in siblings:
+        equal.setdefault(_kind(node), []).append(node)
+    groups = []
+    for node in siblings:
+        members = equal[_kind(node)]
+        if not limit or len(members) <= limit:
+            groups.append([node])
+        elif members[0] is node:
+            groups.append(members)
+    return groups
+
+
+def _kind(node: RangeNode) -> tuple[str, bool]:
+    return _NUMBER.sub("#", node.name), node.own_thread
+
+
+def _range_row(group: Sequence[RangeNode], depth: int) -> dict[str, Any]:
+    first, last = group[0], group[-1]
+    total = sum(node.duration_ms for node in group)
+    name = first.name
+    if len(group) > 1:
+        names = name if first.name == last.name else f"{name} ... {last.name}"
+        name = f"{names}: {len(group)} x {wording.number(total / len(group))} ms"
+    name = f"{'  ' * depth}{name}"
+    threads = {node.thread for node in group if not node.own_thread}
+    return {
+        "range": name if len(name) <= _LONGEST_RANGE else f"{name[: _LONGEST_RANGE - 3]}...",
+        "start_ms": first.start_ms,
+        "ms": total,
+        "share": sum(node.share for node in group),
+        "thread": f"{len(threads)} threads" if len(threads) > 1 else next(iter(threads), ""),
+    }

@@ -157,7 +157,7 @@ def _majority(planned: Mapping[str, PlannedVariant]) -> float:
 def _document(
     options: CompareHeadsOptions, planned: Mapping[str, PlannedVariant], results: Sequence["HeadResult"]
 ) -> dict[str, Any]:
-    from analysis.render.head_comparison_text import summary
+    from analysis.render.training_tables import head_summary
 
     first = next(iter(planned.values()))
     environments = [attempt.read_environment() for attempt in first.run.attempts()]
@@ -175,7 +175,7 @@ def _document(
         "samples_per_epoch": first.samples_per_epoch,
         "majority_accuracy": _majority(planned),
         "best_by": _deciding(planned)[0],
-        "heads": [summary(result) for result in results],
+        "heads": [head_summary(result) for result in results],
         "epochs": [dict(row) for result in results for row in result.evaluations],
     }
 
@@ -214,9 +214,10 @@ def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult
 
 
 def _text(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"]) -> str:
-    from analysis.render.head_comparison_text import comparison_text
+    from analysis.render.terminal import blocks_text
+    from analysis.render.training_tables import heads_blocks
 
-    lines = [comparison_text(results, document["majority_accuracy"])]
+    lines = [blocks_text(heads_blocks(results, document["majority_accuracy"]))]
     if document["device_name"]:
         lines.append(f"machine: {document['device_name']}")
     files = [TABLE_FILE, DOCUMENT_FILE, *([PICTURE_FILE] if any(r.evaluations for r in results) else [])]

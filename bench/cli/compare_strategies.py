@@ -250,7 +250,7 @@ def _machines(item: PlannedVariant) -> list[str]:
 
 def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> None:
     from analysis.render.training_comparison_figures import draw_comparison
-    from analysis.render.training_comparison_text import comparison_csv
+    from analysis.render.training_tables import comparison_csv
     from records.files import write_record
 
     settings = document["settings"]
@@ -263,7 +263,7 @@ def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparis
 
 def _caption(document: Mapping[str, Any], comparison: "TrainingComparison") -> str:
     """The machine, what processes share, and all collectives, in lines below the picture."""
-    from analysis.render.training_comparison_text import row_names
+    from analysis.render.training_tables import row_names
 
     shares = [
         f"{name}: communication takes {100 * row['communication_share']:.1f} % of a profiled step, "
@@ -276,9 +276,10 @@ def _caption(document: Mapping[str, Any], comparison: "TrainingComparison") -> s
 
 
 def _text(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> str:
-    from analysis.render.training_comparison_text import comparison_text, row_names
+    from analysis.render.terminal import blocks_text
+    from analysis.render.training_tables import comparison_table, row_names
 
-    lines = [comparison_text(comparison), ""]
+    lines = [blocks_text([comparison_table(comparison)]), ""]
     lines += [f"note:    {remark}" for remark in document["notes"]]
     for name, row in zip(row_names(comparison.rows), comparison.rows, strict=True):
         lines += [f"caution: {name}: {found['message']}; {found['remedy']}" for found in row["cautions"]]
@@ -290,7 +291,7 @@ def _text(out: Path, document: Mapping[str, Any], comparison: "TrainingCompariso
 
 
 def _complain(comparison: "TrainingComparison") -> None:
-    from analysis.render.training_comparison_text import row_names
+    from analysis.render.training_tables import row_names
 
     for name, row in zip(row_names(comparison.rows), comparison.rows, strict=True):
         if row in comparison.failed:

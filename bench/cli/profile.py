@@ -199,8 +199,7 @@ def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
 
 def _show(item: Profiled, summary: "ProfileSummary") -> None:
     """Print what was found, what the profiler cost, and where its files are."""
-    from analysis.render.finding_tables import finding_blocks
-    from analysis.render.range_tree_text import range_tree_text
+    from analysis.render.finding_tables import finding_blocks, range_tree_table
     from analysis.render.terminal import blocks_text
 
     print(f"\n{describe(item.trial)}")
@@ -208,7 +207,7 @@ def _show(item: Profiled, summary: "ProfileSummary") -> None:
     if shown:
         print(f"\n{blocks_text(finding_blocks(shown, _MOST_ROWS), terminal_width())}")
     if summary.tree is not None:
-        print(f"\n{range_tree_text(summary.tree)}")
+        print(f"\n{blocks_text([range_tree_table(summary.tree)], terminal_width())}")
     print()
     for row in summary.compute:
         share = row["compute_utilization"]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from analysis.metrics.comparison.trainings import compare_heads
-from analysis.render.head_comparison_text import comparison_text, summary
+from analysis.render.tables import Table
+from analysis.render.training_tables import head_summary, heads_blocks
 from records.files import write_record
 from records.training import TrainRun, events_jsonl, write_curve
 from records.trial import Trial
@@ -46,10 +47,11 @@ def test_the_best_evaluation_is_the_one_whose_checkpoint_the_training_kept(
     (result,) = compare_heads({"mul": training(tmp_path / "mul")}, 4, best_by, higher_is_better)
     assert result.finished and result.best is not None and result.best["epoch"] == epoch
     assert [row["epoch"] for row in result.evaluations if row["best"]] == [epoch]
-    assert summary(result)["best"]["scores"][best_by] == result.best["scores"][best_by]
-    lines = comparison_text([result]).splitlines()
-    assert [line.split()[1] for line in lines if line.endswith("  best")] == [f"{epoch:.2f}"]
-    assert lines[-1] == f"best: by {words}"
+    assert head_summary(result)["best"]["scores"][best_by] == result.best["scores"][best_by]
+    epochs, _, by = heads_blocks([result])
+    assert isinstance(epochs, Table)
+    assert [row[1].text for row in epochs.rows if row[-1].text == "best"] == [f"{epoch:.2f}"]
+    assert by == f"best: by {words}"
 
 
 def test_a_training_without_the_score_has_no_best_evaluation(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.commands import text
 from support.refusals import refused
 from test_kineto_reader import event, write
 
 from analysis.metrics.time.ranges import RangeNode, range_tree
 from analysis.readers.kineto.reader import read
-from analysis.render.range_tree_text import range_tree_text
+from analysis.render.finding_tables import range_tree_table
 from analysis.timeline import Timeline
 
 MS = 1_000_000
@@ -88,7 +89,7 @@ def test_other_threads_stand_under_the_step_by_time_never_inside_this_thread_s_r
     )
     assert shape(tree)[1:] == [("backward", 1), ("autograd", 1), ("autograd.layer.0", 2)]
     assert [child.own_thread for child in tree.children] == [True, False]
-    assert "1/2" in range_tree_text(tree) and "1/1" not in range_tree_text(tree)
+    assert "1/2" in rows_of(tree)[-1][-1] and all("1/1" not in row[-1] for row in rows_of(tree))
 
 
 def test_a_range_over_an_end_of_the_step_counts_with_the_part_inside() -> None:
@@ -139,43 +140,43 @@ def layers(count: int) -> Timeline:
     return timeline(ranges)
 
 
+def rows_of(tree: RangeNode, limit: int = 3) -> list[list[str]]:
+    return [[cell.text for cell in row] for row in range_tree_table(tree, limit).rows]
+
+
 def test_equal_layers_are_folded_into_one_line_with_their_sum() -> None:
-    text = range_tree_text(range_tree(layers(12), 3))
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert lines[2:] == [
-        "step 3 0 100 100 %",
-        "forward 0 36.0 36.0 %",
-        "layer.0 ... layer.11: 12 x 3.00 ms 0 36.0 36.0 %",
-        "layer.0.attention ... layer.11.attention: 12 x 2.00 ms 0 24.0 24.0 %",
-        "layer.0.mlp ... layer.11.mlp: 12 x 1.00 ms 2.00 12.0 12.0 %",
+    assert rows_of(range_tree(layers(12), 3)) == [
+        ["step 3", "0", "100", "100 %"],
+        ["  forward", "0", "36.0", "36.0 %"],
+        ["    layer.0 ... layer.11: 12 x 3.00 ms", "0", "36.0", "36.0 %"],
+        ["      layer.0.attention ... layer.11.attention: 12 x 2.00 ms", "0", "24.0", "24.0 %"],
+        ["      layer.0.mlp ... layer.11.mlp: 12 x 1.00 ms", "2.00", "12.0", "12.0 %"],
     ]
-    starts = [len(line) - len(line.lstrip()) for line in text.splitlines()[2:]]
-    assert starts == [0, 2, 4, 6, 6]
 
 
-@pytest.mark.parametrize(("limit", "lines"), [(12, 40), (11, 7), (0, 40)])
+@pytest.mark.parametrize(("limit", "lines"), [(12, 38), (11, 5), (0, 38)])
 def test_the_limit_says_how_many_equal_ones_are_shown_one_by_one(limit: int, lines: int) -> None:
-    # 12 layers of 3 lines, forward, the step, the heading and its rule; folded: 3 lines for the layers
-    assert len(range_tree_text(range_tree(layers(12), 3), limit=limit).splitlines()) == lines
+    # 12 layers of 3 lines, forward and the step; folded: 3 lines for the layers
+    assert len(rows_of(range_tree(layers(12), 3), limit)) == lines
 
 
 def test_repeated_micro_steps_of_one_name_are_folded_too() -> None:
     ranges: list[Range] = [("bertbench:forward", "1/1", 100 + 10 * n, 104 + 10 * n) for n in range(5)]
-    assert "forward: 5 x 4.00 ms" in range_tree_text(range_tree(timeline(ranges), 3))
+    assert rows_of(range_tree(timeline(ranges), 3))[1][0] == "  forward: 5 x 4.00 ms"
 
 
 def test_threads_are_folded_apart_from_the_step_s_own() -> None:
     ranges: list[Range] = [("load", f"1/{thread}", 110, 120) for thread in (1, 2, 3, 4, 5)]
-    text = range_tree_text(range_tree(timeline(ranges), 3))
-    assert "load: 4 x 10.0 ms" in text and "4 threads" in text and len(text.splitlines()) == 5
+    rows = rows_of(range_tree(timeline(ranges), 3))
+    assert [row[0] for row in rows[1:]] == ["  load", "  load: 4 x 10.0 ms"] and rows[2][-1] == "4 threads"
 
 
 def test_long_and_odd_names_keep_the_table_in_its_width() -> None:
     ranges: list[Range] = [("\x1b[31m\n" + "x" * 300, "1/1", 110, 120), ("[red]", "1/1", 130, 140)]
-    text = range_tree_text(range_tree(timeline(ranges), 3), width=80)
-    assert all(len(line) <= 80 for line in text.splitlines()) and len(text.splitlines()) == 5
-    assert "\x1b" not in text and "[red]" in text and "..." in text
+    shown = text([range_tree_table(range_tree(timeline(ranges), 3))], width=100)
+    assert all(len(line) <= 100 for line in shown.splitlines()) and len(shown.splitlines()) == 6
+    assert "\x1b" not in shown and "[red]" in shown and "..." in shown
 
 
 def test_a_step_without_ranges_is_one_line() -> None:
-    assert len(range_tree_text(range_tree(timeline([]), 3)).splitlines()) == 3
+    assert len(rows_of(range_tree(timeline([]), 3))) == 1

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.commands import text as shown
 
 from analysis.metrics.communication import exposure as profiled_communication
 from analysis.metrics.communication.exposure import all_reduce
 from analysis.metrics.comparison.trainings import COLUMNS, VariantRun, compare_trainings
 from analysis.render.training_comparison_figures import draw_comparison, line_style, scores_text, variant_label
-from analysis.render.training_comparison_text import comparison_csv, comparison_text
+from analysis.render.training_tables import comparison_csv, comparison_table
 from bench.cli.compare_strategies import _caption
 from records.files import write_record
 from records.run import TrialDirectory
@@ -145,7 +146,7 @@ def test_a_variant_that_failed_is_named_and_the_others_are_compared(tmp_path: Pa
     assert (row["reason"], row["log"]) == ("rank 3: no memory left", str(log))
     assert row["speedup"] == pytest.approx(2) and row["time_saved"] is None, "it saw fewer samples"
     assert found.rows[1]["speedup"] == pytest.approx(2)
-    assert "2 of 4" in comparison_text(found) and "oom" in comparison_text(found)
+    assert "2 of 4" in shown([comparison_table(found)]) and "oom" in shown([comparison_table(found)])
 
 
 def test_the_first_variant_that_made_steps_is_what_others_are_held_against(
@@ -160,7 +161,7 @@ def test_scores_are_those_of_the_last_evaluation(pair: list[VariantRun]) -> None
     found = compare_trainings(pair)
     assert found.rows[1]["scores"] == {"exact": 70.0, "f1": 80.5} and found.rows[1]["evaluation_samples"] == 64
     assert scores_text(found.curves[1]) == "F1 80.50, exact match 70.00"
-    text = comparison_text(found)
+    text = shown([comparison_table(found)])
     assert "80.00" in text and "80.50" in text and "0.2000 s (50.0 %)" in text and "all-reduce" not in text
 
 
@@ -214,7 +215,7 @@ def test_all_reduce_is_the_mean_of_its_shares_over_the_ranks(monkeypatch: pytest
 def test_a_profile_shows_in_table_and_text(pair: list[VariantRun]) -> None:
     shares = {"all_reduce_share": 0.25, "all_reduce_exposed_share": 0.2, "all_reduce_hidden_share": 0.05}
     profiled = VariantRun(strategy="ddp", devices=2, run=pair[1].run, profile=shares)
-    text = comparison_text(compare_trainings([pair[0], profiled]))
+    text = shown([comparison_table(compare_trainings([pair[0], profiled]))])
     assert "25.0 %" in text and "20.0 % + 5.0 %" in text
 
 
@@ -222,7 +223,7 @@ def test_exposed_communication_names_the_step_that_it_is_a_share_of(pair: list[V
     shares = {"communication_share": 0.2, "communication_exposed_share": 0.145, "communication_exposed_ms": 106.9}
     profiled = VariantRun(strategy="ddp", devices=2, run=pair[1].run, profile={**shares, "profiled_step_ms": 738.0})
     comparison = compare_trainings([pair[0], profiled])
-    text = comparison_text(comparison)
+    text = shown([comparison_table(comparison)])
     assert "communication exposed, of a profiled step" in text and "106.9 of 738.0 ms (14.5 %)" in text, text
     caption = _caption({"device_name": None, "notes": []}, comparison)
     assert caption == "ddp x 2: communication takes 20.0 % of a profiled step, 14.5 % exposed", (
@@ -275,7 +276,7 @@ def test_no_two_of_many_lines_look_the_same() -> None:
 def test_nothing_is_drawn_where_nothing_was_trained(tmp_path: Path) -> None:
     absent = VariantRun(strategy="single", devices=1, run=TrainRun(tmp_path / "gone"))
     assert draw_comparison(tmp_path / "picture.png", compare_trainings([absent])) is None
-    assert "not begun" in comparison_text(compare_trainings([absent]))
+    assert "not begun" in shown([comparison_table(compare_trainings([absent]))])
 
 
 def test_variants_are_named_by_what_they_run_on() -> None:
@@ -296,11 +297,12 @@ def test_each_ranks_own_loss_of_the_last_step_is_recorded(pair: list[VariantRun]
     one, two = found.rows
     assert one["loss_per_rank"] is None and two["loss_per_rank"] == [1.75, 2.05] and two["last_loss"] == 1.9
     assert two["epoch_seconds"] == pytest.approx(64 / 160)
-    assert "1.7500 2.0500" in comparison_text(found) and "1.75 2.05" in comparison_csv(found)
+    assert "1.7500 2.0500" in shown([comparison_table(found)]) and "1.75 2.05" in comparison_csv(found)
 
 
 def test_more_variants_than_fit_beside_each_other_have_a_line_each(tmp_path: Path, pair: list[VariantRun]) -> None:
     more = [VariantRun(strategy="ddp", devices=2, run=pair[1].run, implementation=name) for name in ("a", "b", "c")]
-    lines = comparison_text(compare_trainings([*pair, *more])).splitlines()
-    assert len(lines) == 6 and "throughput ratio" in lines[0] and "time saved" in lines[0] and "F1" in lines[0]
-    assert lines[1].startswith("bertbench single x 1") and lines[5].startswith("c ddp x 2") and "0.2000 s" in lines[5]
+    table = comparison_table(compare_trainings([*pair, *more]))
+    assert {"throughput ratio", "time saved", "F1"} <= set(table.headings) and len(table.rows) == 5
+    assert [row[0].text for row in table.rows][::4] == ["bertbench single x 1", "c ddp x 2"]
+    assert table.rows[4][table.headings.index("time saved")].text == "0.2000 s (50.0 %)"

@@ -12,7 +12,8 @@ from support.refusals import check_refusal, refused
 
 from analysis.metrics.comparison.trainings import HEAD_COLUMNS, HeadResult
 from analysis.render.gap_figures import Bar, Confusion, HeadCurve, draw_gap_scores, draw_heads
-from analysis.render.head_comparison_text import comparison_text, summary
+from analysis.render.tables import Table
+from analysis.render.training_tables import head_summary, heads_blocks
 from bench.cli.main import run
 from bench.plan.task_flags import TaskFlags
 from bert.checkpoints.ours import save_model
@@ -195,10 +196,12 @@ def test_the_table_of_heads_names_the_best_epoch_and_the_time(tmp_path: Path) ->
         )
         for head in ("mul", "span")
     ]
-    text = comparison_text(results, 0.45)
-    assert text.count("62.5 %  best") == 2
-    assert "61.5 s" in text and "(majority)     45.0 %" in text
-    assert summary(results[0])["best"]["epoch"] == 2.0
+    epochs, heads, *_ = heads_blocks(results, 0.45)
+    assert isinstance(epochs, Table) and isinstance(heads, Table)
+    assert [(row[-2].text, row[-1].text) for row in epochs.rows][1::2] == [("62.5 %", "best")] * 2
+    assert [row[3].text for row in heads.rows][:2] == ["61.5"] * 2
+    assert [cell.text for cell in heads.rows[-1]][:2] == ["(majority)", "45.0 %"]
+    assert head_summary(results[0])["best"]["epoch"] == 2.0
     curves = [HeadCurve(r.head, [1.0, 2.0], [0.9, None], [0.5, 0.625], r.seconds) for r in results]
     assert draw_heads(tmp_path / "heads.png", curves, 0.45, "GAP").stat().st_size > 10_000
 

@@ -1,0 +1,218 @@
+"""Trainings beside each other: variants of one training, and the heads of GAP epoch by epoch."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from analysis import wording
+from analysis.metrics.comparison.trainings import COLUMNS, FINISHED, HeadResult, TrainingComparison
+from analysis.render import tables
+from common.scores import score
+
+Row = Mapping[str, Any]
+
+_MOST_BESIDE = 4
+
+
+def comparison_table(comparison: TrainingComparison) -> tables.Table:
+    """Return the figures that any of the variants has: a column per variant, beside each other.
+
+    More variants than fit beside each other have a line each, with the figures that decide.
+    """
+    rows = comparison.rows
+    beside = len(rows) <= _MOST_BESIDE
+    figures = [(long if beside else short, value) for long, short, value in _figures(comparison) if beside or short]
+    found = [(label, [value(row) for row in rows]) for label, value in figures]
+    found = [(label, [cell or wording.UNKNOWN for cell in cells]) for label, cells in found if any(cells)]
+    names = row_names(rows)
+    if beside:
+        return _texts(("", *names), [(label, *cells) for label, cells in found])
+    lines = zip(names, *(cells for _, cells in found), strict=True)
+    return _texts(("", *(label for label, _ in found)), lines)
+
+
+def _texts(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> tables.Table:
+    """A table of texts, all but the first column to the right."""
+    rows = tuple(tuple(tables.Cell(text, text) for text in line) for line in lines)
+    return tables.Table("comparison", tuple(headings), rows, (False, *(True for _ in headings[1:])))
+
+
+def comparison_csv(comparison: TrainingComparison) -> str:
+    """Return a CSV table with one row per variant: COLUMNS, and score_<name> of the last evaluation."""
+    names = list(dict.fromkeys(name for row in comparison.rows for name in row["scores"]))
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*COLUMNS, *(f"score_{name}" for name in names)])
+    for row in comparison.rows:
+        values = [*(row[name] for name in COLUMNS), *(row["scores"].get(name) for name in names)]
+        table.writerow([_cell(value) for value in values])
+    return text.getvalue()
+
+
+def row_names(rows: Sequence[Row]) -> list[str]:
+    """Return a name for each variant, such as "ddp x 2": implementation and precision where they are not all alike."""
+    names = []
+    for row in rows:
+        words = [f"{row['strategy']} x {row['devices']}"]
+        words[:0] = [row["implementation"]] if len({other["implementation"] for other in rows}) > 1 else []
+        if len({other["precision"] for other in rows if other["precision"]}) > 1:
+            words.append(row["precision"] or wording.UNKNOWN)
+        names.append(" ".join(words))
+    return names
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return " ".join("" if item is None else str(item) for item in value)
+    return "" if value is None else value
+
+
+def _known(name: str, form: Callable[[Any], str]) -> Callable[[Row], str]:
+    return lambda row: "" if row[name] is None else form(row[name])
+
+
+def _batch(row: Row) -> str:
+    if row["global_batch_size"] is None:
+        return ""
+    parts = f"{row['micro_batch_size']} x {row['grad_accum_steps']} x {row['devices']}"
+    return f"{row['global_batch_size']:,} = {parts}"
+
+
+def _steps(row: Row) -> str:
+    if row["steps"] is None:
+        return ""
+    whole = row["status"] == FINISHED and row["steps"] == row["total_steps"]
+    return f"{row['steps']:,}" if whole else f"{row['steps']:,} of {row['total_steps']:,}"
+
+
+def _saved(row: Row) -> str:
+    if row["time_saved"] is None:
+        return ""
+    return f"{wording.fine(row['seconds_saved'])} s ({100 * row['time_saved']:.1f} %)"
+
+
+def _difference(row: Row) -> str:
+    if row["greatest_loss_difference"] is None:
+        return ""
+    return f"{row['greatest_loss_difference']:.2g} (step {row['greatest_loss_difference_step']:,})"
+
+
+def _hidden(row: Row) -> str:
+    if row["all_reduce_share"] is None:
+        return ""
+    exposed, hidden = (wording.percent(row[f"all_reduce_{kind}_share"]) for kind in ("exposed", "hidden"))
+    return f"{exposed} + {hidden}"
+
+
+def _ranks_losses(row: Row) -> str:
+    losses = row["loss_per_rank"]
+    return "" if losses is None else " ".join(wording.UNKNOWN if loss is None else f"{loss:.4f}" for loss in losses)
+
+
+def _memory(row: Row) -> str:
+    if row["peak_memory_bytes"] is None:
+        return ""
+    kind = {"resident set": "RSS", "device allocator": "GPU"}.get(row["peak_memory_kind"] or "", "")
+    return f"{wording.size(row['peak_memory_bytes'])} {kind}".rstrip()
+
+
+def _exposed(row: Row) -> str:
+    if row["communication_exposed_share"] is None:
+        return ""
+    base = "" if row["profiled_step_ms"] is None else f" of {wording.fine(row['profiled_step_ms'])}"
+    share = wording.percent(row["communication_exposed_share"])
+    return f"{wording.fine(row['communication_exposed_ms'])}{base} ms ({share})"
+
+
+def _figures(comparison: TrainingComparison) -> list[tuple[str, str, Callable[[Row], str]]]:
+    """Name of each figure, its name as a heading ("" where it is left out there), and its text."""
+    names = dict.fromkeys(name for row in comparison.rows for name in row["scores"] if score(name).headline)
+    scores = [(score(name).label, score(name).label, _score(name)) for name in names]
+    place = next(place for place, (long, _, _) in enumerate(_FIGURES) if long.startswith("communication"))
+    return [*_FIGURES[:place], *scores, *_FIGURES[place:]]
+
+
+def _score(name: str) -> Callable[[Row], str]:
+    return lambda row: score(name).text(row["scores"][name]) if name in row["scores"] else ""
+
+
+_FIGURES: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
+    ("training", "training", lambda row: str(row["status"])),
+    ("parameters", "parameters", _known("parameters", wording.count)),
+    ("precision", "", _known("precision", str)),
+    ("the processes talk through", "backend", _known("backend", str)),
+    ("threads per process", "", _known("threads_per_rank", wording.count)),
+    ("global batch = micro batch x accumulation x devices", "batch", _batch),
+    ("steps", "steps", _steps),
+    ("time of the steps alone, s", "time, s", _known("step_seconds", wording.fine)),
+    ("time with evaluations and checkpoints, s", "", _known("loop_seconds", wording.fine)),
+    ("median step, ms", "", _known("step_time_ms", wording.fine)),
+    ("samples/s", "samples/s", _known("samples_per_second", wording.fine)),
+    ("time of an epoch at that rate, s", "epoch, s", _known("epoch_seconds", wording.fine)),
+    ("throughput ratio, to the first", "throughput ratio", _known("speedup", wording.fine)),
+    ("time saved, against the first", "time saved", _saved),
+    ("peak memory of a process", "peak memory", _memory),
+    ("last loss, mean of the processes", "last loss", _known("last_loss", lambda value: f"{value:.4f}")),
+    ("  each process's own", "of each process", _ranks_losses),
+    ("greatest difference of the loss from the first", "", _difference),
+    ("communication exposed, of a profiled step", "exposed of a profiled step", _exposed),
+    ("all-reduce alone, share of a profiled step", "", _known("all_reduce_share", wording.percent)),
+    ("  of it exposed + hidden by computation", "", _hidden),
+)
+
+
+def heads_blocks(results: Sequence[HeadResult], majority: float | None = None) -> list[tables.Block]:
+    """Return the evaluations of each head, and the best of each with the time it took and by which score it is that.
+
+    Args:
+        results: of analysis.metrics.comparison.trainings.
+        majority: accuracy of always answering what is most frequent, a fraction.
+    """
+    evaluations = [row for result in results for row in result.evaluations]
+    heads = [_head_row(result) for result in results]
+    heads += [] if majority is None else [{"head": "(majority)", "accuracy": majority}]
+    loss, epoch = (lambda value, digits=digits: _decimals(value, digits) for digits in (4, 2))
+    epochs = [
+        tables.plain("head", "head"),
+        tables.measured("epoch", "epoch", epoch),
+        tables.measured("training loss", "training_loss", loss),
+        tables.measured("validation loss", "log_loss", loss),
+        tables.measured("accuracy", "accuracy", wording.percent),
+        tables.Column("", lambda row: str(row["best"]), lambda row: "best" * row["best"], False),
+    ]
+    best = [
+        tables.plain("head", "head"),
+        tables.measured("accuracy", "accuracy", wording.percent),
+        tables.measured("at epoch", "epoch", epoch),
+        tables.measured("time s", "seconds", lambda value: _decimals(value, 1)),
+        tables.measured("samples/s", "samples_per_second", lambda value: _decimals(value, 1)),
+        tables.plain("status", "status"),
+    ]
+    return [
+        tables.build("epochs", epochs, evaluations),
+        tables.build("heads", best, heads),
+        *(f"best: by {by}" for by in dict.fromkeys(score(result.best_by).label for result in results)),
+    ]
+
+
+def _head_row(result: HeadResult) -> Row:
+    best = result.best or {}
+    measured = {name: result.training[name] for name in ("samples_per_second", "status")}
+    return {"head": result.head, **{name: best.get(name) for name in ("accuracy", "epoch")}, "seconds": result.seconds,
+            **measured}  # fmt: skip
+
+
+def head_summary(result: HeadResult) -> dict[str, Any]:
+    """Return what is told of a head as a whole, plain JSON values."""
+    training = result.training
+    names = ("status", "step_seconds", "loop_seconds", "epoch_seconds", "samples_per_second", "parameters", "reason")
+    return {
+        "head": result.head,
+        **{name: training[name] for name in names},
+        "best": None if result.best is None else dict(result.best),
+    }
+
+
+def _decimals(value: float | None, digits: int) -> str:
+    return wording.UNKNOWN if value is None else f"{value:,.{digits}f}"
