@@ -1,4 +1,9 @@
-"""What the command line calls a setting: messages name what a user typed."""
+"""What the command line calls a setting, and what records keep of what a user typed."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
 
 from common.errors import UsageError
 
@@ -15,3 +20,15 @@ def check_seed(seed: object) -> None:
     """Raise UsageError unless every generator of a training takes this seed."""
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
         raise UsageError("option-value", f"--seed {seed!r} must be a whole number from 0 to {LARGEST_SEED}")
+
+
+def request_of(options: Any) -> dict[str, Any]:
+    """Return a dataclass of options as plain JSON values."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(options), default=_plain))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{value!r} has no JSON form")

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
+from bench.cli.options import OUT_HELP, parse_task, run_folder
 from bench.cli.progress import note
 from bench.machine.devices import Devices, find_devices
-from bench.plan.automatic import AUTO
-from bench.plan.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
+from bench.plan.autotune import Asked, Measured, Outcome, Space, divisions, grid_size, label, search
 from bench.plan.autotune_trials import (
     Runner,
     best_row,
@@ -21,19 +20,20 @@ from bench.plan.autotune_trials import (
     commands,
     deepspeed_json,
     memory_limit,
-    memory_of,
     row_of,
     strategies_to_try,
     write_state,
 )
+from bench.plan.options import AUTO, TaskFlags
 from bench.plan.sweep import locked
-from bench.plan.task_flags import TaskFlags
 from bench.plan.trials import Sweep, expand
+from bench.plan.variants import explore, measured_trials
 from bench.run.launch import LaunchOptions
+from bert.model.memory import predict_memory
 from bert.parallel import STRATEGIES
 from common.atomic import write_json
 from common.errors import Code, UsageError
-from common.flags import flag
+from common.flags import flag, request_of
 from common.registry import lookup
 from records.files import write_record
 from records.run import RunDirectory
@@ -200,7 +200,8 @@ def _search(
 ) -> int:
     request = {"command": "autotune", **request_of(options)}
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
-    runner = Runner(run, base, request, devices, launch, note, options.retry_failed)
+    trials = measured_trials(run, request, devices, launch, lambda *_: None, note, options.retry_failed)
+    runner = Runner(run, base, request, trials)
     measured: list[Measured] = []
     for name, why in absent:
         note(f"{name} is left out: {why}")
@@ -209,24 +210,25 @@ def _search(
         own = {"request": request, "base": base.to_json(), "limit_bytes": space.limit_bytes, "grid": grid_size(space)}
         return {**own, "trials": [row_of(item) for item in measured], "best": best, **more}
 
-    def measure(point: Point, predicted: int, expected: int) -> Measured:
-        found = runner.measure(point, predicted, expected)
+    def measure(asked: Asked) -> Measured:
+        found = runner.measure(asked)
         measured.append(found)
         write_state(run, document())
         print(f"[{len(measured)}] {_told(found)}", file=sys.stderr, flush=True)
         return found
 
-    outcome = search(space, measure, lambda point: memory_of(base, point).total, runner.earlier)
+    outcome = explore(search(space, base, runner.earlier), measure)
+    assert outcome is not None, "nothing stops it"
     measured[:] = outcome.measured
     runner.finish()
     left_out = [*absent, *outcome.left_out]
     best = best_row(run, outcome)
     found = document(best, samples_per_second=outcome.rate, left_out=left_out, predicted={})
     if outcome.best is not None:
-        found |= {"commands": commands(base, outcome.best.point)}
-        found["predicted"] = _parts(base, outcome.best.point)
+        found |= {"commands": commands(outcome.best.trial)}
+        found["predicted"] = _parts(outcome.best.trial)
     write_state(run, found)
-    written = [] if best is None else _write_best(options, run, base, outcome, best)
+    written = [] if best is None else _write_best(options, run, outcome, best)
     if options.json:
         print(json.dumps({"run": str(run.path), **found}, indent=2, allow_nan=False))
     else:
@@ -234,34 +236,32 @@ def _search(
     return 0 if outcome.best is not None else 3
 
 
-def _parts(base: Trial, point: Point) -> dict[str, int]:
-    memory = memory_of(base, point)
+def _parts(trial: Trial) -> dict[str, int]:
+    memory = predict_memory(trial, trial.device)
     names = ("parameters", "gradients", "optimizer", "activations", "workspace", "total")
     return {name: getattr(memory, name) for name in names}
 
 
 def _told(found: Measured) -> str:
     """One line about a trial."""
-    name = label(found.point) + (f", round {found.point.round + 1}" if found.point.round else "")
+    name = label(found.trial) + (f", round {found.trial.round + 1}" if found.trial.round else "")
     if found.status != "ok":
         return f"{name}: {found.status}: {found.reason}"
     memory = "" if found.peak_memory_bytes is None else f", {found.peak_memory_bytes / 2**30:.2f} GiB"
     return f"{name}: {found.rate:,.1f} samples/s{memory} (predicted {found.predicted_bytes / 2**30:.2f} GiB)"
 
 
-def _write_best(
-    options: AutotuneOptions, run: RunDirectory, base: Trial, outcome: Outcome, best: dict[str, Any]
-) -> list[Path]:
+def _write_best(options: AutotuneOptions, run: RunDirectory, outcome: Outcome, best: dict[str, Any]) -> list[Path]:
     """Write the best configuration; return the files."""
     assert outcome.best is not None
-    point = outcome.best.point
-    own = {"device": base.device, "world_size": base.world_size, "precision": base.precision}
+    trial = outcome.best.trial
+    own = {"device": trial.device, "world_size": trial.world_size, "precision": trial.precision}
     written = [run.path / BEST_FILE]
-    write_record(written[0], {**best, **own, "commands": commands(base, point)})
-    paths = [run.path / DEEPSPEED_FILE] if point.strategy == "deepspeed" else []
+    write_record(written[0], {**best, **own, "commands": commands(trial)})
+    paths = [run.path / DEEPSPEED_FILE] if trial.strategy == "deepspeed" else []
     paths += [options.deepspeed_json.resolve()] if options.deepspeed_json is not None else []
     for path in paths:
-        write_json(path, deepspeed_json(base, point))
+        write_json(path, deepspeed_json(trial))
     return [*written, *paths]
 
 
@@ -270,9 +270,9 @@ def _text(run: RunDirectory, document: dict[str, Any], outcome: Outcome, written
     from analysis.render.terminal import blocks_text
     from analysis.wording import fine, size
 
-    names = [label(found.point) for found in outcome.measured]
-    best = "" if outcome.best is None else label(outcome.best.point)
-    close = [label(point) for point, _ in outcome.close]
+    names = [label(found.trial) for found in outcome.measured]
+    best = "" if outcome.best is None else label(outcome.best.trial)
+    close = [label(trial) for trial, _ in outcome.close]
     lines = [blocks_text([configurations_table(document["trials"], names, best, close)]), ""] if names else []
     lines += [f"left out: {what}: {why}" for what, why in document["left_out"]]
     lines.append(
@@ -283,9 +283,9 @@ def _text(run: RunDirectory, document: dict[str, Any], outcome: Outcome, written
         said = f"what the trials said is in {run.path}/trials/*/log.txt"
         lines.append(f"nothing ran: {said if names else 'everything was left out, see above'}")
         return "\n".join(lines)
-    for point, found in outcome.close[:_MOST_CLOSE]:
+    for trial, found in outcome.close[:_MOST_CLOSE]:
         rounds = f"{len(found.rates)} round{'s'[: len(found.rates) != 1]}"
-        lines.append(f"close:    {label(point)}, {fine(found.rate)} samples/s in {rounds}")
+        lines.append(f"close:    {label(trial)}, {fine(found.rate)} samples/s in {rounds}")
     more = len(outcome.close) - _MOST_CLOSE
     lines += [f"          and {more} more, marked ~ in the table"] * (more > 0)
     if outcome.undecided:

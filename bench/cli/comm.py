@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import OUT_HELP, Printed, request_of, run_folder
+from bench.cli.options import OUT_HELP, Printed, run_folder
 from bench.cli.progress import note, show_progress, tell_of_cpu
 from bench.cli.result import Result
 from bench.cluster.world import World, joined_world
@@ -14,6 +14,7 @@ from bench.machine.devices import Devices, find_devices
 from bench.plan.sweep import locked, run_trials
 from bench.run.comm import CommSweep, expand_collectives, run_inside
 from bench.run.launch import LaunchOptions
+from common.flags import request_of
 from records.run import RunDirectory
 from records.trial import Trial
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from bench.cli.compare_strategies import OUT_HELP, tell_stopped, train_all
-from bench.cli.options import check_task, parse, parse_known, request_of, run_folder
-from bench.cli.train_options import TrainOptions
+from bench.cli.options import check_task, parse, parse_known, run_folder
 from bench.machine.devices import Devices, find_devices
-from bench.plan.comparison import PlannedVariant, Variant, check_comparable
+from bench.plan.training import TrainOptions
+from bench.plan.variants import PlannedVariant, Values, check_comparable, grid, plan_variant
 from bench.run.stop import StopRequest
-from bench.run.trainer import plan_training
 from bert.tasks import check_task_options
 from bert.tasks.gap.source import HEAD_NAMES
 from common import locks
 from common.atomic import write_text
 from common.errors import UsageError
+from common.flags import request_of
 from common.registry import lookup
 
 if TYPE_CHECKING:
@@ -61,23 +61,21 @@ OPTIONS = {"compare-heads gap": CompareHeadsOptions}
 def main(argv: list[str]) -> int:
     """Run the command; 0 also when it was stopped in time, 3 when a training failed."""
     with StopRequest() as stop:
-        options, rest = _options(argv)
+        options, base = _options(argv)
         out = run_folder(options.out)
-        trainings = {head: _train_options(head, rest, out) for head in options.heads}
-        first = next(iter(trainings.values()))
-        stop.limit(first.max_seconds)
-        devices = find_devices(first.device)
-        planned = {head: _plan(out / head, own, devices) for head, own in trainings.items()}
-        check_comparable(list(planned.values()), devices)
+        stop.limit(base.max_seconds)
+        devices = find_devices(base.device)
+        planned = [_plan(out, base, values, devices) for values in grid({"head": options.heads})]
+        check_comparable(planned, devices)
         with locks.locked(out, "another call", "wait for it, or choose another --out"):
-            if not train_all(list(planned.values()), devices, stop):
+            if not train_all(planned, devices, stop):
                 return tell_stopped(stop)
     from analysis.metrics.comparison.trainings import compare_heads
 
-    samples = next(iter(planned.values())).samples_per_epoch
+    samples = planned[0].plan.source.samples
     assert samples is not None, "data without end are refused when they are planned"
     best_by, higher_is_better = _deciding(planned)
-    results = compare_heads({head: item.run for head, item in planned.items()}, samples, best_by, higher_is_better)
+    results = compare_heads({item.name: item.run for item in planned}, samples, best_by, higher_is_better)
     with locks.locked(out, "another call", "wait for it, or choose another --out"):
         document = _document(options, planned, results)
         _write(out, document, results, _majority(planned))
@@ -91,8 +89,8 @@ def main(argv: list[str]) -> int:
     return 0 if all(result.finished for result in results) else 3
 
 
-def _options(argv: list[str]) -> tuple[CompareHeadsOptions, list[str]]:
-    """Return the options of the comparison, and the words that are options of the training."""
+def _options(argv: list[str]) -> tuple[CompareHeadsOptions, TrainOptions]:
+    """Return the options of the comparison, and those that all its trainings have."""
     program = "bertbench compare-heads"
     check_task(argv, program, ("gap",), "task with several heads")
     options, rest = parse_known(CompareHeadsOptions, argv, program)
@@ -100,54 +98,37 @@ def _options(argv: list[str]) -> tuple[CompareHeadsOptions, list[str]]:
         raise UsageError(
             "option-not-applicable", "--head is what is compared: give --heads, such as --heads mul concat"
         )
-    return options, rest
+    return options, parse(TrainOptions, ["gap", *rest], "bertbench train")
 
 
-def _train_options(head: str, rest: Sequence[str], out: Path) -> TrainOptions:
-    """Return what `bertbench train` would be told for a head."""
-    own = ["--head", head, "--out", str(out / head)]
-    return parse(TrainOptions, ["gap", *rest, *own], "bertbench train")
-
-
-def _plan(folder: Path, training: TrainOptions, devices: Devices) -> PlannedVariant:
-    from records.training import TrainRun
-
-    given = training.given()
-    plan = plan_training(training.phase, given, devices)
-    settings = plan.settings
-    if not settings.eval_every or plan.source.samples is None:
+def _plan(out: Path, base: TrainOptions, values: Values, devices: Devices) -> PlannedVariant:
+    planned = plan_variant(base.having(values, out=out / str(values["head"])), values, devices)
+    if not planned.plan.settings.eval_every or planned.plan.source.samples is None:
         raise UsageError(
             "data-missing",
             "heads are compared by how they do on validation: give --data with features for training and validation, "
             "and no --eval-every 0",
         )
-    return PlannedVariant(
-        variant=Variant(settings.strategy, settings.world_size),
-        plan=plan,
-        run=TrainRun(folder),
-        given=given,
-        request={"command": "train", **request_of(training)},
-        threads=training.threads,
-    )
+    return planned
 
 
-def _deciding(planned: Mapping[str, PlannedVariant]) -> tuple[str, bool]:
+def _deciding(planned: Sequence[PlannedVariant]) -> tuple[str, bool]:
     """The score that the trainings choose their best checkpoint by, all the same, and whether more of it is better."""
     from bert.tasks import make_task
     from bert.tasks.base import deciding
 
-    settings = next(iter(planned.values())).plan.settings
+    settings = planned[0].plan.settings
     return deciding(make_task(settings.task, settings.task_options), settings.best_by)
 
 
-def _majority(planned: Mapping[str, PlannedVariant]) -> float:
+def _majority(planned: Sequence[PlannedVariant]) -> float:
     """The accuracy of always answering what is most frequent in the rows they are evaluated on."""
     import numpy as np
 
     from bert.data.loading.order import spread
     from bert.tasks.gap.selection import evaluation_features
 
-    settings = next(iter(planned.values())).plan.settings
+    settings = planned[0].plan.settings
     wanted = None if settings.eval_data is None else Path(settings.eval_data)
     labels = evaluation_features(Path(settings.data), wanted).rows.labels
     labels = labels[spread(len(labels), settings.eval_samples)]
@@ -155,15 +136,14 @@ def _majority(planned: Mapping[str, PlannedVariant]) -> float:
 
 
 def _document(
-    options: CompareHeadsOptions, planned: Mapping[str, PlannedVariant], results: Sequence["HeadResult"]
+    options: CompareHeadsOptions, planned: Sequence[PlannedVariant], results: Sequence["HeadResult"]
 ) -> dict[str, Any]:
     from analysis.render.training_tables import head_summary
 
-    first = next(iter(planned.values()))
-    environments = [attempt.read_environment() for attempt in first.run.attempts()]
+    first = planned[0]
     settings = first.plan.settings
     # Head and folder are each training's own.
-    request = {name: value for name, value in first.request.items() if name not in ("command", "out")}
+    request = {name: value for name, value in first.plan.request.items() if name not in ("command", "out")}
     return {
         "task": "gap",
         "request": {**request_of(options), "training": {**request, "task_flags": _without_head(request["task_flags"])}},
@@ -171,8 +151,8 @@ def _document(
             **settings.to_json(),
             "task_options": _without_head(check_task_options(settings.task, settings.task_options)),
         },
-        "device_name": next((str(found["device_name"]) for found in environments if found.get("device_name")), None),
-        "samples_per_epoch": first.samples_per_epoch,
+        "device_name": first.device_name(),
+        "samples_per_epoch": first.plan.source.samples,
         "majority_accuracy": _majority(planned),
         "best_by": _deciding(planned)[0],
         "heads": [head_summary(result) for result in results],

@@ -11,30 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.strategy_labels import implementation_label
-from bench.cli.options import check_task, in_plural, parse, parse_known, request_of, run_folder
+from bench.cli.options import check_task, in_plural, parse, parse_known, run_folder
 from bench.cli.progress import note, show_progress
-from bench.cli.train_options import TrainOptions
 from bench.cli.train_progress import TrainProgress
 from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices, find_devices
-from bench.plan.automatic import AUTO
-from bench.plan.comparison import (
-    PlannedVariant,
-    Variant,
-    check_comparable,
-    combinations,
-    plan_variant,
-    profile_variants,
-    remarks,
-    run_variant,
-    variants,
-)
+from bench.plan.comparison import combinations, profile_variants, remarks
+from bench.plan.options import AUTO
+from bench.plan.training import TrainOptions
+from bench.plan.variants import PlannedVariant, check_comparable, explore, in_turn, plan_variant
 from bench.run.stop import StopRequest
 from bert.parallel import STRATEGIES
 from bert.speed.registry import check_levers
 from common import locks
 from common.atomic import write_text
 from common.errors import UsageError
+from common.flags import request_of
 from common.redact import terminal_text
 from common.registry import lookup
 from records.trial import PRECISIONS
@@ -99,20 +91,23 @@ OPTIONS = {"compare-strategies TASK": CompareStrategiesOptions}
 def main(argv: list[str]) -> int:
     """Run the command; 0 also when it was stopped in time, 3 when a variant failed or has no profile."""
     with StopRequest() as stop:
-        options, rest = _options(argv)
+        options, base = _options(argv)
         out = run_folder(options.out)
-        axes = options.strategies, options.devices, options.precisions, options.implementations, options.levers
-        chosen = variants(*axes)
-        for absent in combinations(*axes):
-            if absent.impossible:
-                note(f"{absent.name} is left out: {absent.impossible}")
-        trainings = {variant: _train_options(options, variant, rest, out) for variant in chosen}
-        first = trainings[chosen[0]]
-        stop.limit(first.max_seconds)
-        devices = find_devices(first.device)
+        found = combinations(
+            {
+                "implementation": options.implementations, "levers": options.levers, "precision": options.precisions,
+                "strategy": options.strategies, "devices": options.devices,
+            }
+        )  # fmt: skip
+        for variant in found:
+            if variant.impossible:
+                note(f"{variant.name} is left out: {variant.impossible}")
+        stop.limit(base.max_seconds)
+        devices = find_devices(base.device)
         planned = [
-            plan_variant(variant, out, own.phase, own.given(), _request(own), own.threads, devices)
-            for variant, own in trainings.items()
+            plan_variant(base.having(variant.values, out=out / variant.name), variant.values, devices)
+            for variant in found
+            if not variant.impossible
         ]
         check_comparable(planned, devices)
         with locks.locked(out, "another call", "wait for it, or choose another --out"):
@@ -133,47 +128,39 @@ def main(argv: list[str]) -> int:
     return 3 if comparison.failed or any(row["profile_problem"] for row in comparison.rows) else 0
 
 
-def _options(argv: list[str]) -> tuple[CompareStrategiesOptions, list[str]]:
-    """Return the options of the comparison, and the words that are options of the training."""
+def _options(argv: list[str]) -> tuple[CompareStrategiesOptions, TrainOptions]:
+    """Return the options of the comparison, and those that all its trainings have."""
     program = "bertbench compare-strategies"
     check_task(argv, program)
-    return parse_known(CompareStrategiesOptions, in_plural(argv, _LISTS), program)
+    options, rest = parse_known(CompareStrategiesOptions, in_plural(argv, _LISTS), program)
+    return options, parse(TrainOptions, [options.task, *rest], "bertbench train")
 
 
 # --precision is no singular of --precisions but the training's own, of all variants alike.
 _LISTS = {"--strategy": "--strategies", "--implementation": "--implementations"}
 
 
-def _train_options(options: CompareStrategiesOptions, variant: Variant, rest: Sequence[str], out: Path) -> TrainOptions:
-    """Return what `bertbench train` would be told for a variant."""
-    own = ["--strategy", variant.strategy, "--devices", str(variant.devices), "--out", str(out / variant.name)]
-    own += ["--precision", variant.precision] if variant.precision != AUTO else []
-    own += ["--levers", variant.levers] if variant.levers != AUTO else []
-    own += ["--implementation", variant.implementation]
-    return parse(TrainOptions, [options.task, *rest, *own], "bertbench train")
-
-
-def _request(training: TrainOptions) -> dict[str, Any]:
-    return {"command": "train", **request_of(training)}
-
-
 def train_all(planned: Sequence[PlannedVariant], devices: Devices, stop: StopRequest) -> bool:
     """Train what is not done yet; return False when a stop was asked for before all were."""
-    for number, item in enumerate(planned, start=1):
-        head = f"[{number}/{len(planned)}] {item.run.path.name}"
-        if stop.wanted():
-            return False
+    signaled: list[PlannedVariant] = []
+
+    def train(numbered: tuple[int, PlannedVariant]) -> bool:
+        number, item = numbered
+        head = f"[{number}/{len(planned)}] {item.name}"
         progress = TrainProgress(stop)
         print(f"{head}: {item.run.path}", file=sys.stderr, flush=True)
         try:
-            if not run_variant(item, devices, progress):
-                print(f"{head}: already trained", file=sys.stderr, flush=True)
+            trained = item.train(devices, progress)
         finally:
             progress.end()
-        state = item.run.read_state() or {}
-        if not state.get("finished") and state.get("status") == "ok":
-            return False
-    return True
+        if not trained:
+            print(f"{head}: already trained", file=sys.stderr, flush=True)
+        if not item.finished and (item.run.read_state() or {}).get("status") == "ok":
+            signaled.append(item)
+        return trained
+
+    ended = explore(in_turn(enumerate(planned, start=1)), train, lambda: stop.wanted() or bool(signaled))
+    return ended is not None or all(item.finished for item in planned)
 
 
 def tell_stopped(stop: StopRequest) -> int:
@@ -184,9 +171,9 @@ def tell_stopped(stop: StopRequest) -> int:
 
 def _profile(
     options: CompareStrategiesOptions, out: Path, planned: Sequence[PlannedVariant], devices: Devices
-) -> dict[Variant, dict[str, Any]]:
+) -> dict[str, dict[str, Any]]:
     """Profile the variants whose training came to its end."""
-    trained = [item for item in planned if (item.run.read_state() or {}).get("finished")]
+    trained = [item for item in planned if item.finished]
     request = {"command": "compare-strategies", **request_of(options)}
     return profile_variants(out, trained, options.profile_steps, request, devices, show_progress, note)
 
@@ -196,7 +183,7 @@ def _written(
     out: Path,
     planned: Sequence[PlannedVariant],
     devices: Devices,
-    profiles: Mapping[Variant, Mapping[str, Any]],
+    profiles: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[str, Any], "TrainingComparison"]:
     """Compare what is there and write it; profiling, which takes minutes, may be cut short after."""
     comparison = _compare(planned, profiles)
@@ -205,22 +192,20 @@ def _written(
     return document, comparison
 
 
-def _compare(planned: Sequence[PlannedVariant], profiles: Mapping[Variant, Mapping[str, Any]]) -> "TrainingComparison":
+def _compare(planned: Sequence[PlannedVariant], profiles: Mapping[str, Mapping[str, Any]]) -> "TrainingComparison":
     from analysis.metrics.comparison.trainings import VariantRun, compare_trainings
 
     runs = [
         VariantRun(
-            strategy=item.variant.strategy,
-            devices=item.variant.devices,
-            implementation=implementation_label(
-                item.variant.implementation, item.variant.levers if item.variant.levers != AUTO else ""
-            ),
+            strategy=item.plan.settings.strategy,
+            devices=item.plan.settings.world_size,
+            implementation=implementation_label(item.plan.implementation, str(item.values.get("levers", ""))),
             run=item.run,
-            profile=profiles.get(item.variant, {}),
+            profile=profiles.get(item.name, {}),
         )
         for item in planned
     ]
-    return compare_trainings(runs, planned[0].samples_per_epoch)
+    return compare_trainings(runs, planned[0].plan.source.samples)
 
 
 def _document(
@@ -230,22 +215,17 @@ def _document(
     comparison: "TrainingComparison",
 ) -> dict[str, Any]:
     settings = planned[0].plan.settings
-    machine = next((found for item in planned for found in _machines(item)), None)
+    machines = filter(None, (item.device_name() for item in planned))
     return {
         "task": settings.task,
         "request": request_of(options),
         "settings": settings.to_json(),
-        "device_name": machine,
-        "samples_per_epoch": planned[0].samples_per_epoch,
+        "device_name": next(machines, None),
+        "samples_per_epoch": planned[0].plan.source.samples,
         "epochs": comparison.epochs,
         "notes": remarks(planned, devices),
         "variants": list(comparison.rows),
     }
-
-
-def _machines(item: PlannedVariant) -> list[str]:
-    names = [attempt.read_environment().get("device_name") for attempt in item.run.attempts()]
-    return [str(name) for name in names if name]
 
 
 def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> None:

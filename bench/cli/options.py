@@ -1,9 +1,7 @@
 """Option parsing shared by the commands: dataclasses in, instances out."""
 
 import contextlib
-import dataclasses
 import io
-import json
 import sys
 import types
 import typing
@@ -189,18 +187,6 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(argv)
     place = words.index("--") if "--" in words else len(words)
     return words[:place], words[place + 1 :]
-
-
-def request_of(options: Any) -> dict[str, Any]:
-    """Return the options as plain JSON values."""
-    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(options), default=_plain))
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{value!r} has no JSON form")
 
 
 def run_folder(out: Path) -> Path:

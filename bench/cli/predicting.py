@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.machine.devices import find_devices
-from bench.plan.automatic import AUTO, resolve_precision
+from bench.plan.options import AUTO, resolve_precision
 from bert.tasks.commands import Ready
 from common.errors import UsageError
 from records.training import TrainRun, is_train_run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bench.cli.options import OUT_HELP, given_names, parse_task, request_of, run_folder
+from bench.cli.options import OUT_HELP, given_names, parse_task, run_folder
 from bench.cli.progress import describe, measured_anew, note, show_progress
 from bench.cli.result import terminal_width
 from bench.implementations import OURS
@@ -20,7 +20,7 @@ from bench.profilers import PROFILERS, load_profiler
 from bench.run.launch import LaunchOptions
 from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
 from common.errors import InputError, UsageError
-from common.flags import flag
+from common.flags import flag, request_of
 from common.redact import terminal_text
 from common.registry import lookup
 from records.run import RunDirectory

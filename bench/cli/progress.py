@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from analysis.strategy_labels import strategy_label
 from bench.cli.download_progress import show_download
 from bench.machine.devices import Devices
-from bench.plan.again import Again
-from bench.plan.automatic import AUTO, resolve_strategy
-from bench.plan.sweep import write_results
+from bench.plan.options import AUTO, resolve_strategy
+from bench.plan.sweep import Again, write_results
 from common.redact import terminal_text
 from records.run import RunDirectory
 from records.trial import Trial

@@ -6,19 +6,18 @@ from typing import Annotated
 
 import tyro
 
-from bench.cli.options import OUT_HELP, Printed, parse_task, request_of, run_folder
+from bench.cli.options import OUT_HELP, Printed, parse_task, run_folder
 from bench.cli.progress import note, show_progress, tell_of_cpu
 from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
-from bench.plan.automatic import AUTO
+from bench.plan.options import AUTO, TaskFlags
 from bench.plan.sweep import locked, run_trials
-from bench.plan.task_flags import TaskFlags
 from bench.plan.trials import Sweep, expand
 from bench.run.allocators import DEFAULT
 from bench.run.launch import LaunchOptions
 from bert.tasks import known_tasks, task_data
 from common.errors import UsageError
-from common.flags import flag
+from common.flags import flag, request_of
 from records.run import RunDirectory
 from records.trial import Trial
 

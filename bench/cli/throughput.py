@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import OUT_HELP, parse_task, request_of, run_folder
+from bench.cli.options import OUT_HELP, parse_task, run_folder
 from bench.cli.progress import measured_anew, note, show_progress, tell_of_cpu
 from bench.cluster.inside import end_process, run_trial_inside
 from bench.cluster.world import World, joined_world
@@ -20,6 +20,7 @@ from bench.plan.sweep import locked, result_rows, run_trials
 from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
 from common.errors import UsageError
+from common.flags import request_of
 from records.files import write_record
 from records.run import RunDirectory
 
@@ -193,7 +194,8 @@ def _setting(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, launch: LaunchOptions) -> int:
-    from bench.plan.search import find_max_batch
+    from bench.plan.max_batch import largest_batch
+    from bench.plan.variants import explore, measured_trials
 
     # One search per combination of everything but the batch size.
     sweep = dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1)
@@ -207,12 +209,10 @@ def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, lau
     request = {"command": "throughput", **request_of(options)}
     found: list[dict[str, Any]] = []
     with locked(run), measured_anew(options.again, run, starts) as again:
+        measure = measured_trials(run, request, devices, launch, show_progress, note, again=again)
         for start in starts:
-
-            def probe(trial: Any) -> dict[str, Any]:
-                return run_trials(run, [trial], request, devices, launch, show_progress, note, again=again)[0]
-
-            outcome = find_max_batch(start, probe, options.max_batch_limit, options.max_batch_step)
+            outcome = explore(largest_batch(start, options.max_batch_limit, options.max_batch_step), measure)
+            assert outcome is not None, "nothing stops it"
             found.append(
                 {
                     "implementation": start.implementation,

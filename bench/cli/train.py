@@ -10,19 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bench.cli.options import check_task, parse, request_of, run_folder
+from bench.cli.options import check_task, parse, run_folder
 from bench.cli.preparing import plain_words
 from bench.cli.progress import note
-from bench.cli.train_options import TrainOptions
 from bench.cli.train_progress import TrainProgress, append_log, duration
 from bench.cluster.inside import follow
 from bench.cluster.world import World, joined_world, leading
 from bench.implementations import OURS
 from bench.machine.devices import find_devices
-from bench.plan.automatic import AUTO
+from bench.plan.options import AUTO
+from bench.plan.training import Plan, TrainOptions, check_continues, check_space, plan_training
 from bench.run.attempt import train_once
 from bench.run.stop import StopRequest
-from bench.run.trainer import Plan, check_continues, check_space, plan_training
 from bert.tasks import check_task_options, task_data
 from bert.tasks.base import Trained
 from common import locks
@@ -35,7 +34,7 @@ from records.training import TrainRun
 
 if TYPE_CHECKING:
     from bench.cli.train_classify import TrainClassifyOptions
-    from bench.cli.train_options import TrainOptions
+    from bench.plan.training import TrainOptions
 
 
 def next_command(options: "TrainOptions", argv: list[str], run: TrainRun, plan: Plan, finished: bool) -> str:
@@ -128,12 +127,11 @@ def main(argv: list[str]) -> int:
         devices = find_devices(options.device)
         run = TrainRun(run_folder(options.out))
         is_new = not run.path.exists()
-        given = options.given()
-        plan = plan_training(options.phase, given, devices, world)
+        plan = plan_training(options, devices, world)
         check_space(run, plan)
         progress = TrainProgress(stop, _log_of(options))
         with locks.locked(run.path, "another call", "wait for it, or choose another --out"):
-            check_continues(run, plan, given)
+            check_continues(run, plan)
             if devices.note and options.device == "auto" and not options.json:
                 print(f"training on the CPU: {devices.note}", file=sys.stderr)
                 append_log(_log_of(options), f"training on the CPU: {devices.note}")
@@ -142,11 +140,8 @@ def main(argv: list[str]) -> int:
             if stop.wanted():
                 print(f"stopped by {stop.why()} before anything began", file=sys.stderr)
                 return 130 if stop.signal == signal.SIGINT else 0
-            request = {"command": "train", **request_of(options)}
             try:
-                directory, result = train_once(
-                    run, plan, devices, request, progress, options.threads, leader, keep_refused=leader is not None
-                )
+                directory, result = train_once(run, plan, devices, progress, leader, keep_refused=leader is not None)
             except StorageError as error:
                 raise StorageError(
                     error.code, f"{error}; what the ranks said is in {run.path}/trials/*/log.txt"

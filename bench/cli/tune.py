@@ -7,31 +7,28 @@ import signal
 import sys
 import types
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import check_task, parse, parse_known, request_of, run_folder
+from bench.cli.options import check_task, parse, parse_known, run_folder
 from bench.cli.progress import note
-from bench.cli.train_options import TrainOptions
 from bench.cluster.world import joined_world
 from bench.machine.devices import Devices, find_devices
-from bench.plan.task_flags import TaskFlags, of_our_tasks
+from bench.plan.options import TaskFlags, of_our_tasks
+from bench.plan.training import Plan, TrainOptions
+from bench.plan.variants import PlannedVariant, Values, plan_variant
 from bench.run.stop import StopRequest
-from bench.run.trainer import Plan, plan_training
 from bench.tune.document import FILE, document
-from bench.tune.objective import Objective, make_objective
-from bench.tune.question import EVALUATORS, PRUNERS, SAMPLERS, Question, Search
-from bench.tune.space import Kind, SearchSpace, Value, make_space, word
-from bench.tune.study import Study
-from bench.tune.worker import Job, TrialTraining, work
+from bench.tune.space import Kind, SearchSpace, make_space, word
+from bench.tune.study import EVALUATORS, PRUNERS, SAMPLERS, Question, Search, Study
+from bench.tune.worker import Job, Objective, make_objective, work
 from common.errors import UsageError
-from common.flags import flag
+from common.flags import flag, request_of
 from common.registry import lookup
-from records.training import TrainRun, is_train_run
+from records.training import is_train_run
 
 _DEFAULT_TRIALS = 20
 # Evaluations of a trial where nothing says how many: pruning needs some.
@@ -234,48 +231,30 @@ class _Maker:
         self.best_by: str | None = None
         """Score that they choose their best checkpoint by; None is the task's own choice."""
 
-    def make(self, values: Mapping[str, Value], folder: Path) -> TrialTraining:
-        """Return the training. Raises BertbenchError where there is none with these values."""
-        options = self._with(values, folder)
-        plan = plan_training(options.phase, options.given(), self._devices)
-        words = [options.task, *self._rest, *_words(values)]
-        own: dict[str, Any] = {}
-        if self.evaluated and plan.settings.eval_every == 0:
-            own["eval_every"] = math.ceil(plan.settings.steps / self._evaluations)
+    def make(self, values: Values, folder: Path) -> tuple[PlannedVariant, list[str]]:
+        """Return the training, and its words. Raises BertbenchError where there is none with these values."""
+        # One checkpoint besides the best is enough to go on from.
+        options = self._base.having(values, out=folder, keep=self._base.keep or 1)
+        planned = plan_variant(options, values, self._devices)
+        settings, own = planned.plan.settings, dict(values)
+        if self.evaluated and settings.eval_every == 0:
+            own["eval_every"] = math.ceil(settings.steps / self._evaluations)
         if self.best_by is not None:
             own["best_by"] = self.best_by
-        if own:
-            options = dataclasses.replace(options, **own)
-            plan = plan_training(options.phase, options.given(), self._devices)
-            words += _words(own)
-        return TrialTraining(
-            plan=plan,
-            run=TrainRun(folder),
-            request={"command": "train", **request_of(options)},
-            words=tuple(words),
-            threads=options.threads,
-        )
-
-    def _with(self, values: Mapping[str, Value], folder: Path) -> TrainOptions:
-        flags = {field.name for field in dataclasses.fields(TaskFlags)}
-        own: dict[str, Any] = {name: value for name, value in values.items() if name not in flags}
-        if "init" in own:
-            own["init"] = Path(own["init"])
-        of_task: dict[str, Any] = {name: value for name, value in values.items() if name in flags}
-        # One checkpoint besides the best is enough to go on from.
-        own |= {"out": folder, "keep": self._base.keep or 1}
-        return dataclasses.replace(self._base, **own, task_flags=dataclasses.replace(self._base.task_flags, **of_task))
+        if own != dict(values):
+            planned = plan_variant(options.having(own), own, self._devices)
+        return planned, [options.task, *self._rest, *_words(own)]
 
     def corner(self, space: SearchSpace, out: Path) -> Plan:
         """Return the plan of a corner of the space. Raises UsageError or InputError where none can be trained."""
         first, last = space.corners()
         try:
-            return self.make(first, out).plan
+            return self.make(first, out)[0].plan
         except UsageError:
-            return self.make(last, out).plan
+            return self.make(last, out)[0].plan
 
 
-def _words(values: Mapping[str, Value]) -> list[str]:
+def _words(values: Values) -> list[str]:
     """Values as options of `bertbench train`."""
     found = []
     for name, value in values.items():

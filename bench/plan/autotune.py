@@ -10,12 +10,16 @@ that are spent.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from analysis.metrics.comparison.winner import Candidate, choose, decided
 from analysis.strategy_labels import strategy_label
+from bert.model.memory import predict_memory
+from bert.parallel import devices_per_rank
 from bert.parallel.options import OPTIONS, options_text, read_options
+from records.trial import Trial
 
 # Less than this is no gain: the spread of short trials is as large.
 _GAIN = 0.01
@@ -26,39 +30,29 @@ _BUCKETS = "bucket_mib"
 # What PyTorch takes for itself.
 _USUAL_BUCKET_MIB = 25
 _FINALISTS = 2
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """One configuration."""
+class Asked:
+    """A trial that the search wants to have run."""
 
-    strategy: str
-    """A name in bert.parallel."""
-    options: str = ""
-    """Of the strategy, as bert.parallel.options.options_text makes them."""
-    micro_batch_size: int
-    """Sequences per device and micro-step."""
-    grad_accum_steps: int = 1
-    """Micro-steps per update."""
-    recompute: bool = False
-    """Whether activations are made again in the backward pass."""
-    round: int = 0
+    trial: Trial
+    predicted_bytes: int
+    """Peak memory of a rank as bert.model.memory says."""
+    expected_bytes: int
+    """What is expected, with what has been measured before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class Measured(Asked):
     """How a trial ended."""
 
-    point: Point
     status: str
     """As records.trial has it."""
     samples_per_second: float | None
     """Over all devices; None where nothing was measured."""
     peak_memory_bytes: int | None
-    predicted_bytes: int
-    """What bert.model.memory said before."""
-    expected_bytes: int
-    """What was expected, with what had been measured before."""
     reason: str = ""
     trial_id: str = ""
     interval: tuple[float, float] | None = None
@@ -100,8 +94,8 @@ class Outcome:
     """The fastest; None where nothing ran."""
     rate: float
     """Its samples per second, of the median time over its rounds."""
-    close: tuple[tuple[Point, Candidate], ...]
-    """Others that may be as fast, without their round, the fastest first."""
+    close: tuple[tuple[Trial, Candidate], ...]
+    """Others that may be as fast, their first round, the fastest first."""
     undecided: str
     """Why it is not decided that the best is the fastest; "" where it is."""
     rounds: tuple[Measured, ...]
@@ -111,48 +105,44 @@ class Outcome:
     """(what, why) was not tried."""
 
 
-Measure = Callable[[Point, int, int], Measured]
-"""(point, predicted bytes, expected bytes) -> how its trial ended."""
+Steps = Generator[Asked, Measured, T]
+"""Yields what to run and is sent how it ended, as bench.plan.variants.explore runs it."""
 
 
-def search(
-    space: Space, measure: Measure, predict: Callable[[Point], int], earlier: Callable[[], Sequence[Measured]] = tuple
-) -> Outcome:
+def search(space: Space, base: Trial, earlier: Callable[[], Sequence[Measured]] = tuple) -> Steps[Outcome]:
     """Find the configuration with the most samples per second; see above for how.
 
     Args:
         space: what may be tried.
-        measure: runs a trial; called once per point, so that a search over finished trials repeats itself.
-        predict: peak memory of a point in bytes, before anything is measured.
+        base: what all trials have in common.
         earlier: what calls before have left of this search, read when nothing is left to measure: it changes no path,
             but the best is chosen among all.
     """
-    return _Search(space, measure, predict).go(earlier)
+    return _Search(space, base).go(earlier)
 
 
 class _Search:
-    """Runs trials and remembers them."""
+    """Asks for trials and remembers how they ended, each once."""
 
-    def __init__(self, space: Space, measure: Measure, predict: Callable[[Point], int]) -> None:
+    def __init__(self, space: Space, base: Trial) -> None:
         self._space = space
-        self._measure = measure
-        self._predict = predict
-        self._found: dict[Point, Measured] = {}
+        self._base = base
+        self._found: dict[Trial, Measured] = {}
         self._too_large: dict[tuple[str, str, bool], int] = {}
         self._left_out: list[tuple[str, str]] = []
 
-    def go(self, earlier: Callable[[], Sequence[Measured]]) -> Outcome:
+    def go(self, earlier: Callable[[], Sequence[Measured]]) -> Steps[Outcome]:
         """Search."""
         for strategy, options in self._space.strategies:
-            self._strategy(strategy, options)
+            yield from self._strategy(strategy, options)
         best = self._best()
         if best is not None:
-            self._refine(best)
-            self._try_buckets()
-            self._repeat()
-            self._decide()
+            yield from self._refine(best)
+            yield from self._try_buckets()
+            yield from self._repeat()
+            yield from self._decide()
         for found in earlier():
-            self._found.setdefault(found.point, found)
+            self._found.setdefault(found.trial, found)
         best = self._best()
         ranked, undecided = self._choice() if best is not None else ([], "")
         return Outcome(
@@ -160,45 +150,52 @@ class _Search:
             rate=ranked[0][1].rate if ranked else 0.0,
             close=tuple(ranked[1:]),
             undecided=undecided,
-            rounds=tuple(self._by_point()[ranked[0][0]]) if ranked else (),
+            rounds=tuple(self._by_trial()[ranked[0][0]]) if ranked else (),
             measured=tuple(self._found.values()),
             left_out=tuple(self._left_out),
         )
 
-    def _strategy(self, strategy: str, options: str) -> None:
+    def _strategy(self, strategy: str, options: str) -> Steps[None]:
         """Grow the micro batch, with activations kept and, where memory ended that, recomputed."""
-        name = label(Point(strategy=strategy, options=options, micro_batch_size=1), batch=False)
+        name = strategy_label(strategy, options, False)
         start: int | None = self._start()
         for recompute in self._space.recompute:
             if start is None:
                 why = "memory did not end the growth without it, and it adds work"
                 self._left_out.append((f"{name} recomputing", why))
                 return
-            lane = Point(strategy=strategy, options=options, micro_batch_size=start, recompute=recompute)
-            start = self._grow(lane)
+            lane = dataclasses.replace(
+                self._base,
+                strategy=strategy,
+                strategy_options=options,
+                devices_per_rank=devices_per_rank(strategy, self._base.world_size),
+                micro_batch_size=start,
+                activation_checkpointing=recompute,
+            )
+            start = yield from self._grow(lane)
             if start is not None and start > self._space.first_batch and not self._of_lane(lane):
-                start = self._grow(dataclasses.replace(lane, micro_batch_size=self._space.first_batch))
+                start = yield from self._grow(dataclasses.replace(lane, micro_batch_size=self._space.first_batch))
 
     def _start(self) -> int:
         """The first strategy begins with the smallest size, others near the best so far."""
         best = self._best()
         return (
-            self._space.first_batch if best is None else max(self._space.first_batch, best.point.micro_batch_size // 4)
+            self._space.first_batch if best is None else max(self._space.first_batch, best.trial.micro_batch_size // 4)
         )
 
-    def _grow(self, lane: Point) -> int | None:
+    def _grow(self, lane: Trial) -> Steps[int | None]:
         """Double the micro batch while it pays; return the size that memory refused, None where that was not why."""
         best, without_gain, size = 0.0, 0, lane.micro_batch_size
         while size <= self._space.last_batch:
-            point = self._sized(lane, size)
-            if point is not None:
-                if not self._fits(point):
+            trial = self._sized(lane, size)
+            if trial is not None:
+                if not self._fits(trial):
                     return size
-                found = self._run(point)
+                found = yield from self._run(trial)
                 if found.status == "oom":
                     return size
                 if found.status != "ok":
-                    self._left_out.append((label(point), f"{found.status}: {found.reason}"))
+                    self._left_out.append((label(trial), f"{found.status}: {found.reason}"))
                     return None
                 without_gain = 0 if found.rate > best * (1 + _GAIN) else without_gain + 1
                 if found.rate < best * (1 - _FALL) or without_gain >= _MOST_WITHOUT_GAIN:
@@ -207,137 +204,141 @@ class _Search:
             size *= 2
         return None
 
-    def _sized(self, lane: Point, size: int) -> Point | None:
+    def _sized(self, lane: Trial, size: int) -> Trial | None:
         steps = self._space.accumulation(size)
         return None if steps is None else dataclasses.replace(lane, micro_batch_size=size, grad_accum_steps=steps)
 
-    def _fits(self, point: Point) -> bool:
+    def _fits(self, trial: Trial) -> bool:
         """Whether memory is expected to suffice."""
-        limit, lane = self._space.limit_bytes, _lane(point)
-        if point in self._found:
+        limit, lane = self._space.limit_bytes, _lane(trial)
+        if trial in self._found:
             return True
-        if point.micro_batch_size >= self._too_large.get(lane, point.micro_batch_size + 1):
+        if trial.micro_batch_size >= self._too_large.get(lane, trial.micro_batch_size + 1):
             return False
-        expected = self._expected(point)
+        expected = self._expected(trial)
         if limit is None or expected <= limit:
             return True
-        self._left_out.append((label(point), f"expected {_gib(expected)}, {_gib(limit)} are there"))
-        self._too_large[lane] = point.micro_batch_size
+        self._left_out.append((label(trial), f"expected {_gib(expected)}, {_gib(limit)} are there"))
+        self._too_large[lane] = trial.micro_batch_size
         return False
 
-    def _expected(self, point: Point) -> int:
+    def _expected(self, trial: Trial) -> int:
         """Peak memory: on the line through what was measured alike, else the prediction, set right by what was."""
         known = sorted(
-            (found.point.micro_batch_size, found.peak_memory_bytes)
-            for found in self._of_lane(point)
+            (found.trial.micro_batch_size, found.peak_memory_bytes)
+            for found in self._of_lane(trial)
             if found.peak_memory_bytes is not None
         )
         if not known:
-            return self._predict(point)
+            return predicted_bytes(trial)
         (low, low_bytes), (high, high_bytes) = known[0], known[-1]
         if high == low:
-            there = dataclasses.replace(point, micro_batch_size=low)
-            return high_bytes + self._predict(point) - self._predict(there)
+            there = dataclasses.replace(trial, micro_batch_size=low)
+            return high_bytes + predicted_bytes(trial) - predicted_bytes(there)
         slope = max(0.0, (high_bytes - low_bytes) / (high - low))
-        return int(high_bytes + slope * (point.micro_batch_size - high))
+        return int(high_bytes + slope * (trial.micro_batch_size - high))
 
-    def _of_lane(self, point: Point) -> list[Measured]:
+    def _of_lane(self, trial: Trial) -> list[Measured]:
         """What ran with the same strategy and recomputation."""
-        return [found for found in self._found.values() if _lane(found.point) == _lane(point) and found.status == "ok"]
+        return [found for found in self._found.values() if _lane(found.trial) == _lane(trial) and found.status == "ok"]
 
-    def _run(self, point: Point) -> Measured:
-        if point not in self._found:
-            self._found[point] = self._measure(point, self._predict(point), self._expected(point))
-        found = self._found[point]
+    def _run(self, trial: Trial) -> Steps[Measured]:
+        if trial not in self._found:
+            self._found[trial] = yield Asked(
+                trial=trial, predicted_bytes=predicted_bytes(trial), expected_bytes=self._expected(trial)
+            )
+        found = self._found[trial]
         if found.status == "oom":
-            lane = _lane(point)
-            self._too_large[lane] = min(point.micro_batch_size, self._too_large.get(lane, point.micro_batch_size))
+            lane = _lane(trial)
+            self._too_large[lane] = min(trial.micro_batch_size, self._too_large.get(lane, trial.micro_batch_size))
         return found
 
-    def _refine(self, best: Measured) -> None:
+    def _refine(self, best: Measured) -> Steps[None]:
         """Look between the best micro batch and its neighbours, nearer each time."""
-        step = best.point.micro_batch_size // 2
-        nearest = max(1, best.point.micro_batch_size // 8)
+        step = best.trial.micro_batch_size // 2
+        nearest = max(1, best.trial.micro_batch_size // 8)
         first, last = self._space.first_batch, self._space.last_batch
         while step >= nearest:
-            for size in (best.point.micro_batch_size + step, best.point.micro_batch_size - step):
-                point = self._sized(best.point, size) if first <= size <= last else None
-                if point is None or point in self._found or not self._fits(point):
+            for size in (best.trial.micro_batch_size + step, best.trial.micro_batch_size - step):
+                trial = self._sized(best.trial, size) if first <= size <= last else None
+                if trial is None or trial in self._found or not self._fits(trial):
                     continue
-                if self._run(point).rate > best.rate:
-                    best = self._found[point]
+                found = yield from self._run(trial)
+                if found.rate > best.rate:
+                    best = found
                     break
             step //= 2
 
-    def _try_buckets(self) -> None:
+    def _try_buckets(self) -> Steps[None]:
         """Try smaller buckets, and larger ones, as long as they help."""
         best = self._best()
         assert best is not None
-        if _BUCKETS not in OPTIONS.get(best.point.strategy, ()):
+        if _BUCKETS not in OPTIONS.get(best.trial.strategy, ()):
             return
         sizes = sorted(self._space.buckets_mib)
         larger = [size for size in sizes if size > _USUAL_BUCKET_MIB]
         smaller = [size for size in reversed(sizes) if size < _USUAL_BUCKET_MIB]
         for direction in (larger, smaller):
             for size in direction:
-                options = options_text(best.point.strategy, {**read_options(best.point.options), _BUCKETS: size})
-                found = self._run(dataclasses.replace(best.point, options=options))
+                given = {**read_options(best.trial.strategy_options), _BUCKETS: size}
+                options = options_text(best.trial.strategy, given)
+                found = yield from self._run(dataclasses.replace(best.trial, strategy_options=options))
                 if found.rate <= best.rate:
                     break
                 best = found
 
-    def _repeat(self) -> None:
+    def _repeat(self) -> Steps[None]:
         """Measure the fastest two again, in turns."""
         ranked = sorted(self._found.values(), key=lambda found: -found.rate)
-        finalists = [found.point for found in ranked if found.rate > 0][:_FINALISTS]
+        finalists = [found.trial for found in ranked if found.rate > 0][:_FINALISTS]
         for number in range(1, self._space.rounds + 1) if len(finalists) > 1 else ():
-            for point in finalists[:: 1 if number % 2 else -1]:
-                self._run(dataclasses.replace(point, round=number))
+            for trial in finalists[:: 1 if number % 2 else -1]:
+                yield from self._run(dataclasses.replace(trial, round=number))
 
-    def _decide(self) -> None:
+    def _decide(self) -> Steps[None]:
         """Measure the best again in turns with what may be faster, until they differ or are equally fast."""
-        failed: set[Point] = set()
+        failed: set[Trial] = set()
         for turn in range(self._space.decide_trials // 2 if self._space.rounds else 0):
             (best, fastest), *others = self._choice()[0]
             # Measured once and slower says enough: it would not be the best.
             open_ = [
-                point
-                for point, found in others
-                if point not in failed
+                trial
+                for trial, found in others
+                if trial not in failed
                 and (found.rate > fastest.rate or (len(found.rates) > 1 and not decided(found, fastest)))
             ]
             if not open_ or best in failed:
                 return
-            for point in (open_[0], best)[:: 1 if turn % 2 else -1]:
-                again = dataclasses.replace(point, round=self._rounds(point))
-                if self._run(again).rate <= 0:
-                    failed.add(point)
+            for trial in (open_[0], best)[:: 1 if turn % 2 else -1]:
+                found = yield from self._run(dataclasses.replace(trial, round=self._rounds(trial)))
+                if found.rate <= 0:
+                    failed.add(trial)
 
-    def _rounds(self, point: Point) -> int:
+    def _rounds(self, trial: Trial) -> int:
         """How often a configuration was measured, whatever came of it."""
-        return sum(dataclasses.replace(found, round=0) == point for found in self._found)
+        return sum(dataclasses.replace(found, round=0) == trial for found in self._found)
 
     def _best(self) -> Measured | None:
         """The fastest by analysis.metrics.comparison.winner, its first round that ran."""
         if not any(found.rate > 0 for found in self._found.values()):
             return None
-        return self._by_point()[self._choice()[0][0][0]][0]
+        return self._by_trial()[self._choice()[0][0][0]][0]
 
-    def _by_point(self) -> dict[Point, list[Measured]]:
-        """Trials that ran by their point without its round, in the order of rounds."""
-        rounds: dict[Point, list[Measured]] = {}
+    def _by_trial(self) -> dict[Trial, list[Measured]]:
+        """Trials that ran by their first round, in the order of rounds."""
+        rounds: dict[Trial, list[Measured]] = {}
         for found in self._found.values():
             if found.rate > 0:
-                rounds.setdefault(dataclasses.replace(found.point, round=0), []).append(found)
-        return {point: sorted(found, key=lambda one: one.point.round) for point, found in rounds.items()}
+                rounds.setdefault(dataclasses.replace(found.trial, round=0), []).append(found)
+        return {trial: sorted(found, key=lambda one: one.trial.round) for trial, found in rounds.items()}
 
-    def _choice(self) -> tuple[list[tuple[Point, Candidate]], str]:
+    def _choice(self) -> tuple[list[tuple[Trial, Candidate]], str]:
         """The fastest configuration, then those that may be as fast, and why that is not decided; one ran at least."""
-        rounds = self._by_point()
-        points = list(rounds)
-        candidates = [_candidate(rounds[point]) for point in points]
+        rounds = self._by_trial()
+        trials = list(rounds)
+        candidates = [_candidate(rounds[trial]) for trial in trials]
         choice = choose(candidates)
-        return [(points[place], candidates[place]) for place in (choice.best, *choice.close)], choice.undecided
+        return [(trials[place], candidates[place]) for place in (choice.best, *choice.close)], choice.undecided
 
 
 def _candidate(rounds: Sequence[Measured]) -> Candidate:
@@ -346,13 +347,16 @@ def _candidate(rounds: Sequence[Measured]) -> Candidate:
     return Candidate(rates, low, high)
 
 
-def label(point: Point, batch: bool = True) -> str:
-    """Return a point in a few words: "ddp bucket_mib=5 recomputing, micro batch 8 x 4"."""
-    text = strategy_label(point.strategy, point.options, point.recompute)
-    if not batch:
-        return text
-    steps = f" x {point.grad_accum_steps}" if point.grad_accum_steps > 1 else ""
-    return f"{text}, micro batch {point.micro_batch_size}{steps}"
+def predicted_bytes(trial: Trial) -> int:
+    """Return the peak memory of a rank of a trial, before anything is measured."""
+    return predict_memory(trial, trial.device).total
+
+
+def label(trial: Trial) -> str:
+    """Return a configuration in a few words: "ddp bucket_mib=5 recomputing, micro batch 8 x 4"."""
+    steps = f" x {trial.grad_accum_steps}" if trial.grad_accum_steps > 1 else ""
+    name = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing)
+    return f"{name}, micro batch {trial.micro_batch_size}{steps}"
 
 
 def grid_size(space: Space) -> int:
@@ -381,10 +385,10 @@ def divisions(global_batch_size: int | None, devices: int) -> Callable[[int], in
     return steps
 
 
-def _lane(point: Point) -> tuple[str, str, bool]:
+def _lane(trial: Trial) -> tuple[str, str, bool]:
     """What decides on the memory besides the micro batch: strategy, options but the size of buckets, recomputing."""
-    options = {name: value for name, value in read_options(point.options).items() if name != _BUCKETS}
-    return point.strategy, options_text(point.strategy, options), point.recompute
+    options = {name: value for name, value in read_options(trial.strategy_options).items() if name != _BUCKETS}
+    return trial.strategy, options_text(trial.strategy, options), trial.activation_checkpointing
 
 
 def _gib(count: int) -> str:

@@ -7,13 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench.machine.devices import Devices, free_memory_share
-from bench.plan.automatic import AUTO, resolve_strategy, strategy_fields
-from bench.plan.autotune import Measured, Outcome, Point
-from bench.plan.sweep import finished_result, record_request, run_trials
-from bench.plan.task_flags import task_words
-from bench.run.launch import LaunchOptions
-from bert.model.memory import Memory, predict_memory
-from bert.parallel import STRATEGIES
+from bench.plan.autotune import Asked, Measured, Outcome, predicted_bytes
+from bench.plan.options import AUTO, resolve_strategy, task_words
+from bench.plan.sweep import finished_result, record_request
+from bert.parallel import STRATEGIES, devices_per_rank
 from bert.parallel.options import OPTIONS, options_text, read_options, zero_stage
 from common.errors import UsageError
 from common.flags import flag
@@ -31,9 +28,9 @@ _PACKAGES = ("deepspeed", "horovod")
 _ZERO_STAGES = (0, 1, 2, 3)
 _ELSEWHERE = "give another --out, or remove that folder"
 # Fields of a trial that a search chooses, or that follow from the others.
-_SEARCHED = frozenset(
-    {"schema_version", "trial_id", "strategy", "strategy_options", "micro_batch_size", "grad_accum_steps",
-     "activation_checkpointing", "memory_limit_bytes"}
+_SEARCHED = (
+    "strategy", "strategy_options", "micro_batch_size", "grad_accum_steps", "activation_checkpointing",
+    "memory_limit_bytes",
 )  # fmt: skip
 # Fields of a trial that have an option of another name.
 _OPTIONS = {
@@ -97,7 +94,8 @@ def check_same_search(run: RunDirectory, base: Trial) -> None:
     """
     before = _state(run).get("base", {})
     now = json.loads(json.dumps(base.to_json()))
-    differ = [name for name in now if name not in _SEARCHED and name in before and before[name] != now[name]]
+    free = {*_SEARCHED, "schema_version", "trial_id"}
+    differ = [name for name in now if name not in free and name in before and before[name] != now[name]]
     if differ:
         said = ", ".join(f"{_OPTIONS.get(name) or flag(name)} {before[name]} (now {now[name]})" for name in differ[:3])
         raise UsageError(
@@ -112,66 +110,22 @@ def _state(run: RunDirectory) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name == "limit_bytes" or isinstance(value, dict)}
 
 
-def trial_of(base: Trial, point: Point) -> Trial:
-    """Return the trial that measures a point."""
-    return dataclasses.replace(
-        base,
-        **strategy_fields(point.strategy, point.options, base.world_size),
-        micro_batch_size=point.micro_batch_size,
-        grad_accum_steps=point.grad_accum_steps,
-        activation_checkpointing=point.recompute,
-        round=point.round,
-    )
-
-
-def point_of(trial: Trial) -> Point:
-    """Return the point that a trial measures."""
-    return Point(
-        strategy=trial.strategy,
-        options=trial.strategy_options,
-        micro_batch_size=trial.micro_batch_size,
-        grad_accum_steps=trial.grad_accum_steps,
-        recompute=trial.activation_checkpointing,
-        round=trial.round,
-    )
-
-
-def memory_of(base: Trial, point: Point) -> Memory:
-    """Return what a rank is predicted to need at its peak."""
-    return predict_memory(trial_of(base, point), base.device)
-
-
 class Runner:
-    """Runs a point as a trial of a run directory, unless it is there already. Used in bench.plan.sweep.locked(run)."""
+    """Runs what the search asks for in a run directory, unless it is there. Used in bench.plan.sweep.locked(run)."""
 
     def __init__(
-        self,
-        run: RunDirectory,
-        base: Trial,
-        request: Mapping[str, Any],
-        devices: Devices,
-        options: LaunchOptions,
-        note: Callable[[str], None],
-        retry_failed: bool = False,
+        self, run: RunDirectory, base: Trial, request: Mapping[str, Any], measure: Callable[[Trial], Mapping[str, Any]]
     ) -> None:
-        self.trials: list[Trial] = []
         self._run = run
         self._base = base
         self._request = request
-        self._devices = devices
-        self._options = options
-        self._note = note
-        self._retry_failed = retry_failed
+        self._measure = measure
+        self._trials: list[Trial] = []
 
-    def measure(self, point: Point, predicted: int, expected: int) -> Measured:
-        """Return how the trial of a point ended."""
-        trial = trial_of(self._base, point)
-        self.trials.append(trial)
-        note = self._note if len(self.trials) == 1 else _say_nothing
-        (result,) = run_trials(
-            self._run, [trial], self._request, self._devices, self._options, _show_nothing, note, self._retry_failed
-        )
-        return _measured(point, result, predicted, expected, trial.trial_id)
+    def measure(self, asked: Asked) -> Measured:
+        """Return how a trial ended."""
+        self._trials.append(asked.trial)
+        return _measured(asked.trial, self._measure(asked.trial), asked.predicted_bytes, asked.expected_bytes)
 
     def earlier(self) -> list[Measured]:
         """Return the trials of this search that ended well in the run directory, whichever call asked for them."""
@@ -181,29 +135,32 @@ class Runner:
             if result is None or result["status"] != "ok":
                 continue
             trial = directory.read_trial()
-            point = point_of(trial)
-            if trial_of(self._base, point) == dataclasses.replace(
-                trial, memory_limit_bytes=self._base.memory_limit_bytes
-            ):
-                predicted = memory_of(self._base, point).total
-                found.append(_measured(point, result, predicted, predicted, trial.trial_id))
+            searched = {name: getattr(trial, name) for name in (*_SEARCHED, "round")}
+            own = dataclasses.replace(
+                self._base, **searched, devices_per_rank=devices_per_rank(trial.strategy, trial.world_size)
+            )
+            if own == trial:
+                # The limit of memory may differ: it decides nothing where a trial fits.
+                known = dataclasses.replace(trial, memory_limit_bytes=self._base.memory_limit_bytes)
+                predicted = predicted_bytes(trial)
+                found.append(_measured(known, result, predicted, predicted, trial.trial_id))
         return found
 
     def finish(self) -> None:
         """Have the run directory name all trials of the search; none is run again, refused ones neither."""
-        record_request(self._run, self.trials, self._request)
+        record_request(self._run, self._trials, self._request)
 
 
-def _measured(point: Point, result: Mapping[str, Any], predicted: int, expected: int, trial_id: str) -> Measured:
+def _measured(trial: Trial, result: Mapping[str, Any], predicted: int, expected: int, trial_id: str = "") -> Measured:
     return Measured(
-        point=point,
+        trial=trial,
         status=str(result["status"]),
         samples_per_second=result.get("samples_per_second"),
         peak_memory_bytes=result.get("peak_memory_bytes"),
         predicted_bytes=predicted,
         expected_bytes=expected,
         reason=str(result.get("reason") or ""),
-        trial_id=trial_id,
+        trial_id=trial_id or trial.trial_id,
         interval=_rate_interval(result),
     )
 
@@ -218,38 +175,38 @@ def _rate_interval(result: Mapping[str, Any]) -> tuple[float, float] | None:
     return rate * time / high, rate * time / low
 
 
-def commands(base: Trial, point: Point) -> dict[str, list[str]]:
-    """Return the calls of `bertbench throughput` and `bertbench train` that run a point."""
-    options = read_options(point.options)
+def commands(trial: Trial) -> dict[str, list[str]]:
+    """Return the calls of `bertbench throughput` and `bertbench train` that run a configuration."""
+    options = read_options(trial.strategy_options)
     own = [flag(name) for name in sorted(options)]
     values = [str(options[name]) for name in sorted(options)]
-    more = ["--activation-checkpointing"] * point.recompute
-    shared = ["--device", base.device, "--dropout", f"{base.dropout:g}", "--data", base.data]
-    shared += ["--padding", base.padding] if base.padding else []
-    shared += task_words(base.task, base.task_options)
-    shared += ["--devices", str(base.world_size)]
-    throughput = ["--presets", base.preset, "--precisions", base.precision, "--seq-lens", str(base.seq_len)]
-    throughput += ["--strategies", point.strategy, "--batch-sizes", str(point.micro_batch_size)]
-    throughput += ["--grad-accum", str(point.grad_accum_steps)]
+    more = ["--activation-checkpointing"] * trial.activation_checkpointing
+    shared = ["--device", trial.device, "--dropout", f"{trial.dropout:g}", "--data", trial.data]
+    shared += ["--padding", trial.padding] if trial.padding else []
+    shared += task_words(trial.task, trial.task_options)
+    shared += ["--devices", str(trial.world_size)]
+    throughput = ["--presets", trial.preset, "--precisions", trial.precision, "--seq-lens", str(trial.seq_len)]
+    throughput += ["--strategies", trial.strategy, "--batch-sizes", str(trial.micro_batch_size)]
+    throughput += ["--grad-accum", str(trial.grad_accum_steps)]
     plural = [{"--zero-stage": "--zero-stages"}.get(name, name) for name in own]
-    train = ["--preset", base.preset, "--precision", base.precision, "--seq-len", str(base.seq_len)]
-    train += ["--strategy", point.strategy, "--micro-batch-size", str(point.micro_batch_size)]
-    train += ["--grad-accum-steps", str(point.grad_accum_steps)]
+    train = ["--preset", trial.preset, "--precision", trial.precision, "--seq-len", str(trial.seq_len)]
+    train += ["--strategy", trial.strategy, "--micro-batch-size", str(trial.micro_batch_size)]
+    train += ["--grad-accum-steps", str(trial.grad_accum_steps)]
     return {
-        "throughput": ["bertbench", "throughput", base.task, *throughput, *_pairs(plural, values), *more, *shared],
-        "train": ["bertbench", "train", base.task, *train, *_pairs(own, values), *more, *shared],
+        "throughput": ["bertbench", "throughput", trial.task, *throughput, *_pairs(plural, values), *more, *shared],
+        "train": ["bertbench", "train", trial.task, *train, *_pairs(own, values), *more, *shared],
     }
 
 
-def deepspeed_json(base: Trial, point: Point) -> dict[str, Any]:
-    """Return the configuration that has DeepSpeed train a point."""
+def deepspeed_json(trial: Trial) -> dict[str, Any]:
+    """Return the configuration that has DeepSpeed train a configuration."""
     return {
-        "train_batch_size": point.micro_batch_size * point.grad_accum_steps * base.world_size,
-        "train_micro_batch_size_per_gpu": point.micro_batch_size,
-        "gradient_accumulation_steps": point.grad_accum_steps,
-        "zero_optimization": {"stage": zero_stage(trial_of(base, point))},
-        "bf16": {"enabled": base.precision == "bf16"},
-        "fp16": {"enabled": base.precision == "fp16"},
+        "train_batch_size": trial.global_batch_size,
+        "train_micro_batch_size_per_gpu": trial.micro_batch_size,
+        "gradient_accumulation_steps": trial.grad_accum_steps,
+        "zero_optimization": {"stage": zero_stage(trial)},
+        "bf16": {"enabled": trial.precision == "bf16"},
+        "fp16": {"enabled": trial.precision == "fp16"},
     }
 
 
@@ -258,10 +215,22 @@ def write_state(run: RunDirectory, content: Mapping[str, Any]) -> None:
     write_record(run.path / STATE_FILE, content)
 
 
+def point_of(trial: Trial) -> dict[str, Any]:
+    """Return what the search chose of a trial, by the names that its records have."""
+    return {
+        "strategy": trial.strategy,
+        "options": trial.strategy_options,
+        "micro_batch_size": trial.micro_batch_size,
+        "grad_accum_steps": trial.grad_accum_steps,
+        "recompute": trial.activation_checkpointing,
+        "round": trial.round,
+    }
+
+
 def row_of(item: Measured) -> dict[str, Any]:
-    """Return a trial as plain values by name, those of its point among them."""
-    fields = dataclasses.asdict(item)
-    return {**fields.pop("point"), **fields}
+    """Return a trial as plain values by name."""
+    own = {field.name: getattr(item, field.name) for field in dataclasses.fields(item) if field.name != "trial"}
+    return {**point_of(item.trial), **own}
 
 
 def best_row(run: RunDirectory, outcome: Outcome) -> dict[str, Any] | None:
@@ -282,19 +251,11 @@ def best_row(run: RunDirectory, outcome: Outcome) -> dict[str, Any] | None:
     own |= {"samples_per_second": outcome.rate, "interval": whole.rate_interval, "trial_ids": ids}
     own |= {"rounds": [found.rate for found in outcome.rounds], "peak_memory_bytes": max(peaks, default=None)}
     close = [
-        {**dataclasses.asdict(point), "samples_per_second": found.rate, "rounds": list(found.rates)}
-        for point, found in outcome.close
+        {**point_of(trial), "samples_per_second": found.rate, "rounds": list(found.rates)}
+        for trial, found in outcome.close
     ]
     return {**own, "decided": not outcome.undecided, "undecided": outcome.undecided, "close": close}
 
 
 def _pairs(names: Sequence[str], values: Sequence[str]) -> list[str]:
     return [word for pair in zip(names, values, strict=True) for word in pair]
-
-
-def _show_nothing(number: int, count: int, trial: Trial, result: Mapping[str, Any] | None, known: bool) -> None:
-    """The search shows its points by itself."""
-
-
-def _say_nothing(text: str) -> None:
-    """It has been said."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from bench.loggers.base import VARIABLE as LOG_TO_VARIABLE
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
 from bench.plan.sweep import tidy, write_results
+from bench.plan.training import Plan
 from bench.run.launch import LaunchOptions, Watcher, finish, run_trial
-from bench.run.trainer import Plan
 from bert.speed.registry import recorded_levers
 from bert.tasks import check_task_options, task_data
 from common.errors import SchemaError
@@ -27,9 +26,7 @@ def train_once(
     run: TrainRun,
     plan: Plan,
     devices: Devices,
-    request: Mapping[str, Any],
     watcher: Watcher,
-    threads: int | None = None,
     leader: Leader | None = None,
     keep_refused: bool = True,
 ) -> tuple[TrialDirectory, dict[str, Any]]:
@@ -48,7 +45,7 @@ def train_once(
     options = LaunchOptions(timeout_seconds=None, variables=variables)
     tidy(run.run)
     _finish_killed(run, options)
-    trial = _trial(run, plan, devices, threads)
+    trial = _trial(run, plan, devices)
     directory = run.run.trial(trial.trial_id)
     if leader is not None:
         told = leader
@@ -56,7 +53,7 @@ def train_once(
             timeout_seconds=None,
             variables=variables,
             world=leader.world,
-            begun=lambda begun: told.tell(directory=str(begun.path), threads=threads),
+            begun=lambda begun: told.tell(directory=str(begun.path), threads=plan.options.threads),
         )
     try:
         result = run_trial(trial, directory, devices, capture(devices), options, watcher)
@@ -66,7 +63,7 @@ def train_once(
                 directory.path.parent.rmdir()
     finally:
         if directory.trial_json.exists():
-            write_record(run.state_json, _state(run, plan, request))
+            write_record(run.state_json, _state(run, plan))
             write_results(run.run)
     return directory, result
 
@@ -79,7 +76,7 @@ def _finish_killed(run: TrainRun, options: LaunchOptions) -> None:
             finish(directory.read_trial(), directory, "crashed", reason, options, code="worker-lost")
 
 
-def _trial(run: TrainRun, plan: Plan, devices: Devices, threads: int | None) -> Trial:
+def _trial(run: TrainRun, plan: Plan, devices: Devices) -> Trial:
     settings = plan.settings
     attempts = [directory.read_trial().round for directory in run.attempts()]
     return plan.trial(
@@ -88,12 +85,12 @@ def _trial(run: TrainRun, plan: Plan, devices: Devices, threads: int | None) -> 
         device=devices.kind,
         round=max(attempts, default=-1) + 1,
         max_steps=settings.steps,
-        threads_per_rank=threads,
+        threads_per_rank=plan.options.threads,
         training=tuple(sorted(settings.to_json().items())),
     )
 
 
-def _state(run: TrainRun, plan: Plan, request: Mapping[str, Any]) -> dict[str, Any]:
+def _state(run: TrainRun, plan: Plan) -> dict[str, Any]:
     """Where the run stands: what the attempts wrote down while they ran is there however they ended.
 
     An attempt that was refused changes nothing of what the run is: phase, steps and request stay those before it.
@@ -116,7 +113,7 @@ def _state(run: TrainRun, plan: Plan, request: Mapping[str, Any]) -> dict[str, A
                 evaluation = event
     result = (attempts[-1].read_result() if attempts else None) or {}
     options = check_task_options(plan.settings.task, plan.settings.task_options)
-    own: dict[str, Any] = {"phase": plan.phase, "total_steps": plan.settings.steps, "request": dict(request)}
+    own: dict[str, Any] = {"phase": plan.phase, "total_steps": plan.settings.steps, "request": plan.request}
     known = result.get("status") != "refused"
     if not known and checkpoint is not None:
         with contextlib.suppress(SchemaError):

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine.devices import Devices
-from bench.plan.again import Again
-from bench.plan.sweep import Progress, finished_result, run_trials
+from bench.plan.sweep import Again, Progress, finished_result, run_trials
 from bench.profilers import load_profiler
 from bench.profilers.base import Scope
 from bench.run.launch import LaunchOptions

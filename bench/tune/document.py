@@ -4,9 +4,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from bench.tune.question import Search, TrialRow
-from bench.tune.storage import trial_folder
-from bench.tune.study import Study
+from bench.tune.study import Search, Study, TrialRow, trial_folder
 from bert.data.lengths import is_synthetic
 from common.errors import SchemaError
 from common.scores import score
@@ -24,7 +22,7 @@ def document(study: Study, search: Search, trials: int | None, evaluator: str) -
         study: which one.
         search: how this call chose trials.
         trials: how many there are to be; None has no end.
-        evaluator: one of bench.tune.question.EVALUATORS.
+        evaluator: one of bench.tune.study.EVALUATORS.
 
     Raises:
         StorageError: the storage cannot be read.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.plan.variants import Value
 from common.errors import InputError, UsageError, content_code, read_code
 from common.registry import lookup
 
-Value = bool | int | float | str
 Kind = type[bool] | type[int] | type[float] | type[str]
 """What an option takes."""
 

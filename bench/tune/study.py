@@ -10,29 +10,25 @@ whoever takes it goes on from its last checkpoint.
 """
 
 import contextlib
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from bench.tune.question import ENDED, Question, Search, State, TrialRow, differences
-from bench.tune.space import SearchSpace, Value
-from bench.tune.storage import (
-    REMEDY,
-    import_optuna,
-    make_evaluator,
-    make_pruner,
-    make_sampler,
-    open_storage,
-    storage_errors,
-    storage_path,
-    trial_folder,
-)
+from bench.plan.variants import Value
+from bench.tune.space import SearchSpace
 from common import locks
-from common.errors import InputError, LockedError, MissingToolError, UsageError
+from common.errors import Code, InputError, LockedError, MissingToolError, StorageError, UsageError
 
+State = Literal["complete", "pruned", "failed", "running", "waiting"]
+ENDED: tuple[State, ...] = ("complete", "pruned", "failed")
+SAMPLERS = ("tpe", "random")
+PRUNERS = ("median", "none")
+EVALUATORS = ("ped-anova", "fanova", "mdi")
+"""How importance is computed, by Optuna."""
 LEAST_FOR_IMPORTANCE = 8
 """Complete trials below which nothing is said of how much an option counts: two trials differ by chance."""
 _NAME = "bertbench"
@@ -40,6 +36,80 @@ _KEY, _WORDS, _REASON, _KILLED, _SAME = "question", "words", "reason", "killed",
 _STATES: dict[str, State] = {
     "COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting",
 }  # fmt: skip
+# Another worker writes for milliseconds; a file system that is slow or stuck needs a limit.
+_BUSY_SECONDS = 120.0
+REMEDY = "pip install 'bertbench[tune]'"
+# What SQLite says of a file whose content is at fault; all else may pass.
+_DAMAGED = ("malformed", "not a database", "no such table", "no such column", "file format", "Could not decode")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What a study asks; one folder asks one question."""
+
+    task: str
+    objective: str
+    """Score or loss that decides."""
+    maximize: bool
+    """Whether more of it is better."""
+    space: Mapping[str, str]
+    """What is searched, as SearchSpace.texts gives it."""
+    training: Mapping[str, Any]
+    """The other options of the training that decide its result, by name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """How trials are chosen; may differ from call to call."""
+
+    sampler: str = "tpe"
+    seed: int = 0
+    """Seed of what is drawn; with one worker the same seed draws the same trials."""
+    startup_trials: int = 10
+    """Trials that are drawn at random before tpe takes over."""
+    pruner: str = "median"
+    prune_after: int = 5
+    unpruned_readings: int = 1
+    """Readings of the objective that each trial is left."""
+    retries: int = 2
+    """How often a trial that was killed goes on, before it counts as failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRow:
+    """What is known of a trial."""
+
+    number: int
+    """From 0."""
+    state: State
+    value: float | None
+    """Its objective; of a pruned one the last reading."""
+    values: Mapping[str, Value]
+    """What was searched, by name."""
+    readings: tuple[tuple[int, float], ...] = ()
+    """(number of the reading from 0, objective) while it trained."""
+    reason: str = ""
+    words: tuple[str, ...] = ()
+    """Options of `bertbench train` that make the same training."""
+    killed: int = 0
+    same_as: int | None = None
+    """The trial with the same values that it took its result from."""
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what a study asked otherwise, in words."""
+    found = [
+        f"{name} {before.get(name)}, not {now[name]}" for name in ("task", "objective") if before.get(name) != now[name]
+    ]
+    if found:
+        return found
+    for what in ("space", "training"):
+        old, new = dict(before.get(what) or {}), dict(now[what])
+        for name in [*new, *(name for name in old if name not in new)]:
+            if old.get(name) != new.get(name):
+                shown = [repr(side[name]) if name in side else "nothing" for side in (old, new)]
+                found.append(f"{'a search of ' if what == 'space' else ''}{name} {shown[0]}, not {shown[1]}")
+    return found
 
 
 class Begun:
@@ -273,3 +343,117 @@ def _row(trial: Any) -> TrialRow:
 
 def _readings(trial: Any) -> list[tuple[int, float]]:
     return sorted(trial.intermediate_values.items())
+
+
+def storage_path(folder: Path) -> Path:
+    """The storage of the study in a folder."""
+    return folder / "study.db"
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    """The run directory of a trial."""
+    return folder / f"trial-{number:04d}"
+
+
+def import_optuna() -> Any:
+    """Import Optuna, quiet. Raises MissingToolError."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingToolError(
+            "package-missing", f"`bertbench tune` needs Optuna, which is not installed ({error}): {REMEDY}"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def open_storage(folder: Path) -> Any:
+    """Return Optuna's storage in a folder, made where there is none.
+
+    Raises:
+        InputError: it is damaged, or of another version of Optuna.
+        StorageError: it is locked, or cannot be opened.
+    """
+    optuna = import_optuna()
+    from sqlalchemy.engine import URL
+
+    path = storage_path(folder)
+    url = URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
+    try:
+        with storage_errors(folder):
+            # Braces would be a template of Optuna's.
+            return optuna.storages.RDBStorage(
+                url.replace("{", "{{").replace("}", "}}"), engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS}}
+            )
+    except RuntimeError as error:  # written by another version of Optuna
+        raise InputError("tool-version", f"{path} cannot be read by this Optuna: {_first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def storage_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of the storage in a folder into one with the way out.
+
+    Raises:
+        InputError: it is damaged.
+        StorageError: it is locked, or cannot be read or written now: what is in it may be whole.
+    """
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    path = storage_path(folder)
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        said = _first_line(_first_cause(error))
+        if any(word in said for word in _DAMAGED):
+            raise InputError("file-damaged", _damaged(path, said)) from error
+        code: Code = "disk-full" if "disk is full" in said else "write-failed"
+        remedy = "see to disk and permissions"
+        if "is locked" in said:
+            code, remedy = "folder-locked", "another program has held it for minutes: end that one"
+        raise StorageError(
+            code, f"{path} cannot be used ({said}): {remedy}, then run the same command again"
+        ) from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:  # of what Optuna has in it
+        raise InputError("file-damaged", _damaged(path, _first_line(error))) from error
+
+
+def _damaged(path: Path, said: str) -> str:
+    return f"{path} is no storage of a study, or damaged ({said}): restore or remove it, or give another --out"
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def make_sampler(search: Search, number: int) -> Any:
+    """A sampler whose draws depend on the seed and the trial alone, not on what this process drew before."""
+    optuna = import_optuna()
+    own = int.from_bytes(hashlib.sha256(f"{search.seed}/{number}".encode()).digest()[:4], "big")
+    if search.sampler == "random":
+        return optuna.samplers.RandomSampler(seed=own)
+    return optuna.samplers.TPESampler(seed=own, n_startup_trials=search.startup_trials)
+
+
+def make_pruner(search: Search) -> Any:
+    """Return what decides which trials end early."""
+    optuna = import_optuna()
+    if search.pruner == "none":
+        return optuna.pruners.NopPruner()
+    return optuna.pruners.MedianPruner(n_startup_trials=search.prune_after, n_warmup_steps=search.unpruned_readings)
+
+
+def make_evaluator(name: str, seed: int) -> Any:
+    """Return Optuna's evaluator of importance by a name in EVALUATORS. Raises ImportError without what it needs."""
+    importance = import_optuna().importance
+    if name == "fanova":
+        return importance.FanovaImportanceEvaluator(seed=seed)
+    if name == "mdi":
+        return importance.MeanDecreaseImpurityImportanceEvaluator(seed=seed)
+    return importance.PedAnovaImportanceEvaluator()

@@ -1,49 +1,136 @@
-"""One worker of a study: takes a trial, trains it, tells the study, until there is nothing left to do."""
+"""One worker of a study: takes a trial, trains it and tells the study its objective, until nothing is left to do."""
 
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.machine.devices import Devices
+from bench.plan.variants import PlannedVariant, Values, explore
 from bench.run.attempt import train_once
 from bench.run.stop import StopRequest
-from bench.run.trainer import Plan
-from bench.tune.objective import Objective
-from bench.tune.question import ENDED
-from bench.tune.space import SearchSpace, Value, word
-from bench.tune.storage import trial_folder
-from bench.tune.study import Begun, Study
-from common.errors import BertbenchError, StorageError
+from bench.tune.space import SearchSpace, word
+from bench.tune.study import ENDED, Begun, Study, trial_folder
+from bert.data.lengths import is_synthetic
+from bert.tasks import make_task
+from bert.train.settings import TrainSettings
+from common.errors import BertbenchError, StorageError, UsageError
 from common.scores import in_words
 from records.run import TrialDirectory
-from records.training import TrainRun
+from records.training import TrainRun, read_events
 
+TRAINING_LOSS = "loss"
+"""The objective that needs no evaluation: the mean training loss of the last tenth of the steps."""
+# Readings of the training loss: means over equal parts of the run.
+_PARTS = 10
 _LOOK_SECONDS = 0.5
 # So many failures one after the other have one cause.
 MOST_FAILURES = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrialTraining:
-    """The training of a trial, looked at before it runs."""
+class Objective:
+    """A number that a training tells more than once."""
 
-    plan: Plan
-    run: TrainRun
-    """Where."""
-    request: Mapping[str, Any]
-    """The options of `bertbench train` that come to the same."""
-    words: tuple[str, ...]
-    """These options as words, without the folder."""
-    threads: int | None
-    """CPU threads per process; None is an equal share."""
+    name: str
+    """A score of the task's evaluations, or TRAINING_LOSS."""
+    maximize: bool
+    """Whether more of it is better."""
+    best_by: str | None = None
+    """What trainings are told to choose their best checkpoint by; None is the task's own choice."""
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether trials have to be evaluated."""
+        return self.name != TRAINING_LOSS
+
+    def readings(self, run: TrainRun, total_steps: int) -> list[float | None]:
+        """Return what a run has told so far, in its order: one number per evaluation, or per tenth of the run.
+
+        Of a run that went on from a checkpoint the steps that were made again count once. None is not finite.
+
+        Raises:
+            SchemaError: its records are damaged.
+        """
+        if not self.evaluated:
+            return _loss_readings(run, total_steps)
+        found = {
+            event["applied_steps"]: event.get(self.name)
+            for directory in run.attempts()
+            for event in read_events(directory)
+            if event["event"] == "evaluated"
+        }
+        return [found[step] for step in sorted(found)]
+
+    def result(self, readings: list[float | None]) -> float | None:
+        """Return what counts in the end: the best evaluation, whose checkpoint stays, or the last training loss.
+
+        None where there is none, or where the last one is not finite.
+        """
+        known = [value for value in readings if value is not None]
+        if not known or readings[-1] is None:
+            return None
+        if not self.evaluated:
+            return known[-1]
+        return max(known) if self.maximize else min(known)
 
 
-Make = Callable[[Mapping[str, Value], Path], TrialTraining]
-"""(values, folder) -> its training. Raises BertbenchError where there is none with these values."""
+def make_objective(settings: TrainSettings, name: str | None) -> Objective:
+    """Return the objective of a search.
+
+    Args:
+        settings: of one of its trainings.
+        name: a score of the task, "loss" for the training loss; None is the score that decides which checkpoint is the
+            best, and the training loss for made-up data, on which nothing is evaluated.
+
+    Raises:
+        UsageError: the task has no such score, or made-up data cannot be evaluated.
+    """
+    made_up = is_synthetic(settings.data)
+    if name == TRAINING_LOSS or (name is None and made_up):
+        return Objective(name=TRAINING_LOSS, maximize=False)
+    from bert.tasks.base import check_objective, deciding
+
+    known = make_task(settings.task, settings.task_options)
+    chosen = known.deciding_score if name is None else name
+    check_objective(known, chosen, TRAINING_LOSS)
+    if made_up:
+        raise UsageError(
+            "option-not-applicable",
+            f"--objective {chosen}: made-up data are not evaluated: give real --data, or --objective loss",
+        )
+    _, maximize = deciding(known, chosen)
+    return Objective(name=chosen, maximize=maximize, best_by=None if chosen == known.deciding_score else chosen)
+
+
+def _loss_readings(run: TrainRun, total_steps: int) -> list[float | None]:
+    parts = min(_PARTS, total_steps)
+    losses: dict[int, list[float | None]] = {}
+    last = 0
+    for row in run.read_curve():
+        last = max(last, row["applied_steps"])
+        losses.setdefault(_part(row["applied_steps"], parts, total_steps), []).append(row["loss"])
+    # A part that is not over yet is no reading.
+    ended = [part for part in sorted(losses) if last * parts >= (part + 1) * total_steps]
+    return [_mean(losses[part]) for part in ended]
+
+
+def _part(applied_steps: int, parts: int, total_steps: int) -> int:
+    return min(parts - 1, max(0, (applied_steps - 1) * parts // total_steps))
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None and value == value]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+Make = Callable[[Values, Path], tuple[PlannedVariant, list[str]]]
+"""(values, folder) -> its training, and the words of `bertbench train` that make the same, without the folder.
+
+Raises BertbenchError where there is none with these values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,22 +161,29 @@ def work(job: Job, stop: StopRequest, tell: Callable[[str], None], ended: Callab
         StorageError: the study or a run directory cannot be written; the trial waits.
         KeyboardInterrupt: ended at once; the trial waits.
     """
-    failures = 0
-    while not stop.wanted():
-        begun = job.study.begin(job.space, job.trials)
-        if begun is None:
-            return "every combination was tried" if job.study.tried_all(job.space) else "all trials were begun"
+
+    def measure(begun: Begun) -> str:
         try:
             state = _one(job, begun, stop, tell)
         except BaseException:
             with contextlib.suppress(BertbenchError):  # the error that is on its way says it
                 job.study.put_back(begun)
             raise
-        failures = failures + 1 if state == "failed" else 0
         ended()
+        return state
+
+    return explore(_drawn(job), measure, stop.wanted) or f"stopped by {stop.why()}"
+
+
+def _drawn(job: Job) -> Generator[Begun, str, str]:
+    """Yield what the study draws and be sent how it ended; return why there is no more."""
+    failures = 0
+    while (begun := job.study.begin(job.space, job.trials)) is not None:
+        state = yield begun
+        failures = failures + 1 if state == "failed" else 0
         if failures >= MOST_FAILURES:
             return f"{failures} trials failed one after the other"
-    return f"stopped by {stop.why()}"
+    return "every combination was tried" if job.study.tried_all(job.space) else "all trials were begun"
 
 
 def tidy(study: Study) -> None:
@@ -116,16 +210,16 @@ def _one(job: Job, begun: Begun, stop: StopRequest, tell: Callable[[str], None])
         return same.state
     tell(head)
     try:
-        training = job.make(begun.values, begun.folder)
+        training, words = job.make(begun.values, begun.folder)
     except StorageError:
         raise
     except BertbenchError as error:
         return _failed(job, begun, f"refused: {error}", tell)
-    begun.note_words(training.words)
+    begun.note_words(tuple(words))
     follower = _Follower(begun, job, training, stop, tell)
     result: Mapping[str, Any] = {"status": "ok", "outcome": {"finished": True}}
-    if not (training.run.read_state() or {}).get("finished"):  # a worker may have died before it could tell
-        _, result = train_once(training.run, training.plan, job.devices, training.request, follower, training.threads)
+    if not training.finished:  # a worker may have died before it could tell
+        _, result = train_once(training.run, training.plan, job.devices, follower)
     follower.read()
     state = _ended(job, begun, follower, result, stop, tell)
     if state != "waiting" and not job.keep_all:
@@ -174,7 +268,7 @@ def _failed(job: Job, begun: Begun, reason: str, tell: Callable[[str], None]) ->
     return "failed"
 
 
-def values_text(values: Mapping[str, Value]) -> str:
+def values_text(values: Values) -> str:
     """Return values in a few words: "learning_rate 3.16e-05, micro_batch_size 8"."""
     shown = {name: f"{value:.4g}" if isinstance(value, float) else word(value) for name, value in values.items()}
     return ", ".join(f"{name} {text}" for name, text in shown.items())
@@ -184,7 +278,7 @@ class _Follower:
     """Reads what a trial's training tells while it runs, and hands it to the study; the watcher of its launch."""
 
     def __init__(
-        self, begun: Begun, job: Job, training: TrialTraining, stop: StopRequest, tell: Callable[[str], None]
+        self, begun: Begun, job: Job, training: PlannedVariant, stop: StopRequest, tell: Callable[[str], None]
     ) -> None:
         self._begun = begun
         self._objective = job.objective

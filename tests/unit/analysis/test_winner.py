@@ -16,7 +16,7 @@ from analysis.load import load_run
 from analysis.metrics.comparison.winner import Candidate, choose
 from bench.cli import autotune, profile
 from bench.machine.devices import Devices
-from bench.plan import autotune_trials
+from bench.plan import variants
 from bench.plan.trials import Sweep, expand
 from records.files import write_record
 from records.run import RunDirectory
@@ -83,7 +83,7 @@ def test_terminal_file_and_page_name_one_winner_and_what_is_close_to_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(autotune_trials, "run_trials", measured_as(RATES))
+    monkeypatch.setattr(variants, "run_trials", measured_as(RATES))
     out = tmp_path / "tuned"
     words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precision", "fp32"]
     words += ["--last-batch", "4", "--memory-limit-gib", "64", "--decide-trials", str(allowed), "--out", str(out)]
@@ -115,7 +115,7 @@ def test_terminal_file_and_page_name_one_winner_and_what_is_close_to_it(
 
 def tuned(out: Path, rates: dict[int, Sequence[float]], monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, Any]:
     """best.json of a search on the machine of these rates."""
-    monkeypatch.setattr(autotune_trials, "run_trials", measured_as(rates))
+    monkeypatch.setattr(variants, "run_trials", measured_as(rates))
     words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precision", "fp32"]
     words += ["--last-batch", "4", "--memory-limit-gib", "64", "--out", str(out), *more]
     assert autotune.main(words) == 0

@@ -13,9 +13,8 @@ import pytest
 
 from bench.cli import throughput
 from bench.machine.devices import Devices
-from bench.plan import again as again_module
 from bench.plan import sweep
-from bench.plan.again import Again
+from bench.plan.sweep import Again
 from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
 from records.files import write_record
@@ -175,7 +174,7 @@ def die_in(run: RunDirectory, where: str) -> None:
 
             Path.rename = rename  # type: ignore[method-assign, assignment]
         if trial.round == 1 and where == "before it is noted":
-            again_module.Again.done = lambda self, trial_id: kill_self()  # type: ignore[method-assign]
+            Again.done = lambda self, trial_id: kill_self()  # type: ignore[method-assign]
         return result
 
     measure_anew(run, runner)

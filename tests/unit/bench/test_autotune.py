@@ -9,9 +9,9 @@ import pytest
 from support.refusals import refused
 
 from bench.machine.devices import Devices
-from bench.plan import autotune_trials
-from bench.plan.autotune import Measured, Outcome, Point, Space, divisions, grid_size, label, search
-from bench.run.launch import LaunchOptions
+from bench.plan import autotune, autotune_trials
+from bench.plan.autotune import Asked, Measured, Outcome, Space, divisions, grid_size, label, search
+from bench.plan.variants import explore
 from records.files import read_record
 from records.run import RunDirectory
 from records.trial import Trial
@@ -20,33 +20,38 @@ GIB = 2**30
 DDP = (("ddp", ""),)
 
 
-def memory(point: Point) -> int:
-    per_sample = GIB // 16 if point.recompute else GIB // 4
+def memory(point: Trial) -> int:
+    per_sample = GIB // 16 if point.activation_checkpointing else GIB // 4
     return GIB + point.micro_batch_size * per_sample
 
 
-def rate(point: Point) -> float:
+def rate(point: Trial) -> float:
     """Saturates, falls beyond 24; recomputation costs a quarter; 50 MiB are the best buckets."""
     size = point.micro_batch_size
     speed = 1000 * size / (size + 8) - max(0, size - 24) * 12
-    speed *= {"": 1.0, '{"bucket_mib":50}': 1.05, '{"bucket_mib":100}': 1.02}.get(point.options, 0.95)
-    return speed * (0.75 if point.recompute else 1) * (0.8 if point.strategy == "fsdp" else 1)
+    speed *= {"": 1.0, '{"bucket_mib":50}': 1.05, '{"bucket_mib":100}': 1.02}.get(point.strategy_options, 0.95)
+    return speed * (0.75 if point.activation_checkpointing else 1) * (0.8 if point.strategy == "fsdp" else 1)
+
+
+def sized(size: int) -> Trial:
+    return Trial(micro_batch_size=size)
 
 
 class Machine:
     """Runs points in no time."""
 
     def __init__(
-        self, limit: int | None = None, speed: Callable[[Point], float] = rate, refuses: tuple[str, ...] = ()
+        self, limit: int | None = None, speed: Callable[[Trial], float] = rate, refuses: tuple[str, ...] = ()
     ) -> None:
         self.limit, self.speed, self.refuses = limit, speed, refuses
-        self.ran: list[Point] = []
-        self.said: dict[Point, tuple[int, int]] = {}
+        self.ran: list[Trial] = []
+        self.said: dict[Trial, tuple[int, int]] = {}
 
-    def measure(self, point: Point, predicted: int, expected: int) -> Measured:
+    def measure(self, asked: Asked) -> Measured:
+        point = asked.trial
         self.ran.append(point)
-        self.said[point] = predicted, expected
-        values: dict[str, Any] = {"point": point, "predicted_bytes": predicted, "expected_bytes": expected}
+        self.said[point] = asked.predicted_bytes, asked.expected_bytes
+        values = {field.name: getattr(asked, field.name) for field in dataclasses.fields(Asked)}
         if point.strategy in self.refuses:
             return Measured(
                 **values, status="refused", samples_per_second=None, peak_memory_bytes=None, reason="not installed"
@@ -55,8 +60,15 @@ class Machine:
             return Measured(**values, status="oom", samples_per_second=None, peak_memory_bytes=None)
         return Measured(**values, status="ok", samples_per_second=self.speed(point), peak_memory_bytes=memory(point))
 
-    def search(self, space: Space, predict: Callable[[Point], int] = memory) -> Outcome:
-        return search(space, self.measure, predict)
+    def search(self, space: Space) -> Outcome:
+        found = explore(search(space, Trial()), self.measure)
+        assert found is not None
+        return found
+
+
+@pytest.fixture(autouse=True)
+def known_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotune, "predicted_bytes", memory)
 
 
 def test_the_optimum_is_found_with_far_fewer_trials_than_the_grid_has() -> None:
@@ -64,10 +76,10 @@ def test_the_optimum_is_found_with_far_fewer_trials_than_the_grid_has() -> None:
     found = machine.search(space)
     assert found.best is not None
     best = max(
-        (Point(strategy="ddp", options=options, micro_batch_size=size) for size in range(1, 257)
+        (Trial(strategy_options=options, micro_batch_size=size) for size in range(1, 257)
          for options in ("", '{"bucket_mib":50}')), key=rate,
     )  # fmt: skip
-    assert found.best.point.options == best.options and found.best.rate >= 0.99 * rate(best)
+    assert found.best.trial.strategy_options == best.strategy_options and found.best.rate >= 0.99 * rate(best)
     assert len(machine.ran) < 0.25 * grid_size(space) and len(machine.ran) == len(set(machine.ran))
 
 
@@ -75,15 +87,19 @@ def test_growth_stops_where_samples_per_second_fall_and_recomputing_is_not_tried
     machine = Machine()
     found = machine.search(Space(strategies=DDP, last_batch=4096, buckets_mib=(), rounds=0))
     assert max(point.micro_batch_size for point in machine.ran) == 64
-    assert not any(point.recompute for point in machine.ran)
+    assert not any(point.activation_checkpointing for point in machine.ran)
     assert dict(found.left_out)["ddp recomputing"].startswith("memory did not end the growth")
 
 
 def test_where_memory_ends_the_growth_recomputing_goes_on_from_there() -> None:
-    linear = Machine(limit=5 * GIB, speed=lambda point: point.micro_batch_size * (0.75 if point.recompute else 1.0))
+    linear = Machine(
+        limit=5 * GIB, speed=lambda point: point.micro_batch_size * (0.75 if point.activation_checkpointing else 1.0)
+    )
     found = linear.search(Space(strategies=DDP, limit_bytes=5 * GIB, buckets_mib=(), rounds=0))
-    assert found.best is not None and found.best.point.recompute and found.best.point.micro_batch_size == 64
-    again = [point.micro_batch_size for point in linear.ran if point.recompute]
+    assert (
+        found.best is not None and found.best.trial.activation_checkpointing and found.best.trial.micro_batch_size == 64
+    )
+    again = [point.micro_batch_size for point in linear.ran if point.activation_checkpointing]
     assert min(again) == 32, "smaller ones are slower than without it"
 
 
@@ -94,20 +110,21 @@ def test_what_is_expected_not_to_fit_is_never_run() -> None:
     assert max(point.micro_batch_size for point in machine.ran) == 16
 
 
-def test_measured_memory_sets_a_wrong_prediction_right() -> None:
+def test_measured_memory_sets_a_wrong_prediction_right(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(limit=5 * GIB, speed=lambda point: float(point.micro_batch_size))
     space = Space(strategies=DDP, limit_bytes=5 * GIB, recompute=(False,), buckets_mib=(), rounds=0)
-    found = machine.search(space, predict=lambda point: 3 * GIB + point.micro_batch_size)
-    assert found.best is not None and found.best.point.micro_batch_size == 16
-    predicted, expected = machine.said[Point(strategy="ddp", micro_batch_size=16)]
-    assert predicted == 3 * GIB + 16 and expected == pytest.approx(memory(Point(strategy="ddp", micro_batch_size=16)))
+    monkeypatch.setattr(autotune, "predicted_bytes", lambda point: 3 * GIB + point.micro_batch_size)
+    found = machine.search(space)
+    assert found.best is not None and found.best.trial.micro_batch_size == 16
+    predicted, expected = machine.said[sized(16)]
+    assert predicted == 3 * GIB + 16 and expected == pytest.approx(memory(sized(16)))
     assert max(point.micro_batch_size for point in machine.ran) == 16, "that 18 would not fit is known by then"
 
 
 def test_a_trial_out_of_memory_bounds_what_is_tried_after_it() -> None:
     machine = Machine(limit=4 * GIB, speed=lambda point: float(point.micro_batch_size))
     found = machine.search(Space(strategies=DDP, recompute=(False,), buckets_mib=(), rounds=0))
-    assert found.best is not None and found.best.point.micro_batch_size == 12
+    assert found.best is not None and found.best.trial.micro_batch_size == 12
     assert [point.micro_batch_size for point in machine.ran].count(16) == 1
 
 
@@ -115,7 +132,7 @@ def test_a_strategy_that_is_refused_is_left_out_and_said() -> None:
     machine = Machine(refuses=("deepspeed",))
     space = Space(strategies=(("deepspeed", ""), *DDP, ("fsdp", "")), buckets_mib=(), last_batch=64, rounds=0)
     found = machine.search(space)
-    assert found.best is not None and found.best.point.strategy == "ddp"
+    assert found.best is not None and found.best.trial.strategy == "ddp"
     assert dict(found.left_out)["deepspeed, micro batch 1"] == "refused: not installed"
     started = [point.micro_batch_size for point in machine.ran if point.strategy == "fsdp"]
     assert started[0] > 1, "others begin near the best so far"
@@ -141,17 +158,13 @@ def test_the_global_batch_stays_the_same() -> None:
 
 
 def test_a_lucky_trial_does_not_win() -> None:
-    def lucky(point: Point) -> float:
+    def lucky(point: Trial) -> float:
         return 2000.0 if (point.micro_batch_size, point.round) == (8, 0) else rate(point)
 
     machine = Machine(speed=lucky)
     found = machine.search(Space(strategies=DDP, buckets_mib=(), rounds=2))
-    assert found.best is not None and found.best.point.micro_batch_size != 8
-    assert found.rate == pytest.approx(rate(dataclasses.replace(found.best.point, round=0)))
-
-
-def sized(size: int, **fields: Any) -> Point:
-    return Point(strategy="ddp", micro_batch_size=size, **fields)
+    assert found.best is not None and found.best.trial.micro_batch_size != 8
+    assert found.rate == pytest.approx(rate(dataclasses.replace(found.best.trial, round=0)))
 
 
 def rounds_of(machine: Machine, size: int) -> int:
@@ -175,7 +188,7 @@ FLATTERED = {1: (100.0,) * 60, 2: (104.0, *(90.0,) * 59), 3: (50.0,) * 60, 4: (1
 def test_what_beats_the_finalists_is_measured_again_and_wins() -> None:
     machine = Machine(speed=lambda point: FLATTERED[point.micro_batch_size][point.round])
     found = machine.search(Space(strategies=DDP, last_batch=4, buckets_mib=(), rounds=2, decide_trials=60))
-    assert found.best is not None and found.best.point == sized(1) and found.rate == 100.0
+    assert found.best is not None and found.best.trial == sized(1) and found.rate == 100.0
     # Medians of 106, 80, 80 and 104, 90, 90 are 80 and 90: size 1 beats them with one round, and is measured until
     # that is decided.
     assert rounds_of(machine, 1) >= 3 and found.close == ()
@@ -184,7 +197,7 @@ def test_what_beats_the_finalists_is_measured_again_and_wins() -> None:
 def test_without_trials_to_decide_it_is_named_close_and_the_best_is_one_measured_three_times() -> None:
     machine = Machine(speed=lambda point: FLATTERED[point.micro_batch_size][point.round])
     found = machine.search(Space(strategies=DDP, last_batch=4, buckets_mib=(), rounds=2, decide_trials=0))
-    assert found.best is not None and found.best.point == sized(2) and found.rate == 90.0
+    assert found.best is not None and found.best.trial == sized(2) and found.rate == 90.0
     assert found.close[0][0] == sized(1) and found.close[0][1].rates == (100.0,)
     assert found.undecided
 
@@ -193,7 +206,7 @@ def test_two_that_are_equally_fast_are_both_named_and_cost_no_more_than_was_allo
     # 1 and 2 differ by less than their rounds do, by +-8 %, from a fixed list: nothing decides between them.
     swing = (1.0, 1.08, 0.92, 1.05, 0.95, 1.08, 0.92, 1.04, 0.96, 1.0)
 
-    def unsteady(point: Point) -> float:
+    def unsteady(point: Trial) -> float:
         return {1: 100.0, 2: 101.5, 3: 50.0, 4: 60.0}[point.micro_batch_size] * swing[point.round]
 
     for allowed in (0, 4, 7):
@@ -201,21 +214,23 @@ def test_two_that_are_equally_fast_are_both_named_and_cost_no_more_than_was_allo
         space = Space(strategies=DDP, last_batch=4, buckets_mib=(), rounds=2, decide_trials=allowed)
         found = machine.search(space)
         assert [point for point, _ in found.close] == [sized(1)] and found.best is not None
-        assert found.best.point == sized(2)
+        assert found.best.trial == sized(2)
         assert rounds_of(machine, 1) == rounds_of(machine, 2) == 3 + allowed // 2, "in turns"
 
 
 def test_a_contender_that_fails_when_it_is_measured_again_is_left_at_that() -> None:
-    def measure(point: Point, predicted: int, expected: int) -> Measured:
-        values: dict[str, Any] = {"point": point, "predicted_bytes": 1, "expected_bytes": 1, "peak_memory_bytes": 1}
+    def measure(asked: Asked) -> Measured:
+        point = asked.trial
+        values: dict[str, Any] = {"trial": point, "predicted_bytes": 1, "expected_bytes": 1, "peak_memory_bytes": 1}
         if point.micro_batch_size == 1 and point.round:
             return Measured(**values, status="crashed", samples_per_second=None)
         rate = FLATTERED[point.micro_batch_size][point.round]
         return Measured(**values, status="ok", samples_per_second=rate)
 
-    found = search(Space(strategies=DDP, last_batch=4, buckets_mib=(), rounds=2), measure, memory)
+    found = explore(search(Space(strategies=DDP, last_batch=4, buckets_mib=(), rounds=2), Trial()), measure)
+    assert found is not None
     failed = [item for item in found.measured if item.status == "crashed"]
-    assert len(failed) == 1 and found.best is not None and found.best.point == sized(2)
+    assert len(failed) == 1 and found.best is not None and found.best.trial == sized(2)
     assert found.close[0][0] == sized(1), "what it once showed is not explained away"
 
 
@@ -226,26 +241,23 @@ def test_a_search_over_finished_trials_repeats_itself() -> None:
 
 
 def test_points_are_named_by_what_differs() -> None:
-    point = Point(strategy="ddp", options='{"bucket_mib":5}', micro_batch_size=8, grad_accum_steps=4, recompute=True)
-    assert label(point) == "ddp bucket_mib=5 recomputing, micro batch 8 x 4"
+    trial = Trial(strategy_options='{"bucket_mib":5}', grad_accum_steps=4, activation_checkpointing=True)
+    assert label(trial) == "ddp bucket_mib=5 recomputing, micro batch 8 x 4"
 
 
-def test_trials_that_were_refused_are_not_run_again_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_that_were_refused_are_not_run_again_at_the_end(tmp_path: Path) -> None:
     ran: list[Trial] = []
 
-    def refused(run: object, trials: list[Trial], *rest: object) -> list[dict[str, Any]]:
-        ran.extend(trials)
-        return [{"status": "refused", "reason": "not here"} for _ in trials]
+    def refused(trial: Trial) -> dict[str, Any]:
+        ran.append(trial)
+        return {"status": "refused", "reason": "not here"}
 
-    monkeypatch.setattr(autotune_trials, "run_trials", refused)
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
-    runner = autotune_trials.Runner(
-        run, Trial(), {"command": "autotune"}, Devices("cpu", (), 1), LaunchOptions(), print
-    )
-    assert runner.measure(Point(strategy="single", options="", micro_batch_size=2), 1, 1).status == "refused"
+    runner = autotune_trials.Runner(run, Trial(), {"command": "autotune"}, refused)
+    assert runner.measure(Asked(trial=sized(2), predicted_bytes=1, expected_bytes=1)).status == "refused"
     runner.finish()
-    assert len(ran) == 1 and read_record(run.sweep_json)["trials"] == [ran[0].trial_id]
+    assert ran == [sized(2)] and read_record(run.sweep_json)["trials"] == [ran[0].trial_id]
 
 
 def state_of(run: RunDirectory, base: Trial, **request: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from analysis.render.gap_figures import Bar, Confusion, HeadCurve, draw_gap_scor
 from analysis.render.tables import Table
 from analysis.render.training_tables import head_summary, heads_blocks
 from bench.cli.main import run
-from bench.plan.task_flags import TaskFlags
+from bench.plan.options import TaskFlags
 from bert.checkpoints.ours import save_model
 from bert.model.config import ModelConfig
 from bert.tasks.gap.features import FORM
@@ -218,19 +219,20 @@ def test_pictures_stand_empty_groups_and_rows_without_counts(tmp_path: Path) -> 
 def test_heads_are_held_against_the_rows_they_are_evaluated_on_and_record_their_training(
     tmp_path: Path, folder: Path
 ) -> None:
-    from bench.cli.compare_heads import CompareHeadsOptions, _deciding, _document, _plan, _train_options
+    from bench.cli.compare_heads import CompareHeadsOptions, _deciding, _document, _options, _plan
     from bench.machine.devices import find_devices
 
     words = ["--data", str(folder), "--preset", "tiny", "--device", "cpu", "--eval-samples", "4", "--sample-limit", "9"]
-    training = _train_options("mul", [*words, "--learning-rate", "2e-4"], tmp_path)
-    planned = {"mul": _plan(tmp_path / "mul", training, find_devices("cpu"))}
-    document = _document(CompareHeadsOptions(task="gap", heads=("mul",)), planned, [])
+
+    def planned(*more: str) -> tuple[CompareHeadsOptions, Any]:
+        options, base = _options(["gap", "--heads", "mul", *words, *more])
+        return options, [_plan(tmp_path, base, {"head": "mul"}, find_devices("cpu"))]
+
+    document = _document(*planned("--learning-rate", "2e-4"), [])
     # Of 12 rows 4 are every third, and the answer of each third row is "neither".
     assert document["majority_accuracy"] == 1.0
     assert document["best_by"] == "accuracy"
-    by_loss = _train_options("mul", [*words, "--best-by", "log_loss"], tmp_path)
-    planned_by_loss = {"mul": _plan(tmp_path / "mul", by_loss, find_devices("cpu"))}
-    assert _deciding(planned_by_loss) == ("log_loss", False)
+    assert _deciding(planned("--best-by", "log_loss")[1]) == ("log_loss", False)
     assert document["settings"]["task_options"] == {"sample_limit": 9, "train_on_all": False}
     assert document["request"]["training"]["learning_rate"] == 2e-4
     assert document["request"]["training"]["task_flags"]["sample_limit"] == 9

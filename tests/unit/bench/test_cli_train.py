@@ -19,9 +19,9 @@ from bench.cli.main import run
 from bench.cli.reference import _field_docstrings
 from bench.cli.train_progress import TrainProgress, event_text
 from bench.machine.devices import Devices
+from bench.plan.training import Plan, TrainOptions, check_continues, check_space, initial_weights, plan_training
 from bench.run.attempt import train_once
 from bench.run.stop import StopRequest
-from bench.run.trainer import check_continues, check_space, initial_weights, plan_training
 from bert.checkpoints.model_config import to_our_json
 from bert.model.config import PRESETS, ModelConfig, model_config, shape_in_words
 from bert.model.memory import parameter_count
@@ -35,7 +35,11 @@ from records.training import TrainRun, write_curve
 from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)
-GIVEN: dict[str, Any] = {"world_size": 1, "strategy": "auto", "precision": "fp32", "seq_len": None, "init": None}
+GIVEN: dict[str, Any] = {"task": "pretrain", "devices": 1, "precision": "fp32"}
+
+
+def planned(given: dict[str, Any], phase: int | None = 1) -> Plan:
+    return plan_training(TrainOptions(phase=phase, **given), CPU)
 
 
 @pytest.fixture
@@ -72,12 +76,12 @@ def test_what_cannot_be_trained_is_one_message_and_exit_code_2(
 
 
 def test_accumulation_follows_from_the_batch_sizes_and_the_phase_gives_the_rest(data: Path) -> None:
-    given = {**GIVEN, "data": str(data), "seq_len": 32, "global_batch_size": 64, "micro_batch_size": 4, "world_size": 2}
-    plan = plan_training(1, given, CPU)
+    given = {**GIVEN, "data": str(data), "seq_len": 32, "global_batch_size": 64, "micro_batch_size": 4, "devices": 2}
+    plan = planned(given)
     assert plan.settings.grad_accum_steps == 8 and plan.settings.strategy == "ddp"
     assert (plan.settings.steps, plan.settings.learning_rate, plan.settings.optimizer) == (7038, 6e-3, "lamb")
     assert plan.settings.vocab_size == plan.source.vocab_size and Path(plan.settings.data).is_absolute()
-    second = plan_training(2, {**given, "preset": "base"}, CPU)
+    second = planned({**given, "preset": "base"}, 2)
     assert (second.settings.steps, second.settings.warmup, second.settings.preset) == (1563, 0.128, "base")
 
 
@@ -87,33 +91,33 @@ def test_the_shape_is_that_of_the_initial_model_and_a_preset_only_checks_it(data
     weights.mkdir()
     (weights / "model.safetensors").write_bytes(b"")
     odd = ModelConfig(num_layers=3, hidden_size=48, num_heads=4, intermediate_size=96, vocab_size=67)
-    for config, label, shape in ((odd, "3x48", shape_in_words(odd)), (PRESETS["mini"], "mini", None)):
+    for config, label, shape in ((odd, "3x48", shape_in_words(odd)), (PRESETS["mini"], "mini", "")):
         (weights / "config.json").write_text(json.dumps(to_our_json(config)))
-        found = plan_training(1, {**given, "init": weights}, CPU).settings
+        found = planned({**given, "init": weights}).settings
         assert (found.preset, found.shape) == (label, shape)
         assert model_config(found).num_layers == config.num_layers and found.vocab_size == 67
-    assert plan_training(1, {**given, "init": weights, "preset": "mini"}, CPU).settings.preset == "mini"
+    assert planned({**given, "init": weights, "preset": "mini"}).settings.preset == "mini"
     with refused("weights-mismatch", "--preset tiny", weights, "num_layers=4"):
-        plan_training(1, {**given, "init": weights, "preset": "tiny"}, CPU)
+        planned({**given, "init": weights, "preset": "tiny"})
     (weights / "config.json").write_text(json.dumps(to_our_json(odd.replace(max_positions=16))))
     with refused("data-mismatch", weights, 16, 32):
-        plan_training(1, {**given, "init": weights}, CPU)
+        planned({**given, "init": weights})
     (weights / "config.json").unlink()
     with refused("option-missing", "config.json", weights, "--preset"):
-        plan_training(1, {**given, "init": weights}, CPU)
-    assert plan_training(1, {**given, "init": weights, "preset": "tiny"}, CPU).settings.preset == "tiny"
+        planned({**given, "init": weights})
+    assert planned({**given, "init": weights, "preset": "tiny"}).settings.preset == "tiny"
 
 
 def test_the_best_checkpoint_is_told_by_a_score_that_is_found(data: Path) -> None:
     given = {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny", "eval_every": 2}
-    assert plan_training(1, {**given, "best_by": "nsp_loss"}, CPU).settings.best_by == "nsp_loss"
-    assert plan_training(1, given, CPU).settings.best_by is None
+    assert planned({**given, "best_by": "nsp_loss"}).settings.best_by == "nsp_loss"
+    assert planned(given).settings.best_by is None
     with refused("option-choice", "'f1'", "mlm_loss, mlm_accuracy, nsp_loss"):
-        plan_training(1, {**given, "best_by": "f1"}, CPU)
+        planned({**given, "best_by": "f1"})
     with refused("option-not-applicable", "--best-by nsp_loss", "--eval-every"):
-        plan_training(1, {**given, "best_by": "nsp_loss", "eval_every": 0}, CPU)
+        planned({**given, "best_by": "nsp_loss", "eval_every": 0})
     with refused("option-not-applicable", "--best-by nsp_loss", "--data"):
-        plan_training(1, {**given, "best_by": "nsp_loss", "data": "synthetic"}, CPU)
+        planned({**given, "best_by": "nsp_loss", "data": "synthetic"})
 
 
 def test_every_score_and_part_of_a_task_has_a_label_and_others_are_shown_too() -> None:
@@ -213,7 +217,7 @@ def test_a_folder_goes_on_with_a_batch_size_that_was_asked_for_and_with_no_other
 
     def check(**changes: Any) -> None:
         given = {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny", **changes}
-        check_continues(place, plan_training(1, given, CPU), given)
+        check_continues(place, planned(given))
 
     check(global_batch_size=8)
     check(global_batch_size=16, micro_batch_size=8)
@@ -225,7 +229,7 @@ def test_a_folder_goes_on_with_a_batch_size_that_was_asked_for_and_with_no_other
     with refused("settings-changed", 32, 64, f"--init {place.path}"):
         check(seq_len=64, data=str(shards(tmp_path / "longer", seq_len=64)), global_batch_size=8)
     given = {**GIVEN, "data": str(data), "seq_len": 32}
-    check_continues(TrainRun(tmp_path / "new"), plan_training(1, given, CPU), given)
+    check_continues(TrainRun(tmp_path / "new"), planned(given))
 
 
 @pytest.mark.parametrize(("status", "exit_code"), [("refused", 2), ("crashed", 3)])
@@ -270,8 +274,8 @@ def test_a_refused_call_leaves_a_finished_run_finished(
 
     def attempt(phase: int, steps: int, status: str, *events: dict[str, Any]) -> dict[str, Any]:
         results.append((status, list(events)))
-        plan = plan_training(phase, {**given, "steps": steps}, CPU)
-        train_once(place, plan, CPU, {"steps": steps}, TrainProgress(StopRequest()))
+        plan = planned({**given, "steps": steps}, phase)
+        train_once(place, plan, CPU, TrainProgress(StopRequest()))
         return place.read_state() or {}
 
     assert not attempt(1, 9, "refused")["finished"]
@@ -279,23 +283,23 @@ def test_a_refused_call_leaves_a_finished_run_finished(
     assert attempt(1, 9, "ok", *saved)["finished"]
     after = attempt(2, 20, "refused")
     assert after["finished"] and after["status"] == "refused" and len(after["attempts"]) == 3
-    assert (after["phase"], after["total_steps"], after["request"]) == (1, 9, {"steps": 9})
+    assert (after["phase"], after["total_steps"], after["request"]["steps"]) == (1, 9, 9)
     assert initial_weights(place.path, best=False) == place.checkpoints
     assert not attempt(1, 12, "crashed")["finished"]
     results.append(("refused", []))
     before = place.read_state(), [attempt.path for attempt in place.attempts()]
-    plan = plan_training(1, {**given, "steps": 30}, CPU)
-    directory, _ = train_once(place, plan, CPU, {}, TrainProgress(StopRequest()), keep_refused=False)
+    plan = planned({**given, "steps": 30})
+    directory, _ = train_once(place, plan, CPU, TrainProgress(StopRequest()), keep_refused=False)
     assert not directory.path.exists()
     assert before == (place.read_state(), [attempt.path for attempt in place.attempts()]), "as if it had not been made"
     back = {"event": "resumed", "applied_steps": 6, "path": "x/step-0000006", "new_phase": False, "moments": True}
     after = attempt(1, 9, "crashed", back)
     assert (after["finished"], after["applied_steps"], after["checkpoint"]) == (False, 6, "step-0000006")
-    others = plan_training(1, {**given, "implementation": "hf-trainer"}, CPU)
+    others = planned({**given, "implementation": "hf-trainer"})
     with refused("settings-changed", place.path, "--implementation bertbench", "hf-trainer"):
-        check_continues(place, others, given)
+        check_continues(place, others)
     with refused("option-choice", "'hf'", "hf-trainer"):
-        plan_training(1, {**given, "implementation": "hf"}, CPU)
+        planned({**given, "implementation": "hf"})
 
 
 def test_the_configuration_of_an_attempt_is_kept_whole_and_names_it(data: Path) -> None:
@@ -327,7 +331,7 @@ def test_the_defaults_that_the_help_names_are_those_of_the_phases_and_of_every_t
 
 def test_the_next_command_is_phase_2_then_a_conversion(data: Path, tmp_path: Path) -> None:
     options = command.TrainOptions(task="pretrain", preset="tiny")
-    plan = plan_training(1, {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny"}, CPU)
+    plan = planned({**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny"})
     place = TrainRun(tmp_path / "my run")
     words = ["pretrain", "--out", "my run"]
     assert command.next_command(options, words, place, plan, False) == "bertbench train pretrain --out 'my run'"
@@ -369,14 +373,15 @@ def test_the_report_of_a_training_shows_one_curve_and_names_damage(tmp_path: Pat
 def test_a_training_whose_checkpoint_would_not_fit_is_refused_before_it_begins(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = plan_training(1, {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny"}, CPU)
+    given = {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny"}
+    plan = planned(given)
     parameters = parameter_count(model_config(plan.settings), "pretrain")
     run_directory = TrainRun(tmp_path / "new" / "run")
     for implementation, size in (("bertbench", 12 * parameters), ("hf-trainer", 4 * parameters)):
-        own = replace(plan, implementation=implementation)
+        own = planned({**given, "implementation": implementation})
         for free in (size, size - 1):
             usage = SimpleNamespace(free=free)
-            monkeypatch.setattr("bench.run.trainer.shutil.disk_usage", lambda place, usage=usage: usage)
+            monkeypatch.setattr("bench.plan.training.shutil.disk_usage", lambda place, usage=usage: usage)
             if free == size:
                 check_space(run_directory, own)
                 continue

@@ -1,5 +1,6 @@
 """From a sweep to its trials."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,9 @@ from support.refusals import refused
 
 from analysis.strategy_labels import implementation_label, strategy_label
 from bench.machine.devices import Devices
+from bench.plan.training import TrainOptions, plan_training
 from bench.plan.trials import Sweep, expand
 from bench.run.allocators import allocator_environment
-from bench.run.trainer import plan_training
 from bert.train.settings import TrainSettings
 from common.errors import Code
 from records.trial import Trial
@@ -155,21 +156,22 @@ def test_trials_from_before_there_were_options_keep_their_ids() -> None:
 def test_a_training_takes_from_a_deepspeed_file_what_no_option_gives(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text('{"train_micro_batch_size_per_gpu": 2, "optimizer": {"params": {"lr": 0.001}}}')
-    names = ("task", "preset", "micro_batch_size", "grad_accum_steps", "learning_rate", "seq_len", "init", "eval_data")
-    given = {**dict.fromkeys(names), "data": "synthetic", "steps": 3, "precision": "fp32", "global_batch_size": 8,
-             "strategy": "deepspeed", "world_size": 2, "deepspeed_config": file, "zero_stage": 0}  # fmt: skip
-    settings = plan_training(1, given, CPU).settings
+    given = TrainOptions(
+        task="pretrain", phase=1, data="synthetic", steps=3, precision="fp32", global_batch_size=8,
+        strategy="deepspeed", devices=2, deepspeed_config=file, zero_stage=0,
+    )  # fmt: skip
+    settings = plan_training(given, CPU).settings
     assert (settings.micro_batch_size, settings.grad_accum_steps, settings.learning_rate) == (2, 2, 1e-3)
-    without = {**given, "global_batch_size": None}
-    assert plan_training(1, without, CPU).settings.global_batch_size == 65536
+    without = replace(given, global_batch_size=None)
+    assert plan_training(without, CPU).settings.global_batch_size == 65536
     file.write_text('{"train_micro_batch_size_per_gpu": 532}')
-    settings = plan_training(1, without, CPU).settings
+    settings = plan_training(without, CPU).settings
     assert (settings.micro_batch_size, settings.grad_accum_steps, settings.global_batch_size) == (532, 1, 1064)
     with refused("batch-size-mismatch", "--global-batch-size 8", "--micro-batch-size 532"):
-        plan_training(1, given, CPU)
+        plan_training(given, CPU)
     assert '"zero_stage":0' in settings.strategy_options
     assert TrainSettings.from_json(settings.to_json()) == settings
-    other = plan_training(1, {**given, "learning_rate": 2e-3, "micro_batch_size": 4}, CPU).settings
+    other = plan_training(replace(given, learning_rate=2e-3, micro_batch_size=4), CPU).settings
     assert (other.micro_batch_size, other.learning_rate) == (4, 2e-3), "the worker refuses it, with both values"
     with refused("option-not-applicable", "--strategy ddp", "--deepspeed-config, --zero-stage", "--strategy deepspeed"):
-        plan_training(1, {**given, "strategy": "auto"}, CPU)
+        plan_training(replace(given, strategy="auto"), CPU)

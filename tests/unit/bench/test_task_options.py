@@ -1,5 +1,6 @@
 """The options of tasks on their way from the command line to trials, trainings and back to a command line."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,12 @@ from analysis.strategy_labels import task_label
 from bench.cli.autotune import AutotuneOptions
 from bench.cli.options import parse, parse_task
 from bench.cli.throughput import ThroughputOptions
-from bench.cli.train_options import TrainOptions
 from bench.machine.devices import find_devices
-from bench.plan.autotune import Point
-from bench.plan.autotune_trials import commands, memory_of
-from bench.plan.task_flags import TaskFlags, task_words
+from bench.plan.autotune import predicted_bytes
+from bench.plan.autotune_trials import commands
+from bench.plan.options import TaskFlags, task_words
+from bench.plan.training import TrainOptions, plan_training
 from bench.plan.trials import Sweep, expand
-from bench.run.trainer import plan_training
 from bert.model.config import preset
 from bert.model.memory import parameter_count
 from bert.tasks import TASKS, make_task, task_data
@@ -36,9 +36,8 @@ def folder(tmp_path):
     return write_rows(tmp_path / "rows", made_rows(40), made_rows(11, seed=1))
 
 
-def given(**changes: Any) -> dict[str, Any]:
-    fields = TrainOptions(task=NAME, device="cpu", **changes)
-    return fields.given()
+def options(**changes: Any) -> TrainOptions:
+    return TrainOptions(task=NAME, device="cpu", **changes)
 
 
 def test_ids_of_trials_made_before_tasks_had_options_stay():
@@ -72,7 +71,6 @@ def test_every_command_takes_them_beside_the_task_and_its_data():
     assert (train.task, train.file, train.task_flags.head, train.task_flags.benchmark_task) == (
         NAME, "rows.npz", "mul", "cola",
     )  # fmt: skip
-    assert train.given()["data"] == "rows.npz"
     with refused("option-conflict", "a", "--data b"):
         parse(TrainOptions, [NAME, "a", "--data", "b"], "train")
     sweep = parse_task(ThroughputOptions, [NAME, "--head", "mul", "--sample-limit", "7"], "throughput").sweep
@@ -88,10 +86,10 @@ def test_trials_hold_them_resolved_and_words_lead_back_to_them(folder):
     assert trial.padding == "longest"
     assert trial.data_fingerprint.endswith("-30")
     assert task_words(NAME, trial.task_options) == ["--head", "mul", "--sample-limit", "30"]
-    point = Point(strategy="single", micro_batch_size=4)
-    for words in commands(trial, point).values():
+    trial = replace(trial, strategy="single", micro_batch_size=4)
+    for words in commands(trial).values():
         assert words[words.index("--head") + 1] == "mul"
-    assert memory_of(trial, point).total > 0
+    assert predicted_bytes(trial) > 0
     real, made = expand(sweep, find_devices("cpu"), against_synthetic=True)
     assert real.task_options == made.task_options
     assert make_task(trial.task, trial.task_options).labels == 3
@@ -106,13 +104,13 @@ def test_parameters_are_counted_as_the_model_has_them(labels, head):
 
 
 def test_a_training_has_the_defaults_of_its_task_and_evaluates_after_each_epoch(folder):
-    plan = plan_training(None, given(file=str(folder), global_batch_size=8), find_devices("cpu"))
+    plan = plan_training(options(file=str(folder), global_batch_size=8), find_devices("cpu"))
     settings = plan.settings
     assert (settings.preset, settings.seq_len, settings.steps, settings.eval_every) == ("tiny", 24, 5, 5)
     assert settings.task_options == '{"head":"concat","labels":3,"train_on_all":false}'
     assert TrainSettings.from_json(settings.to_json()) == settings
-    never = given(file=str(folder), global_batch_size=8, eval_every=0)
-    assert plan_training(None, never, find_devices("cpu")).settings.eval_every == 0
+    never = options(file=str(folder), global_batch_size=8, eval_every=0)
+    assert plan_training(never, find_devices("cpu")).settings.eval_every == 0
     with refused("file-damaged", "tail"):
         TrainSettings.from_json({**settings.to_json(), "task_options": '{"tail":1}'})
     for name in TASKS:

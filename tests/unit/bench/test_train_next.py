@@ -9,9 +9,8 @@ from support import csv_files, gap_files, glue_folders
 from support.squad_windows import squad_windows, write_windows
 
 from bench.cli.train import next_command
-from bench.cli.train_options import TrainOptions
 from bench.machine.devices import find_devices
-from bench.run.trainer import plan_training
+from bench.plan.training import TrainOptions, plan_training
 from bert.tasks.glue.config import GlueConfig
 from bert.tasks.glue.prepare import prepare
 from records.training import TrainRun
@@ -20,7 +19,7 @@ from records.training import TrainRun
 def following(task: str, tmp_path: Path, **changes: Any) -> list[str]:
     fields = {"preset": "tiny", "steps": 1, "global_batch_size": 1, "micro_batch_size": 1, **changes}
     options = TrainOptions(task=task, device="cpu", **fields)
-    plan = plan_training(None, options.given(), find_devices("cpu"))
+    plan = plan_training(options, find_devices("cpu"))
     return shlex.split(next_command(options, [task], TrainRun(tmp_path / "run"), plan, True))
 
 

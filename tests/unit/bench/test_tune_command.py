@@ -19,10 +19,10 @@ from support.training_runs import SEQ_LEN
 from bench.cli import tune
 from bench.cli.main import run
 from bench.cli.options import parse
-from bench.cli.train_options import TrainOptions
+from bench.plan.training import TrainOptions
 from bench.run import attempt
 from bench.tune import worker
-from bench.tune.objective import Objective
+from bench.tune.worker import Objective
 from common.errors import Code, StorageError
 from records.files import write_record
 from records.run import TrialDirectory
@@ -40,12 +40,10 @@ class Trainings:
         self.made: list[Mapping[str, Any]] = []
         self.score = "mlm_loss"
 
-    def __call__(
-        self, run: TrainRun, plan: Any, devices: Any, request: Any, watcher: Any, threads: Any = None
-    ) -> tuple[TrialDirectory, dict[str, Any]]:
+    def __call__(self, run: TrainRun, plan: Any, devices: Any, watcher: Any) -> tuple[TrialDirectory, dict[str, Any]]:
         settings = plan.settings.to_json()
         self.made.append(settings)
-        trial = attempt._trial(run, plan, devices, threads)
+        trial = attempt._trial(run, plan, devices)
         directory = run.run.trial(trial.trial_id)
         directory.path.mkdir(parents=True)
         write_record(directory.trial_json, trial.to_json())

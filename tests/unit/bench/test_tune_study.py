@@ -16,10 +16,8 @@ pytest.importorskip("optuna")
 from support.studies import memory_folder
 
 from bench.tune.document import document
-from bench.tune.question import EVALUATORS, Question, Search
 from bench.tune.space import SearchSpace, make_space
-from bench.tune.storage import storage_path, trial_folder
-from bench.tune.study import Begun, Study
+from bench.tune.study import EVALUATORS, Begun, Question, Search, Study, storage_path, trial_folder
 from common.errors import MissingToolError, StorageError
 
 SPACE = make_space(
@@ -201,7 +199,7 @@ def test_a_damaged_storage_is_named(content: bytes, folder: Path) -> None:
 
 
 def test_a_locked_storage_is_no_damaged_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.tune.storage._BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("bench.tune.study._BUSY_SECONDS", 0.05)
     study = make_study(folder)
     study.complete(take(study), 1.0)
     with sqlite3.connect(storage_path(folder), isolation_level=None) as connection:

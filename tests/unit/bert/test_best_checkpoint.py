@@ -10,7 +10,7 @@ import torch
 from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 
-from bench.tune.objective import make_objective
+from bench.tune.worker import make_objective
 from bert.tasks import make_task
 from bert.tasks.base import Evaluation, deciding
 from bert.tasks.pretrain.task import PretrainTask, TestShards

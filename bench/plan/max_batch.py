@@ -1,15 +1,16 @@
 """The largest micro batch that fits: doubling, then bisection, then proof of both sides."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from records.trial import Trial
 
 # Steps that show a batch size fits: the first allocates the optimizer state, the second runs with it.
 PROBE_STEPS = 3
 PROOF_STEPS = 20
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +34,24 @@ class MaxBatch:
         return dataclasses.asdict(self)
 
 
+Probes = Generator[Trial, Mapping[str, Any], T]
+"""Yields trials and is sent their results, as bench.plan.variants.explore runs it."""
+
+
 class _Search:
-    """Runs probes and remembers how they ended."""
+    """Asks for probes and remembers how they ended."""
 
-    def __init__(self, trial: Trial, run: Callable[[Trial], dict[str, Any]], step: int) -> None:
+    def __init__(self, trial: Trial, step: int) -> None:
         self._trial = dataclasses.replace(trial, kind="probe")
-        self._run, self._step = run, step
+        self._step = step
         self.tried: list[tuple[int, str]] = []
-        self.results: dict[int, dict[str, Any]] = {}
+        self.results: dict[int, Mapping[str, Any]] = {}
 
-    def ends(self, size: int, steps: int) -> str:
+    def ends(self, size: int, steps: int) -> Probes[str]:
         """Return the status of `steps` steps at micro batch `size`."""
-        result = self._run(
-            dataclasses.replace(self._trial, micro_batch_size=size, start_iteration=1, stop_iteration=steps)
-        )
+        result = yield dataclasses.replace(
+            self._trial, micro_batch_size=size, start_iteration=1, stop_iteration=steps
+        )  # fmt: skip
         self.results[size] = result
         self.tried.append((size, str(result["status"])))
         return str(result["status"])
@@ -55,11 +60,11 @@ class _Search:
         """Return whether the last trial of that size ended as oom."""
         return bool(self.results[size]["status"] == "oom")
 
-    def bounds(self, start: int, limit: int) -> tuple[int, int | None]:
+    def bounds(self, start: int, limit: int) -> Probes[tuple[int, int | None]]:
         """Return the largest size that ran and the smallest that did not (None: the limit was reached)."""
         fits, fails, size = 0, None, min(start, limit)
         while fails is None and fits < limit:
-            end = self.ends(size, PROBE_STEPS)
+            end = yield from self.ends(size, PROBE_STEPS)
             if end == "ok":
                 fits, size = size, min(2 * size, limit)
             else:
@@ -68,24 +73,22 @@ class _Search:
         while fails is not None and fails - fits > (self._step if fits else 1) and self.failed_for_memory(fails):
             half = (fails - fits) // 2
             middle = fits + (half - half % self._step if half > self._step else half)
-            if self.ends(middle, PROBE_STEPS) == "ok":
-                fits = middle
-            else:
-                fails = middle
+            end = yield from self.ends(middle, PROBE_STEPS)
+            fits, fails = (middle, fails) if end == "ok" else (fits, middle)
         return fits, fails
 
 
-def find_max_batch(trial: Trial, run: Callable[[Trial], dict[str, Any]], limit: int, step: int = 1) -> MaxBatch:
-    """Search upwards from `trial.micro_batch_size`; `run` runs a trial in a process of its own and returns its result.
+def largest_batch(trial: Trial, limit: int, step: int = 1) -> Probes[MaxBatch]:
+    """Search upwards from `trial.micro_batch_size`; each trial is to be run in a process of its own.
 
     A size fits when its trial ends with status ok and is too large when it ends as oom. Any other end stops the search:
     it says nothing about memory, so what was found is then not proved to be the largest. With a `step` the search ends
     when what fits and what fails are so far apart: a search by 32 has five trials fewer than one by 1.
     """
-    search = _Search(trial, run, step)
-    fits, fails = search.bounds(trial.micro_batch_size, limit)
+    search = _Search(trial, step)
+    fits, fails = yield from search.bounds(trial.micro_batch_size, limit)
     # Memory can still grow after the first steps (fragmentation, longer batches): prove the size, step down if need be.
-    while fits > 0 and search.ends(fits, PROOF_STEPS) != "ok":
+    while fits > 0 and (yield from search.ends(fits, PROOF_STEPS)) != "ok":
         fails = fits
         smaller = fits - step if fits > step else fits // 2
         fits = smaller if search.failed_for_memory(fits) else 0

@@ -1,18 +1,21 @@
 """From what `bertbench train` was asked to the settings of a run, and whether a run may go on with them."""
 
+import dataclasses
 import json
+import math
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from bench.cluster.world import World
 from bench.implementations import OURS, TRAININGS
-from bench.loggers.base import AUTO, check_loggers
+from bench.loggers.base import check_loggers
 from bench.machine.devices import Devices
-from bench.plan.automatic import resolve_precision, resolve_strategy
-from bench.plan.task_flags import TaskFlags
+from bench.plan.options import AUTO, TaskFlags, resolve_precision, resolve_strategy
 from bert.checkpoints.model_config import read_config
 from bert.data.lengths import is_synthetic
 from bert.model.config import ModelConfig, model_config, preset, preset_of, shape_in_words
@@ -24,10 +27,157 @@ from bert.tasks import check_task_options, make_task, resolve_options, task_data
 from bert.tasks.base import DataSource, TaskData
 from bert.train.settings import TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, StorageError, UsageError
+from common.flags import flag, request_of
 from common.registry import lookup
 from records.training import TrainRun, is_train_run
 from records.trial import Trial
 
+_OUT_HELP = "Run directory; a call with the same folder resumes it."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainOptions:
+    """Train until the run is complete; the same command resumes it. What is not given is as it was published: NVIDIA's
+    BERT-large for pretraining, Devlin et al. 2018 for fine-tuning.
+
+    SIGTERM and Ctrl-C save a checkpoint before they end it; a second signal ends it at once.
+    """
+
+    task: tyro.conf.Positional[str]
+    """What is trained: pretrain squad gap classify glue."""
+    file: tyro.conf.Positional[str | None] = None
+    """The same as --data."""
+    task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
+    phase: int | None = None
+    """Of pretraining, 1 unless given: 1 is sequences of 128 tokens, 2 of 512, after phase 1."""
+    data: str | None = None
+    """Folder of HDF5 shards (pretrain), features (squad gap glue), CSV or its SQLite file (classify), or synthetic."""
+    out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/train")
+    preset: str | None = None
+    """tiny mini small medium base large distilbert; default large, fine-tuning base, with --init its own."""
+    device: str = "auto"
+    """cpu cuda auto."""
+    devices: int | None = None
+    """Devices, one process each; default every GPU, or one process on all CPU cores."""
+    strategy: str = AUTO
+    """single ddp fsdp deepspeed horovod dp; auto: single on one device, ddp on several."""
+    implementation: str = OURS
+    """Whose model and loop train: bertbench hf-trainer; the latter keeps no checkpoints on its way."""
+    zero_stage: int | None = None
+    """ZeRO stage of deepspeed, 0 to 3; else that of its file, or 0."""
+    deepspeed_config: Path | None = None
+    """JSON file of deepspeed; what it says of batch sizes, rate, decay and clipping holds where no option is given."""
+    global_batch_size: int | None = None
+    """Sequences per update; default 65536, in phase 2 32768, squad classify glue 32, gap 16."""
+    micro_batch_size: int | None = None
+    """Sequences per device and micro-step; default 32, in phase 2 and fine-tuning 8."""
+    grad_accum_steps: int | None = None
+    """Micro-steps per update; default what the batch sizes need."""
+    seq_len: int | None = None
+    """Tokens per sequence; default 128, in phase 2 512; fine-tuning those of its data, made up squad 384, gap 512."""
+    steps: int | None = None
+    """Updates in the whole run; default 7038, in phase 2 1563, else those of the epochs."""
+    epochs: float | None = None
+    """How often every sample is seen, in place of --steps; default of squad 2, of gap classify glue 3."""
+    learning_rate: float | None = None
+    """Rate that the warm-up climbs to; default 6e-3, in phase 2 4e-3, fine-tuning 3e-5."""
+    warmup: float | None = None
+    """Fraction of the updates spent on the warm-up (cyclic: half a cycle); default .2843, in phase 2 .128, fine-tuning
+    .1."""
+    optimizer: str | None = None
+    """lamb adamw; default lamb, fine-tuning adamw."""
+    schedule: str | None = None
+    """poly linear constant cyclic; default poly, fine-tuning linear."""
+    weight_decay: float | None = None
+    """Decay of all but biases and LayerNorm; default .01."""
+    max_grad_norm: float | None = None
+    """Gradients are clipped to this norm; default 1."""
+    dropout: float | None = None
+    """Dropout probability everywhere; default .1."""
+    activation_checkpointing: bool = False
+    """Keep the input of each layer and make the rest again in backward: less memory, the same losses."""
+    levers: str | None = None
+    """How a step is computed: auto, none, or names joined by + (docs/explanation/speed.md); default auto."""
+    bucket_mib: int | None = None
+    """Buckets that gradients are reduced in, MiB; default the strategy's own."""
+    precision: str = AUTO
+    """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
+    seed: int | None = None
+    """Seed of weights, data order and dropout; default 42."""
+    init: Path | None = None
+    """Where a new run begins: a finished run (of which fine-tuning takes the best checkpoint, pretraining the latest),
+    a checkpoint, or anything that `bertbench convert` reads."""
+    log_every: int | None = None
+    """Steps between lines of progress; default 10."""
+    eval_every: int | None = None
+    """Updates between evaluations, and one at the end; default after each epoch, or with --steps at the end alone, but
+    pretrain and, without --eval-data, squad never."""
+    eval_data: str | None = None
+    """Features to evaluate on (squad gap glue); default of gap and glue those beside the training data. Pretraining
+    takes its test shards, classify its validation split."""
+    eval_samples: int | None = None
+    """Samples of an evaluation, spread evenly over them; default 0, which takes all."""
+    best_by: str | None = None
+    """Score of the evaluations that says which checkpoint is the best, such as log_loss; default that of the task."""
+    save_every: int | None = None
+    """Updates between checkpoints; default 200."""
+    keep: int | None = None
+    """Checkpoints that stay, the latest; default 3; the best one stays besides."""
+    padding: str | None = None
+    """Of fine-tuning: longest, to the longest of a micro-batch, or fixed, to --seq-len; default longest."""
+    max_seconds: float | None = None
+    """Save and end after this time in s, as a signal would; for the limits of queues."""
+    threads: int | None = None
+    """CPU threads per process; default an equal share."""
+    log_to: tuple[str, ...] = ()
+    """tensorboard mlflow none; default tensorboard, and mlflow where MLFLOW_RUN_ID names a run."""
+    json: bool = False
+    """Print the result as JSON, progress on stderr."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing; the others are checked with the settings of the run."""
+        for name in ("devices", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError("option-value", f"--{name} {value} must be at least 1")
+        for name, holds, required in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not holds(value):
+                raise UsageError("option-value", f"{flag(name)} {value:g} must be {required}")
+        if self.max_seconds is not None and not self.max_seconds > 0:
+            raise UsageError("option-value", f"--max-seconds {self.max_seconds} must be above 0")
+        if self.file is not None and self.data is not None:
+            raise UsageError(
+                "option-conflict", f"the data are named twice, {self.file} and --data {self.data}: give one of them"
+            )
+
+    def having(self, values: Mapping[str, Any], **own: Any) -> "TrainOptions":
+        """Return these options with `values`, by name, among them those of the task, and fields of its `own`."""
+        flags = {field.name for field in dataclasses.fields(TaskFlags)}
+        of_task = {name: value for name, value in values.items() if name in flags}
+        changed = {name: value for name, value in values.items() if name not in flags}
+        if isinstance(changed.get("init"), str):
+            changed["init"] = Path(changed["init"])
+        task_flags = dataclasses.replace(self.task_flags, **of_task)
+        return dataclasses.replace(self, **changed, **own, task_flags=task_flags)
+
+
+# As the settings of the run have them; said before any data are looked at.
+_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("dropout", lambda value: 0 <= value < 1, "at least 0 and less than 1"),
+    ("epochs", lambda value: 0 < value < math.inf, "a number above 0"),
+    ("learning_rate", lambda value: 0 <= value < math.inf, "a number of at least 0"),
+    ("warmup", lambda value: 0 <= value < 1, "at least 0 and less than 1"),
+    ("weight_decay", lambda value: 0 <= value < math.inf, "a number of at least 0"),
+    ("max_grad_norm", lambda value: 0 < value < math.inf, "a number above 0"),
+)
+# Options that are fields of bert.train.settings.TrainSettings, `epochs` besides.
+_SETTINGS = (
+    "task", "preset", "dropout", "seq_len", "micro_batch_size", "grad_accum_steps", "global_batch_size", "optimizer",
+    "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "precision", "strategy", "seed",
+    "log_every", "eval_every", "eval_data", "eval_samples", "best_by", "save_every", "keep", "epochs", "padding",
+    "activation_checkpointing", "levers",
+)  # fmt: skip
 # Of each parameter in a checkpoint: itself and two moments of the optimizer, in float32.
 _WEIGHT_BYTES, _MOMENTS_BYTES = 4, 8
 
@@ -36,15 +186,28 @@ _WEIGHT_BYTES, _MOMENTS_BYTES = 4, 8
 class Plan:
     """A training, looked at before anything runs."""
 
+    options: TrainOptions
+    """What was asked for."""
     settings: TrainSettings
     """What bert.train is told."""
     phase: int | None
     """1 or 2; None for tasks without phases."""
     source: DataSource
-    log_to: tuple[str, ...] = (AUTO,)
-    """Names in bench.loggers.LOGGERS, auto or none."""
-    implementation: str = OURS
-    """Whose model and loop train: a name in bench.implementations.TRAININGS."""
+
+    @property
+    def implementation(self) -> str:
+        """Whose model and loop train: a name in bench.implementations.TRAININGS."""
+        return self.options.implementation
+
+    @property
+    def log_to(self) -> tuple[str, ...]:
+        """Names in bench.loggers.LOGGERS, auto or none."""
+        return check_loggers(self.options.log_to)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The options in plain values, as records keep what was asked for."""
+        return {"command": "train", **request_of(self.options)}
 
     def trial(self, **own: Any) -> Trial:
         """Return a trial of this training.
@@ -52,26 +215,20 @@ class Plan:
         Args:
             own: what else a Trial says: kind, device, levers as records have them, and how it is measured.
         """
-        settings = self.settings
-        # Where a training says the rest, its trial has always left these empty.
-        own = {"shape": "", "padding": "", **own}
         return Trial.of(
-            settings,
+            self.settings,
             implementation=self.implementation,
-            devices_per_rank=devices_per_rank(settings.strategy, settings.world_size),
+            devices_per_rank=devices_per_rank(self.settings.strategy, self.settings.world_size),
             data_fingerprint=self.source.fingerprint,
-            **own,
+            **{"shape": "", "padding": "", **own},  # of a trial of kind train they stand in `training` alone
         )
 
 
-def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices, world: World | None = None) -> Plan:
+def plan_training(options: TrainOptions, devices: Devices, world: World | None = None) -> Plan:
     """Return a training as it will run.
 
     Args:
-        phase: of pretraining, whose hyper-parameters are the defaults; None for other tasks, phase 1 of pretraining.
-        given: fields of TrainSettings with what the user gave, None where nothing, `epochs`, `bucket_mib`,
-            `task_flags`, `log_to` and `implementation`; strategy and precision may be "auto", world_size None is every
-            device; `init` may name a run directory.
+        options: what was asked for; of pretraining the hyper-parameters of the phase are the defaults.
         devices: what there is to train on.
         world: the world of ranks that this process belongs to; its size is then the number of devices.
 
@@ -81,18 +238,18 @@ def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices,
             that was given.
         InputError: the data, what is evaluated on or `init` cannot be read, or the samples have another length.
     """
-    values = dict(given)
-    log_to = check_loggers(values.pop("log_to", None))
-    implementation = values.pop("implementation", None) or OURS
-    lookup(TRAININGS, implementation, "implementation of training runs")
-    task = values.get("task") or "pretrain"
+    check_loggers(options.log_to)
+    lookup(TRAININGS, options.implementation, "implementation of training runs")
+    values = {name: getattr(options, name) for name in _SETTINGS}
+    values |= {"world_size": options.devices, "data": options.data or options.file}
+    task, phase = options.task, options.phase
     data = task_data(task)
     if phase is None and not data.defaults:
         phase = 1
     defaults = task_defaults(task, phase)
-    options = (values.pop("task_flags", None) or TaskFlags()).options(task)
-    if not values.get("data"):
-        made = data.prepare_command(values.get("seq_len") or defaults["seq_len"])
+    task_options = options.task_flags.options(task)
+    if not values["data"]:
+        made = data.prepare_command(options.seq_len or defaults["seq_len"])
         raise UsageError("option-missing", f"no data was given: --data FOLDER, what `{made}` makes")
     if world is None:
         world_size = values["world_size"] or devices.default_world_sizes()[-1]
@@ -101,22 +258,22 @@ def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices,
         world_size = world.check_devices(values["world_size"])
     values["world_size"] = world_size
     values["strategy"] = resolve_strategy(values["strategy"], world_size)
-    values |= strategy_settings(values)
-    values |= _batch_of_the_file(values, given, defaults)
+    values |= _strategy_settings(options, values)
+    values |= _batch_of_the_file(values, options, defaults)
     values["precision"] = resolve_precision(values["precision"], devices)
-    source = data.inspect(str(values["data"]), values["seq_len"] or defaults["seq_len"], options)
-    values["task_options"] = resolve_options(task, options, source)
+    source = data.inspect(str(values["data"]), values["seq_len"] or defaults["seq_len"], task_options)
+    values["task_options"] = resolve_options(task, task_options, source)
     if phase is None:  # a length of its own has only pretraining, by its phase
         values["seq_len"] = values["seq_len"] or source.seq_len
     seq_len = values["seq_len"] or defaults["seq_len"]
     if source.seq_len not in (None, seq_len):
         raise InputError("data-mismatch", _other_length(phase, seq_len, source, data.prepare_command(seq_len)))
     values |= {"data": source.source, "vocab_size": source.vocab_size, "max_predictions": source.max_predictions}
-    if values.get("init"):
-        init = initial_weights(Path(str(values["init"])), best=phase is None)
-        values |= {"init": str(init), **_shape(init, values.get("preset"), seq_len, source.vocab_size, data)}
-    if values.get("eval_data"):
-        values["eval_data"] = str(Path(str(values["eval_data"])).resolve())
+    if options.init is not None:
+        init = initial_weights(options.init, best=phase is None)
+        values |= {"init": str(init), **_shape(init, options.preset, seq_len, source.vocab_size, data)}
+    if options.eval_data:
+        values["eval_data"] = str(Path(options.eval_data).resolve())
     settings = resolve_settings(phase, values, source.samples)
     if settings.eval_every:
         known = check_task_options(task, settings.task_options)
@@ -125,7 +282,7 @@ def plan_training(phase: int | None, given: Mapping[str, Any], devices: Devices,
         _check_best_by(settings, settings.best_by)
     if settings.init is not None:
         _check_vocabulary(Path(settings.init), source)
-    return Plan(settings, phase, source, log_to, implementation)
+    return Plan(options, settings, phase, source)
 
 
 def _check_best_by(settings: TrainSettings, name: str) -> None:
@@ -156,37 +313,27 @@ def _check_vocabulary(init: Path, source: DataSource) -> None:
     find_weights(init, data, lambda message: None, needed, whole=False)  # the ranks tell of damaged checkpoints
 
 
-def _batch_of_the_file(
-    values: Mapping[str, Any], given: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> dict[str, Any]:
+def _batch_of_the_file(values: Mapping[str, Any], options: TrainOptions, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """One micro-step per update, as DeepSpeed has it, where its file says the micro batch, nothing the others, and the
     default of an update cannot be divided into such."""
-    said = given.get("micro_batch_size") is None and values.get("micro_batch_size")
-    if not said or values.get("global_batch_size") or values.get("grad_accum_steps"):
+    said = options.micro_batch_size is None and values["micro_batch_size"]
+    if not said or values["global_batch_size"] or values["grad_accum_steps"]:
         return {}
     return {"grad_accum_steps": 1} if defaults["global_batch_size"] % (said * values["world_size"]) else {}
 
 
-# Of strategies, given by name.
-_OPTIONS = ("zero_stage", "bucket_mib")
-
-
-def strategy_settings(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of the strategy out of `values`; return them as fields of TrainSettings.
-
-    What a DeepSpeed configuration says of the training holds where nothing else was given.
+def _strategy_settings(options: TrainOptions, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the strategy, and what a DeepSpeed configuration says of the training where no option was given.
 
     Raises:
         UsageError: an option that the strategy does not have.
         InputError: the configuration cannot be read.
     """
-    path = values.pop("deepspeed_config", None)
-    config = None if path is None else read_deepspeed_config(Path(str(path)))
-    options = options_text(
-        str(values["strategy"]), {name: values.pop(name, None) for name in _OPTIONS} | {"config": config}
-    )
+    config = None if options.deepspeed_config is None else read_deepspeed_config(options.deepspeed_config)
+    own = {"zero_stage": options.zero_stage, "bucket_mib": options.bucket_mib, "config": config}
     said = {} if config is None else said_of_training(config)
-    return {"strategy_options": options} | {name: value for name, value in said.items() if values.get(name) is None}
+    text = options_text(values["strategy"], own)
+    return {"strategy_options": text} | {name: value for name, value in said.items() if values.get(name) is None}
 
 
 def _other_length(phase: int | None, seq_len: int, source: DataSource, made: str) -> str:
@@ -248,13 +395,12 @@ def check_space(run: TrainRun, plan: Plan) -> None:
         )
 
 
-def check_continues(run: TrainRun, plan: Plan, given: Mapping[str, Any]) -> None:
+def check_continues(run: TrainRun, plan: Plan) -> None:
     """Refuse to go on in a run directory with another length, or with a batch size that nobody asked for.
 
     Args:
         run: the run directory; one without checkpoints may take any plan.
         plan: what is to be trained.
-        given: fields of TrainSettings with what the user gave, None where nothing.
 
     Raises:
         UsageError: the plan is of another phase or implementation, or its global batch size is a default that is not
@@ -278,7 +424,8 @@ def check_continues(run: TrainRun, plan: Plan, given: Mapping[str, Any]) -> None
             "begin from the weights of the finished run",
         )
     what = settings.task if plan.phase is None else f"phase {plan.phase}"
-    asked = given.get("global_batch_size") or (given.get("micro_batch_size") and given.get("grad_accum_steps"))
+    given = plan.options
+    asked = given.global_batch_size or (given.micro_batch_size and given.grad_accum_steps)
     before = saved.get("global_batch_size", settings.global_batch_size)
     if before != settings.global_batch_size and not asked:
         raise UsageError(

@@ -9,16 +9,9 @@ from support.refusals import check_refusal, refused
 
 from bench.cli.main import run as command
 from bench.machine.devices import Devices
-from bench.plan.comparison import (
-    PlannedVariant,
-    Variant,
-    _profile_trial,
-    check_comparable,
-    combinations,
-    plan_variant,
-    remarks,
-    variants,
-)
+from bench.plan.comparison import Variant, _profile_trial, combinations, remarks
+from bench.plan.training import TrainOptions
+from bench.plan.variants import PlannedVariant, check_comparable, explore, grid, in_turn, plan_variant
 from bert.model.config import preset, shape_from_words, shape_in_words
 from common.errors import Code
 from records.files import write_record
@@ -26,13 +19,13 @@ from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)
 GIVEN = {"preset": "tiny", "data": "synthetic", "seq_len": 32, "steps": 6, "precision": "fp32", "global_batch_size": 8}
+AXES: dict[str, Any] = {"strategy": ("auto",), "devices": (1, 2)}
 
 
 def planned(out: Path, *chosen: Variant, **changes: Any) -> list[PlannedVariant]:
-    names = ("task", "micro_batch_size", "grad_accum_steps", "dropout")
-    given = {**dict.fromkeys(names), **GIVEN, **changes}
+    base = TrainOptions(task="pretrain", **{**GIVEN, **changes})
     pair = chosen or (Variant("single", 1), Variant("ddp", 2))
-    return [plan_variant(variant, out, None, given, {}, None, CPU) for variant in pair]
+    return [plan_variant(base.having(each.values, out=out / each.name), each.values, CPU) for each in pair]
 
 
 def trained(item: PlannedVariant, **changes: Any) -> None:
@@ -46,33 +39,52 @@ def trained(item: PlannedVariant, **changes: Any) -> None:
     write_record(directory.trial_json, trial.to_json())
 
 
+def possible(**axes: Any) -> list[str]:
+    return [variant.name for variant in combinations({**AXES, **axes}) if not variant.impossible]
+
+
 def test_auto_is_single_on_one_device_and_ddp_on_several() -> None:
-    assert variants(("auto",), (1, 2)) == [Variant("single", 1), Variant("ddp", 2)]
-    assert variants(("auto", "ddp"), (1, 2)) == [Variant("single", 1), Variant("ddp", 2), Variant("ddp", 1)]
-    assert Variant("ddp", 2).name == "ddp-2"
+    assert combinations(AXES) == [Variant("single", 1), Variant("ddp", 2)]
+    assert possible(strategy=("auto", "ddp")) == ["single-1", "ddp-2", "ddp-1"]
 
 
-def test_every_axis_is_combined_and_what_cannot_run_is_left_out() -> None:
-    axes = ("auto",), (1, 2), ("fp32", "bf16"), ("bertbench", "hf-trainer")
-    names = [variant.name for variant in variants(*axes)]
+def test_every_axis_is_combined_and_what_cannot_run_says_why() -> None:
+    axes = {"implementation": ("bertbench", "hf-trainer"), "precision": ("fp32", "bf16"), **AXES}
+    names = [variant.name for variant in combinations(axes)]
     assert names[:4] == ["single-1-fp32", "ddp-2-fp32", "single-1-bf16", "ddp-2-bf16"]
     assert names[4:] == [f"hf-trainer-{name}" for name in names[:4]]
-    found = combinations(("single", "ddp"), (1, 2))
+    found = combinations({"strategy": ("single", "ddp"), "devices": (1, 2)})
     assert [variant.name for variant in found if variant.impossible] == ["single-2"]
     assert "single and ddp" in Variant("fsdp", 2, implementation="hf-trainer").impossible
 
 
 def test_sets_of_levers_are_variants_of_our_own_implementation(tmp_path: Path) -> None:
-    axes = ("auto",), (1,), ("auto",), ("bertbench", "hf-trainer"), ("auto", "none", "unpad+chunks")
-    chosen = variants(*axes)
-    assert [v.name for v in chosen] == [
-        "single-1",
-        "single-1-no-levers",
-        "single-1-unpad+chunks",
-        "hf-trainer-single-1",
-    ]
+    axes = {"implementation": ("bertbench", "hf-trainer"), "levers": ("auto", "none", "unpad+chunks"),
+            "strategy": ("auto",), "devices": (1,)}  # fmt: skip
+    chosen = [variant for variant in combinations(axes) if not variant.impossible]
+    assert [variant.name for variant in chosen] == [
+        "single-1", "single-1-no-levers", "single-1-unpad+chunks", "hf-trainer-single-1",
+    ]  # fmt: skip
     settings = [item.plan.settings.levers for item in planned(tmp_path, *chosen[:3])]
     assert settings == ["auto", "none", "unpad+chunks"]
+
+
+def test_a_choice_is_sent_what_was_found_and_concludes_or_is_stopped_between_two() -> None:
+    def doubling(limit: int) -> Any:
+        size = 1
+        while (yield size) < limit:
+            size *= 2
+        return size
+
+    asked: list[int] = []
+
+    def measure(size: int) -> int:
+        asked.append(size)
+        return size * size
+
+    assert explore(doubling(50), measure) == 8 and asked == [1, 2, 4, 8]
+    assert explore(in_turn(grid({"a": (1, 2), "b": ("x",)})), str) == 2
+    assert explore(doubling(50), measure, lambda: len(asked) == 6) is None and asked[4:] == [1, 2]
 
 
 def test_a_folder_of_another_implementation_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -91,7 +103,7 @@ def test_what_makes_losses_of_hugging_face_differ_is_said(tmp_path: Path) -> Non
 @pytest.mark.parametrize("devices", [(2,), (2, 2), ()])
 def test_one_variant_is_no_comparison(devices: tuple[int, ...]) -> None:
     with refused("option-missing", "--devices 1 2"):
-        variants(("auto",), devices)
+        combinations({"strategy": ("auto",), "devices": devices})
 
 
 def test_variants_have_one_global_batch_and_folders_of_their_own(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.plan.search import PROOF_STEPS, find_max_batch
+from bench.plan.max_batch import PROOF_STEPS, MaxBatch, largest_batch
+from bench.plan.variants import explore
 from records.trial import Trial
 
 
@@ -26,10 +27,16 @@ class Machine:
         return {"status": "ok" if trial.micro_batch_size <= room else "oom", "reason": "full"}
 
 
+def searched(trial: Trial, machine: Machine, limit: int, step: int = 1) -> MaxBatch:
+    found = explore(largest_batch(trial, limit, step), machine.run)
+    assert found is not None
+    return found
+
+
 @given(capacity=st.integers(1, 300), start=st.integers(1, 64))
 def test_the_search_finds_the_exact_limit_and_shows_both_sides(capacity: int, start: int) -> None:
     machine = Machine(capacity)
-    found = find_max_batch(Trial(micro_batch_size=start), machine.run, limit=1024)
+    found = searched(Trial(micro_batch_size=start), machine, 1024)
     assert found.micro_batch_size == capacity
     assert found.fails_at == capacity + 1
     assert found.proved and (capacity + 1, "oom") in found.tried
@@ -40,7 +47,7 @@ def test_the_search_finds_the_exact_limit_and_shows_both_sides(capacity: int, st
 @given(capacity=st.integers(1, 300), start=st.integers(1, 64), step=st.integers(2, 40))
 def test_a_search_by_steps_ends_within_a_step_and_shows_both_sides(capacity: int, start: int, step: int) -> None:
     machine = Machine(capacity)
-    found = find_max_batch(Trial(micro_batch_size=start), machine.run, 1024, step)
+    found = searched(Trial(micro_batch_size=start), machine, 1024, step)
     assert found.fails_at is not None and found.micro_batch_size <= capacity < found.fails_at
     assert found.fails_at - found.micro_batch_size <= step
     sizes = [size for size, _ in found.tried]
@@ -50,36 +57,36 @@ def test_a_search_by_steps_ends_within_a_step_and_shows_both_sides(capacity: int
 
 def test_a_search_by_steps_saves_trials() -> None:
     machines = Machine(137), Machine(137)
-    by_one = find_max_batch(Trial(micro_batch_size=64), machines[0].run, 4096)
-    by_32 = find_max_batch(Trial(micro_batch_size=64), machines[1].run, 4096, 32)
+    by_one = searched(Trial(micro_batch_size=64), machines[0], 4096)
+    by_32 = searched(Trial(micro_batch_size=64), machines[1], 4096, 32)
     assert (by_one.micro_batch_size, by_32.micro_batch_size, by_32.fails_at) == (137, 128, 160)
     assert len(by_one.tried) - len(by_32.tried) == 5
 
 
 def test_a_search_by_steps_goes_down_by_steps_where_the_proof_fails() -> None:
-    found = find_max_batch(Trial(micro_batch_size=8), Machine(20, proven=11).run, 1024, 8)
+    found = searched(Trial(micro_batch_size=8), Machine(20, proven=11), 1024, 8)
     assert (found.micro_batch_size, found.fails_at) == (8, 16)
 
 
 def test_the_limit_ends_the_search_and_is_stated() -> None:
-    found = find_max_batch(Trial(micro_batch_size=8), Machine(10_000).run, limit=100)
+    found = searched(Trial(micro_batch_size=8), Machine(10_000), 100)
     assert found.micro_batch_size == 100 and found.fails_at is None and "limit of 100" in found.failure
 
 
 def test_a_size_that_fits_three_steps_but_not_twenty_is_not_the_answer() -> None:
-    found = find_max_batch(Trial(micro_batch_size=1), Machine(20, proven=18).run, limit=1024)
+    found = searched(Trial(micro_batch_size=1), Machine(20, proven=18), 1024)
     assert (found.micro_batch_size, found.fails_at) == (18, 19)
 
 
 def test_nothing_fits() -> None:
-    found = find_max_batch(Trial(micro_batch_size=4), Machine(0).run, limit=64)
+    found = searched(Trial(micro_batch_size=4), Machine(0), 64)
     assert (found.micro_batch_size, found.fails_at) == (0, 1)
 
 
 @pytest.mark.parametrize("status", ["crashed", "timeout", "refused"])
 def test_another_failure_is_not_taken_for_out_of_memory(status: str) -> None:
     machine = Machine(100, fault=(16, status))
-    found = find_max_batch(Trial(micro_batch_size=4), machine.run, limit=64)
+    found = searched(Trial(micro_batch_size=4), machine, 64)
     assert found.micro_batch_size == 8 and found.failure == f"{status}: told to"
     assert not found.proved, "what lies above is not known"
     assert machine.trials[-1].stop_iteration == PROOF_STEPS, "8 itself is shown to run"
