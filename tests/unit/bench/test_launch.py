@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.run.launch import LaunchOptions, _outcome, _timeout_reason, finish
+from bench.cluster import STOPPING_VARIABLE
+from bench.run.launch import LaunchOptions, _outcome, _timeout_reason, finish, launch_failure, lost_peer
 from bench.run.processes import descendants, end_tree, stopped_ranks
 from bench.run.worker import _explain
 from common.errors import StorageError, UsageError
@@ -136,3 +137,17 @@ def test_a_rank_that_meets_a_full_disk_is_run_again_and_one_that_finds_no_memory
     assert _explain(MemoryError())[:2] == ("oom", "MemoryError")
     assert _explain(UsageError("option-conflict", "there is no such trial"))[::2] == ("refused", "option-conflict")
     assert _explain(RuntimeError("a shape does not fit"))[::2] == ("crashed", "rank-failed")
+
+
+def test_a_lost_connection_is_told_from_other_failures() -> None:
+    assert lost_peer("RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+    assert not lost_peer("ValueError: shapes differ")
+
+
+def test_why_a_launch_ends_is_read_where_it_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(STOPPING_VARIABLE, raising=False)
+    assert not launch_failure()
+    monkeypatch.setenv(STOPPING_VARIABLE, str(tmp_path / "stopping"))
+    assert not launch_failure()
+    (tmp_path / "stopping").write_text("node 1 is gone")
+    assert launch_failure() == "node 1 is gone"

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.refusals import refused
+from support.refusals import check_refusal, refused
 
 from bench.cli import main as cli
 from bench.cli.launch import program_of
 from bench.cluster import rank
-from bench.cluster.statements import Failure, Report, Statement, Verdict, judge
+from bench.cluster.statements import Failure, Report, Statement, Verdict, judge, restart_in_words
 from bench.cluster.world import World, joined_world
+from common.errors import Code
 
 NODES = {
     node: Statement(node_rank=node, counts=(1, 2), max_restarts=0, host=f"host{node}", process=1, device="cpu")
@@ -23,29 +24,28 @@ GOOD = Report(True)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "code", "facts"),
     [
-        ([], "what is to be launched?"),
-        (["--here-gpus", "2", "--"], "what is to be launched?"),
-        (["--", "no-such-script.py"], "no Python script 'no-such-script.py' on this node"),
-        (["--", "sleep", "1"], "'sleep' on this node; it is a program: add --no-python"),
-        (["--no-python", "--", "no-such-program"], "no program 'no-such-program'"),
-        (["--module", "--no-python", "--", "x"], "exclude each other"),
-        (["--join-timeout", "0", "--", "x"], "--join-timeout 0 must be"),
-        (["--join-timeout", "nan", "--", "x"], "--join-timeout nan must be"),
-        (["--max-restarts", "-1", "--", "x"], "--max-restarts -1 must be at least 0"),
-        (["--master-port", "70000", "--", "x"], "--master-port 70000 must be between 1 and 65535"),
-        (["--here-gpus", "100000", "--no-python", "--", "true"], "more than 8 per core"),
-        (["--other-gpus", "1", "--no-python", "--", "true"], "2 nodes need --master-addr"),
-        (["--node-rank", "1", "--no-python", "--", "true"], "1 node has the ranks 0 to 0"),
+        ([], "option-missing", ["-- COMMAND"]),
+        (["--here-gpus", "2", "--"], "option-missing", ["-- COMMAND"]),
+        (["--", "no-such-script.py"], "path-missing", ["'no-such-script.py'"]),
+        (["--", "sleep", "1"], "path-missing", ["'sleep'", "--no-python"]),
+        (["--no-python", "--", "no-such-program"], "tool-missing", ["'no-such-program'"]),
+        (["--module", "--no-python", "--", "x"], "option-conflict", ["--module", "--no-python"]),
+        (["--join-timeout", "0", "--", "x"], "option-value", ["--join-timeout 0"]),
+        (["--join-timeout", "nan", "--", "x"], "option-value", ["--join-timeout nan"]),
+        (["--max-restarts", "-1", "--", "x"], "option-value", ["--max-restarts -1"]),
+        (["--master-port", "70000", "--", "x"], "option-value", ["--master-port 70000", "65535"]),
+        (["--here-gpus", "100000", "--no-python", "--", "true"], "device-missing", ["100000", "--crowded"]),
+        (["--other-gpus", "1", "--no-python", "--", "true"], "option-missing", ["2 nodes", "--master-addr"]),
+        (["--node-rank", "1", "--no-python", "--", "true"], "option-value", ["--node-rank 1", "0 to 0"]),
     ],
 )
 def test_what_cannot_be_launched_is_one_message_and_exit_code_2(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], code: Code, facts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["launch", *words]) == 2
-    errors = capsys.readouterr().err
-    assert message in errors and "Traceback" not in errors
+    check_refusal(capsys.readouterr().err, code, *facts)
 
 
 def test_programs_are_run_as_torchrun_runs_them(tmp_path: Path) -> None:
@@ -123,6 +123,14 @@ def test_the_verdict_names_the_cause(
     reports: dict[int, Report], lost: dict[int, str], asked: str | None, verdict: Verdict
 ) -> None:
     assert judge(NODES, reports, lost, asked) == verdict
+
+
+def test_a_restart_names_the_rank_that_was_killed_before_those_that_lost_it() -> None:
+    failures = {"0": {"rank": 0, "exit_code": 3, "time": 1.0}, "1": {"rank": 2, "exit_code": -9, "time": 1.1}}
+    line = json.dumps({"round": 1, "failures": failures})
+    assert restart_in_words(line, NODES) == "restart 1 of 0: rank 2 on node 1 (host host1) died by SIGKILL"
+    line = json.dumps({"round": 2, "failures": {"0": None, "1": None}})
+    assert restart_in_words(line, NODES) == "restart 2 of 0: a node's processes ended"
 
 
 def test_reports_and_statements_survive_the_way_and_damage_does_not_pass() -> None:

@@ -16,16 +16,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from support import bundle_writer, training_runs
 from support.bert_folders import PIECES, SHAPE, loaded, saved, theirs
+from support.gap_files import prepared
 from support.mutate import count_from_environment, mutations
 from support.refusals import check_refusal, refused
 
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import load_into, load_model, save_model
+from bert.checkpoints.read import find_checkpoint
 from bert.checkpoints.tensor_files import read_tensors
 from bert.checkpoints.tensorflow_index import MAGIC
 from bert.model.encoder import BertEncoder
 from bert.model.models import BertForPretraining
+from bert.tasks.base import DataIdentity
+from bert.train.resume import find_weights
 from common.errors import BertbenchError, Code, InputError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -392,3 +396,14 @@ def test_names_that_the_file_system_refuses_are_named(tmp_path: Path) -> None:
         convert(tmp_path / ("a" * 300), tmp_path / "dst")
     with refused("path-unreadable", "a" * 300):
         convert(saved(tmp_path / "src", theirs()), tmp_path / ("a" * 300))
+
+
+def test_features_are_no_weights(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    for source in (folder, *folder.glob("*.safetensors")):
+        with refused("file-format", source):
+            find_checkpoint(source)
+    with refused("file-format", "this run needs a model", "step-"):
+        find_weights(folder, DataIdentity(source="data"), print, "this run needs a model")
+    save_file({"bert.pooler.dense.bias": torch.zeros(4)}, folder / "weights.safetensors")
+    assert find_checkpoint(folder).path == folder / "weights.safetensors"
