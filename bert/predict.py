@@ -12,9 +12,9 @@ from bert.checkpoints.ours import CONFIG_FILE
 from bert.model.config import ModelConfig
 from bert.tasks.base import DataIdentity, Task
 from bert.train.checkpoint import STATE_FILE, checkpoint_path, read, saved_steps
-from bert.train.initial import load_initial, unpadded
 from bert.train.resume import find_weights
 from bert.train.settings import TrainSettings
+from bert.train.weights import load_initial, unpadded
 from common.errors import InputError
 
 

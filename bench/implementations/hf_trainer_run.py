@@ -6,35 +6,31 @@ end the weights are saved as ours, so that `bertbench predict` and `bertbench ev
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.implementations import TRAINER_STRATEGIES
-from bench.implementations.hf_trainer import TrainerImplementation
+from bench.implementations.hf_trainer import TrainerImplementation, check_packages, train_with_trainer
 from bench.implementations.hugging_face import check_heads, model_loss, task_model
-from bench.implementations.trainer_loop import check_packages, train_with_trainer
-from bench.run.feed import feed
 from bert.checkpoints.folder import new_folder
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.checkpoints.ours import save_model
-from bert.data.batch import Batch
 from bert.data.vocabulary import VOCABULARY_FILE
 from bert.parallel.base import Strategy
 from bert.parallel.options import read_options
 from bert.train.agreement import any_rank, together
-from bert.train.base_run import BaseRun
-from bert.train.checkpoint import checkpoint_path
+from bert.train.base_run import BaseRun, make_optimizer
+from bert.train.checkpoint import checkpoint_path, seed_generators
 from bert.train.events import Best, Report, RunOutcome, Saved, Warned
-from bert.train.initial import load_initial
+from bert.train.feed import Feed
 from bert.train.loop import Training
-from bert.train.losses import LossLog
-from bert.train.observer import Observer, Observers
-from bert.train.parts import make_optimizer, make_training
+from bert.train.observer import Observer
 from bert.train.resume import initial_on_all
 from bert.train.settings import TrainSettings
-from bert.train.tensors import seed_generators
+from bert.train.weights import load_initial
 from common.atomic import write_text
 from common.errors import UsageError
 
@@ -91,34 +87,12 @@ def _finished_before(settings: TrainSettings, final: Path, report: Report) -> Ru
     )
 
 
-class _WithoutParts:
-    """Theirs tell one loss."""
-
-    parts: tuple[str, ...] = ()
-
-
 class _Run(BaseRun):
-    """The parts of a run with Hugging Face's model and loop, and what it does between steps."""
+    """A run with Hugging Face's model and loop, which tell one loss and save at the end alone."""
 
-    def __init__(
-        self,
-        settings: TrainSettings,
-        folder: Path,
-        strategy: Strategy,
-        observer: Observer,
-        should_stop: Callable[[], bool],
-        report: Report,
-    ) -> None:
-        super().__init__(settings, folder, strategy, should_stop, report)
-        self.evaluations.begin(0)
-        accumulation = settings.grad_accum_steps
-        parts: Any = _WithoutParts()
-        self.log = LossLog(parts, self.counts, settings.global_batch_size, accumulation, 0)
-        self.observer = Observers([self.log, observer])
-        self.model = self._make_model()
-        self.training = self._make_training()
+    tells_parts = saves_best = False
 
-    def _make_model(self) -> Any:
+    def build(self, observer: Observer) -> Training:
         """Hugging Face's model with the weights that ours would begin with."""
         settings = self.settings
         torch.manual_seed(settings.seed)
@@ -129,60 +103,38 @@ class _Run(BaseRun):
             together(self.strategy, lambda: load_initial(initial, ours, self.config, whole=whole))
         theirs = task_model(self.task, self.config, settings.activation_checkpointing)
         copy_weights(ours, theirs)
-        return theirs.to(self.strategy.device)
-
-    def _make_training(self) -> Training:
-        settings = self.settings
-        adapt: Callable[[Batch], Batch] = TrainerImplementation().adapt
-        return make_training(
-            settings,
+        self.model: Any = theirs.to(self.strategy.device)
+        pinned = self.strategy.device.type == "cuda"
+        return self.make_training(
             self.model,
             make_optimizer(settings, self.model),
             model_loss(settings.task, self.config),
-            feed(iter(self.task.batches(self.spec)), adapt, pinned=self.strategy.device.type == "cuda"),
-            self.strategy,
-            self.precision,
-            self.counts,
+            Feed(self.task.batches(self.spec), pinned, TrainerImplementation().adapt),
         )
 
     def go(self) -> RunOutcome:
         """Train to the end, or until asked to stop."""
         seed_generators(self.settings.seed, self.strategy.rank, 0)
         options = read_options(self.settings.strategy_options)
-        train_with_trainer(self.training, self.observer, self._between_steps, options)
-        return self.outcome(None, self._best_saved())
+        train_with_trainer(self.training, self.observer, self.between_steps, options)
+        if not self.done:
+            self.warn(f"{_NAME} saves no checkpoints on its way: called again, this run begins from its first step")
+        return replace(self.outcome(), best=self._best_saved())
 
     def _best_saved(self) -> Best | None:
         """The best evaluation where its weights were saved: it was the last one."""
         best = self.evaluations.best
         return best if best is not None and self.done and best.applied_steps == self.counts.applied_steps else None
 
-    def _between_steps(self, step: int) -> bool:
-        """Read and evaluate what is due, save at the end; return whether another step is to be made."""
-        done, applied, settings = self.done, self.counts.applied_steps, self.settings
-        if len(self.log) >= settings.log_every:
-            self.read_losses()
-        stop = not done and any_rank(self.strategy, self.should_stop())
-        evaluating = self.evaluations.due(applied, done)
-        if done or stop or evaluating:
-            self.read_losses()
-        if evaluating:
-            model = self._ours().to(self.strategy.device)
-            self.report(self.evaluations.make(model, self.precision, applied))
-        if done:
-            self._save()
-        elif stop:
-            self.warn(f"{_NAME} saves no checkpoints on its way: called again, this run begins from its first step")
-        return not (done or stop)
+    def model_to_evaluate(self) -> torch.nn.Module:
+        """Our model with their weights."""
+        return self._ours().to(self.strategy.device)
 
-    def _ours(self) -> torch.nn.Module:
-        """Our model with the weights as they are now, on the CPU; random numbers are left as they were."""
-        with torch.random.fork_rng(devices=[]):
-            model = self.task.build_model(self.config)
-        load_hugging_face_state(model, {name: value.cpu() for name, value in self.model.state_dict().items()})
-        return model
+    def due(self, done: bool, stop: bool) -> bool:
+        """At the end."""
+        return done
 
-    def _save(self) -> None:
+    def save(self, step: int) -> None:
         """Write the weights as ours, from the first rank."""
         began = time.perf_counter()
         final = checkpoint_path(self.folder, self.counts.applied_steps)
@@ -200,6 +152,13 @@ class _Run(BaseRun):
         seconds = time.perf_counter() - began
         applied, best = self.counts.applied_steps, self._best_saved()
         self.report(Saved(applied_steps=applied, path=final, seconds=seconds, size_bytes=size, best=best))
+
+    def _ours(self) -> torch.nn.Module:
+        """Our model with the weights as they are now, on the CPU; random numbers are left as they were."""
+        with torch.random.fork_rng(devices=[]):
+            model = self.task.build_model(self.config)
+        load_hugging_face_state(model, {name: value.cpu() for name, value in self.model.state_dict().items()})
+        return model
 
 
 def copy_weights(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:

@@ -76,8 +76,8 @@ def run_rank(directory: TrialDirectory, trial: Trial, rank: int) -> None:
     from bert.optim.precision import Precision
     from bert.parallel.options import make_strategy
     from bert.tasks import make_task, task_step
+    from bert.train.feed import data_spec
     from bert.train.observer import Observers
-    from bert.train.parts import data_spec
 
     limit_memory(trial)
     torch.manual_seed(trial.seed)
@@ -227,7 +227,7 @@ def _measure_components(
     import torch
 
     from bench.steplight.measure import measure_components
-    from bert.train.parts import data_spec
+    from bert.train.feed import data_spec
 
     torch.manual_seed(trial.seed + 1 + training.strategy.rank)
     sample = iter(task.batches(data_spec(trial, training.strategy)))
@@ -247,7 +247,7 @@ def _measure_input(
     import torch
 
     from bench.run.input_only import draw, rank_record
-    from bert.train.parts import data_spec
+    from bert.train.feed import data_spec
 
     stream = task.batches(data_spec(trial, strategy))
     batches = _batches(stream, strategy, implementation)
@@ -311,9 +311,9 @@ def _training(trial: Trial, built: Any, batches: Iterator[Any], strategy: Any, p
 
 
 def _batches(stream: Any, strategy: Any, implementation: Any) -> Iterator[Any]:
-    from bench.run.feed import feed
+    from bert.train.feed import Feed
 
-    return feed(iter(stream), implementation.adapt, pinned=strategy.device.type == "cuda")
+    return Feed(stream, strategy.device.type == "cuda", implementation.adapt)
 
 
 def _profiler_observers(directory: TrialDirectory, trial: Trial, rank: int) -> list[Any]:

@@ -1,37 +1,54 @@
-"""What every training run has, whoever's model and loop it trains: parts that do not know them, and what it tells."""
+"""What every training run has, whoever's model and loop it trains: its parts, and what it does between steps."""
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from bert.data.batch import Batch
 from bert.model.config import model_config
 from bert.optim.precision import Precision
-from bert.parallel.base import Strategy
+from bert.optim.registry import OPTIMIZERS, SELF_CLIPPING
+from bert.parallel.base import StepPlan, Strategy
 from bert.tasks import make_task
 from bert.tasks.base import DataIdentity, Task
-from bert.train.agreement import together
-from bert.train.best import Evaluations
-from bert.train.events import Best, Event, Report, RunOutcome, Warned
+from bert.train.agreement import any_rank, together
+from bert.train.checkpoint import vocabulary_text
+from bert.train.evaluate import Evaluations
+from bert.train.events import Event, Progress, Report, RunOutcome, Warned
+from bert.train.feed import data_spec
+from bert.train.loop import ComputeLoss, DivergenceWatch, Training
 from bert.train.loop import Progress as UpdateCounts
-from bert.train.losses import LossLog
-from bert.train.parts import data_spec
+from bert.train.observer import Observer, Observers, StepResult
 from bert.train.settings import TrainSettings
-from bert.train.state import vocabulary_text
 
 
-class BaseRun:
-    """Subclasses make model, optimizer and `log`, and train; every rank has one."""
+class BaseRun(ABC):
+    """One rank of a run. Subclasses build model, optimizer and batches, train, and save.
 
-    log: LossLog
+    Args:
+        settings: what to train.
+        folder: where its checkpoints lie.
+        strategy: the ranks, set up.
+        observer: of the loop and the model.
+        should_stop: asked between steps; a yes on any rank ends the run.
+        report: told what happens, on the first rank only.
+    """
+
+    saves_best = True
+    """Whether an evaluation that is the best so far is a reason to save."""
 
     def __init__(
         self,
         settings: TrainSettings,
         folder: Path,
         strategy: Strategy,
+        observer: Observer,
         should_stop: Callable[[], bool],
         report: Report,
     ) -> None:
-        """Look at the data and open what is evaluated on; arguments as bert.train.run.run_training has them."""
         self.settings = settings
         self.folder = folder
         self.strategy = strategy
@@ -47,13 +64,75 @@ class BaseRun:
         self.evaluations = Evaluations(settings, self.task, strategy, self.warn)
         self.evaluations.open(self.spec, self.data)
         self.checkpoint: Path | None = None
+        self.log = LossLog(self.task if self.tells_parts else None, self.counts, settings, 0)
+        self.training = self.build(observer)
+        self.observer = Observers([self.log, observer])
+        self.evaluations.begin(self.counts.applied_steps)
+
+    tells_parts = True
+    """Whether the loss is that of `log`, which knows its parts."""
+
+    @abstractmethod
+    def build(self, observer: Observer) -> Training:
+        """Make everything that steps are made with."""
+
+    @abstractmethod
+    def model_to_evaluate(self) -> torch.nn.Module:
+        """Return our model with the weights as they are now, on the device, without what is around it."""
+
+    @abstractmethod
+    def due(self, done: bool, stop: bool) -> bool:
+        """Whether to save, after the last step (`done`), when a stop was asked for, or in between."""
+
+    @abstractmethod
+    def save(self, step: int) -> None:
+        """Write the weights down before step number `step`."""
+
+    def make_training(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        compute_loss: ComputeLoss,
+        batches: Iterator[Batch],
+    ) -> Training:
+        """Return what a loop trains with."""
+        return Training(
+            model=model,
+            optimizer=optimizer,
+            compute_loss=compute_loss,
+            batches=batches,
+            strategy=self.strategy,
+            precision=self.precision,
+            grad_accum_steps=self.settings.grad_accum_steps,
+            max_grad_norm=step_plan(self.settings).max_grad_norm,
+            learning_rate=self.settings.learning_rates(),
+            progress=self.counts,
+            divergence=DivergenceWatch(self.settings.log_every),
+        )
 
     @property
     def done(self) -> bool:
         """Whether all updates were made."""
         return self.counts.applied_steps >= self.settings.steps
 
-    def outcome(self, resumed_from: Path | None, best: Best | None) -> RunOutcome:
+    def between_steps(self, step: int) -> bool:
+        """Read, evaluate and save what is due; return whether another step is to be made. The same on every rank."""
+        done, applied = self.done, self.counts.applied_steps
+        if len(self.log) >= self.settings.log_every:
+            self.read_losses()
+        stop = not done and any_rank(self.strategy, self.should_stop())
+        evaluating, saving = self.evaluations.due(applied, done), self.due(done, stop)
+        if done or stop or evaluating or saving:
+            self.read_losses()
+        if evaluating:
+            told = self.evaluations.make(self.model_to_evaluate(), self.precision, applied)
+            self.report(told)
+            saving = saving or (told.best and self.saves_best)
+        if saving:
+            self.save(step)
+        return not (done or stop)
+
+    def outcome(self, resumed_from: Path | None = None) -> RunOutcome:
         """Return how the run ended."""
         return RunOutcome(
             finished=self.done,
@@ -63,7 +142,7 @@ class BaseRun:
             resumed_from=resumed_from,
             checkpoint=self.checkpoint,
             evaluation=self.evaluations.latest,
-            best=best,
+            best=self.evaluations.best,
         )
 
     def read_losses(self) -> None:
@@ -79,3 +158,101 @@ class BaseRun:
     def warn(self, message: str) -> None:
         """Tell of what needs no answer, on the first rank."""
         self.report(Warned(message=message))
+
+
+def step_plan(settings: TrainSettings, levers: frozenset[str] = frozenset()) -> StepPlan:
+    """Return what the strategy has to know of the steps; `levers` are those that are on."""
+    clips_itself = settings.optimizer in SELF_CLIPPING
+    return StepPlan(
+        train=settings,
+        optimizer=settings.optimizer,
+        max_grad_norm=None if clips_itself else settings.max_grad_norm,
+        optimizer_norm=settings.max_grad_norm if clips_itself else None,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        levers=levers,
+    )
+
+
+def make_optimizer(settings: TrainSettings, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of a run; it clips gradients itself where step_plan says so."""
+    clipping = {"max_grad_norm": settings.max_grad_norm} if settings.optimizer in SELF_CLIPPING else {}
+    make = OPTIMIZERS[settings.optimizer]
+    return make(model, settings.learning_rate, weight_decay=settings.weight_decay, **clipping)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    number: int
+    learning_rate: float
+    applied: bool
+    applied_steps: int
+    samples_seen: int
+    losses: torch.Tensor
+
+
+class LossLog(Observer):
+    """Keeps what each step did until `read`; nothing waits for a GPU before that."""
+
+    def __init__(self, task: Task | None, counts: UpdateCounts, settings: TrainSettings, samples_seen: int) -> None:
+        """`task` tells the parts of its loss; None, where another's model is trained, has none."""
+        self.samples_seen = samples_seen
+        self._task = task
+        self._counts = counts
+        self._settings = settings
+        self._parts: torch.Tensor | None = None
+        self._steps: list[_Step] = []
+
+    def __len__(self) -> int:
+        """Return the number of steps that were not read yet."""
+        return len(self._steps)
+
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Mean training loss of one micro-batch; its parts are noted."""
+        assert self._task is not None
+        loss, named = self._task.loss_parts(model, batch)
+        if named:
+            parts = torch.stack([named[name] for name in self._task.parts])
+            self._parts = parts if self._parts is None else self._parts + parts
+        return loss
+
+    def step_end(self, step: int, result: StepResult) -> None:
+        """Keep the step."""
+        self.samples_seen += self._settings.global_batch_size
+        losses = result.loss.reshape(1)
+        if self._parts is not None:
+            losses = torch.cat((losses, self._parts / self._settings.grad_accum_steps))
+        self._parts = None
+        self._steps.append(
+            _Step(
+                step,
+                result.learning_rate,
+                result.applied is not False,
+                self._counts.applied_steps,
+                self.samples_seen,
+                losses,
+            )
+        )
+
+    def read(self, strategy: Strategy, precision: Precision) -> list[Progress]:
+        """Return the steps since the last time, losses averaged over ranks; every rank has to call it."""
+        if not self._steps:
+            return []
+        own = torch.stack([step.losses for step in self._steps]).double().cpu()
+        rows = (strategy.total(own.flatten()) / strategy.world_size).view(own.shape).tolist()
+        scale = None if precision.scaler is None else float(precision.scaler.get_scale())
+        steps, self._steps = self._steps, []
+        names = () if self._task is None else self._task.parts
+        return [
+            Progress(
+                step=step.number,
+                loss=loss,
+                parts=dict(zip(names, parts, strict=True)),
+                learning_rate=step.learning_rate,
+                applied=step.applied,
+                applied_steps=step.applied_steps,
+                samples_seen=step.samples_seen,
+                loss_scale=scale,
+            )
+            for step, (loss, *parts) in zip(steps, rows, strict=True)
+        ]

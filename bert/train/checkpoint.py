@@ -5,33 +5,37 @@
         vocab.txt                       the vocabulary of the data, where it lies beside them
         optimizer.safetensors           moments by parameter name
         rng-<rank>.safetensors          random number generators, written by each rank
-        state.json                      bert.train.state, and size and CRC-32 of every other file
+        state.json                      TrainState, and size and CRC-32 of every other file
 
 A checkpoint is written into a temporary folder, confirmed by the disk and renamed, and taken away by a rename too:
 under its own name it is whole at every instant. In a run over several nodes all of them have to see the folder.
 """
 
+import math
+import platform
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bert.checkpoints.folder import sync_folder
 from bert.checkpoints.model_config import read_json
 from bert.checkpoints.ours import config_of, write_model
-from bert.checkpoints.tensor_files import write_safetensors
-from bert.data.vocabulary import VOCABULARY_FILE
+from bert.checkpoints.tensor_files import read_tensors, write_safetensors
+from bert.data.vocabulary import VOCABULARY_FILE, either_fingerprint
 from bert.parallel.base import Strategy
+from bert.tasks.base import DataIdentity, Evaluation
 from bert.train.agreement import known_to_first, together
-from bert.train.state import TrainState
-from bert.train.tensors import OPTIMIZER_FILE, collected, rng_file, save_rng
+from bert.train.events import Best
+from bert.train.settings import TrainSettings
 from common.atomic import storage_errors, write_json, write_text
 from common.errors import InputError, SchemaError, StorageError, read_code
 
@@ -41,6 +45,120 @@ STATE_FILE = "state.json"
 _NAME = re.compile(r"step-(\d{7,})")
 _LEFT_OVER = re.compile(r"\.step-\d{7,}\.(new|old)")
 _CHUNK_BYTES = 4 * 2**20
+OPTIMIZER_FILE = "optimizer.safetensors"
+FORMAT = "bertbench checkpoint"
+SCHEMA_VERSION = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainState:
+    """Where a run stands between two steps."""
+
+    settings: TrainSettings
+    """What the run was asked to do."""
+    data: DataIdentity
+    position: dict[str, Any]
+    """State of the data stream behind the last batch that was trained on."""
+    progress: dict[str, int]
+    """Updates applied and left out (bert.train.loop.Progress)."""
+    samples_seen: int
+    """Samples trained on, those of steps that were left out too."""
+    scaler: dict[str, Any]
+    """State of the loss scaling; empty where nothing is scaled."""
+    optimizer_steps: int | None
+    """Steps that the optimizer counts for all its parameters together; None where each has its own count."""
+    evaluation: Evaluation | None
+    best: Best | None = None
+    """The best evaluation, whose checkpoint stays."""
+    versions: dict[str, str]
+
+    @property
+    def applied_steps(self) -> int:
+        """Updates made."""
+        return self.progress["applied_steps"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything by name."""
+        return {
+            "format": FORMAT,
+            "schema_version": SCHEMA_VERSION,
+            **{part.name: getattr(self, part.name) for part in fields(self)},
+            "settings": self.settings.to_json(),
+            "data": asdict(self.data),
+            "evaluation": None if self.evaluation is None else _plain(self.evaluation),
+            "best": None if self.best is None else asdict(self.best),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "TrainState":
+        """Return what `to_json` wrote. Raises InputError for a damaged state, SchemaError for a newer version's."""
+        if content.get("format") != FORMAT:
+            raise InputError("record-foreign", "it is no checkpoint of bertbench")
+        version = content.get("schema_version")
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise SchemaError(
+                "record-newer",
+                f"a newer version wrote it (schema {version}, this one reads up to {SCHEMA_VERSION}): update bertbench",
+            )
+        try:
+            values = {part.name: content[part.name] for part in fields(cls) if part.name != "best"}
+            best = content["best"] if version != 1 else None
+            state = cls(
+                **{
+                    **values,
+                    "settings": TrainSettings.from_json(values["settings"]),
+                    "data": DataIdentity(**values["data"]),
+                    "evaluation": _evaluation(values["evaluation"], version),
+                    "best": None if best is None else Best(**best),
+                }
+            )
+            whole = state.applied_steps >= 0 and state.samples_seen >= 0 and isinstance(state.position, dict)
+            whole = whole and (state.best is None or (state.best.applied_steps >= 0 and state.best.value * 0 == 0))
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise InputError("file-damaged", f"its state is damaged ({error!r})") from error
+        if not whole or not isinstance(state.scaler, dict):
+            raise InputError("file-damaged", "its state holds values that no run has")
+        return state
+
+
+def _plain(evaluation: Evaluation) -> dict[str, Any]:
+    """What was found, None where it is not finite, which JSON has no word for."""
+    values = {name: value if math.isfinite(value) else None for name, value in evaluation.values.items()}
+    return {**asdict(evaluation), "values": values}
+
+
+def _evaluation(content: Mapping[str, Any] | None, version: object) -> Evaluation | None:
+    if content is None:
+        return None
+    if version == 1:  # scores of pretraining, each a field of its own
+        names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+        counts = {"predicted_positions": content["predicted_positions"]}
+        return Evaluation(values={name: content[name] for name in names}, samples=content["samples"], counts=counts)
+    values = {name: math.nan if value is None else float(value) for name, value in content["values"].items()}
+    return Evaluation(values=values, samples=content["samples"], counts=dict(content["counts"]))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what numbers depend on."""
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
+
+
+def vocabulary_text(data: DataIdentity) -> str | None:
+    """Return the vocab.txt beside the data; None where there is none, or another one than they were made with.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    from bert.data.vocabulary import VOCABULARY_FILE
+
+    if data.vocabulary is None:
+        return None
+    source = Path(data.source).joinpath(*data.shards[:1])
+    folder = source if source.is_dir() else source.parent
+    for path in (folder / VOCABULARY_FILE, *sorted(folder.glob(f"*.{VOCABULARY_FILE}"))):
+        if path.is_file() and data.vocabulary in either_fingerprint(path):
+            return path.read_text(encoding="utf-8")
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,3 +401,57 @@ def _crc32(path: Path) -> int:
         while chunk := file.read(_CHUNK_BYTES):
             value = zlib.crc32(chunk, value)
     return value
+
+
+def rng_file(rank: int) -> str:
+    """Name of the file of a rank's random number generators."""
+    return f"rng-{rank}.safetensors"
+
+
+def collected(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Tensor]:
+    """Take all tensors as they come and return them on the CPU by name; with `keep` false they are let go of."""
+    found = {}
+    for name, value in tensors:
+        if keep:
+            found[name] = value.detach().to("cpu").contiguous()
+    return found
+
+
+def shared_steps(optimizer: torch.optim.Optimizer) -> int | None:
+    """Return the steps that an optimizer counts for all parameters together (LAMB); None where each has its own."""
+    steps = optimizer.param_groups[0].get("step")
+    return None if steps is None else int(steps)
+
+
+def save_rng(path: Path, device: torch.device) -> None:
+    """Write the states of PyTorch's generators, of which dropout draws. Raises StorageError."""
+    tensors = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        tensors["cuda"] = torch.cuda.get_rng_state(device)
+    write_safetensors(path, tensors)
+
+
+def load_rng(path: Path, device: torch.device) -> bool:
+    """Go on with saved generators. Return False, with nothing changed, where there are none of this device.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    if not path.exists():
+        return False
+    states = read_tensors(path)
+    if "cpu" not in states or (device.type == "cuda" and "cuda" not in states):
+        return False
+    try:
+        torch.set_rng_state(states["cpu"].clone())
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"].clone(), device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError("file-damaged", f"{path} holds no state of a random number generator ({error})") from error
+    return True
+
+
+def seed_generators(seed: int, rank: int, applied_steps: int) -> None:
+    """Seed PyTorch's generators for a rank that begins after so many updates: ranks draw independently."""
+    drawn = np.random.SeedSequence([seed, rank, applied_steps]).generate_state(1, np.uint64)
+    torch.manual_seed(int(drawn[0]) >> 1)

@@ -1,6 +1,6 @@
-"""Micro-batches on their way to the model, with the position of the data behind the last one that was taken."""
+"""Micro-batches on their way to a model, with the position of the data behind the last one that was taken."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -8,20 +8,43 @@ from typing import Any
 import torch
 
 from bert.data.batch import Batch
-from bert.tasks.base import BatchStream
+from bert.data.lengths import PADDINGS
+from bert.parallel.base import Strategy
+from bert.tasks.base import BatchStream, DataSpec
+from common.train_spec import TrainSpec
+
+Adapt = Callable[[Batch], Batch]
+
+
+def data_spec(spec: TrainSpec, strategy: Strategy) -> DataSpec:
+    """Return which batches this rank trains on."""
+    return DataSpec.of(
+        spec,
+        micro_batch_size=spec.micro_batch_size * strategy.devices_per_rank,
+        rank=strategy.rank,
+        world_size=strategy.world_size,
+        padding=spec.padding or PADDINGS[0],
+    )
 
 
 class Feed:
-    """Iterates over a stream; for a GPU one batch ahead is put into page-locked memory by a thread.
+    """Iterates over a stream. For a GPU a thread puts one batch ahead into page-locked memory, which takes longer than
+    copying it does.
 
     What was read ahead but not taken does not count for `position`. Close it when done.
+
+    Args:
+        stream: of the task.
+        pinned: whether the batches go to a GPU.
+        adapt: gives a batch the tensors that an implementation reads, on the thread that makes it.
     """
 
-    def __init__(self, stream: BatchStream, pinned: bool) -> None:
+    def __init__(self, stream: BatchStream, pinned: bool, adapt: Adapt | None = None) -> None:
         self._stream = stream
+        self._adapt = adapt
         self._batches = iter(stream)
         self._position = stream.state_dict()
-        self._pool = pinning_thread() if pinned else None
+        self._pool = _pinning_thread() if pinned else None
         self._ahead: Future[tuple[Batch, dict[str, Any]]] | None = None
 
     @property
@@ -46,7 +69,7 @@ class Feed:
 
     def _take(self) -> tuple[Batch, dict[str, Any]]:
         batch = next(self._batches)
-        return batch, self._stream.state_dict()
+        return batch if self._adapt is None else self._adapt(batch), self._stream.state_dict()
 
     def _take_pinned(self) -> tuple[Batch, dict[str, Any]]:
         batch, position = self._take()
@@ -61,7 +84,7 @@ class Feed:
             close()
 
 
-def pinning_thread() -> ThreadPoolExecutor:
+def _pinning_thread() -> ThreadPoolExecutor:
     """Return one thread that works on the caller's GPU: a new one would be on the first of the process."""
     begin = partial(torch.cuda.set_device, torch.cuda.current_device()) if torch.cuda.is_available() else None
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed", initializer=begin)

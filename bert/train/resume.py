@@ -38,10 +38,17 @@ from bert.data.vocabulary import either_fingerprint
 from bert.parallel.base import Strategy
 from bert.tasks.base import DataIdentity
 from bert.train.agreement import text_of_first, together
-from bert.train.checkpoint import STATE_FILE, Checkpoint, checkpoint_path, latest, read, saved_steps
+from bert.train.checkpoint import (
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    Checkpoint,
+    checkpoint_path,
+    latest,
+    read,
+    saved_steps,
+    versions,
+)
 from bert.train.settings import TrainSettings
-from bert.train.state import versions
-from bert.train.tensors import OPTIMIZER_FILE
 from common.errors import InputError, UsageError
 from common.flags import flag
 

@@ -19,28 +19,27 @@ from bert.model.encoder import recompute_activations
 from bert.parallel.base import Strategy
 from bert.speed.registry import check_precision, resolve_levers, use_levers, use_weight_copies
 from bert.train.agreement import any_rank, together
-from bert.train.base_run import BaseRun
-from bert.train.checkpoint import Checkpoint, latest_on_all, remove_left_overs, save
-from bert.train.events import LAST_GOOD_CHECKPOINT, Report, Resumed, RunOutcome, Saved
-from bert.train.feed import Feed
-from bert.train.initial import NotTaken, load_initial
-from bert.train.loop import DivergenceError, parameters_are_finite, train
-from bert.train.losses import LossLog
-from bert.train.observer import Observer, Observers
-from bert.train.parts import make_optimizer, make_training, step_plan
-from bert.train.resume import Initial, changed_settings, check_resumable, initial_on_all
-from bert.train.settings import TrainSettings
-from bert.train.state import TrainState, versions
-from bert.train.tensors import (
+from bert.train.base_run import BaseRun, make_optimizer, step_plan
+from bert.train.checkpoint import (
     OPTIMIZER_FILE,
-    check_same_shape,
-    load_moments,
+    Checkpoint,
+    TrainState,
+    latest_on_all,
     load_rng,
-    load_weights,
+    remove_left_overs,
     rng_file,
     seed_generators,
     shared_steps,
+    versions,
 )
+from bert.train.checkpoint import save as write_checkpoint
+from bert.train.events import LAST_GOOD_CHECKPOINT, Report, Resumed, RunOutcome, Saved
+from bert.train.feed import Feed
+from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
+from bert.train.observer import Observer
+from bert.train.resume import Initial, changed_settings, check_resumable, initial_on_all
+from bert.train.settings import TrainSettings
+from bert.train.weights import NotTaken, check_same_shape, load_initial, load_moments, load_weights
 from common.errors import UsageError
 from common.locks import locked
 
@@ -98,18 +97,11 @@ def _locked_by_first(folder: Path, strategy: Strategy) -> Iterator[None]:
 
 
 class _Run(BaseRun):
-    """The parts of a run with our model and loop, and what it does between steps."""
+    """A run with our model and loop."""
 
-    def __init__(
-        self,
-        settings: TrainSettings,
-        folder: Path,
-        strategy: Strategy,
-        observer: Observer,
-        should_stop: Callable[[], bool],
-        report: Report,
-    ) -> None:
-        super().__init__(settings, folder, strategy, should_stop, report)
+    def build(self, observer: Observer) -> Training:
+        """Our model with its levers, in the state that the run goes on from or begins with."""
+        settings, strategy = self.settings, self.strategy
         self.resumed_from, initial = self._origin()
         torch.manual_seed(settings.seed)
         self.model = self.task.build_model(self.config, observer)
@@ -132,16 +124,12 @@ class _Run(BaseRun):
         if initial is not None and left is not None:
             self._load_optimizer(initial, left)
         self.feed = together(strategy, self._open_feed)
-        samples_seen = 0 if self.resumed_from is None else self.resumed_from.state.samples_seen
-        self.log = LossLog(self.task, self.counts, settings.global_batch_size, settings.grad_accum_steps, samples_seen)
-        self.observer = Observers([self.log, observer])
-        self.training = make_training(
-            settings, wrapped, self.optimizer, self.log.compute_loss, self.feed, strategy, self.precision, self.counts
-        )
-        self.checkpoint = None if self.resumed_from is None else self.resumed_from.path
+        if self.resumed_from is not None:
+            self.log.samples_seen = self.resumed_from.state.samples_seen
+            self.checkpoint = self.resumed_from.path
         self._saved = self.counts.applied_steps
-        self.evaluations.begin(self.counts.applied_steps)
         self._begin_random_numbers()
+        return self.make_training(wrapped, self.optimizer, self.log.compute_loss, self.feed)
 
     def _origin(self) -> tuple[Checkpoint | None, Initial | None]:
         """Find what to go on from, or else to begin from; take over the counts of what to go on from."""
@@ -223,38 +211,29 @@ class _Run(BaseRun):
         """Train to the end, or until asked to stop."""
         first = self.counts.applied_steps + self.counts.skipped_steps
         try:
-            train(self.training, self.observer, self._between_steps, first)
+            train(self.training, self.observer, self.between_steps, first)
         except DivergenceError as error:
             self.read_losses()
             there = f"is {self.checkpoint}, from which the run goes on when it is called again"
             last = there if self.checkpoint else "does not exist: the run had saved none"
             raise DivergenceError(f"{error}. {LAST_GOOD_CHECKPOINT} {last}", error.step, error.learning_rate) from error
         resumed_from = None if self.resumed_from is None else self.resumed_from.path
-        return self.outcome(resumed_from, self.evaluations.best)
+        return self.outcome(resumed_from)
 
     def close(self) -> None:
         """End the threads that read ahead."""
         self.feed.close()
 
-    def _between_steps(self, step: int) -> bool:
-        """Read, evaluate and save what is due; return whether another step is to be made. The same on every rank."""
-        done, applied, settings = self.done, self.counts.applied_steps, self.settings
-        if len(self.log) >= settings.log_every:
-            self.read_losses()
-        stop = not done and any_rank(self.strategy, self.should_stop())
-        evaluating = self.evaluations.due(applied, done)
-        saving = (done or stop or applied % settings.save_every == 0) and applied != self._saved
-        if done or stop or evaluating or saving:
-            self.read_losses()
-        if evaluating:
-            told = self.evaluations.make(self.model, self.precision, applied)
-            self.report(told)
-            saving = saving or told.best
-        if saving:
-            self._save(step)
-        return not (done or stop)
+    def model_to_evaluate(self) -> torch.nn.Module:
+        """The model that is trained."""
+        return self.model
 
-    def _save(self, step: int) -> None:
+    def due(self, done: bool, stop: bool) -> bool:
+        """At the end, before a stop, and every so many updates; once after each."""
+        applied = self.counts.applied_steps
+        return (done or stop or applied % self.settings.save_every == 0) and applied != self._saved
+
+    def save(self, step: int) -> None:
         """Save a checkpoint, but no parameters that are not numbers."""
         began = time.perf_counter()
         assert self.training.divergence is not None
@@ -279,7 +258,9 @@ class _Run(BaseRun):
             best=self.evaluations.best,
             versions=versions(),
         )
-        self.checkpoint, size = save(self.folder, self.model, self.optimizer, state, self.strategy, self.vocabulary)
+        self.checkpoint, size = write_checkpoint(
+            self.folder, self.model, self.optimizer, state, self.strategy, self.vocabulary
+        )
         self._saved = self.counts.applied_steps
         seconds = time.perf_counter() - began
         best = self.evaluations.best

@@ -17,10 +17,9 @@ from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataIdentity
 from bert.train import checkpoint
 from bert.train.agreement import any_rank, known_to_first, text_of_first, together
-from bert.train.checkpoint import save, saved_steps
+from bert.train.checkpoint import TrainState, save, saved_steps, versions
 from bert.train.resume import find_initial, initial_on_all
 from bert.train.settings import TrainSettings
-from bert.train.state import TrainState, versions
 from common.errors import BertbenchError, InputError, LockedError, SchemaError, StorageError
 
 RANKS = 3

@@ -18,8 +18,7 @@ from bert.checkpoints.ours import save_model
 from bert.model.config import model_config
 from bert.model.models import BertForPretraining
 from bert.train import checkpoint as checkpoints
-from bert.train.checkpoint import STATE_FILE, latest, read, saved_steps
-from bert.train.tensors import load_rng, save_rng
+from bert.train.checkpoint import STATE_FILE, latest, load_rng, read, save_rng, saved_steps
 from common.errors import Code
 from common.locks import locked
 
@@ -227,7 +226,7 @@ def test_what_a_killed_process_left_is_removed(finished: Path, copy: Path) -> No
 
 @pytest.mark.parametrize(
     "failing",
-    ["tensors.write_safetensors", "checkpoint.write_safetensors", "checkpoint.write_json", "checkpoint.sync_folder"],
+    ["save_rng", "write_safetensors", "write_json", "sync_folder"],
 )
 def test_a_failed_save_leaves_the_earlier_checkpoints_and_no_half_one(
     finished: Path, copy: Path, failing: str, monkeypatch: pytest.MonkeyPatch
@@ -235,7 +234,7 @@ def test_a_failed_save_leaves_the_earlier_checkpoints_and_no_half_one(
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"bert.train.{failing}", full)
+    monkeypatch.setattr(f"bert.train.checkpoint.{failing}", full)
     with refused("disk-full", "step-0000005"):
         again(finished, copy, steps=6)
     monkeypatch.undo()

@@ -16,8 +16,8 @@ from bert.checkpoints.tensorflow import hugging_face_name, is_weight
 from bert.data.loading.batches import row_batch
 from bert.model.config import preset
 from bert.model.models import BertForSequenceClassification
-from bert.train.initial import load_initial
 from bert.train.resume import Initial
+from bert.train.weights import load_initial
 
 SHAPE = preset("tiny").replace(vocab_size=VOCAB, hidden_size=32, num_heads=4, intermediate_size=48, max_positions=32)
 

@@ -31,7 +31,7 @@ from bert.parallel.single import SingleStrategy
 from bert.speed.registry import check_precision, use_levers
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.task import TestShards
-from bert.train.best import evaluate
+from bert.train.evaluate import evaluate
 from bert.train.observer import Observer, Observers
 from records.trial import Trial
 

@@ -24,8 +24,8 @@ from bert.checkpoints.conversion import convert
 from bert.checkpoints.ours import load_into, load_model, save_model
 from bert.data.batch import Batch, BatchCounts
 from bert.model.models import BertForPretraining, BertForQuestionAnswering
-from bert.train.initial import NotTaken, load_initial
 from bert.train.resume import Initial
+from bert.train.weights import NotTaken, load_initial
 
 REAL = MASK.bool()
 POOLER = {"bert/pooler/dense/bias": torch.ones(16), "bert/pooler/dense/kernel": torch.ones(16, 16)}

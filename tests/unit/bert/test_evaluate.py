@@ -18,7 +18,7 @@ from bert.tasks.base import DataSpec, Evaluation
 from bert.tasks.pretrain.batches import to_batch
 from bert.tasks.pretrain.shards import read_shard
 from bert.tasks.pretrain.task import TestShards
-from bert.train.best import evaluate
+from bert.train.evaluate import evaluate
 
 TEST_SAMPLES = 20
 

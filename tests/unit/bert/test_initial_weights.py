@@ -15,8 +15,8 @@ from bert.model.config import shape_from_words, shape_in_words
 from bert.model.encoder import BertEncoder
 from bert.model.models import BertForPretraining
 from bert.tasks.base import DataIdentity
-from bert.train.initial import NotTaken, load_initial
 from bert.train.resume import Initial, find_initial
+from bert.train.weights import NotTaken, load_initial
 from common.errors import Code
 
 HEADS = ("masked_words.", "next_sentence.", "encoder.pooler.")

@@ -20,10 +20,10 @@ from bert.tasks.base import DataSpec, EvaluationSpec
 from bert.tasks.squad.evaluation import Questions
 from bert.tasks.squad.features import FORM
 from bert.tasks.squad.task import SquadTask
-from bert.train.best import evaluate
+from bert.train.base_run import LossLog
 from bert.train.checkpoint import saved_steps
+from bert.train.evaluate import evaluate
 from bert.train.loop import DivergenceError
-from bert.train.losses import LossLog
 
 CPU = torch.device("cpu")
 

@@ -12,14 +12,11 @@ from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 
 from bert.data.batch import Batch
-from bert.data.synthetic import SyntheticBatches
 from bert.optim.schedule import PHASES
 from bert.parallel.single import SingleStrategy
-from bert.tasks.base import DataSpec
+from bert.train.base_run import LossLog
 from bert.train.checkpoint import read, saved_steps
-from bert.train.feed import Feed
 from bert.train.loop import DivergenceError
-from bert.train.losses import LossLog
 from bert.train.settings import TrainSettings, phase_defaults, resolve_settings, task_defaults
 from common.errors import Code
 
@@ -335,21 +332,3 @@ def test_epochs_become_updates_and_updates_go_before_them() -> None:
         made(None, epochs=2)
     with refused("option-value", "--epochs 0"):
         made(epochs=0)
-
-
-def test_batches_made_ahead_for_a_gpu_do_not_count_as_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Batch, "pin", lambda batch: batch)  # page-locked memory needs a GPU
-
-    def stream() -> SyntheticBatches:
-        return SyntheticBatches(DataSpec(data="synthetic", seq_len=16, micro_batch_size=2, vocab_size=99))
-
-    feed = Feed(stream(), pinned=True)
-    try:
-        assert feed.position == {"step": 0}
-        taken = [next(feed) for _ in range(3)]
-        assert feed.position == {"step": 3}
-    finally:
-        feed.close()
-    expected = [batch for batch, _ in zip(stream(), range(3), strict=False)]
-    for left, right in zip(taken, expected, strict=True):
-        assert torch.equal(left.tensors["input_ids"], right.tensors["input_ids"])

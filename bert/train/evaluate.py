@@ -11,10 +11,9 @@ from bert.optim.precision import Precision
 from bert.parallel.base import Strategy
 from bert.tasks.base import DataIdentity, DataSpec, Evaluation, EvaluationSpec, Evaluator, Task, deciding
 from bert.train.agreement import any_rank, together
-from bert.train.checkpoint import checkpoint_path
+from bert.train.checkpoint import TrainState, checkpoint_path
 from bert.train.events import Best, Evaluated
 from bert.train.settings import TrainSettings
-from bert.train.state import TrainState
 
 
 def evaluate(model: torch.nn.Module, evaluator: Evaluator, strategy: Strategy, precision: Precision) -> Evaluation:

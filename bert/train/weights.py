@@ -1,4 +1,4 @@
-"""The weights that a new run begins from: a checkpoint of ours, or anything that `bertbench convert` reads.
+"""Weights and moments into the model of a run: of its checkpoint, or what a new run begins from, in any form.
 
 The encoder has to be complete and of the run's shape. Heads that are absent keep their fresh values, and so does a
 classifier where that of the checkpoint has another number of labels or follows no pooler; what was not taken on either
@@ -8,6 +8,7 @@ side is said.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +17,18 @@ from bert.checkpoints.hugging_face import CLASSIFIER, labels_of, match_hugging_f
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import load_model
 from bert.checkpoints.read import OURS, Found, find_checkpoint, read_weights
+from bert.checkpoints.tensor_files import read_tensors
 from bert.model.config import ModelConfig
 from bert.model.heads import MaskedWordHead
 from bert.train.resume import Initial
-from bert.train.tensors import check_same_shape, fit_vocabulary, load_weights
 from common.errors import InputError
 
 _ENCODER = "encoder."
 _POOLER = "encoder.pooler."
 # Of weights that have no place: those of a body that is larger than this run's.
 _BODY = re.compile(r"(^|[./])(embeddings[./]|layers?\.\d+\.|layer_\d+/)")
+# What a model computes with besides its weights; the shape is the rest.
+_NOT_SHAPE = ("hidden_dropout", "attention_dropout", "initializer_range", "vocab_multiple")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +129,89 @@ def unpadded(saved: ModelConfig, wanted: ModelConfig) -> ModelConfig:
     if saved.vocab_size == wanted.replace(vocab_multiple=8).padded_vocab_size:
         return saved.replace(vocab_size=wanted.vocab_size)
     return saved
+
+
+def check_same_shape(saved: ModelConfig, wanted: ModelConfig, where: Path) -> None:
+    """Raise InputError where a saved model is not of the shape of this run's."""
+    if saved.vocab_size != wanted.vocab_size:
+        raise InputError(
+            "vocabulary-mismatch",
+            f"the model in {where} has a vocabulary of {saved.vocab_size} word pieces, this run's has "
+            f"{wanted.vocab_size}: use the vocabulary and vocab_size it was trained with",
+        )
+    names = [name for name in ModelConfig.__dataclass_fields__ if name not in _NOT_SHAPE]
+    other = [name for name in names if getattr(saved, name) != getattr(wanted, name)]
+    if other:
+        theirs = ", ".join(f"{name}={getattr(saved, name)}" for name in other)
+        ours = ", ".join(f"{name}={getattr(wanted, name)}" for name in other)
+        raise InputError(
+            "weights-mismatch",
+            f"the model in {where} has {theirs}, this run's has {ours}: use the preset it was trained with",
+        )
+
+
+def load_weights(folder: Path, model: nn.Module, config: ModelConfig) -> None:
+    """Copy saved weights into a model of the same shape; the vocabulary may be padded otherwise.
+
+    Raises:
+        InputError: a file is missing or damaged, or it is another model's; both sides are named.
+    """
+    saved, state = load_model(folder)
+    check_same_shape(saved, config, folder)
+    expected = model.state_dict()
+    differ = sorted(expected.keys() ^ state.keys())
+    if differ:
+        raise InputError(
+            "weights-mismatch",
+            f"the weights in {folder} and the model of this run differ in {len(differ)} tensors, {differ[0]} first: "
+            "give a pretraining checkpoint with all its heads",
+        )
+    fitted = {
+        name: fit_vocabulary(value, expected[name], config, f"{name} of {folder}") for name, value in state.items()
+    }
+    with torch.no_grad():
+        model.load_state_dict(fitted)
+
+
+def fit_vocabulary(saved: Tensor, current: Tensor, config: ModelConfig, what: str) -> Tensor:
+    """Return `saved` with the padding rows of `current` where only their number differs. Raises InputError."""
+    if saved.shape == current.shape:
+        return saved
+    rows = config.vocab_size
+    of_vocabulary = current.ndim > 0 and current.shape[0] == config.padded_vocab_size and saved.ndim == current.ndim
+    if not of_vocabulary or saved.shape[1:] != current.shape[1:] or saved.shape[0] < rows:
+        raise InputError(
+            "weights-mismatch", f"{what} has shape {list(saved.shape)}, this run needs {list(current.shape)}"
+        )
+    return torch.cat([saved[:rows].to(current), current[rows:]])
+
+
+def load_moments(path: Path, shapes: Mapping[str, torch.Size], config: ModelConfig) -> dict[str, dict[str, Tensor]]:
+    """Return the optimizer's state of a file, in which it is named `<parameter>.<key>`, by parameter and key, for a
+    model whose vocabulary may be padded otherwise.
+
+    Args:
+        path: the file.
+        shapes: of the parameters of this run's model.
+        config: shape of the model.
+
+    Raises:
+        InputError: the file is missing or damaged, or another optimizer's or model's.
+    """
+    saved: dict[str, dict[str, Tensor]] = {}
+    for full_name, value in read_tensors(path).items():
+        name, _, key = full_name.rpartition(".")
+        saved.setdefault(name, {})[key] = value
+    differ = sorted(saved.keys() ^ shapes.keys())
+    if differ:
+        raise InputError(
+            "weights-mismatch",
+            f"{path} and the model of this run differ in {len(differ)} parameters, {differ[0]} first: use the "
+            "optimizer and preset it was saved with",
+        )
+
+    def fitted(name: str, value: Tensor) -> Tensor:
+        return value if value.ndim == 0 else fit_vocabulary(value, zeros[name], config, f"{name} of {path}")
+
+    zeros = {name: torch.zeros((), dtype=torch.float32).expand(shape) for name, shape in shapes.items()}
+    return {name: {key: fitted(name, value) for key, value in states.items()} for name, states in saved.items()}

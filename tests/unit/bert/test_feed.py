@@ -1,0 +1,79 @@
+"""Batches keep their order, their errors and their position on the way."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from bert.data.batch import Batch, BatchCounts
+from bert.data.synthetic import SyntheticBatches
+from bert.tasks.base import DataSpec
+from bert.train.feed import Feed
+
+
+class Stream:
+    """So many batches, then an end or an error."""
+
+    def __init__(self, count: int, fail: bool = False) -> None:
+        self.count, self.fail, self.taken = count, fail, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        while self.taken < self.count:
+            self.taken += 1
+            yield Batch({"x": torch.tensor([self.taken - 1])}, BatchCounts(1, 1, 1, 1, 1))
+        if self.fail:
+            raise OSError("shard went away")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.taken = state["taken"]
+
+
+def doubled(batch: Batch) -> Batch:
+    return Batch({"x": batch.tensors["x"] * 2}, batch.counts)
+
+
+@pytest.fixture(autouse=True)
+def no_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Batch, "pin", lambda batch: batch)  # page-locked memory needs a GPU
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_order_content_and_end_are_kept(pinned: bool) -> None:
+    assert [int(batch.tensors["x"]) for batch in Feed(Stream(5), pinned, doubled)] == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_an_error_of_the_source_arrives_after_the_batches_before_it(pinned: bool) -> None:
+    feed = Feed(Stream(2, fail=True), pinned, doubled)
+    assert [int(next(feed).tensors["x"]) for _ in range(2)] == [0, 2]
+    with pytest.raises(OSError, match="shard went away"):
+        next(feed)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches_made_ahead_do_not_count_as_trained_on(pinned: bool) -> None:
+    def stream() -> SyntheticBatches:
+        return SyntheticBatches(DataSpec(data="synthetic", seq_len=16, micro_batch_size=2, vocab_size=99))
+
+    feed = Feed(stream(), pinned)
+    try:
+        assert feed.position == {"step": 0}
+        taken = [next(feed) for _ in range(3)]
+        assert feed.position == {"step": 3}
+    finally:
+        feed.close()
+    for left, right in zip(taken, stream(), strict=False):
+        assert torch.equal(left.tensors["input_ids"], right.tensors["input_ids"])
+
+
+def test_batches_are_pinned_from_the_gpu_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert len(list(Feed(Stream(2), True))) == 2
+    assert chosen == [3]
