@@ -16,7 +16,7 @@ from bert.data.columns import map_columns, write_columns
 from bert.data.features import FeatureForm
 from bert.data.preparation import PARTS, Summary
 from bert.tasks.base import DataIdentity
-from bert.train.state import vocabulary_text
+from bert.train.checkpoint import vocabulary_text
 from common.errors import BertbenchError, SchemaError
 
 
