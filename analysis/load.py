@@ -12,7 +12,7 @@ from analysis.metrics.communication.collectives import summarize_collective
 from analysis.metrics.ranks import combine
 from analysis.metrics.speed_of_light import summarize_components
 from analysis.metrics.throughput import summarize
-from analysis.strategy_labels import implementation_label, strategy_label, task_label
+from analysis.wording import implementation_label, strategy_label, task_label
 from common.errors import Code, InputError, UsageError
 from records.files import NewerSchemaError
 from records.run import RunDirectory, TrialDirectory

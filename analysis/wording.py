@@ -1,13 +1,12 @@
 """How numbers are written for people, and how a measurement is named: in tables, in pictures and in sentences."""
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from analysis.strategy_labels import is_single
-
 Row = Mapping[str, Any]
-
 
 UNKNOWN = "–"  # noqa: RUF001  an en dash, as tables have it
 
@@ -183,3 +182,79 @@ def floor_sentence(row: Row) -> str:
     name = f"{row['implementation']} {model(row)} {place(row)}"
     step, floor, share = number(row["step_time_ms"]), number(row["floor_ms"]), row["of_floor"]
     return f"{name} takes {step} ms a step; its floor is {floor} ms, {percent(share)} of it."
+
+
+def strategy_label(strategy: str, options: str, recomputing: bool = False, allocator: str = "") -> str:
+    """Return a strategy with its options in a few words; longer ones, such as a configuration, as a hash.
+
+    Args:
+        strategy: Trial.strategy.
+        options: Trial.strategy_options.
+        recomputing: Trial.activation_checkpointing.
+        allocator: Trial.allocator.
+    """
+    named = _read(options)
+    words = [f"{name}={_short(value)}" for name, value in sorted(named.items(), reverse=True)]
+    words += ["recomputing"] * recomputing + [f"memory={allocator}"] * bool(allocator)
+    return " ".join([strategy, *words])
+
+
+def implementation_label(implementation: str, levers: str) -> str:
+    """Return an implementation with the levers it computes with, where they are not those of its device.
+
+    Args:
+        implementation: Trial.implementation.
+        levers: Trial.levers.
+    """
+    words = {"": "", "none": " without levers"}
+    return f"{implementation}{words.get(levers, f' {levers}')}"
+
+
+def is_single(label: str) -> bool:
+    """Return whether a label is that of training without parallelism, which serves as the base of every strategy."""
+    return label.split(" ", 1)[0] == "single"
+
+
+def bucket_mib(options: str) -> int | None:
+    """Return the size of the buckets of gradients that Trial.strategy_options ask for; None for the strategy's own."""
+    value = _read(options).get("bucket_mib")
+    return value if isinstance(value, int) else None
+
+
+def task_label(task: str, options: str) -> str:
+    """Return a task with its options in a few words, those that are off left out.
+
+    Args:
+        task: Trial.task.
+        options: Trial.task_options.
+    """
+    named = {name: value for name, value in _read(options).items() if value is not False}
+    words = [name if value is True else f"{name}={value}" for name, value in sorted(named.items())]
+    return " ".join([task, *words])
+
+
+def _read(options: str) -> dict[str, object]:
+    try:
+        return dict(json.loads(options or "{}"))
+    except (ValueError, TypeError):
+        return {"options": options}
+
+
+def _short(value: object) -> str:
+    if isinstance(value, int | float):
+        return str(value)
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def inert(value: Any) -> Any:
+    """Return a cell of a table that people open: a text that a spreadsheet would run as a formula gets an apostrophe.
+
+    Names in traces are whatever somebody called them: =HYPERLINK(...) is one.
+    """
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.cells import inert
 from analysis.diagnose.explain import explain
 from analysis.diagnose.finding import Finding
 from analysis.metrics.kernels.core_utilization import rows as core_rows
@@ -21,8 +20,8 @@ from analysis.metrics.kernels.utilization import TRIAL_FIELDS, UTILIZATION_COLUM
 from analysis.metrics.telemetry import telemetry_in_window
 from analysis.metrics.time.ranges import RangeNode, range_tree
 from analysis.sources import Source, open_sources
-from analysis.strategy_labels import implementation_label, strategy_label
 from analysis.timeline import Timeline
+from analysis.wording import implementation_label, inert, strategy_label
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
 from records.files import read_record, write_record

@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.load import LoadedTrial, circumstances
 from analysis.metrics.comparison.ratio import ratio_interval
-from analysis.strategy_labels import is_single
+from analysis.wording import is_single
 
 Row = Mapping[str, Any]
 

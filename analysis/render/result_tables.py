@@ -7,7 +7,7 @@ from analysis import wording
 from analysis.load import LoadedTrial
 from analysis.metrics.comparison.regression import Comparison
 from analysis.render import tables
-from analysis.render.sections import grouped_cautions, shown_rows
+from analysis.render.sections import NOT_MEASURED, grouped_cautions, short_name, shown_rows
 
 Row = Mapping[str, Any]
 
@@ -15,6 +15,7 @@ Row = Mapping[str, Any]
 _OF_MFU = ("peak_changed", "mfu_above_one")
 # Configurations named for one reason; more are counted where the table shows which they are.
 _MOST_NAMED = 3
+_MOST_RANK_TRIALS = 8
 
 
 def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = ()) -> list[tables.Block]:
@@ -27,11 +28,26 @@ def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = ()) -> list[tabl
     if not rows:
         return ["no trials"]
     shown = sorted(shown_rows(rows) or rows, key=wording.order)
-    columns = tables.without_constant_model(tables.result_columns(ratios), shown)
+    columns = _result_columns(shown, ratios)
     title = f"BERT {wording.model(shown[0])}" if all(column.heading != "model" for column in columns) else ""
-    if len({row.get("round") for row in shown}) > 1:
-        columns.insert(1, tables.Column("round", wording.round_number, lambda row: str(wording.round_number(row))))
     return [tables.build("results", columns, shown, title), *_failures(shown), *_decisions(ratios)]
+
+
+def results_table(rows: Sequence[Row], ratios: Sequence[Row]) -> tables.Table:
+    """Return the table of all trials, failed ones too, as a page has it: with costs and numbers of steps."""
+    columns = _result_columns(rows, ratios)
+    for name in ("joules_per_sample", "cost_per_million_samples"):
+        if any(row.get(name) is not None for row in rows):
+            columns.insert(-1, tables.recorded(name))
+    columns[-1:-1] = [tables.recorded("steps_measured"), tables.recorded("steps_warmup")]
+    return tables.build("results", columns, rows)
+
+
+def _result_columns(rows: Sequence[Row], ratios: Sequence[Row]) -> list[tables.Column]:
+    columns = tables.without_constant_model(tables.result_columns(ratios), rows)
+    if len({row.get("round") for row in rows}) > 1:
+        columns.insert(1, tables.Column("round", wording.round_number, lambda row: str(wording.round_number(row))))
+    return columns
 
 
 def caution_lines(trials: Sequence[LoadedTrial]) -> list[str]:
@@ -132,3 +148,144 @@ def comparison_blocks(comparison: Comparison) -> list[tables.Block]:
         *dict.fromkeys(lines),
         f"{tally}; threshold {100 * comparison.threshold:g} %",
     ]
+
+
+def rank_tables(trials: Sequence[LoadedTrial]) -> list[tables.Table]:
+    """Return the table of ranks of the trials with several; those with the largest skew where there are many."""
+    several = [
+        trial
+        for trial in trials
+        if trial.ok and len(trial.row["per_rank"]) > 1 and trial.trial.kind not in (*NOT_MEASURED, "input")
+    ]
+    if not several:
+        return []
+    several = sorted(several, key=lambda trial: -(trial.row["rank_skew"] or 0.0))[:_MOST_RANK_TRIALS]
+    rows = [{**rank, "trial": short_name(trial)} for trial in several for rank in trial.row["per_rank"]]
+    columns = [
+        tables.plain("trial", "trial"),
+        tables.measured("rank", "rank", wording.count),
+        tables.recorded("step_time_ms"),
+        tables.measured("own work ms", "work_ms"),
+        tables.recorded("data_wait_ms"),
+        tables.recorded("communication_ms"),
+        tables.measured("skew", "skew", wording.percent),
+        tables.measured("slowest in", "slowest_share", wording.percent),
+        tables.recorded("peak_memory_bytes"),
+    ]
+    if any(row["straggler"] for row in rows):
+        columns.append(tables.Column("straggler", _straggler, _straggler, False))
+    return [tables.build("ranks", columns, rows)]
+
+
+def _straggler(row: Row) -> str:
+    return "straggler" if row["straggler"] else ""
+
+
+def scaling_tables(scaling: Sequence[Row]) -> list[tables.Table]:
+    """Return the table of scaling efficiencies where there are any."""
+    rows = [row for row in scaling if row["world_size"] != row["base_world_size"]]
+    if not rows:
+        return []
+    columns = [
+        tables.plain("scaling", "scaling"),
+        tables.plain("implementation", "implementation"),
+        tables.plain("strategy", "strategy"),
+        tables.Column("model", wording.model, wording.model, False),
+        tables.Column(
+            "devices", lambda row: row["world_size"], lambda r: f"{r['base_world_size']} → {r['world_size']}"
+        ),
+        tables.recorded("micro_batch_size"),
+        tables.measured("global batch", "global_batch_size", wording.count),
+        tables.recorded("samples_per_second"),
+        tables.measured("speed-up", "speedup", wording.ratio),
+        tables.measured("efficiency", "efficiency", wording.percent),
+        tables.spread(
+            "efficiency",
+            wording.percent,
+            lambda row: f"over {row['rounds']} process{'es'[: 2 * (row['rounds'] != 1)]} per side",
+        ),
+        tables.measured("rounds", "rounds", wording.count),
+        tables.plain("measured against", "basis"),
+    ]
+    if any(row["nodes"] > 1 for row in scaling):
+        columns.insert(5, tables.recorded("nodes"))
+    return [tables.build("scaling", tables.without_constant_model(columns, rows), rows)]
+
+
+def input_tables(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[tables.Table]:
+    """Return the tables that have rows.
+
+    Args:
+        inputs: what metrics.input_pipeline.input_ratios returned.
+        gaps: what metrics.input_pipeline.synthetic_gaps returned.
+    """
+    inputs, gaps = sorted(inputs, key=wording.order), sorted(gaps, key=wording.order)
+    found = []
+    if inputs:
+        columns = [
+            *_who(),
+            tables.recorded("samples_per_second"),
+            tables.recorded("tokens_per_second"),
+            tables.recorded("shards_read_samples_per_second"),
+            tables.measured("training samples/s", "training_samples_per_second"),
+            tables.measured("input / training", "throughput_ratio", wording.ratio),
+            tables.spread("throughput_ratio", lambda value: f"{value:.2f}"),
+            tables.measured("rounds", "rounds", wording.count),
+        ]
+        found.append(tables.build("input", tables.without_constant_model(columns, inputs), inputs))
+    if gaps:
+        columns = [
+            *_who(),
+            tables.measured("real samples/s", "samples_per_second"),
+            tables.measured("made-up samples/s", "synthetic_samples_per_second"),
+            tables.measured("gap", "gap", signed),
+            tables.spread("gap", signed),
+            tables.measured("rounds", "rounds", wording.count),
+            tables.plain("differs", "decided"),
+        ]
+        found.append(tables.build("gap", tables.without_constant_model(columns, gaps), gaps))
+    return found
+
+
+def signed(value: Any) -> str:
+    """Return a relative difference as a percentage with its sign."""
+    return wording.UNKNOWN if value is None else f"{100 * value:+.1f} %"
+
+
+def input_lines(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[str]:
+    """Return the same in sentences, for the terminal."""
+    lines = []
+    for row in sorted(inputs, key=wording.order):
+        place = f"input of {_input_place(row)}: {wording.number(row['samples_per_second'])} samples/s"
+        if row["throughput_ratio"] is not None:
+            span = f"{wording.number(row['throughput_ratio_low'])} to {wording.number(row['throughput_ratio_high'])}"
+            place += f", {wording.number(row['throughput_ratio'])} times what training takes ({span})"
+        if row["shards_read_samples_per_second"] is not None:
+            place += (
+                f"; compressed shards are read at {wording.number(row['shards_read_samples_per_second'])} samples/s"
+            )
+        lines.append(place)
+    for row in sorted(gaps, key=wording.order):
+        verdict = {"yes": "decided", "no": "decided: no difference"}.get(
+            row["decided"], f"not decided: {row['reason']}"
+        )
+        lines.append(
+            f"real against made-up data, {_input_place(row)}: {signed(row['gap'])} samples/s "
+            f"({signed(row['gap_low'])} to {signed(row['gap_high'])}), {verdict}"
+        )
+    return lines
+
+
+def _who() -> list[tables.Column]:
+    return [
+        tables.plain("implementation", "implementation"),
+        tables.Column("model", wording.model, wording.model, False),
+        tables.Column("data", wording.data, wording.data, False),
+        tables.plain("strategy", "strategy"),
+        tables.Column("devices", lambda row: row["world_size"], wording.devices),
+        tables.Column("batch", lambda row: row["micro_batch_size"], wording.batch),
+    ]
+
+
+def _input_place(row: Row) -> str:
+    return f"{row['implementation']} {wording.model(row)} {wording.place(row)}"

@@ -14,13 +14,13 @@ from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synt
 from analysis.metrics.scaling import measured_efficiency
 from analysis.render import figures, sections, tables
 from analysis.render.drawing import Picture
-from analysis.render.input_tables import input_tables
 from analysis.render.light_figures import draw_waterfalls, taken_apart
 from analysis.render.light_tables import ceilings_text, components_table, waterfall_table
 from analysis.render.link_sections import link_part
 from analysis.render.page import render_page
 from analysis.render.panels import Panel, panels
 from analysis.render.report_folder import report_folder
+from analysis.render.result_tables import input_tables, rank_tables, results_table, scaling_tables
 from analysis.render.training import training_part
 from common.atomic import write_text
 from common.errors import SchemaError
@@ -278,10 +278,10 @@ def _write(run: RunDirectory, everything: LoadedRun, folder: Path, project_to: S
     extra = {"ratios": ratios, "scaling": scaling, "input": inputs, "real_against_synthetic": gaps, **links.rows}
     _write_csvs(folder, rows, extra, trials)
     shown_tables = [
-        sections.results(shown, ratios),
+        results_table(shown, ratios),
         *largest_tables(largest),
-        *sections.rank_tables(trials),
-        *sections.scaling_tables(scaling),
+        *rank_tables(trials),
+        *scaling_tables(scaling),
         *input_tables(inputs, gaps),
     ]
     page = render_page(

@@ -9,14 +9,12 @@ from typing import Any
 from analysis import wording
 from analysis.load import LoadedTrial
 from analysis.metrics.cautions import Caution
-from analysis.render import tables
-from analysis.strategy_labels import task_label
+from analysis.wording import task_label
 
 Row = Mapping[str, Any]
 
 _MOST_NAMED = 3
-_MOST_RANK_TRIALS = 8
-_NOT_MEASURED = ("profile", "probe", "comm", "components")
+NOT_MEASURED = ("profile", "probe", "comm", "components")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ def shown_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of the table of results: neither profiles nor probes of the largest batch, unless a run has no
     others; then its probes.
     """
-    measured = [row for row in rows if row.get("kind") not in _NOT_MEASURED]
+    measured = [row for row in rows if row.get("kind") not in NOT_MEASURED]
     return measured or [row for row in rows if row.get("kind") != "profile"]
 
 
@@ -47,7 +45,7 @@ def _without_probes(trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
 
 def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     """Return what ran and on what, as (name, value)."""
-    shown = [trial for trial in trials if trial.trial.kind not in _NOT_MEASURED] or list(trials)
+    shown = [trial for trial in trials if trial.trial.kind not in NOT_MEASURED] or list(trials)
     values = [trial.trial for trial in shown]
 
     def listed(name: str) -> str:
@@ -146,11 +144,11 @@ def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -
             groups[caution["code"]].append((trial, caution))
     found = [CautionGroup(item.code, (item.message,), "", item.remedy) for item in of_run]
     for code, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-        named = [(_short(trial), str(item["message"])) for trial, item in members]
+        named = [(short_name(trial), str(item["message"])) for trial, item in members]
         found.append(_group(code, named, str(members[0][1]["remedy"]), len(trials)))
     failed = [trial for trial in trials if trial.row["status"] != "ok"]
     if failed:
-        messages = tuple(dict.fromkeys(f"{_short(trial)}: {wording.status(trial.row)}" for trial in failed))
+        messages = tuple(dict.fromkeys(f"{short_name(trial)}: {wording.status(trial.row)}" for trial in failed))
         again = "--retry-failed runs such trials again"
         if all(trial.trial.kind == "train" for trial in failed):
             again = "the same `bertbench train` resumes from the last checkpoint"
@@ -176,91 +174,16 @@ def _group(code: str, members: Sequence[tuple[str, str]], remedy: str, trials: i
 def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     """Return every trial that has no result, with its status and the whole reason."""
     left = [trial for trial in _without_probes(trials) if trial.row["status"] != "ok"]
-    return [(_short(trial), wording.status(trial.row)) for trial in left]
+    return [(short_name(trial), wording.status(trial.row)) for trial in left]
 
 
-def _short(trial: LoadedTrial) -> str:
+def short_name(trial: LoadedTrial) -> str:
+    """Return what a trial is called beside others of its run."""
     row = trial.row
     if row["kind"] == "comm":
         return f"{row['collective'].get('name')} {row['precision']} on {wording.devices(row)}"
     profile = {"profile": "profile of ", "components": "parts of "}.get(row["kind"], "")
     return f"{profile}{wording.implementation(row)} {wording.place(row)}"
-
-
-def results(rows: Sequence[Row], ratios: Sequence[Row]) -> tables.Table:
-    """Return the table of all trials, failed ones too."""
-    columns = tables.without_constant_model(tables.result_columns(ratios), rows)
-    if len({row.get("round") for row in rows}) > 1:
-        columns.insert(1, tables.Column("round", wording.round_number, lambda row: str(wording.round_number(row))))
-    if any(row.get("joules_per_sample") is not None for row in rows):
-        columns.insert(-1, tables.recorded("joules_per_sample"))
-    if any(row.get("cost_per_million_samples") is not None for row in rows):
-        columns.insert(-1, tables.recorded("cost_per_million_samples"))
-    columns.insert(-1, tables.recorded("steps_measured"))
-    columns.insert(-1, tables.recorded("steps_warmup"))
-    return tables.build("results", columns, rows)
-
-
-def rank_tables(trials: Sequence[LoadedTrial]) -> list[tables.Table]:
-    """Return the table of ranks of the trials with several; those with the largest skew where there are many."""
-    several = [
-        trial
-        for trial in trials
-        if trial.ok and len(trial.row["per_rank"]) > 1 and trial.trial.kind not in (*_NOT_MEASURED, "input")
-    ]
-    if not several:
-        return []
-    several = sorted(several, key=lambda trial: -(trial.row["rank_skew"] or 0.0))[:_MOST_RANK_TRIALS]
-    rows = [{**rank, "trial": _short(trial)} for trial in several for rank in trial.row["per_rank"]]
-    columns = [
-        tables.plain("trial", "trial"),
-        tables.measured("rank", "rank", wording.count),
-        tables.recorded("step_time_ms"),
-        tables.measured("own work ms", "work_ms"),
-        tables.recorded("data_wait_ms"),
-        tables.recorded("communication_ms"),
-        tables.measured("skew", "skew", wording.percent),
-        tables.measured("slowest in", "slowest_share", wording.percent),
-        tables.recorded("peak_memory_bytes"),
-    ]
-    if any(row["straggler"] for row in rows):
-        columns.append(tables.Column("straggler", _straggler, _straggler, False))
-    return [tables.build("ranks", columns, rows)]
-
-
-def _straggler(row: Row) -> str:
-    return "straggler" if row["straggler"] else ""
-
-
-def scaling_tables(scaling: Sequence[Row]) -> list[tables.Table]:
-    """Return the table of scaling efficiencies where there are any."""
-    rows = [row for row in scaling if row["world_size"] != row["base_world_size"]]
-    if not rows:
-        return []
-    columns = [
-        tables.plain("scaling", "scaling"),
-        tables.plain("implementation", "implementation"),
-        tables.plain("strategy", "strategy"),
-        tables.Column("model", wording.model, wording.model, False),
-        tables.Column(
-            "devices", lambda row: row["world_size"], lambda r: f"{r['base_world_size']} → {r['world_size']}"
-        ),
-        tables.recorded("micro_batch_size"),
-        tables.measured("global batch", "global_batch_size", wording.count),
-        tables.recorded("samples_per_second"),
-        tables.measured("speed-up", "speedup", wording.ratio),
-        tables.measured("efficiency", "efficiency", wording.percent),
-        tables.spread(
-            "efficiency",
-            wording.percent,
-            lambda row: f"over {row['rounds']} process{'es'[: 2 * (row['rounds'] != 1)]} per side",
-        ),
-        tables.measured("rounds", "rounds", wording.count),
-        tables.plain("measured against", "basis"),
-    ]
-    if any(row["nodes"] > 1 for row in scaling):
-        columns.insert(5, tables.recorded("nodes"))
-    return [tables.build("scaling", tables.without_constant_model(columns, rows), rows)]
 
 
 def environment(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:

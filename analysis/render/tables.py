@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.cells import inert
 from analysis.load import measurement
 from analysis.wording import (
     FORMS,
@@ -18,6 +17,7 @@ from analysis.wording import (
     devices,
     fine,
     implementation,
+    inert,
     interval,
     is_known,
     model,

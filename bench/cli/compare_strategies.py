@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from analysis.strategy_labels import implementation_label
+from analysis.wording import implementation_label
 from bench.cli.options import check_task, in_plural, parse, parse_known, run_folder
 from bench.cli.progress import note, show_progress
 from bench.cli.train_progress import TrainProgress

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from analysis.strategy_labels import strategy_label
+from analysis.wording import strategy_label
 from bench.cli.download_progress import show_download
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy

@@ -177,8 +177,7 @@ def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
         found = {"rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps}
         print(json.dumps({"run": str(run.path), **found}, indent=2, default=str))
         return
-    from analysis.render.input_tables import input_lines
-    from analysis.render.result_tables import caution_lines, results_blocks
+    from analysis.render.result_tables import caution_lines, input_lines, results_blocks
     from analysis.render.terminal import blocks_text
 
     shown = [trial.row for trial in trials if trial.trial.trial_id in wanted and trial.row.get("status") is not None]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from analysis.metrics.comparison.winner import Candidate, choose, decided
-from analysis.strategy_labels import strategy_label
+from analysis.wording import strategy_label
 from bert.model.memory import predict_memory
 from bert.parallel import devices_per_rank
 from bert.parallel.options import OPTIONS, options_text, read_options

@@ -22,7 +22,7 @@ from analysis.metrics.communication import links as linked
 from analysis.metrics.communication.links import FloatArray, Link
 from analysis.metrics.communication.own_work import Base, between_processes, drawn_works
 from analysis.metrics.comparison.ratio import Spread
-from analysis.strategy_labels import bucket_mib, is_single
+from analysis.wording import bucket_mib, is_single
 from common.errors import SchemaError, UsageError
 
 FIRST_BUCKET_BYTES = 1 << 20

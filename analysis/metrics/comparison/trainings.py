@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.metrics.ranks import combine
-from analysis.strategy_labels import strategy_label
+from analysis.wording import strategy_label
 from common.scores import scores_in
 from records.run import TrialDirectory
 from records.training import TrainRun, read_events
@@ -90,7 +90,7 @@ class VariantRun:
     """Devices, one process each."""
     run: TrainRun
     implementation: str = "bertbench"
-    """Whose code trains, as analysis.strategy_labels.implementation_label calls it."""
+    """Whose code trains, as analysis.wording.implementation_label calls it."""
     profile: Mapping[str, Any] = field(default_factory=dict)
     """What exposure.all_reduce found, or `profile_problem`; empty where no profile was wanted."""
 

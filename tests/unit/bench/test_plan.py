@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from analysis.strategy_labels import implementation_label, strategy_label
+from analysis.wording import implementation_label, strategy_label
 from bench.machine.devices import Devices
 from bench.plan.training import TrainOptions, plan_training
 from bench.plan.trials import Sweep, expand

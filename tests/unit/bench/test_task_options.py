@@ -8,7 +8,7 @@ import pytest
 from support.refusals import refused
 from support.row_task import NAME, VOCAB, made_rows, write_rows
 
-from analysis.strategy_labels import task_label
+from analysis.wording import task_label
 from bench.cli.autotune import AutotuneOptions
 from bench.cli.options import parse, parse_task
 from bench.cli.throughput import ThroughputOptions
