@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.render.terminal import printable
-from bench.cli.options import parse
-from bench.cli.preparing import plain_words
+from bench.cli.options import parse, plain_words
 from bench.cli.progress import show_stages
 from bert.tasks.classify.config import CsvConfig
 from common.errors import UsageError

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from bench.cli.options import in_plural, parse
-from bench.cli.preparing import plain_words
+from bench.cli.options import in_plural, parse, plain_words
 from bench.cli.progress import show_stages
 from bert.tasks.pretrain.config import PrepareConfig
 from common.redact import terminal_text

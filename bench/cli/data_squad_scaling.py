@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bench.cli.options import parse, run_folder
-from bench.cli.preparing import plain_words
+from bench.cli.options import parse, plain_words, run_folder
 from bert.tasks.squad.config import SquadConfig, cpu_count
 from common.atomic import write_json, write_text
 

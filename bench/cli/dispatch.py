@@ -44,13 +44,7 @@ COMMANDS: dict[str, str | Group] = {
     "convert": "bench.cli.convert",
     "train": "bench.cli.train",
     "predict": Group("task", {"classify": ("bench.cli.predict_classify", "labels of the texts of a CSV")}),
-    "eval": Group(
-        "task",
-        {
-            "squad": ("bench.cli.eval_squad", "official scores of SQuAD 1.1 and 2.0 predictions"),
-            "gap": ("bench.cli.eval_gap", "official scores of GAP, log loss, accuracy, by gender, distance and length"),
-        },
-    ),
+    "eval": Group("task", {}),
     "results": "bench.cli.results",
     "compare-strategies": "bench.cli.compare_strategies",
     "compare-heads": "bench.cli.compare_heads",

@@ -189,6 +189,13 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:place], words[place + 1 :]
 
 
+def plain_words(argv: Sequence[str], others: Sequence[str] = ()) -> list[str]:
+    """Return the words without those that say the default, --lower-case and `others`: the parser knows only the form
+    that changes it.
+    """
+    return [word for word in argv if word != "--lower-case" and word not in others]
+
+
 def run_folder(out: Path) -> Path:
     """Return --out as an absolute path. Raises UsageError where it names the current folder, or a file."""
     if out.exists() and not out.is_dir():

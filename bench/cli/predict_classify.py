@@ -13,10 +13,9 @@ import tyro
 
 from analysis.render.terminal import printable
 from bench.cli.data_csv import DEFAULT_WORDS
-from bench.cli.options import parse
-from bench.cli.predicting import Computing
-from bench.cli.preparing import plain_words
+from bench.cli.options import parse, plain_words
 from bench.cli.progress import note, show_stages
+from bench.cli.task_commands import Computing
 from bench.machine.devices import find_devices
 from bert.tasks.classify.config import CsvForm
 from common.atomic import atomic_path

@@ -1,9 +1,10 @@
-"""`data`, `predict` and `eval` of a task: flags made of its options, its outcome printed."""
+"""`data`, `predict` and `eval` of a task: flags made of its options, its outcome shown, its scores kept."""
 
 import dataclasses
 import inspect
+import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
@@ -11,17 +12,40 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 import tyro
 
 from analysis.render.tables import Plain
-from bench.cli.options import Printed, in_plural, parse, run_folder
-from bench.cli.predicting import Computing, best_of_run, make_ready
-from bench.cli.preparing import plain_words
+from bench.cli.options import Printed, in_plural, parse, plain_words, run_folder
 from bench.cli.progress import note, show_stages
-from bench.cli.result import Result
+from bench.cli.result import Result, when_writable
+from bench.machine.devices import find_devices
+from bench.plan.options import AUTO, resolve_precision
 from bert.tasks import TASKS, known_tasks, task_data
-from bert.tasks.commands import Ready, TaskCommand
+from bert.tasks.commands import Outcome, Ready, TaskCommand
+from common.errors import InputError, UsageError
 from common.registry import load
+from records.training import TrainRun, is_train_run
 
 if TYPE_CHECKING:
     from bert.predict import Opened
+
+SCORES_FILE = "scores.json"
+_FIELDS_BEFORE = {"squad": {"version", "questions"}, "gap": {"overall", "slices"}}
+"""What tells the task of files of scores that do not name it, as they were written before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Computing:
+    """Where a trained model computes, and how."""
+
+    device: str = "auto"
+    """cpu cuda auto."""
+    precision: str = AUTO
+    """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
+    batch_size: int = 32
+    """Rows at a time; of squad, windows."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        if self.batch_size < 1:
+            raise UsageError("option-value", f"--batch-size {self.batch_size} must be at least 1")
 
 
 def commands(verb: str, tasks: Mapping[str, str] | None = None) -> dict[str, tuple[str, str]]:
@@ -47,7 +71,7 @@ class TaskRun:
             task: a name in bert.tasks.
             entry: "module:class" of the command.
         """
-        self._verb = verb
+        self._verb, self._task = verb, task
         self._command: TaskCommand = load({task: entry}, task, "task")(task)
 
     def read_words(self, words: list[str], program: str) -> Any:
@@ -60,13 +84,74 @@ class TaskRun:
     def run(self, options: Any) -> Result:
         """Do it. Raises BertbenchError."""
         own = options.own
+        keeps_scores = self._verb == "eval" and hasattr(own, "out")
         if self._verb == "predict":
             own = dataclasses.replace(own, out=run_folder(own.out))
+        if keeps_scores and own.out is not None:
+            _check_scores_folder(own.out, self._task)
         outcome = self._command.run(own, _Terminal(options.computing if self._command.computes else None))
         lines = list(outcome.lines)
         if outcome.following is not None:
             lines.append(f"next: {shlex.join(['bertbench', *outcome.following])}")
-        return Result(document=outcome.document, blocks=[Plain("\n".join(lines))], notes=outcome.notes)
+        written: Sequence[Path] = ()
+        failure, document = None, outcome.document
+        if keeps_scores:
+            if own.out is not None:
+                written, failure = when_writable(lambda: _write_scores(self._task, outcome, own.out))
+            document = {**document, "written": [str(path) for path in written]}
+        return Result(
+            document=document,
+            blocks=[Plain("\n".join(lines)), *outcome.remarks],
+            written=written,
+            notes=outcome.notes,
+            failure=failure,
+        )
+
+
+def _write_scores(task: str, outcome: Outcome, out: Path) -> list[Path]:
+    """Write scores and their pictures; return the paths."""
+    from bench.cli.score_pictures import draw_scores
+    from common.atomic import write_json
+
+    write_json(out / SCORES_FILE, outcome.document)
+    return [out / SCORES_FILE, *draw_scores(task, outcome.document, outcome.drawn, out)]
+
+
+def _check_scores_folder(out: Path, task: str) -> None:
+    """Refuse a folder with the scores of another task, which would be written over; those of the same task may be.
+
+    Raises:
+        UsageError: it holds others.
+        InputError: its file cannot be read.
+    """
+    path = out / SCORES_FILE
+    if not path.is_file():
+        return
+    try:
+        before = _task_of(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InputError("path-unreadable", f"cannot read {path}: {error.strerror}; give another --out") from error
+    except ValueError:
+        before = None
+    if before is None:
+        raise UsageError(
+            "folder-occupied",
+            f"{path} is not what `bertbench eval {task}` writes, and would be lost: give another --out",
+        )
+    if before != task:
+        raise UsageError(
+            "folder-occupied",
+            f"{path} holds the scores of {before}, which those of {task} would replace: give another --out",
+        )
+
+
+def _task_of(document: Any) -> str | None:
+    """The task that scores are of; None where they are none."""
+    if not isinstance(document, dict):
+        return None
+    if "task" in document:
+        return str(document["task"])
+    return next((task for task, fields in _FIELDS_BEFORE.items() if fields <= document.keys()), None)
 
 
 def _options_class(command: TaskCommand) -> type:
@@ -94,8 +179,29 @@ class _Terminal:
         return show_stages()
 
     def checkpoint(self, path: Path) -> Path:
-        return best_of_run(path)
+        return _best_of_run(path)
 
     def ready(self, opened: "Opened") -> Ready:
         assert self.computing is not None
-        return make_ready(opened, self.computing)
+        return _make_ready(opened, self.computing)
+
+
+def _best_of_run(path: Path) -> Path:
+    """Return the best checkpoint of a run that knows one; else the path as it is."""
+    if not is_train_run(path):
+        return path
+    run = TrainRun(path)
+    return run.best_checkpoint() or run.checkpoints
+
+
+def _make_ready(opened: "Opened", computing: Computing) -> Ready:
+    """Put a model on a device. Raises UsageError: no such device, or a precision that it does not have."""
+    from bert.optim.precision import Precision
+    from bert.parallel.single import SingleStrategy
+
+    devices = find_devices(computing.device)
+    strategy = SingleStrategy()
+    strategy.setup(devices.kind)
+    model = opened.model.to(strategy.device)
+    precision = Precision(resolve_precision(computing.precision, devices), devices.kind)
+    return Ready(model, strategy.device, precision, computing.batch_size)

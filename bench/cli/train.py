@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bench.cli.options import check_task, parse, run_folder
-from bench.cli.preparing import plain_words
+from bench.cli.options import check_task, parse, plain_words, run_folder
 from bench.cli.progress import note
 from bench.cli.train_progress import TrainProgress, append_log, duration
 from bench.cluster.inside import follow

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from bert.data.columns import Columns
 from bert.data.features import SUFFIX, FeatureForm, FeatureSettings
 from bert.data.stages import Counts
-from bert.data.vocabulary import Vocabulary
+from bert.data.vocabulary import Vocabulary, casing_note
 from common.atomic import remove_left_overs
 from common.errors import InputError, UsageError
 from common.locks import discard, locked
@@ -163,6 +163,12 @@ def other_files(form: FeatureForm[S, Any], path: Path, settings: S) -> list[str]
     if not others:
         return []
     return [f"{path.parent} holds other features of this split, too ({others[0]}): name the file to use"]
+
+
+def casing(vocabulary: Vocabulary) -> list[str]:
+    """Return what is to be said of a vocabulary that does not fit the casing that was asked for."""
+    found = casing_note(vocabulary)
+    return [] if found is None else [found]
 
 
 def unknown_tokens(counts: Counts, unknown: str, tokens: str, vocab: Path, what: str) -> list[str]:

@@ -53,8 +53,8 @@ class ClassificationData(ABC):
     heads: Heads = "classes"
     commands: Mapping[str, tuple[str, str]] = MappingProxyType(
         {
-            "predict": ("bert.tasks.row_commands:Predict", "labels of prepared rows"),
-            "eval": ("bert.tasks.row_commands:Eval", "scores of such labels"),
+            "predict": ("bert.tasks.commands:RowPredict", "labels of prepared rows"),
+            "eval": ("bert.tasks.commands:RowEval", "scores of such labels"),
         }
     )
     seq_len = 128

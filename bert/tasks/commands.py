@@ -1,17 +1,39 @@
 """What a task does for the commands `data`, `predict` and `eval`: options that become flags, and what a call came to.
 Imports no torch.
+
+Tasks on whole rows with no form of their own have RowPredict and RowEval.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import csv
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from bert.tasks.classification_data import EVALUATION
+from common.errors import InputError
+from common.scores import in_words
 
 if TYPE_CHECKING:
     import torch
 
+    from bert.data.pool import Progress
+    from bert.data.preparation import Summary
+    from bert.data.rows import TokenRows
     from bert.optim.precision import Precision
     from bert.predict import Opened
+    from bert.tasks.classification import ClassificationTask
+
+T = TypeVar("T")
+PREDICTIONS_FILE = "predictions.tsv"
+_FIRST_COLUMNS = ["index", "prediction"]
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,10 +43,14 @@ class Outcome:
     document: Any
     """Plain JSON values: what --json prints."""
     lines: Sequence[str]
+    remarks: Sequence[str] = ()
+    """Sentences below the lines."""
     notes: Sequence[str] = ()
     """What the user should know besides; each is said once."""
     following: Sequence[str] | None = None
     """The words of the command that comes next, without `bertbench`; None where there is none."""
+    drawn: Any = None
+    """What the pictures of an evaluation are made of (bench.cli.score_pictures)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +97,254 @@ def rows_of(*pairs: tuple[str, object]) -> list[str]:
     return [f"{name:<11} {text}" for name, text in pairs]
 
 
-def with_casing_note(summaries: Sequence[Any], config: Any) -> list[Any]:
-    """Return summaries (dataclasses with `notes`), with a note where vocabulary and casing of `config` do not fit."""
-    from bert.data.vocabulary import casing_note, load_vocabulary
+def some_of(names: Sequence[object]) -> str:
+    """Return the first few of some names, for a message that --json completes."""
+    shown = ", ".join(str(name)[:60] for name in names[:_MOST_NAMED])
+    return f"{shown}, ... (--json lists all)" if len(names) > _MOST_NAMED else shown
 
-    casing = casing_note(load_vocabulary(config.vocab, config.lower_case))
-    return [summary if casing is None else replace(summary, notes=(*summary.notes, casing)) for summary in summaries]
+
+def plain_scores(scores: Mapping[str, float]) -> dict[str, float | None]:
+    """Return scores as JSON takes them: None for one that is not defined."""
+    return {name: float(value) if math.isfinite(value) else None for name, value in scores.items()}
+
+
+class PrepareCommand(ABC):
+    """The `data` command of a task whose data become feature files (bert.data.preparation)."""
+
+    options: type[Any]
+    computes = False
+
+    def __init__(self, task: str) -> None:
+        self.task = task
+
+    @abstractmethod
+    def prepare(self, options: Any, progress: "Progress") -> "Sequence[Summary]":
+        """Make what was asked for of every source."""
+
+    @abstractmethod
+    def lines(self, summaries: "Sequence[Any]") -> list[str]:
+        """Say what became of them."""
+
+    def following(self, options: Any, summaries: "Sequence[Any]") -> list[str] | None:
+        """Return the words of the next command."""
+        return None
+
+    def run(self, options: Any, host: Host) -> Outcome:
+        """Prepare, and sum up."""
+        summaries = self.prepare(options, host.progress)
+        return Outcome(
+            document=[summary.to_json() for summary in summaries],
+            lines=self.lines(summaries),
+            notes=[note for summary in summaries for note in summary.notes],
+            following=self.following(options, summaries),
+        )
+
+
+def timed(host: Host, what: str, count: int, compute: Callable[[Callable[[int], None]], T]) -> tuple[T, float]:
+    """Return what `compute` returns, and its seconds; the user sees how many of `count` are done.
+
+    Args:
+        host: what shows it.
+        what: what is counted.
+        count: how many in all.
+        compute: takes what is to be told the number done.
+    """
+    began = time.monotonic()
+    found = compute(lambda done: host.progress(what, done, count))
+    return found, time.monotonic() - began
+
+
+def rate(count: int, seconds: float) -> str:
+    """Return how many there were, and how fast."""
+    return f"{count:,} in {seconds:.1f} s, {count / seconds:,.1f} per second"
+
+
+def timed_logits(
+    ready: Ready, rows: "TokenRows", classes: int, host: Host, what: str = "rows"
+) -> tuple[npt.NDArray[np.float32], float]:
+    """Return the logits [N, K] of rows, and the seconds they took. Raises InputError: one is not a finite number."""
+    from bert.tasks.evaluation import check_logits, row_logits
+
+    logits, seconds = timed(
+        host,
+        what,
+        len(rows),
+        lambda told: row_logits(ready.model, rows, classes, ready.device, ready.precision, ready.batch_size, told=told),
+    )
+    check_logits(logits)
+    return logits, seconds
+
+
+def check_positions(opened: "Opened", longest: int, data: object) -> None:
+    """Refuse rows that are longer than a model has positions. Raises InputError."""
+    positions = opened.config.max_positions
+    if longest > positions:
+        raise InputError(
+            "data-mismatch",
+            f"the rows in {data} have up to {longest} tokens, the model in {opened.source} has {positions} positions: "
+            f"make them with --max-seq-length {positions}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowPredictOptions:
+    """Of `bertbench predict TASK`."""
+
+    checkpoint: Path
+    """A run (its best checkpoint, else the latest), or a checkpoint of one."""
+    data: Path
+    """Rows, as the task's own `data` command makes them."""
+    split: str = EVALUATION
+    """Which of the rows."""
+    out: Path = Path("runs/predictions")
+    """Folder for predictions.tsv: index, prediction, and the logits."""
+
+
+class RowPredict:
+    """Say what a trained model makes of each row: its class, or its value. One process on one device."""
+
+    options = RowPredictOptions
+    computes = True
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+
+    def run(self, options: RowPredictOptions, host: Host) -> Outcome:
+        """Write the predictions."""
+        from common.atomic import check_writable
+
+        checkpoint = host.checkpoint(options.checkpoint)
+        task = _trained(self._task, checkpoint)
+        rows = task.data.rows(options.data, options.split, task.options)
+        opened = _open(checkpoint, task, rows, options.data, host)
+        check_writable(options.out)
+        ready = host.ready(opened)
+        logits, seconds = timed_logits(ready, rows, task.labels, host)
+        path = options.out / PREDICTIONS_FILE
+        _write(path, logits, task.regression)
+        scores = plain_scores(task.score(logits, rows.labels)) if rows.has_labels else None
+        found: dict[str, Any] = {
+            "task": self._task,
+            "checkpoint": str(opened.source),
+            "data": str(options.data),
+            "split": options.split,
+            "rows": len(rows),
+            "seconds": seconds,
+            "rows_per_second": len(rows) / seconds,
+            "scores": scores,
+            "written": str(path),
+        }
+        words = ["eval", self._task, "--checkpoint", str(options.checkpoint), "--data", str(options.data)]
+        words += ["--split", options.split, "--predictions", str(path)]
+        lines = rows_of(
+            ("checkpoint", found["checkpoint"]), ("rows", rate(len(rows), seconds)), *_told(scores), ("wrote", path)
+        )
+        return Outcome(document=found, lines=lines, following=words if rows.has_labels else None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowEvalOptions:
+    """Of `bertbench eval TASK`."""
+
+    checkpoint: Path
+    """The run or checkpoint that predicted: it says with which options the task was trained."""
+    data: Path
+    """Rows with labels, as the task's own `data` command makes them."""
+    predictions: Path
+    """predictions.tsv of `bertbench predict TASK`."""
+    split: str = EVALUATION
+    """Which of the rows."""
+
+
+class RowEval:
+    """Score predictions by what the task is scored by."""
+
+    options = RowEvalOptions
+    computes = False
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+
+    def run(self, options: RowEvalOptions, host: Host) -> Outcome:
+        """Score the predictions."""
+        task = _trained(self._task, host.checkpoint(options.checkpoint))
+        rows = task.data.rows(options.data, options.split, task.options)
+        task.check_labels(rows, str(options.data))
+        if not rows.has_labels:
+            raise InputError("labels-invalid", f"the rows in {options.data} have no labels: there is nothing to score")
+        logits = _read(options.predictions, task.labels)
+        if len(logits) != len(rows):
+            raise InputError(
+                "answers-invalid",
+                f"{options.predictions} has {len(logits):,} predictions, {options.data} {len(rows):,} rows: give the "
+                "data they were made of",
+            )
+        scores = plain_scores(task.score(logits, rows.labels))
+        found = {
+            "task": self._task,
+            "data": str(options.data),
+            "split": options.split,
+            "predictions": str(options.predictions),
+            "rows": len(rows),
+            "scores": scores,
+        }
+        return Outcome(document=found, lines=rows_of(("rows", f"{len(rows):,}"), *_told(scores)))
+
+
+def _trained(name: str, checkpoint: Path) -> "ClassificationTask":
+    """Return the task with the options that a checkpoint was trained with."""
+    from bert.predict import settings_of
+    from bert.tasks import make_task
+    from bert.tasks.classification import ClassificationTask
+
+    settings = settings_of(checkpoint)
+    if settings is None or settings.task != name:
+        is_of = "does not say what it was trained on" if settings is None else f"was trained on {settings.task}"
+        raise InputError(
+            "weights-mismatch", f"{checkpoint} {is_of}: give a run of `bertbench train {name}`, or a checkpoint of one"
+        )
+    task = make_task(name, settings.task_options)
+    assert isinstance(task, ClassificationTask)
+    return task
+
+
+def _open(checkpoint: Path, task: "ClassificationTask", rows: "TokenRows", data: Path, host: Host) -> "Opened":
+    from bert.predict import identity_of, open_model
+
+    if not len(rows):
+        raise InputError("file-empty", f"{data} holds no row: make it of other data")
+    opened = open_model(checkpoint, task, identity_of(data, rows.fingerprint, rows), host.note)
+    check_positions(opened, int(rows.lengths.max()), data)
+    return opened
+
+
+def _write(path: Path, logits: npt.NDArray[np.float32], regression: bool) -> None:
+    from common.atomic import atomic_path
+
+    answers = logits[:, 0] if regression else logits.argmax(1)
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow([*_FIRST_COLUMNS, *(f"logit_{number}" for number in range(logits.shape[1]))])
+        for index, (answer, row) in enumerate(zip(answers.tolist(), logits.tolist(), strict=True)):
+            writer.writerow([index, answer, *row])
+
+
+def _read(path: Path, classes: int) -> npt.NDArray[np.float32]:
+    """Return the logits [N, K] in a file of predictions. Raises InputError."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            head, *rows = list(csv.reader(file, delimiter="\t"))
+        if head[: len(_FIRST_COLUMNS)] != _FIRST_COLUMNS or len(head) != len(_FIRST_COLUMNS) + classes:
+            raise ValueError(f"its columns are {', '.join(head)[:80]}")
+        return np.array([row[len(_FIRST_COLUMNS) :] for row in rows], dtype=np.float32).reshape(-1, classes)
+    except OSError as error:
+        raise InputError("path-unreadable", f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(
+            "answers-invalid",
+            f"{path} is no predictions.tsv of a model with {classes} logits ({error}): `bertbench predict` makes it",
+        ) from error
+
+
+def _told(scores: Mapping[str, float | None] | None) -> list[tuple[str, Any]]:
+    return [("scores", ", ".join(in_words(name, value) for name, value in scores.items()))] if scores else []

@@ -1,6 +1,5 @@
-"""`bertbench data gap` and `predict gap`."""
+"""`bertbench data gap`, `predict gap` and `eval gap`."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +8,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.tasks.commands import Host, Outcome, rows_of, with_casing_note
+from bert.tasks.commands import (
+    PREDICTIONS_FILE,
+    Host,
+    Outcome,
+    PrepareCommand,
+    check_positions,
+    rate,
+    rows_of,
+    some_of,
+    timed_logits,
+)
 from bert.tasks.gap.config import GapConfig
 from bert.tasks.gap.examples import LABELS
-from common.errors import InputError, UsageError
+from common.errors import InputError
 
 if TYPE_CHECKING:
+    from bert.data.pool import Progress
     from bert.predict import Opened
     from bert.tasks.gap.features import GapFeatures
+    from bert.tasks.gap.golds import Slice
     from bert.tasks.gap.prepare import GapSummary
+    from bert.tasks.gap.scores import Scores
 
 _HEAD = "mention_head."
 
@@ -58,31 +70,25 @@ def probabilities_of(
     return {**known, **dict.fromkeys(left_out, even)}
 
 
-PREDICTIONS_FILE = "predictions.tsv"
 KAGGLE_FILE = "submission.csv"
 
 
-class Prepare:
+class Prepare(PrepareCommand):
     """Turn TSVs of GAP into features to train on, to validate with and to predict; a call with the same options keeps
     them. Rows that cannot be used are named by their lines.
     """
 
     options = GapConfig
-    computes = False
 
-    def __init__(self, task: str) -> None:
-        pass
-
-    def run(self, options: GapConfig, host: Host) -> Outcome:
+    def prepare(self, options: GapConfig, progress: "Progress") -> "list[GapSummary]":
         """Make the features of each input."""
         from bert.tasks.gap.prepare import prepare
 
-        summaries = with_casing_note(prepare(options, host.progress), options)
-        return Outcome(
-            document=[summary.to_json() for summary in summaries],
-            lines=[line for summary in summaries for line in _prepared(summary)],
-            notes=[note for summary in summaries for note in summary.notes],
-        )
+        return prepare(options, progress)
+
+    def lines(self, summaries: "Sequence[GapSummary]") -> list[str]:
+        """Several for each input."""
+        return [line for summary in summaries for line in _prepared(summary)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +119,6 @@ class Predict:
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write decisions as the official scorer takes them."""
-        from bert.tasks.evaluation import check_logits, row_logits
         from bert.tasks.gap.features import FORM
         from bert.tasks.gap.prediction_files import write_kaggle, write_official
         from bert.tasks.gap.scores import decisions_of
@@ -122,17 +127,7 @@ class Predict:
         features = FORM.open(options.features, "test")
         opened, head = _open_model(options, features, host)
         check_writable(options.out)
-        began = time.monotonic()
-        ready = host.ready(opened)
-
-        def told(done: int) -> None:
-            host.progress("rows", done, len(features))
-
-        logits = row_logits(
-            ready.model, features.rows, len(LABELS), ready.device, ready.precision, ready.batch_size, told=told
-        )
-        check_logits(logits)
-        seconds = time.monotonic() - began
+        logits, seconds = timed_logits(host.ready(opened), features.rows, len(LABELS), host)
         ids, left_out = features.ids(), features.left_out_ids()
         if left_out:
             host.note(
@@ -170,13 +165,7 @@ def _open_model(options: PredictOptions, features: "GapFeatures", host: Host) ->
     place = host.checkpoint(options.checkpoint)
     head = head_of(find_weights(place, data, host.note, "predictions need a model trained on gap").weights)
     opened = open_model(place, GapTask(head=head), data, host.note)
-    longest = int(features.rows.lengths.max())
-    if longest > opened.config.max_positions:
-        raise UsageError(
-            "data-mismatch",
-            f"the rows in {options.features} have up to {longest} tokens, the model {opened.config.max_positions} "
-            f"positions: make the features with --max-seq-length {opened.config.max_positions}",
-        )
+    check_positions(opened, int(features.rows.lengths.max()), options.features)
     return opened, head
 
 
@@ -207,7 +196,7 @@ def _predicted(found: dict[str, Any]) -> list[str]:
     return rows_of(
         ("checkpoint", found["checkpoint"]),
         ("head", found["head"]),
-        ("rows", f"{found['rows']:,} in {found['seconds']:.1f} s, {found['rows_per_second']:,.1f} per second"),
+        ("rows", rate(found["rows"], found["seconds"])),
         ("answers", answers),
         *(("wrote", path) for path in found["written"]),
     )
@@ -217,3 +206,119 @@ def _evaluation(found: dict[str, Any]) -> list[str] | None:
     if found["dataset"] is None:
         return None
     return ["eval", "gap", "--dataset", found["dataset"], "--predictions", found["written"][-1]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalOptions:
+    """Of `bertbench eval gap`."""
+
+    dataset: Path
+    """TSV of GAP with the answers, such as gap-validation.tsv."""
+    predictions: Path
+    """predictions.tsv of `bertbench predict gap` (ID, TRUE or FALSE for A, for B), or probabilities as Kaggle takes
+    them, between commas or tabs, below a header (ID,A,B,NEITHER)."""
+    out: Path | None = None
+    """Folder for scores.json and scores.png; it may not hold those of another task. Without it no file is written."""
+
+
+class Eval:
+    """Score predictions as the official scorer of GAP does, and by accuracy, log loss, and parts of the rows.
+
+    Each name is a decision of its own. A row without a prediction counts as two false negatives and is named.
+    """
+
+    options = EvalOptions
+    computes = False
+
+    def __init__(self, task: str) -> None:
+        pass
+
+    def run(self, options: EvalOptions, host: Host) -> Outcome:
+        """Score the predictions."""
+        from bert.tasks.gap.golds import read_golds, slices
+        from bert.tasks.gap.prediction_files import read_predictions
+        from bert.tasks.gap.scores import score
+
+        file = read_golds(options.dataset)
+        found = read_predictions(options.predictions)
+        scores = score(file.golds, found.decisions, found.probabilities, (*file.notes, *found.notes))
+        if len(scores.missing) == scores.rows:
+            raise InputError(
+                "answers-invalid",
+                f"none of the {len(found.decisions):,} predictions in {options.predictions} belongs to the "
+                f"{scores.rows:,} rows of {options.dataset}: give the dataset they were made for",
+            )
+        parts = slices(file.examples, found.decisions, found.probabilities)
+        document: dict[str, Any] = {
+            "task": "gap",
+            "dataset": str(options.dataset),
+            "predictions": str(options.predictions),
+            **scores.to_json(),
+            "slices": [part.to_json() for part in parts],
+        }
+        return Outcome(document=document, lines=_scored(scores, parts), remarks=_remarks(scores), drawn=(scores, parts))
+
+
+def used_answers(scores: "Scores") -> tuple[list[int], list[int]]:
+    """Lines and columns of the confusion matrix: the three classes, and what else occurs."""
+    from bert.tasks.gap.examples import LABELS
+
+    counts = scores.confusion
+    lines = [n for n in range(len(counts)) if n < len(LABELS) or counts[n].any()]
+    return lines, [n for n in range(counts.shape[1]) if n < len(LABELS) or counts[:, n].any()]
+
+
+def slice_name(part: "Slice") -> str:
+    """Return a part of the rows in words."""
+    return {"distance": f"name {part.name} away", "length": f"text of {part.name}"}.get(part.by, part.name)
+
+
+def _scored(scores: "Scores", parts: "Sequence[Slice]") -> list[str]:
+    lines = [f"GAP, {scores.rows:,} rows", "", f"{'':<10}{'recall':>10}{'precision':>11}{'F1':>10}"]
+    lines[-1] += f"{'tp':>8}{'fp':>7}{'fn':>7}{'tn':>7}"
+    for name, tally in scores.tallies.items():
+        lines.append(
+            f"{name:<10}{tally.recall:>8.1f} %{tally.precision:>9.1f} %{tally.f1:>8.1f} %{tally.true_positives:>8,}"
+            f"{tally.false_positives:>7,}{tally.false_negatives:>7,}{tally.true_negatives:>7,}"
+        )
+    bias = "none: one of the two F1 is 0" if scores.bias is None else f"{scores.bias:.2f}, feminine F1 / masculine F1"
+    lines += ["", f"bias       {bias}", f"accuracy   {100 * scores.accuracy:.1f} %, both names of a row right"]
+    if scores.log_loss is None:
+        lines.append(
+            "log loss   none: these predictions have no probabilities; those with a header ID,A,B,NEITHER have"
+        )
+    else:
+        lines.append(f"log loss   {scores.log_loss:.4f} nats, {scores.probable:,} row{'s' * (scores.probable != 1)}")
+    lines += ["", *_confusion_lines(scores), "", *_slice_lines(parts)]
+    return [*lines, ""]
+
+
+def _confusion_lines(scores: "Scores") -> list[str]:
+    from bert.tasks.gap.scores import ANSWERS
+
+    lines, columns = used_answers(scores)
+    found = [f"{'right / answered':<18}" + "".join(f"{ANSWERS[column]:>9}" for column in columns)]
+    return found + [
+        f"{ANSWERS[line]:<18}" + "".join(f"{scores.confusion[line, column]:>9,}" for column in columns)
+        for line in lines
+    ]
+
+
+def _slice_lines(parts: "Sequence[Slice]") -> list[str]:
+    found = [f"{'part':<27}{'rows':>7}{'accuracy':>11}{'F1':>10}{'log loss':>11}"]
+    for part in parts:
+        loss = "-" if part.log_loss is None else f"{part.log_loss:.4f}"
+        found.append(f"{slice_name(part):<27}{part.rows:>7,}{100 * part.accuracy:>9.1f} %{part.f1:>8.1f} %{loss:>11}")
+    return found
+
+
+def _remarks(scores: "Scores") -> list[str]:
+    notes = [f"note: {note}" for note in scores.notes]
+    if scores.missing:
+        notes.append(
+            f"missing: {len(scores.missing):,} row(s) without a prediction, each is two false negatives: "
+            f"{some_of(scores.missing)}"
+        )
+    if scores.extra:
+        notes.append(f"extra: {len(scores.extra):,} prediction(s) for ids that no row has: {some_of(scores.extra)}")
+    return notes

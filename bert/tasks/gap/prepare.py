@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from bert.data.columns import Columns
 from bert.data.pool import Progress
-from bert.data.preparation import Source, Summary, keep_or_make, new_folder, unknown_tokens
+from bert.data.preparation import Source, Summary, casing, keep_or_make, new_folder, unknown_tokens
 from bert.data.rows import Int64
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
@@ -170,7 +170,7 @@ def _written(config: GapConfig, file: GapFile, settings: Settings, made: _Made, 
         # Those of the file are of the version that made it.
         counts=made.counts,
         flaws=made.flaws,
-        notes=tuple(notes),
+        notes=(*notes, *casing(vocabulary)),
         seconds=made.seconds + time.monotonic() - began,
     )
 

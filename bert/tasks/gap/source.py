@@ -34,6 +34,10 @@ class GapData(ClassificationData):
                 "GAP's TSVs -> features: texts, a pronoun and two names in each",
             ),
             "predict": ("bert.tasks.gap.commands:Predict", "which of two names a pronoun means, and Kaggle's CSV"),
+            "eval": (
+                "bert.tasks.gap.commands:Eval",
+                "official scores of GAP, log loss, accuracy, by gender, distance and length",
+            ),
         }
     )
     seq_len = DEFAULT_LENGTH

@@ -1,19 +1,19 @@
 """`bertbench data glue`, `predict glue` and `eval glue`."""
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert.tasks.commands import Host, Outcome, Ready
+from bert.tasks.commands import Host, Outcome, PrepareCommand, Ready, check_positions, plain_scores, timed_logits
 from bert.tasks.glue.config import GlueConfig
 from bert.tasks.glue.tasks import TASKS, TRAIN, task_of
 from common.errors import InputError, UsageError
 from common.scores import in_words, score
 
 if TYPE_CHECKING:
+    from bert.data.pool import Progress
     from bert.predict import Opened
     from bert.tasks.glue.features import GlueFeatures
     from bert.tasks.glue.prepare import GlueSummary
@@ -23,28 +23,26 @@ _ROW = "{:<6} {:<16} {:>9} {:>9} {:>7} {:>7}  {}"
 _MOST_NAMED = 5
 
 
-class Prepare:
+class Prepare(PrepareCommand):
     """Turn GLUE's tables into features for training, evaluation and prediction, their text into text for pretraining;
     a call with the same options keeps what is finished.
     """
 
     options = GlueConfig
-    computes = False
 
-    def __init__(self, task: str) -> None:
-        pass
-
-    def run(self, options: GlueConfig, host: Host) -> Outcome:
+    def prepare(self, options: GlueConfig, progress: "Progress") -> "list[GlueSummary]":
         """Make what was asked for of every table."""
         from bert.tasks.glue.prepare import prepare
 
-        summaries = prepare(options, host.progress)
-        return Outcome(
-            document=[summary.to_json() for summary in summaries],
-            lines=_prepared(summaries),
-            notes=[note for summary in summaries for note in summary.notes],
-            following=_next(options, summaries),
-        )
+        return prepare(options, progress)
+
+    def lines(self, summaries: "Sequence[GlueSummary]") -> list[str]:
+        """One for each table."""
+        return _prepared(summaries)
+
+    def following(self, options: GlueConfig, summaries: "Sequence[GlueSummary]") -> list[str] | None:
+        """A training on what is there, or the preparation of its text."""
+        return _next(options, summaries)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,8 +139,7 @@ class Eval:
             "answers_to": _answers_to(options.predictions, spec),
             "left_out": {name: count for name, count in table.counts.numbers.items() if name.startswith("left out")},
         }
-        plain = {name: value if math.isfinite(value) else None for name, value in found["scores"].items()}
-        return Outcome(document={**found, "scores": plain}, lines=_scored(spec, found))
+        return Outcome(document={**found, "scores": plain_scores(found["scores"])}, lines=_scored(spec, found))
 
 
 def _prepared(summaries: Sequence["GlueSummary"]) -> list[str]:
@@ -234,13 +231,7 @@ def _open_model(checkpoint: Path, files: Sequence[Path], features: "Sequence[Glu
     _check_task(checkpoint, task)
     data = identity_of(files[0], features[0].rows.fingerprint, features[0].settings)
     opened = open_model(checkpoint, GlueTask(task=task), data, host.note)
-    longest = max(one.settings.max_seq_length for one in features)
-    if longest > opened.config.max_positions:
-        raise InputError(
-            "data-mismatch",
-            f"the rows have up to {longest} tokens, the model in {checkpoint} has {opened.config.max_positions} "
-            "positions: make shorter ones with --max-seq-length",
-        )
+    check_positions(opened, max(one.settings.max_seq_length for one in features), ", ".join(map(str, files)))
     return opened
 
 
@@ -268,20 +259,13 @@ def _check_task(checkpoint: Path, task: str) -> None:
 
 def _answer(ready: Ready, features: "GlueFeatures", out: Path, host: Host) -> dict[str, Any]:
     """Write the answers to one table; return what is told of them."""
-    from bert.tasks.evaluation import check_logits, row_logits
     from bert.tasks.glue.answers import answer_file, write_answers
     from bert.tasks.glue.metrics import decided, scores
 
     settings, rows = features.settings, features.rows
     spec = settings.spec
 
-    def told(done: int) -> None:
-        host.progress(f"rows of {settings.split}", done, len(rows))
-
-    began = time.monotonic()
-    logits = row_logits(ready.model, rows, spec.labels, ready.device, ready.precision, ready.batch_size, told=told)
-    seconds = time.monotonic() - began
-    check_logits(logits)
+    logits, seconds = timed_logits(ready, rows, spec.labels, host, f"rows of {settings.split}")
     answers = decided(spec, logits)
     path = out / answer_file(spec, settings.split)
     write_answers(path, spec, settings.split, features.index, answers)
@@ -290,13 +274,9 @@ def _answer(ready: Ready, features: "GlueFeatures", out: Path, host: Host) -> di
         "rows": len(rows),
         "seconds": seconds,
         "rows_per_second": len(rows) / seconds,
-        "scores": _plain(scores(spec, answers, rows.labels)) if rows.has_labels else None,
+        "scores": plain_scores(scores(spec, answers, rows.labels)) if rows.has_labels else None,
         "written": str(path),
     }
-
-
-def _plain(found: dict[str, float]) -> dict[str, float | None]:
-    return {name: value if value == value else None for name, value in found.items()}
 
 
 def _predicted(found: dict[str, Any]) -> list[str]:

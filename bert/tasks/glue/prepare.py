@@ -8,9 +8,9 @@ from pathlib import Path
 
 from bert.data.columns import Columns
 from bert.data.pool import Progress
-from bert.data.preparation import Source, Summary, examples_of, keep_or_make, new_folder, other_files
+from bert.data.preparation import Source, Summary, casing, examples_of, keep_or_make, new_folder, other_files
 from bert.data.stages import Counts
-from bert.data.vocabulary import Vocabulary, casing_note, load_vocabulary
+from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.glue.archive import find_table, missing_tables, unused_folders, what_is_there
 from bert.tasks.glue.config import GlueConfig
 from bert.tasks.glue.features import FORM, Settings, make_parts
@@ -136,7 +136,7 @@ def _prepare(
         kept=kept,
         counts=counts,
         seconds=seconds + time.monotonic() - began,
-        notes=(*_notes(counts, table.source), *notes, *_casing(vocabulary)),
+        notes=(*_notes(counts, table.source), *notes, *(casing(vocabulary) if vocabulary else ())),
         task=spec.name,
         split=split,
         text=text,
@@ -162,8 +162,3 @@ def _notes(counts: Counts, source: Path) -> list[str]:
             what = f"{count:,} row(s) {name}" if name.startswith("left out") else f"{count:,} row(s) with an empty text"
             said.append(f"{source}: {what}: {'; '.join(examples_of(counts, name))}")
     return said
-
-
-def _casing(vocabulary: Vocabulary | None) -> list[str]:
-    found = None if vocabulary is None else casing_note(vocabulary)
-    return [] if found is None else [found]

@@ -1,16 +1,20 @@
-"""`bertbench data squad` and `predict squad`."""
+"""`bertbench data squad`, `predict squad` and `eval squad`."""
 
-import time
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert.tasks.commands import Host, Outcome, rows_of, with_casing_note
+from bert.tasks.commands import Host, Outcome, PrepareCommand, check_positions, rate, rows_of, some_of, timed
 from bert.tasks.squad.config import SquadConfig
+from common.errors import UsageError
 
 if TYPE_CHECKING:
+    from bert.data.pool import Progress
     from bert.tasks.squad.predictions import Answers
     from bert.tasks.squad.prepare import SquadSummary
+    from bert.tasks.squad.scores import Scores
 
 _SHOWN = (
     ("contexts", "contexts"),
@@ -20,25 +24,20 @@ _SHOWN = (
 )
 
 
-class Prepare:
+class Prepare(PrepareCommand):
     """Turn SQuAD 1.1 or 2.0 into features for training and evaluation; a call with the same options keeps them."""
 
     options = SquadConfig
-    computes = False
 
-    def __init__(self, task: str) -> None:
-        pass
-
-    def run(self, options: SquadConfig, host: Host) -> Outcome:
+    def prepare(self, options: SquadConfig, progress: "Progress") -> "list[SquadSummary]":
         """Make the features of each input."""
         from bert.tasks.squad.prepare import prepare
 
-        summaries = with_casing_note(prepare(options, host.progress), options)
-        return Outcome(
-            document=[summary.to_json() for summary in summaries],
-            lines=[line for summary in summaries for line in _prepared(summary)],
-            notes=[note for summary in summaries for note in summary.notes],
-        )
+        return prepare(options, progress)
+
+    def lines(self, summaries: "Sequence[SquadSummary]") -> list[str]:
+        """Several for each input."""
+        return [line for summary in summaries for line in _prepared(summary)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,15 +90,18 @@ class Predict:
         vocabulary = FORM.vocabulary_of(options.features, features.settings, options.vocab)
         data = identity_of(options.features, features.fingerprint, features.settings)
         opened = open_model(host.checkpoint(options.checkpoint), SquadTask(), data, host.note)
+        if len(features):
+            check_positions(opened, int(features.lengths.max()), options.features)
         check_writable(options.out)
-        began = time.monotonic()
         ready = host.ready(opened)
-
-        def told(done: int) -> None:
-            host.progress("windows", done, len(features))
-
-        start, end = window_logits(ready.model, features, ready.device, ready.precision, ready.batch_size, told=told)
-        seconds = time.monotonic() - began
+        (start, end), seconds = timed(
+            host,
+            "windows",
+            len(features),
+            lambda told: window_logits(
+                ready.model, features, ready.device, ready.precision, ready.batch_size, told=told
+            ),
+        )
         offsets = features.input_ids.offsets
         answers = decode(features, WindowLogits(start, end, offsets - offsets[0]), vocabulary, wanted)
         written = answers.write(options.out)
@@ -143,7 +145,7 @@ def _predicted(found: dict[str, Any], answers: "Answers") -> list[str]:
     rows = [
         ("checkpoint", found["checkpoint"]),
         ("questions", f"{found['questions']:,}, {empty:,} answered with nothing"),
-        ("windows", f"{found['windows']:,} in {found['seconds']:.1f} s, {found['windows_per_second']:,.1f} per second"),
+        ("windows", rate(found["windows"], found["seconds"])),
     ]
     if answers.without_windows:
         rows.append(("no window", f"{len(answers.without_windows):,} questions, answered with nothing"))
@@ -159,3 +161,107 @@ def _evaluation(found: dict[str, Any]) -> list[str] | None:
     words = ["eval", "squad", "--dataset", found["dataset"], "--predictions", found["written"][-1]]
     odds = [path for path in found["written"] if path.endswith("null_odds.json")]
     return [*words, *(["--na-prob", odds[0]] if odds else [])]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalOptions:
+    """Of `bertbench eval squad`."""
+
+    dataset: Path
+    """SQuAD file with the gold answers (JSON, also .gz)."""
+    predictions: Path
+    """JSON: question id -> answer; "" means no answer (also .gz)."""
+    na_prob: Path | None = None
+    """SQuAD 2.0: JSON, question id -> no-answer score, such as null_odds.json; gives thresholds and curves."""
+    threshold: float | None = None
+    """A no-answer score above it counts as the answer ""; without it 1.0, as in the official script."""
+    out: Path | None = None
+    """Folder for scores.json and, with --na-prob, the pictures; it may not hold those of another task. Without it
+    no file is written."""
+
+    def __post_init__(self) -> None:
+        """Refuse a threshold without meaning."""
+        if self.threshold is not None and math.isnan(self.threshold):
+            raise UsageError("option-value", "--threshold nan is no number: give one such as 0")
+
+
+class Eval:
+    """Score predictions as the official scripts of SQuAD 1.1 and 2.0 do, digit by digit.
+
+    The dataset says which rules hold. A question without a prediction counts as 0 and is named.
+    """
+
+    options = EvalOptions
+    computes = False
+
+    def __init__(self, task: str) -> None:
+        pass
+
+    def run(self, options: EvalOptions, host: Host) -> Outcome:
+        """Score the predictions."""
+        from bert.tasks.squad.golds import read_golds
+        from bert.tasks.squad.prediction_files import read_null_odds, read_predictions
+        from bert.tasks.squad.scores import score
+
+        golds = read_golds(options.dataset)
+        notes: list[str] = []
+        predictions = read_predictions(options.predictions, notes)
+        null_odds = None if options.na_prob is None else read_null_odds(options.na_prob, notes)
+        found = score(golds, predictions, null_odds, options.threshold)
+        found = replace(found, notes=(*found.notes, *notes))
+        about = {"task": "squad", "dataset": str(options.dataset), "predictions": str(options.predictions)}
+        document = {**about, **found.to_json()}
+        return Outcome(document=document, lines=_scored(found), remarks=_remarks(found), drawn=found)
+
+
+def _scored(found: "Scores") -> list[str]:
+    values = found.values
+    lines = [f"SQuAD {found.version}, {found.questions:,} questions", ""]
+    if found.version == "1.1":
+        lines += [f"exact match  {values['exact_match']:7.3f} %", f"F1           {values['f1']:7.3f} %"]
+    else:
+        lines.append(f"{'':<16}{'exact match':>12}{'F1':>12}{'questions':>12}")
+        for name, prefix in (("all", ""), ("with answer", "HasAns_"), ("without answer", "NoAns_")):
+            if f"{prefix}total" in values:
+                exact, f1 = values[f"{prefix}exact"], values[f"{prefix}f1"]
+                lines.append(f"{name:<16}{exact:>10.3f} %{f1:>10.3f} %{values[f'{prefix}total']:>12,}")
+        if found.analysis is not None:
+            lines += [f"{'best':<16}{values['best_exact']:>10.3f} %{values['best_f1']:>10.3f} %"]
+            lines += [f"{'  at threshold':<16}{values['best_exact_thresh']:>12.4g}{values['best_f1_thresh']:>12.4g}"]
+            if found.analysis.curves:
+                lines += [f"{'avg. precision':<16}{values['pr_exact_ap']:>10.3f} %{values['pr_f1_ap']:>10.3f} %"]
+                lines += [f"{'  if all right':<28}{values['pr_oracle_ap']:>10.3f} %"]
+    return [*lines, ""]
+
+
+def _remarks(found: "Scores") -> list[str]:
+    notes = [f"note: {note}" for note in found.notes]
+    if found.missing:
+        notes.append(
+            f"missing: {len(found.missing):,} question(s) without a prediction, each is 0: {some_of(found.missing)}"
+        )
+    if found.extra:
+        notes.append(f"extra: {len(found.extra):,} prediction(s) for ids that no question has: {some_of(found.extra)}")
+    if found.analysis is not None and (measures := _answer_nothing(found)):
+        notes.append(
+            f"No threshold gives a better {measures} than to answer no question at all: the official script then says "
+            "threshold 0, which is none to use; take one below every no-answer score."
+        )
+    if found.version == "2.0" and found.analysis is None:
+        notes.append(
+            "Best thresholds, precision-recall curves and histograms need no-answer scores: add "
+            "--na-prob null_odds.json (and --out DIR for the pictures)."
+        )
+    return notes
+
+
+def _answer_nothing(found: "Scores") -> str:
+    """The measures, in words, whose best threshold is the one that the search for it begins with."""
+    values = found.values
+    unanswered = 100.0 * values.get("NoAns_total", 0) / values["total"]
+    measures = {"exact": "exact match", "f1": "F1"}
+    return " or ".join(
+        said
+        for name, said in measures.items()
+        if values[f"best_{name}_thresh"] == 0 and values[f"best_{name}"] == unanswered
+    )

@@ -19,6 +19,7 @@ from bert.data.preparation import (
     PARTS,
     Source,
     Summary,
+    casing,
     examples_of,
     keep_or_make,
     new_folder,
@@ -231,7 +232,7 @@ def _prepare(config: SquadConfig, path: Path, split: str, progress: Progress, po
         mode=config.mode,
         seconds=sum(shares.values()),
         shares=shares,
-        notes=(*notes, *_notes_of(config, counts), *other_files(FORM, features, settings)),
+        notes=(*notes, *_notes_of(config, counts), *other_files(FORM, features, settings), *casing(vocabulary)),
     )
 
 

@@ -57,6 +57,7 @@ class SquadData:
                 "SQuAD's JSON -> features: windows of questions and their contexts",
             ),
             "predict": ("bert.tasks.squad.commands:Predict", "answers to the questions of a features file"),
+            "eval": ("bert.tasks.squad.commands:Eval", "official scores of SQuAD 1.1 and 2.0 predictions"),
         }
     )
     seq_len = 384

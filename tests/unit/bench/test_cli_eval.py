@@ -144,7 +144,7 @@ def test_scores_are_shown_also_where_the_disk_is_full(
     def full(*_: object) -> None:
         raise StorageError("disk-full", "the disk is full")
 
-    monkeypatch.setattr("bench.cli.eval_squad._draw", full)
+    monkeypatch.setattr("bench.cli.score_pictures.draw_scores", full)
     argv = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)]
     assert run([*argv, "--na-prob", null_odds(tmp_path), "--out", str(tmp_path / "out")]) == 2
     shown = capsys.readouterr()
