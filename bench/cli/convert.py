@@ -1,24 +1,24 @@
 """`bertbench convert SRC DST`: checkpoints of TensorFlow, Hugging Face and NVIDIA, into Hugging Face's form or ours."""
 
-import json
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from bench.cli.options import parse
-from common.redact import terminal_text
+from bench.cli.options import Printed
+from bench.cli.result import Result
 
 if TYPE_CHECKING:
+    from analysis.render.tables import Block
     from bert.checkpoints.conversion import Conversion
 
 _MOST_NAMES = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertOptions:
+class ConvertOptions(Printed):
     """Write the weights of a checkpoint into a new folder.
 
     SRC is a folder, a training run (its newest checkpoint), a file of weights (safetensors or PyTorch), or the prefix
@@ -37,16 +37,13 @@ class ConvertOptions:
     """Vocabulary to copy, where no vocab.txt is beside SRC."""
     allow_missing: bool = False
     """Convert an encoder that lacks weights, too; they are listed and not written."""
-    json: bool = False
-    """Print the summary as JSON."""
 
 
 OPTIONS = {"convert SRC DST": ConvertOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 when the folder is written."""
-    options = parse(ConvertOptions, argv, "bertbench convert")
+def run(options: ConvertOptions) -> Result:
+    """Convert, and say what became of the weights."""
     from bert.checkpoints.conversion import convert
 
     done = convert(
@@ -57,19 +54,15 @@ def main(argv: list[str]) -> int:
         vocab_file=options.vocab,
         allow_missing=options.allow_missing,
     )
-    if options.json:
-        print(json.dumps(done.to_json(), indent=2))
-        return 0
-    _show(done)
-    for note in done.notes:
-        print(f"note: {terminal_text(note)}", file=sys.stderr)
-    return 0
+    return Result(document=done.to_json(), blocks=_blocks(done), notes=done.notes)
 
 
-def _show(done: "Conversion") -> None:
+def _blocks(done: "Conversion") -> "list[Block]":
+    from analysis.render.tables import Facts
+
     config = done.config
     shape = f"{config.num_layers} layers, hidden size {config.hidden_size}, {config.vocab_size:,} word pieces"
-    for name, value in (
+    facts = [
         ("source", f"{done.source} ({done.source_format})"),
         ("model", f"{done.architecture}: {shape}"),
         ("tensors read", f"{done.tensors_read:,}"),
@@ -80,12 +73,12 @@ def _show(done: "Conversion") -> None:
         ("parameters", f"{done.parameters:,}"),
         ("vocabulary", str(done.vocab) if done.vocab else "none"),
         ("folder", f"{done.destination} ({done.target})"),
-    ):
-        print(f"{name:<13} {value}")
-    for title, names in (("missing", done.missing), ("unexpected", done.unexpected)):
-        if names:
-            print(f"\n{title}:")
-            for name in names[:_MOST_NAMES]:
-                print(f"  {name}")
-            if len(names) > _MOST_NAMES:
-                print(f"  ... and {len(names) - _MOST_NAMES} more (--json lists all)")
+    ]
+    lists = [("missing", done.missing), ("unexpected", done.unexpected)]
+    return [Facts(facts), *(Facts(_listed(names), title=f"{title}:") for title, names in lists if names)]
+
+
+def _listed(names: Sequence[str]) -> list[tuple[str, str]]:
+    more = len(names) - _MOST_NAMES
+    lines = [*names[:_MOST_NAMES], *[f"... and {more} more (--json lists all)"] * (more > 0)]
+    return [(f"  {line}", "") for line in lines]

@@ -4,11 +4,12 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli.options import parse, split_command
+from bench.cli.result import Result
 from bench.cluster.layout import Layout, in_words, ranks_in_words, read_layout
 from bench.cluster.node import Job, launch_node
 from bench.cluster.statements import Verdict
@@ -74,15 +75,29 @@ class LaunchOptions:
 OPTIONS = {"launch": LaunchOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 when all processes of all nodes ended well, 2 when nothing was started, 3 when one failed."""
-    own, command = split_command(argv)
-    options = parse(LaunchOptions, own, "bertbench launch")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """What is launched."""
+
+    options: LaunchOptions
+    command: tuple[str, ...]
+
+
+def read_words(words: list[str], program: str) -> Launch:
+    """Return the options before -- and the command behind it. Raises UsageError where there is no command."""
+    own, command = split_command(words)
+    options = parse(LaunchOptions, own, program)
     if not command:
         raise UsageError(
             "option-missing",
             "what is to be launched? bertbench launch [options] -- COMMAND, such as -- train.py --epochs 3",
         )
+    return Launch(options=options, command=tuple(command))
+
+
+def run(launch: Launch) -> Result:
+    """Launch; 0 when all processes of all nodes ended well, 3 when one failed."""
+    options, command = launch.options, launch.command
     program = program_of(command, options.module, options.no_python)
     devices = find_devices()
     layout = read_layout(
@@ -116,7 +131,7 @@ def main(argv: list[str]) -> int:
     return _ended(launch_node(job, devices, stop, told), stop, told)
 
 
-def program_of(command: list[str], module: bool, no_python: bool) -> tuple[str, ...]:
+def program_of(command: Sequence[str], module: bool, no_python: bool) -> tuple[str, ...]:
     """Return what a rank executes.
 
     Raises:
@@ -173,15 +188,11 @@ def _announce(job: Job, told: Callable[[str], None]) -> None:
         told(f"{what} at {job.address}:{job.port}, for at most {job.join_timeout:g} s")
 
 
-def _ended(verdict: Verdict, stop: StopRequest, told: Callable[[str], None]) -> int:
-    """Show how it ended; return the exit code."""
+def _ended(verdict: Verdict, stop: StopRequest, told: Callable[[str], None]) -> Result:
+    """Say how it ended."""
     if verdict.ok and not verdict.why:
-        return 0
+        return Result()
     if stop.signal is not None or verdict.ok:
         told(verdict.why)
-        return 130 if stop.signal == signal.SIGINT else 0 if verdict.ok else 3
-    print(
-        f"bertbench: failed: {terminal_text(verdict.why)}; all processes of all nodes have ended [rank-failed]",
-        file=sys.stderr,
-    )
-    return 3
+        return Result(code=130 if stop.signal == signal.SIGINT else 0 if verdict.ok else 3)
+    return Result(problems=[f"failed: {verdict.why}; all processes of all nodes have ended [rank-failed]"], code=3)

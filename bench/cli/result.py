@@ -34,6 +34,8 @@ class Result:
     """Plain JSON values: what --json prints; None where there is nothing for programs."""
     blocks: "Sequence[Block]" = ()
     """What the terminal shows, in this order."""
+    raw: str = ""
+    """What stdout gets to the letter, for other programs: a job script."""
     written: Sequence[Path] = ()
     """Files that were made, named below the blocks."""
     notes: Sequence[str] = ()
@@ -50,6 +52,7 @@ class Result:
 
 def show(result: Result, as_json: bool) -> int:
     """Print a result and return its exit code. Raises its failure, after everything else was printed."""
+    sys.stdout.write(result.raw)
     if not as_json:
         _show_blocks(result)
     elif result.document is not None:

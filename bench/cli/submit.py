@@ -2,12 +2,12 @@
 
 import shutil
 import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.cli.options import parse, split_command
-from bench.cli.progress import note
+from bench.cli.result import Result
 from bench.cluster.schedulers import SCHEDULERS, load_scheduler
 from bench.cluster.schedulers.base import JobOptions, Rendered, Scheduler
 from bench.cluster.schedulers.words import quote
@@ -23,34 +23,48 @@ _HELP = {
 _OURS = "Written by `bertbench submit"
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 when the job is written or handed over, 1 when the scheduler refuses it."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_usage(), end="", file=sys.stdout if argv else sys.stderr)
-        return 0 if argv else 2
-    if argv[0].startswith("-"):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What is submitted."""
+
+    scheduler: Scheduler
+    options: JobOptions
+    command: list[str]
+
+
+def read_words(words: list[str], program: str) -> Submission | None:
+    """Return what the words ask for, None for help. Raises UsageError where they name no scheduler first."""
+    if words and words[0] in ("-h", "--help"):
+        return None
+    if not words or words[0].startswith("-"):
         raise UsageError(
-            "option-missing",
-            f"bertbench submit needs a scheduler first: bertbench submit {' | '.join(SCHEDULERS)} [options]",
+            "option-missing", f"{program} needs a scheduler first: {program} {' | '.join(SCHEDULERS)} [options]"
         )
-    scheduler = load_scheduler(argv[0])
-    words, command = split_command(argv[1:])
-    options = parse(scheduler.options, words, f"bertbench submit {argv[0]}")
-    rendered = scheduler.render(options, command)
-    for text in (*rendered.notes, *_secrets(options)):
-        note(text)
+    scheduler = load_scheduler(words[0])
+    own, command = split_command(words[1:])
+    options = parse(scheduler.options, own, f"{program} {words[0]}")
+    return Submission(scheduler=scheduler, options=options, command=command)
+
+
+def run(asked: Submission | None) -> Result:
+    """Render a job, write it or hand it over; exit code 1 when the scheduler refuses it."""
+    from analysis.render.tables import Plain
+
+    if asked is None:
+        return Result(blocks=[Plain(_usage())])
+    options = asked.options
+    rendered = asked.scheduler.render(options, asked.command)
+    notes = [*rendered.notes, *_secrets(options)]
     if options.submit:
-        return _hand_over(scheduler, options, rendered)
+        return _hand_over(asked.scheduler, options, rendered, notes)
     if options.out is None:
         missing = [quote(str(folder)) for folder in rendered.folders if not folder.is_dir()]
         if missing:
-            note(f"before this job starts: mkdir -p {' '.join(missing)}")
-        print(rendered.text, end="")
-        return 0
+            notes.append(f"before this job starts: mkdir -p {' '.join(missing)}")
+        return Result(raw=rendered.text, notes=notes)
     _write(options.out, rendered)
-    handing_over = " ".join(map(quote, scheduler.submission(options, options.out)))
-    print(f"wrote {options.out}; to submit: {handing_over}", file=sys.stderr)
-    return 0
+    handing_over = " ".join(map(quote, asked.scheduler.submission(options, options.out)))
+    return Result(notes=[*notes, f"wrote {options.out}; to submit: {handing_over}"])
 
 
 def _secrets(options: JobOptions) -> list[str]:
@@ -77,7 +91,9 @@ def _write(path: Path, rendered: Rendered) -> None:
             folder.mkdir(parents=True, exist_ok=True)
 
 
-def _hand_over(scheduler: Scheduler, options: JobOptions, rendered: Rendered) -> int:
+def _hand_over(scheduler: Scheduler, options: JobOptions, rendered: Rendered, notes: list[str]) -> Result:
+    from analysis.render.tables import Plain
+
     if shutil.which(scheduler.tool) is None:
         raise MissingToolError(
             "tool-missing", f"--submit needs {scheduler.tool}, which is not installed here: {scheduler.remedy}"
@@ -88,10 +104,11 @@ def _hand_over(scheduler: Scheduler, options: JobOptions, rendered: Rendered) ->
     done = subprocess.run(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
     )
-    print(done.stdout.rstrip() or f"{scheduler.tool} said nothing", file=sys.stderr if done.returncode else sys.stdout)
+    said = done.stdout.rstrip() or f"{scheduler.tool} said nothing"
     if done.returncode:
-        print(f"bertbench: {scheduler.tool} refused {path} (exit code {done.returncode})", file=sys.stderr)
-    return 1 if done.returncode else 0
+        refusal = f"{scheduler.tool} refused {path} (exit code {done.returncode}): {said}"
+        return Result(notes=notes, problems=[refusal], code=1)
+    return Result(blocks=[Plain(said)], notes=notes)
 
 
 def _usage() -> str:
@@ -99,7 +116,7 @@ def _usage() -> str:
     lines = "\n".join(f"  {name:<{width}}  {_HELP[name]}" for name in SCHEDULERS)
     return (
         "usage: bertbench submit SCHEDULER [options] -- COMMAND\n\n"
-        f"{lines}\n\n  bertbench submit SCHEDULER --help   options of a scheduler\n"
+        f"{lines}\n\n  bertbench submit SCHEDULER --help   options of a scheduler"
     )
 
 

@@ -11,13 +11,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from support.commands import result, text
 from support.refusals import refused
 
-from bench.cli import submit
 from bench.cluster.schedulers import SCHEDULERS, load_scheduler
 from bench.cluster.schedulers.azureml import _distribution
 from bench.cluster.schedulers.words import fill, kubernetes_memory, places, quote, time_limit_seconds, to_yaml
@@ -86,17 +85,18 @@ HOSTILE = [
 ]
 
 
-def rendered(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert submit.main(argv) == 0
-    return capsys.readouterr().out
+def rendered(argv: list[str]) -> str:
+    found = result("submit", *argv)
+    assert found.code == 0
+    return found.raw
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_jobs_are_the_golden_ones(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = rendered(CASES[name], capsys)
+def test_jobs_are_the_golden_ones(name: str) -> None:
+    script = rendered(CASES[name])
     if os.environ.get("UPDATE_GOLDEN"):
-        (GOLDEN / name).write_text(text, encoding="utf-8")
-    assert text == (GOLDEN / name).read_text(encoding="utf-8")
+        (GOLDEN / name).write_text(script, encoding="utf-8")
+    assert script == (GOLDEN / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.endswith(".sbatch")])
@@ -130,11 +130,11 @@ def test_jobs_fit_the_schema_of_azure(name: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("page", ["slurm", "kubernetes", "azureml"])
 def test_commands_of_the_page_render(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (GOLDEN.parents[2] / "docs" / "how-to" / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = re.findall(r"^bertbench submit (.*)$", text, re.MULTILINE)
+    content = (GOLDEN.parents[2] / "docs" / "how-to" / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^bertbench submit (.*)$", content, re.MULTILINE)
     assert lines
     monkeypatch.chdir(tmp_path)
-    assert [submit.main(shlex.split(line)) for line in lines] == [0] * len(lines)
+    assert [result("submit", *shlex.split(line)).code for line in lines] == [0] * len(lines)
 
 
 def fakes(folder: Path) -> dict[str, str]:
@@ -149,13 +149,13 @@ def fakes(folder: Path) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here"}
 
 
-def test_hostile_words_reach_the_command_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_words_reach_the_command_unchanged(tmp_path: Path) -> None:
     show = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['VALUE']]))"
     value = "".join(HOSTILE)
     argv = ["slurm", "--launcher", "none", "--time-limit", "9", "--array", "3", "--env", f"VALUE={value}"]
     argv += ["--chdir", str(tmp_path), "--", sys.executable, "-c", show, *HOSTILE, "x{array_index}'y"]
     script = tmp_path / "job.sbatch"
-    script.write_text(rendered(argv, capsys), encoding="utf-8")
+    script.write_text(rendered(argv), encoding="utf-8")
     lines = script.read_text(encoding="utf-8").splitlines()
     assert sum(line.startswith("#SBATCH") for line in lines) == 9
     environment = fakes(tmp_path) | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "1"}
@@ -163,7 +163,7 @@ def test_hostile_words_reach_the_command_unchanged(tmp_path: Path, capsys: pytes
     assert json.loads(done.stdout) == [[*HOSTILE, "x3'y"], value]
 
 
-def test_torchrun_gets_hostile_words_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torchrun_gets_hostile_words_unchanged(tmp_path: Path) -> None:
     python = tmp_path / "a python"
     python.write_text(
         f'#!/bin/sh\nexec "{sys.executable}" -c "import json, sys; print(json.dumps(sys.argv[1:]))" "$@"\n'
@@ -171,7 +171,7 @@ def test_torchrun_gets_hostile_words_unchanged(tmp_path: Path, capsys: pytest.Ca
     python.chmod(0o755)
     argv = ["slurm", "--processes-per-node", "3", "--python", str(python), "--chdir", str(tmp_path)]
     script = tmp_path / "job.sbatch"
-    script.write_text(rendered([*argv, "--", "program", *HOSTILE], capsys), encoding="utf-8")
+    script.write_text(rendered([*argv, "--", "program", *HOSTILE]), encoding="utf-8")
     done = subprocess.run(["bash", str(script)], env=fakes(tmp_path), capture_output=True, text=True, check=True)
     words = json.loads(done.stdout)
     assert words[-len(HOSTILE) - 2 :] == ["--no-python", "program", *HOSTILE]
@@ -180,17 +180,17 @@ def test_torchrun_gets_hostile_words_unchanged(tmp_path: Path, capsys: pytest.Ca
     assert words[words.index("--master-addr") + 1] == "127.0.0.1"
 
 
-def test_hostile_words_survive_kubernetes_expansion(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_words_survive_kubernetes_expansion() -> None:
     argv = ["kubernetes", *IMAGE, "--gpus-per-node", "1", "--", "program", *HOSTILE, "$(HOME)", "$$x"]
-    args = yaml.safe_load(rendered(argv, capsys))["spec"]["trainer"]["args"]
+    args = yaml.safe_load(rendered(argv))["spec"]["trainer"]["args"]
     assert [word.replace("$$", "$") for word in args[4:]] == [*HOSTILE, "$(HOME)", "$$x"]
 
 
-def test_hostile_words_survive_azure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_words_survive_azure(tmp_path: Path) -> None:
     show = "import json, sys; print(json.dumps(sys.argv[1:]))"
     words = [*HOSTILE, "${{inputs.data}}", "'${{x}}'"]
     argv = ["azureml", "--compute", "c", *IMAGE, "--launcher", "none", "--", sys.executable, "-c", show, *words]
-    line = yaml.safe_load(rendered(argv, capsys))["command"]
+    line = yaml.safe_load(rendered(argv))["command"]
     assert "${{" not in line
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == words
@@ -214,9 +214,9 @@ def test_text_stays_text_in_every_yaml() -> None:
         "1_000",
         "plain-word",
     ]
-    text = to_yaml([{"words": words}], "header")
-    assert yaml.safe_load(text) == {"words": words}
-    assert [line.startswith('- "') for line in text.splitlines()[2:]] == [True] * (len(words) - 1) + [False]
+    made = to_yaml([{"words": words}], "header")
+    assert yaml.safe_load(made) == {"words": words}
+    assert [line.startswith('- "') for line in made.splitlines()[2:]] == [True] * (len(words) - 1) + [False]
 
 
 @pytest.mark.parametrize(
@@ -299,21 +299,20 @@ def test_text_stays_text_in_every_yaml() -> None:
 )  # fmt: skip
 def test_what_cannot_be_is_refused(argv: list[str], code: Code, fact: str) -> None:
     with refused(code, fact):
-        submit.main(argv)
+        result("submit", *argv)
 
 
-def test_the_type_of_a_gpu_is_one_word_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_type_of_a_gpu_is_one_word_of_the_script(tmp_path: Path) -> None:
     argv = ["slurm", "--gpus-per-node", "1", "--gpu-type", "a|touch", "--chdir", str(tmp_path), "--", "x"]
-    words = shlex.split(next(line for line in rendered(argv, capsys).splitlines() if line.startswith("srun")))
+    words = shlex.split(next(line for line in rendered(argv).splitlines() if line.startswith("srun")))
     assert "--gpus-per-node=a|touch:1" in words
     bare = shlex.shlex(f"srun {' '.join(words)}", punctuation_chars=True)
     assert "|" in list(bare), "unquoted, it would be a pipe"
 
 
-def test_the_command_to_submit_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_to_submit_can_be_pasted(tmp_path: Path) -> None:
     out = tmp_path / "a b;id.sbatch"
-    assert submit.main(["slurm", "--gpus-per-node", "1", "--out", str(out), "--", "x"]) == 0
-    said = capsys.readouterr().err.splitlines()[-1]
+    said = result("submit", "slurm", "--gpus-per-node", "1", "--out", out, "--", "x").notes[-1]
     assert shlex.split(said.partition("to submit: ")[2]) == ["sbatch", str(out)]
 
 
@@ -326,41 +325,34 @@ def test_submitting_without_the_tool_names_the_remedy(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with refused("tool-missing", load_scheduler(scheduler).tool, "--out FILE"):
-        submit.main([scheduler, *extra, "--gpus-per-node", "1", "--submit", "--", "x"])
+        result("submit", scheduler, *extra, "--gpus-per-node", "1", "--submit", "--", "x")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_submitting_writes_the_file_and_calls_the_tool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_submitting_writes_the_file_and_calls_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sbatch").write_text('#!/bin/sh\necho "got $1"; exit "${CODE:-0}"\n', encoding="utf-8")
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     argv = ["slurm", "--gpus-per-node", "1", "--log-dir", "logs", "--submit", "--", "train.py"]
-    assert submit.main(argv) == 0
-    assert capsys.readouterr().out == "got bertbench.sbatch\n"
+    assert text(result("submit", *argv).blocks) == "got bertbench.sbatch"
     assert (tmp_path / "logs").is_dir()
     monkeypatch.setenv("CODE", "3")
-    assert submit.main(argv) == 1
-    assert "exit code 3" in capsys.readouterr().err
+    done = result("submit", *argv)
+    assert done.code == 1 and "exit code 3" in done.problems[-1] and "got bertbench.sbatch" in done.problems[-1]
 
 
-def test_the_folder_of_the_logs_is_there_when_the_script_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_folder_of_the_logs_is_there_when_the_script_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     argv = ["slurm", "--gpus-per-node", "1", "--log-dir", "logs/squad"]
-    assert submit.main([*argv, "--", "train.py"]) == 0
-    assert "mkdir -p logs/squad" in capsys.readouterr().err
-    assert submit.main([*argv, "--out", "squad.sbatch", "--", "train.py"]) == 0
+    assert "mkdir -p logs/squad" in result("submit", *argv, "--", "train.py").notes[-1]
+    result("submit", *argv, "--out", "squad.sbatch", "--", "train.py")
     assert (tmp_path / "logs" / "squad").is_dir()
-    assert submit.main([*argv, "--", "train.py"]) == 0
-    assert "mkdir" not in capsys.readouterr().err
+    assert not [note for note in result("submit", *argv, "--", "train.py").notes if "mkdir" in note]
 
 
 def test_setup_lines_may_read_variables_that_are_not_set_and_end_the_job_where_they_fail(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     script = tmp_path / "job.sbatch"
 
@@ -378,7 +370,7 @@ def test_setup_lines_may_read_variables_that_are_not_set_and_end_the_job_where_t
             "-c",
             "echo ran",
         ]
-        script.write_text(rendered(argv, capsys), encoding="utf-8")
+        script.write_text(rendered(argv), encoding="utf-8")
         return subprocess.run(["bash", str(script)], env=fakes(tmp_path), capture_output=True, text=True)
 
     done = run('PS1="(env) $PS1"', "export FOUND=${CONDA_PREFIX}x", '[[ -z "$MODULEPATH" ]]')
@@ -392,20 +384,20 @@ def test_other_files_are_not_overwritten(tmp_path: Path) -> None:
     mine = tmp_path / "mine.sh"
     mine.write_text("precious\n", encoding="utf-8")
     with refused("folder-occupied", mine):
-        submit.main(["slurm", "--gpus-per-node", "1", "--out", str(mine), "--", "train.py"])
+        result("submit", "slurm", "--gpus-per-node", "1", "--out", mine, "--", "train.py")
     assert mine.read_text(encoding="utf-8") == "precious\n"
     for word in ("a", "b"):
-        assert submit.main(["slurm", "--gpus-per-node", "1", "--out", str(tmp_path / "job"), "--", word]) == 0
+        result("submit", "slurm", "--gpus-per-node", "1", "--out", tmp_path / "job", "--", word)
     assert "--no-python" in (tmp_path / "job").read_text(encoding="utf-8")
 
 
-def test_a_secret_in_the_file_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    submit.main(["slurm", "--gpus-per-node", "1", "--env", "HF_TOKEN=abc", "--", "train.py"])
-    assert "HF_TOKEN looks like a secret" in capsys.readouterr().err
+def test_a_secret_in_the_file_is_noticed() -> None:
+    done = result("submit", "slurm", "--gpus-per-node", "1", "--env", "HF_TOKEN=abc", "--", "train.py")
+    assert "HF_TOKEN" in done.notes[-1]
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
+    ("given", "seconds"),
     [
         ("90", 5400),
         ("90:30", 5430),
@@ -417,8 +409,8 @@ def test_a_secret_in_the_file_is_noticed(capsys: pytest.CaptureFixture[str]) -> 
         ("2-01:02:03", 176523),
     ],
 )
-def test_time_limits_are_read_as_sbatch_reads_them(text: str, seconds: int) -> None:
-    assert time_limit_seconds(text) == seconds
+def test_time_limits_are_read_as_sbatch_reads_them(given: str, seconds: int) -> None:
+    assert time_limit_seconds(given) == seconds
 
 
 def test_words() -> None:
@@ -428,10 +420,9 @@ def test_words() -> None:
     assert quote("a\nb'") == "$'a\\x0ab\\''"
 
 
-def test_every_scheduler_has_a_line_of_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert submit.main(["--help"]) == 0
-    text: Any = capsys.readouterr().out
-    assert [name for name in SCHEDULERS if f"  {name}" not in text] == []
+def test_every_scheduler_has_a_line_of_help() -> None:
+    shown = text(result("submit", "--help").blocks)
+    assert [name for name in SCHEDULERS if f"  {name}" not in shown] == []
 
 
 def test_a_swept_value_reaches_the_command_as_it_was_written() -> None:
