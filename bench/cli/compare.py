@@ -17,7 +17,7 @@ from records.run import RunDirectory
 class CompareOptions(Tables):
     """Hold B (new) against A (old): two run directories, or two traces (files, folders of ranks, tars, profiled
     trials). Exit code 1 when B is slower beyond the threshold, 4 when no regression was found but of a configuration
-    of the runs it cannot be decided whether it is one.
+    of the runs it cannot be decided whether it is one. --csv and --rows are about the tables of traces.
     """
 
     a: tyro.conf.Positional[Path]

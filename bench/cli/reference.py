@@ -13,12 +13,15 @@ from typing import Any
 
 from bench.cli.dispatch import COMMANDS, options_of
 from bench.cli.main import USAGE
+from bench.cli.options import Tables
 from common.atomic import write_text
 from common.errors import CODES
 from records import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
+_SHARED = {field.name for field in dataclasses.fields(Tables)}
+"""What most commands take: told after what is their own."""
 _SCRIPT_FOLDERS = (".", "bench", "bert", "bert/data", "profiling")
 
 _INTRODUCTION = """# Commands
@@ -114,7 +117,7 @@ def _summary(options: type) -> str:
 def _fields(options: type) -> Iterator[tuple[str, str, str]]:
     meanings = _field_docstrings(options)
     hints = typing.get_type_hints(options, include_extras=True)
-    for field in dataclasses.fields(options):
+    for field in sorted(dataclasses.fields(options), key=lambda field: field.name in _SHARED):
         inner = (
             typing.get_args(hints[field.name])[0] if hasattr(hints[field.name], "__metadata__") else hints[field.name]
         )

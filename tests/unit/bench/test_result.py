@@ -1,0 +1,108 @@
+"""How a result is printed: what goes to which stream, in which form, and what the exit code is."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.cli import ROOT
+from support.refusals import refused
+
+from analysis.render.tables import Cell, Facts, Plain, Table
+from bench.cli.options import Tables
+from bench.cli.result import Result, findings_result, show, when_writable
+from common.errors import InputError, StorageError
+
+Capture = pytest.CaptureFixture[str]
+TABLE = Table("t", ("name", "ms"), ((Cell("a\x1b[31m", "a"), Cell("1.50", 1.5)),), (False, True), "A title")
+
+
+def test_blocks_stand_apart_and_sentences_follow_what_they_are_about(capsys: Capture) -> None:
+    blocks = [Plain("  as\n it is"), TABLE, "one.", "two.", Facts([("name", "value"), ("longer", "x " * 200)], "Facts")]
+    assert show(Result(blocks=blocks, code=3), False) == 3
+    parts = [[line.rstrip() for line in part.splitlines()] for part in capsys.readouterr().out.split("\n\n")]
+    assert parts[0] == ["  as", " it is"]
+    assert [line.strip() for line in parts[1][:2]] == ["A title", ""] or parts[1][0].strip() == "A title"
+    assert parts[-2][-2:] == ["one.", "two."]
+    assert parts[-1][:2] == ["Facts", "name    value"] and len(parts[-1]) == 3, "values are not broken over lines"
+
+
+def test_names_from_outside_cannot_act_on_the_terminal(capsys: Capture) -> None:
+    bad = "\x1b[2J\x07[bold]"
+    blocks = [TABLE, bad, Plain(bad), Facts([(bad, bad)], bad)]
+    show(Result(blocks=blocks, written=[Path(bad)], notes=[bad], problems=[bad]), False)
+    shown = capsys.readouterr()
+    assert not {"\x1b", "\x07"} & {*shown.out, *shown.err} and "[bold]" in shown.out
+
+
+def test_json_is_the_document_alone_and_problems_are_told_beside_it(capsys: Capture) -> None:
+    result = Result(document={"a": [1, None]}, blocks=["shown"], notes=["note"], problems=["lost"], written=[Path("x")])
+    assert show(result, True) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {"a": [1, None]} and shown.err == "bertbench: lost\n"
+    show(result, False)
+    shown = capsys.readouterr()
+    assert shown.out == "shown\n\nwrote x\n" and shown.err == "note: note\nbertbench: lost\n"
+    with pytest.raises(ValueError, match="JSON"):
+        show(Result(document=float("nan")), True)
+
+
+def test_what_is_said_often_is_said_once_and_what_is_much_is_counted(capsys: Capture) -> None:
+    written = [Path("out") / f"{number}.csv" for number in range(7)]
+    problems = ["same", "same", *(f"problem {number}" for number in range(30))]
+    show(Result(written=[*written, Path("page.html")], notes=["n", "n"], problems=problems), False)
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == ["wrote page.html", "wrote 7 files into out"]
+    assert shown.err.count("same") == shown.err.count("note: n") == 1 and "and 11 more" in shown.err
+
+
+def test_a_failure_is_raised_after_what_there_is_was_shown(capsys: Capture) -> None:
+    error = StorageError("disk-full", "no place for page.html")
+    written, failure = when_writable(lambda: [Path("never")][1:])
+    assert (list(written), failure) == ([], None)
+
+    def full() -> list[Path]:
+        raise error
+
+    written, failure = when_writable(full)
+    with refused("disk-full", "page.html"):
+        show(Result(blocks=["the numbers"], written=written, failure=failure), False)
+    assert capsys.readouterr().out == "the numbers\n"
+    with refused("run-mismatch"):
+        show(Result(document=[], failure=InputError("run-mismatch", "nothing alike")), True)
+    assert capsys.readouterr().out == "[]\n"
+
+
+def test_a_rank_ends_at_once_with_its_code_and_all_that_it_said() -> None:
+    code = (
+        "import atexit\n"
+        "from bench.cli.result import Result, show\n"
+        "atexit.register(print, 'ended as usual')\n"
+        "show(Result(blocks=['said'], code=3, at_once=True), False)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "said\n"), done.stderr
+
+
+def test_the_width_is_that_of_the_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, widest in (("60", 60), ("3", 40)):
+        monkeypatch.setenv("COLUMNS", columns)
+        show(Result(blocks=["word " * 100]), False)
+        assert widest - 5 <= max(map(len, capsys.readouterr().out.splitlines())) <= widest
+
+
+def test_tables_of_findings_are_cut_as_asked_and_written_whole(tmp_path: Path) -> None:
+    import pandas as pd
+
+    from analysis.diagnose.finding import Finding
+
+    finding = Finding("kernels", "Kernels", pd.DataFrame({"name": list("abcdef")}), "Six.")
+    found = findings_result([finding], ["lost"], Tables(rows=2, csv=tmp_path), path="x", code=1)
+    table, left, sentence = found.blocks
+    assert isinstance(table, Table) and len(table.rows) == 2 and "4 more rows" in str(left) and sentence == "Six."
+    assert found.written == [tmp_path / "kernels.csv"] and len(pd.read_csv(tmp_path / "kernels.csv")) == 6
+    assert len(found.document["findings"]["kernels"]["rows"]) == 6 and found.document["path"] == "x"
+    assert (found.code, found.problems) == (1, ["lost"])
+    with refused("option-value", "--rows -1"):
+        Tables(rows=-1)
