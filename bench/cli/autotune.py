@@ -1,16 +1,16 @@
 """`bertbench autotune TASK`: the fastest micro batch, strategy, recomputation and buckets on these devices."""
 
-import json
 import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bench.cli.options import OUT_HELP, parse_task, run_folder
+from bench.cli.options import OUT_HELP, Printed, parse_task, run_folder
 from bench.cli.progress import note
+from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
 from bench.plan.autotune import Asked, Measured, Outcome, Space, divisions, grid_size, label, search
 from bench.plan.autotune_trials import (
@@ -39,6 +39,9 @@ from records.files import write_record
 from records.run import RunDirectory
 from records.trial import Trial
 
+if TYPE_CHECKING:
+    from analysis.render.tables import Block
+
 BEST_FILE = "best.json"
 DEEPSPEED_FILE = "deepspeed.json"
 # Configurations close to the best that get a line of their own; the table marks all.
@@ -46,7 +49,7 @@ _MOST_CLOSE = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AutotuneOptions:
+class AutotuneOptions(Printed):
     """Find the configuration with the most samples/s by short trials: micro batch x strategy (ZeRO stage) x recomputed
     activations x buckets, without running all combinations. The same command continues one that was stopped.
     """
@@ -105,8 +108,6 @@ class AutotuneOptions:
     deepspeed_json: Path | None = None
     """Write a configuration for DeepSpeed here, whichever strategy won."""
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/autotune")
-    json: bool = False
-    """Print the result as JSON, progress on stderr."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing; what a sweep checks is checked there."""
@@ -132,19 +133,23 @@ class AutotuneOptions:
 OPTIONS = {"autotune TASK": AutotuneOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 when a configuration was found, 3 when nothing ran."""
-    options = parse_task(AutotuneOptions, argv, "bertbench autotune", sweep=False)
+def read_words(words: list[str], program: str) -> AutotuneOptions:
+    """Return the options; the first word names a task."""
+    return parse_task(AutotuneOptions, words, program, sweep=False)
+
+
+def run(options: AutotuneOptions) -> Result:
+    """Search; exit code 3 when nothing ran."""
     devices = find_devices(options.device)
-    run = RunDirectory(run_folder(options.out))
+    directory = RunDirectory(run_folder(options.out))
     count = options.devices or devices.default_world_sizes()[-1]
     strategies, absent = strategies_to_try(options.strategies, count)
     if not strategies:
         code: Code = "option-conflict" if all(name == "single" for name, _ in absent) else "package-missing"
         raise UsageError(code, "no strategy can be tried: " + "; ".join(f"{name}: {why}" for name, why in absent))
-    limit = memory_limit(run, options.memory_limit_gib, devices, count)
+    limit = memory_limit(directory, options.memory_limit_gib, devices, count)
     base = _base(options, devices, count, limit)
-    check_same_search(run, base)
+    check_same_search(directory, base)
     space = Space(
         strategies=tuple(strategies),
         first_batch=options.first_batch,
@@ -162,8 +167,8 @@ def main(argv: list[str]) -> int:
             f"--global-batch-size {options.global_batch_size} is divided by no micro batch from {options.first_batch} "
             f"to {options.last_batch} on {count} device{'s' if count > 1 else ''}: give another",
         )
-    with locked(run):
-        return _search(options, run, base, space, devices, absent)
+    with locked(directory):
+        return _search(options, directory, base, space, devices, absent)
 
 
 def _base(options: AutotuneOptions, devices: Devices, count: int, limit: int | None) -> Trial:
@@ -197,7 +202,7 @@ def _search(
     space: Space,
     devices: Devices,
     absent: list[tuple[str, str]],
-) -> int:
+) -> Result:
     request = {"command": "autotune", **request_of(options)}
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     trials = measured_trials(run, request, devices, launch, lambda *_: None, note, options.retry_failed)
@@ -229,11 +234,12 @@ def _search(
         found["predicted"] = _parts(outcome.best.trial)
     write_state(run, found)
     written = [] if best is None else _write_best(options, run, outcome, best)
-    if options.json:
-        print(json.dumps({"run": str(run.path), **found}, indent=2, allow_nan=False))
-    else:
-        print(_text(run, found, outcome, written))
-    return 0 if outcome.best is not None else 3
+    return Result(
+        document={"run": str(run.path), **found},
+        blocks=_blocks(run, found, outcome),
+        written=[*written, run.results_csv] if written else (),
+        code=0 if outcome.best is not None else 3,
+    )
 
 
 def _parts(trial: Trial) -> dict[str, int]:
@@ -265,33 +271,34 @@ def _write_best(options: AutotuneOptions, run: RunDirectory, outcome: Outcome, b
     return [*written, *paths]
 
 
-def _text(run: RunDirectory, document: dict[str, Any], outcome: Outcome, written: list[Path]) -> str:
+def _blocks(run: RunDirectory, document: dict[str, Any], outcome: Outcome) -> list["Block"]:
     from analysis.render.search_tables import configurations_table
-    from analysis.render.terminal import blocks_text
+    from analysis.render.tables import Facts
     from analysis.wording import fine, size
 
     names = [label(found.trial) for found in outcome.measured]
     best = "" if outcome.best is None else label(outcome.best.trial)
     close = [label(trial) for trial, _ in outcome.close]
-    lines = [blocks_text([configurations_table(document["trials"], names, best, close)]), ""] if names else []
-    lines += [f"left out: {what}: {why}" for what, why in document["left_out"]]
-    lines.append(
-        f"trials:   {len(outcome.measured)} of {len(set(names))} configuration{'s'[: len(set(names)) != 1]}, further "
-        f"rounds and sizes between counted; all combinations of doubled sizes are {document['grid']} configurations"
+    table = [configurations_table(document["trials"], names, best, close)] if names else []
+    facts = [("left out", f"{what}: {why}") for what, why in document["left_out"]]
+    facts.append(
+        (
+            "trials",
+            f"{len(outcome.measured)} of {len(set(names))} configuration{'s'[: len(set(names)) != 1]}, further rounds "
+            f"and sizes between counted; all combinations of doubled sizes are {document['grid']} configurations",
+        )
     )
     if outcome.best is None:
         said = f"what the trials said is in {run.path}/trials/*/log.txt"
-        lines.append(f"nothing ran: {said if names else 'everything was left out, see above'}")
-        return "\n".join(lines)
+        return [*table, Facts([*facts, ("nothing ran", said if names else "everything was left out, see above")])]
     for trial, found in outcome.close[:_MOST_CLOSE]:
         rounds = f"{len(found.rates)} round{'s'[: len(found.rates) != 1]}"
-        lines.append(f"close:    {label(trial)}, {fine(found.rate)} samples/s in {rounds}")
+        facts.append(("close", f"{label(trial)}, {fine(found.rate)} samples/s in {rounds}"))
     more = len(outcome.close) - _MOST_CLOSE
-    lines += [f"          and {more} more, marked ~ in the table"] * (more > 0)
+    facts += [("", f"and {more} more, marked ~ in the table")] * (more > 0)
     if outcome.undecided:
-        lines.append(f"decided:  no: {outcome.undecided} (--rounds, --decide-trials)")
+        facts.append(("decided", f"no: {outcome.undecided} (--rounds, --decide-trials)"))
     parts = ", ".join(f"{name} {size(count)}" for name, count in document["predicted"].items() if name != "total")
-    lines.append(f"memory:   predicted for the fastest: {parts}")
-    lines += [f"{name + ':':<9} {shlex.join(words)}" for name, words in document["commands"].items()]
-    lines.append(f"written:  {', '.join(map(str, [*written, run.results_csv]))}")
-    return "\n".join(lines)
+    facts.append(("memory", f"predicted for the fastest: {parts}"))
+    facts += [(name, shlex.join(words)) for name, words in document["commands"].items()]
+    return [*table, Facts(facts)]

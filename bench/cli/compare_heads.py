@@ -2,8 +2,6 @@
 
 import csv
 import io
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bench.cli.compare_strategies import OUT_HELP, tell_stopped, train_all
-from bench.cli.options import check_task, parse, parse_known, run_folder
+from bench.cli.compare_strategies import OUT_HELP, CompareCall, stopped, train_all
+from bench.cli.options import Printed, check_task, parse, parse_known, run_folder
+from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
 from bench.plan.training import TrainOptions
 from bench.plan.variants import PlannedVariant, Values, check_comparable, grid, plan_variant
@@ -27,12 +26,13 @@ from common.registry import lookup
 
 if TYPE_CHECKING:
     from analysis.metrics.comparison.trainings import HeadResult
+    from analysis.render.tables import Block
 
 TABLE_FILE, DOCUMENT_FILE, PICTURE_FILE = "heads.csv", "heads.json", "heads.png"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompareHeadsOptions:
+class CompareHeadsOptions(Printed):
     """Train GAP with each head, one after the other, with the same settings, seed and data; then say how validation
     loss and accuracy went from epoch to epoch, and how long each head took.
 
@@ -44,8 +44,6 @@ class CompareHeadsOptions:
     heads: tuple[str, ...] = HEAD_NAMES
     """concat mul segment span."""
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/heads")
-    json: bool = False
-    """Print the comparison as JSON, progress on stderr."""
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist."""
@@ -58,10 +56,10 @@ class CompareHeadsOptions:
 OPTIONS = {"compare-heads gap": CompareHeadsOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 also when it was stopped in time, 3 when a training failed."""
+def run(call: CompareCall) -> Result:
+    """Compare; exit code 0 also when it was stopped in time, 3 when a training failed."""
+    options, base = call.options, call.base
     with StopRequest() as stop:
-        options, base = _options(argv)
         out = run_folder(options.out)
         stop.limit(base.max_seconds)
         devices = find_devices(base.device)
@@ -69,7 +67,7 @@ def main(argv: list[str]) -> int:
         check_comparable(planned, devices)
         with locks.locked(out, "another call", "wait for it, or choose another --out"):
             if not train_all(planned, devices, stop):
-                return tell_stopped(stop)
+                return stopped(stop)
     from analysis.metrics.comparison.trainings import compare_heads
 
     samples = planned[0].plan.source.samples
@@ -79,26 +77,25 @@ def main(argv: list[str]) -> int:
     with locks.locked(out, "another call", "wait for it, or choose another --out"):
         document = _document(options, planned, results)
         _write(out, document, results, _majority(planned))
-    print(json.dumps(document, indent=2, allow_nan=False) if options.json else _text(out, document, results))
-    for result in results:
-        if not result.finished:
-            row = result.training
-            print(
-                f"bertbench: {result.head} {row['status']}: {row['reason']}\n  its log: {row['log']}", file=sys.stderr
-            )
-    return 0 if all(result.finished for result in results) else 3
+    rows = [(result.head, result.training) for result in results if not result.finished]
+    return Result(
+        document=document,
+        blocks=_blocks(document, results),
+        written=[out / name for name in _files(results)],
+        problems=[f"{head} {row['status']}: {row['reason']}\n  its log: {row['log']}" for head, row in rows],
+        code=3 if rows else 0,
+    )
 
 
-def _options(argv: list[str]) -> tuple[CompareHeadsOptions, TrainOptions]:
-    """Return the options of the comparison, and those that all its trainings have."""
-    program = "bertbench compare-heads"
-    check_task(argv, program, ("gap",), "task with several heads")
-    options, rest = parse_known(CompareHeadsOptions, argv, program)
+def read_words(words: list[str], program: str) -> CompareCall:
+    """Return the options of the comparison and of its trainings; the first word is gap."""
+    check_task(words, program, ("gap",), "task with several heads")
+    options, rest = parse_known(CompareHeadsOptions, words, program)
     if any(word.partition("=")[0] == "--head" for word in rest):
         raise UsageError(
             "option-not-applicable", "--head is what is compared: give --heads, such as --heads mul concat"
         )
-    return options, parse(TrainOptions, ["gap", *rest], "bertbench train")
+    return CompareCall(options, parse(TrainOptions, ["gap", *rest], "bertbench train"))
 
 
 def _plan(out: Path, base: TrainOptions, values: Values, devices: Devices) -> PlannedVariant:
@@ -193,12 +190,13 @@ def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult
         draw_heads(out / PICTURE_FILE, curves, majority, ", ".join(map(str, words)))
 
 
-def _text(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"]) -> str:
-    from analysis.render.terminal import blocks_text
+def _blocks(document: Mapping[str, Any], results: Sequence["HeadResult"]) -> list["Block"]:
+    from analysis.render.tables import Facts
     from analysis.render.training_tables import heads_blocks
 
-    lines = [blocks_text(heads_blocks(results, document["majority_accuracy"]))]
-    if document["device_name"]:
-        lines.append(f"machine: {document['device_name']}")
-    files = [TABLE_FILE, DOCUMENT_FILE, *([PICTURE_FILE] if any(r.evaluations for r in results) else [])]
-    return "\n".join([*lines, f"written: {out}: {', '.join(files)}"])
+    machine = [Facts([("machine", document["device_name"])])] if document["device_name"] else []
+    return [*heads_blocks(results, document["majority_accuracy"]), *machine]
+
+
+def _files(results: Sequence["HeadResult"]) -> list[str]:
+    return [TABLE_FILE, DOCUMENT_FILE, *([PICTURE_FILE] if any(result.evaluations for result in results) else [])]

@@ -1,6 +1,5 @@
 """`bertbench compare-strategies TASK`: the same training on one device and on several, as one table and one picture."""
 
-import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.wording import implementation_label
-from bench.cli.options import check_task, in_plural, parse, parse_known, run_folder
+from bench.cli.options import Printed, check_task, in_plural, parse, parse_known, run_folder
 from bench.cli.progress import note, show_progress
+from bench.cli.result import Result, show
 from bench.cli.train_progress import TrainProgress
 from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices, find_devices
@@ -27,7 +27,6 @@ from common import locks
 from common.atomic import write_text
 from common.errors import UsageError
 from common.flags import request_of
-from common.redact import terminal_text
 from common.registry import lookup
 from records.trial import PRECISIONS
 
@@ -40,7 +39,7 @@ OUT_HELP = "Folder of the comparison; a call with the same folder continues it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompareStrategiesOptions:
+class CompareStrategiesOptions(Printed):
     """Train the same thing by every strategy, on every number of devices, in every precision, by every implementation
     and set of levers, with the same global batch, seed and data; then say what changed: time, samples/s, losses,
     scores, communication.
@@ -64,8 +63,6 @@ class CompareStrategiesOptions:
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/strategies")
     profile_steps: int = 3
     """Steps of each variant with several devices under the PyTorch profiler, after all training; 0: no profile."""
-    json: bool = False
-    """Print the comparison as JSON, progress on stderr."""
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist and numbers that mean nothing."""
@@ -88,10 +85,25 @@ class CompareStrategiesOptions:
 OPTIONS = {"compare-strategies TASK": CompareStrategiesOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 also when it was stopped in time, 3 when a variant failed or has no profile."""
+@dataclass(frozen=True, slots=True)
+class CompareCall:
+    """A call of a command that compares trainings."""
+
+    options: Any
+    """Of the comparison."""
+    base: TrainOptions
+    """Those that all its trainings have."""
+
+    @property
+    def json(self) -> bool:
+        """Whether the result is for programs."""
+        return bool(self.options.json)
+
+
+def run(call: CompareCall) -> Result:
+    """Compare; exit code 0 also when it was stopped in time, 3 when a variant failed or has no profile."""
+    options, base = call.options, call.base
     with StopRequest() as stop:
-        options, base = _options(argv)
         out = run_folder(options.out)
         found = combinations(
             {
@@ -112,28 +124,26 @@ def main(argv: list[str]) -> int:
         check_comparable(planned, devices)
         with locks.locked(out, "another call", "wait for it, or choose another --out"):
             if not train_all(planned, devices, stop):
-                return tell_stopped(stop)
+                return stopped(stop)
     with locks.locked(out, "another call", "wait for it, or choose another --out"):
         document, comparison = _written(options, out, planned, devices, {})
         if options.profile_steps:
             try:
                 profiles = _profile(options, out, planned, devices)
             except KeyboardInterrupt:
-                print(_text(out, document, comparison), file=sys.stderr if options.json else sys.stdout)
+                if not options.json:
+                    show(_result(out, document, comparison), as_json=False)
                 note("interrupted while profiling: the table is without communication; the same command adds it")
                 raise
             document, comparison = _written(options, out, planned, devices, profiles)
-    print(json.dumps(document, indent=2, allow_nan=False) if options.json else _text(out, document, comparison))
-    _complain(comparison)
-    return 3 if comparison.failed or any(row["profile_problem"] for row in comparison.rows) else 0
+    return _result(out, document, comparison)
 
 
-def _options(argv: list[str]) -> tuple[CompareStrategiesOptions, TrainOptions]:
-    """Return the options of the comparison, and those that all its trainings have."""
-    program = "bertbench compare-strategies"
-    check_task(argv, program)
-    options, rest = parse_known(CompareStrategiesOptions, in_plural(argv, _LISTS), program)
-    return options, parse(TrainOptions, [options.task, *rest], "bertbench train")
+def read_words(words: list[str], program: str) -> CompareCall:
+    """Return the options of the comparison and of its trainings; the first word names a task."""
+    check_task(words, program)
+    options, rest = parse_known(CompareStrategiesOptions, in_plural(words, _LISTS), program)
+    return CompareCall(options, parse(TrainOptions, [options.task, *rest], "bertbench train"))
 
 
 # --precision is no singular of --precisions but the training's own, of all variants alike.
@@ -163,10 +173,10 @@ def train_all(planned: Sequence[PlannedVariant], devices: Devices, stop: StopReq
     return ended is not None or all(item.finished for item in planned)
 
 
-def tell_stopped(stop: StopRequest) -> int:
-    """Say why not all was trained; return the exit code."""
-    print(f"stopped by {stop.why() or 'a signal to the ranks'}; the same command continues", file=sys.stderr)
-    return 130 if stop.signal == signal.SIGINT else 0
+def stopped(stop: StopRequest) -> Result:
+    """Say why not all was trained."""
+    said = f"stopped by {stop.why() or 'a signal to the ranks'}; the same command continues"
+    return Result(problems=[said], code=130 if stop.signal == signal.SIGINT else 0)
 
 
 def _profile(
@@ -255,27 +265,30 @@ def _caption(document: Mapping[str, Any], comparison: "TrainingComparison") -> s
     return "\n".join(filter(None, ["; ".join(filter(None, about)), "; ".join(shares)]))
 
 
-def _text(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> str:
-    from analysis.render.terminal import blocks_text
+def _result(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> Result:
+    from analysis.render.tables import Facts
     from analysis.render.training_tables import comparison_table, row_names
 
-    lines = [blocks_text([comparison_table(comparison)]), ""]
-    lines += [f"note:    {remark}" for remark in document["notes"]]
-    for name, row in zip(row_names(comparison.rows), comparison.rows, strict=True):
-        lines += [f"caution: {name}: {found['message']}; {found['remedy']}" for found in row["cautions"]]
-    written = ["comparison.json", "comparison.csv", *(["comparison.png"] if comparison.curves else [])]
-    lines.append(f"written: {out}: {', '.join(written)}")
+    named = list(zip(row_names(comparison.rows), comparison.rows, strict=True))
+    facts = [("note", remark) for remark in document["notes"]]
+    facts += [
+        ("caution", f"{name}: {found['message']}; {found['remedy']}")
+        for name, row in named
+        for found in row["cautions"]
+    ]  # fmt: skip
     profiled = any(row["all_reduce_share"] is not None for row in comparison.rows)
-    lines += [f"more:    bertbench analyze {out / 'profile'}"] * profiled
-    return "\n".join(lines)
+    facts += [("more", f"bertbench analyze {out / 'profile'}")] * profiled
+    files = ["comparison.json", "comparison.csv", *(["comparison.png"] if comparison.curves else [])]
+    return Result(
+        document=dict(document),
+        blocks=[comparison_table(comparison), *([Facts(facts)] if facts else [])],
+        written=[out / name for name in files],
+        problems=[said for name, row in named if (said := _problem(name, row, row in comparison.failed))],
+        code=3 if comparison.failed or any(row["profile_problem"] for row in comparison.rows) else 0,
+    )
 
 
-def _complain(comparison: "TrainingComparison") -> None:
-    from analysis.render.training_tables import row_names
-
-    for name, row in zip(row_names(comparison.rows), comparison.rows, strict=True):
-        if row in comparison.failed:
-            where = f"\n  its log: {row['log']}" if row["log"] else ""
-            print(f"bertbench: {name} {row['status']}: {terminal_text(row['reason'])}{where}", file=sys.stderr)
-        elif row["profile_problem"]:
-            print(f"bertbench: {name} has no profile: {terminal_text(row['profile_problem'])}", file=sys.stderr)
+def _problem(name: str, row: Mapping[str, Any], failed: bool) -> str:
+    if failed:
+        return f"{name} {row['status']}: {row['reason']}" + (f"\n  its log: {row['log']}" if row["log"] else "")
+    return f"{name} has no profile: {row['profile_problem']}" if row["profile_problem"] else ""

@@ -1,17 +1,16 @@
 """`bertbench profile TASK --profiler P --start N --stop M`: trials under a profiler, analysed at once."""
 
 import dataclasses
-import json
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bench.cli.options import OUT_HELP, given_names, parse_task, run_folder
+from bench.cli.options import OUT_HELP, Printed, given_names, parse_task, run_folder
 from bench.cli.progress import describe, measured_anew, note, show_progress
-from bench.cli.result import terminal_width
+from bench.cli.result import Result
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.plan.sweep import locked
@@ -21,7 +20,6 @@ from bench.run.launch import LaunchOptions
 from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
 from common.errors import InputError, UsageError
 from common.flags import flag, request_of
-from common.redact import terminal_text
 from common.registry import lookup
 from records.run import RunDirectory
 from records.trial import Trial
@@ -46,10 +44,11 @@ _MOST_ROWS = 12
 
 if TYPE_CHECKING:
     from analysis.diagnose.profiles import ProfileSummary
+    from analysis.render.tables import Block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileOptions:
+class ProfileOptions(Printed):
     """Run each trial without and with a profiler that records iterations [start, stop), then show what it recorded."""
 
     sweep: Annotated[Sweep, tyro.conf.arg(name="")] = field(default_factory=Sweep)
@@ -68,8 +67,6 @@ class ProfileOptions:
     """A trial that takes longer is ended as timeout."""
     again: bool = False
     """Measure finished trials anew; what they measured before is kept in RUN/earlier/N, which `compare` reads."""
-    json: bool = False
-    """Print the result as JSON, progress on stderr."""
 
 
 # A profiler makes no step quicker: below this share of the time without it, one of the two runs was disturbed.
@@ -79,9 +76,20 @@ _DISTURBED = " (no profiler makes a step quicker: other load slowed the run with
 OPTIONS = {"profile TASK": ProfileOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 when every trial gave its profile, 3 when some did not."""
-    options = parse_task(ProfileOptions, argv, "bertbench profile")
+def read_words(words: list[str], program: str) -> ProfileOptions:
+    """Return the options. Raises UsageError where --winner-of answers what others ask too."""
+    options = parse_task(ProfileOptions, words, program)
+    own = {item.name for item in dataclasses.fields(ProfileOptions)} | {"start", "stop", "with"}
+    if options.winner_of is not None and (other := sorted(given_names(words) - own)):
+        raise UsageError(
+            "option-conflict",
+            f"--winner-of takes the configuration from the run: leave out {' '.join(map(flag, other))}",
+        )
+    return options
+
+
+def run(options: ProfileOptions) -> Result:
+    """Profile; exit code 3 when a trial gave no profile."""
     from analysis.diagnose.profiles import summarize, write_tables
 
     if options.sweep.start is None or options.sweep.stop is None:
@@ -89,66 +97,72 @@ def main(argv: list[str]) -> int:
             "option-missing", "profile needs the iterations to record: --start N --stop M records N .. M-1"
         )
     devices = find_devices(options.device)
-    if options.winner_of is not None:
-        trials = [_winner(options, argv, devices)]
-    else:
-        rounds = options.sweep.rounds or 1
-        sweep = dataclasses.replace(options.sweep, devices=options.sweep.devices or (1,), rounds=rounds)
-        trials = expand(sweep, devices, "profile", options.profiler, profiler_words(options))
+    trials = _trials(options, devices)
     profiler = load_profiler(options.profiler, profiler_words(options))
     for trial in trials:
         profiler.check(trial)
     if any(trial.implementation != OURS for trial in trials):
         note("only bertbench makes ranges inside the model: of others steps and phases are marked, layers are not")
-    run = RunDirectory(run_folder(options.out))
+    directory = RunDirectory(run_folder(options.out))
     request = {"command": "profile", **request_of(options)}
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
-    with locked(run), measured_anew(options.again, run, with_unprofiled(trials)) as again:
-        profiled = profile_trials(run, trials, request, devices, launch, show_progress, note, again)
-        summaries = [summarize(run.trial(item.trial.trial_id)) for item in profiled]
+    with locked(directory), measured_anew(options.again, directory, with_unprofiled(trials)) as again:
+        profiled = profile_trials(directory, trials, request, devices, launch, show_progress, note, again)
+        summaries = [summarize(directory.trial(item.trial.trial_id)) for item in profiled]
         profiled = [
-            mark_unread(run.trial(item.trial.trial_id), item, found.unread) if found.unread and item.files else item
+            mark_unread(directory.trial(item.trial.trial_id), item, found.unread)
+            if found.unread and item.files
+            else item
             for item, found in zip(profiled, summaries, strict=True)
         ]
-        tables = write_tables(run)
-    for item, summary in zip(profiled, summaries, strict=True):
-        for problem in dict.fromkeys(filter(None, [item.problem, *summary.problems])):
-            print(f"bertbench: {describe(item.trial)}: {terminal_text(problem)}", file=sys.stderr)
-        if not options.json:
-            _show(item, summary)
-    if options.json:
-        pairs = zip(profiled, summaries, strict=True)
-        document = {
+        tables = write_tables(directory)
+    return _result(directory, profiled, summaries, tables)
+
+
+def _trials(options: ProfileOptions, devices: Devices) -> list[Trial]:
+    if options.winner_of is not None:
+        return [_winner(options, devices)]
+    sweep = dataclasses.replace(
+        options.sweep, devices=options.sweep.devices or (1,), rounds=options.sweep.rounds or 1
+    )  # fmt: skip
+    return expand(sweep, devices, "profile", options.profiler, profiler_words(options))
+
+
+def _result(
+    run: RunDirectory, profiled: Sequence[Profiled], summaries: Sequence["ProfileSummary"], tables: Sequence[Path]
+) -> Result:
+    from analysis.render.tables import Facts
+
+    pairs = list(zip(profiled, summaries, strict=True))
+    facts = [("table", str(table)) for table in tables]
+    facts += [("more", f"bertbench analyze {run.path}"), ("report", f"bertbench report {run.path}")]
+    return Result(
+        document={
             "run": str(run.path),
             "profiles": [_plain(item, summary) for item, summary in pairs],
             "tables": [str(table) for table in tables],
-        }
-        print(json.dumps(document, indent=2))
-    else:
-        for table in tables:
-            print(f"table:   {table}")
-        print(f"more:    bertbench analyze {run.path}")
-        print(f"report:  bertbench report {run.path}")
-    return 3 if any(item.problem for item in profiled) else 0
+        },
+        blocks=[*(block for pair in pairs for block in _blocks(*pair)), Facts(facts)],
+        problems=[
+            f"{describe(item.trial)}: {problem}"
+            for item, summary in pairs
+            for problem in dict.fromkeys(filter(None, [item.problem, *summary.problems]))
+        ],
+        code=3 if any(item.problem for item in profiled) else 0,
+    )
 
 
-def _winner(options: ProfileOptions, argv: list[str], devices: Devices) -> Trial:
+def _winner(options: ProfileOptions, devices: Devices) -> Trial:
     """Return the trial that profiles the fastest configuration of a run.
 
     Raises:
-        UsageError: an option that the run has answered is given, or it cannot run on these devices.
+        UsageError: it cannot run on these devices.
         InputError: the run holds no throughput of this task.
     """
     from analysis.diagnose.answer import points, winners
     from analysis.load import load_run
 
     assert options.winner_of is not None
-    own = {item.name for item in dataclasses.fields(ProfileOptions)} | {"start", "stop", "with"}
-    if other := sorted(given_names(argv) - own):
-        raise UsageError(
-            "option-conflict",
-            f"--winner-of takes the configuration from the run: leave out {' '.join(map(flag, other))}",
-        )
     task = options.sweep.task
     found = points([trial for trial in load_run(RunDirectory(options.winner_of)) if trial.trial.task == task])
     if not found:
@@ -197,32 +211,25 @@ def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
     return tuple(sorted(words))
 
 
-def _show(item: Profiled, summary: "ProfileSummary") -> None:
-    """Print what was found, what the profiler cost, and where its files are."""
+def _blocks(item: Profiled, summary: "ProfileSummary") -> list["Block"]:
+    """What was found, what the profiler cost, and where its files are."""
     from analysis.render.finding_tables import finding_blocks, range_tree_table
-    from analysis.render.terminal import blocks_text
+    from analysis.render.tables import Facts, Plain
 
-    print(f"\n{describe(item.trial)}")
     shown = [finding for finding in summary.findings if finding.name in _SHOWN]
-    if shown:
-        print(f"\n{blocks_text(finding_blocks(shown, _MOST_ROWS), terminal_width())}")
-    if summary.tree is not None:
-        print(f"\n{blocks_text([range_tree_table(summary.tree)], terminal_width())}")
-    print()
-    for row in summary.compute:
+    tree = [] if summary.tree is None else [range_tree_table(summary.tree)]
+    facts = []
+    for row in () if item.problem else summary.compute:  # a problem is told on stderr
         share = row["compute_utilization"]
-        if item.problem:
-            break  # told on stderr
-        print(f"rank {row['rank']}:  " + (f"computes {share:.1%} of the time" if share is not None else row["reason"]))
+        said = row["reason"] if share is None else f"computes {share:.1%} of the time"
+        facts.append((f"rank {row['rank']}", said))
     cost = item.result["profile"]
     if cost["step_time_ratio"] is not None:
-        print(
-            f"step:    {item.result['step_time_ms']:.2f} ms under {item.trial.profiler}, "
-            f"{cost['unprofiled_step_time_ms']:.2f} ms without: x {cost['step_time_ratio']:.2f}"
-            + ("" if cost["step_time_ratio"] > _QUICKER else _DISTURBED)
-        )
-    for file in item.files:
-        print(f"file:    {file}{_opens_in(file)}")
+        said = f"{item.result['step_time_ms']:.2f} ms under {item.trial.profiler}, "
+        said += f"{cost['unprofiled_step_time_ms']:.2f} ms without: x {cost['step_time_ratio']:.2f}"
+        facts.append(("step", said + ("" if cost["step_time_ratio"] > _QUICKER else _DISTURBED)))
+    facts += [("file", f"{file}{_opens_in(file)}") for file in item.files]
+    return [Plain(describe(item.trial)), *finding_blocks(shown, _MOST_ROWS), *tree, *([Facts(facts)] if facts else [])]
 
 
 def _opens_in(file: Path) -> str:

@@ -1,19 +1,18 @@
 """`bertbench throughput TASK`: run a sweep, show the table."""
 
 import dataclasses
-import json
 import shlex
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import OUT_HELP, parse_task, run_folder
+from bench.cli.options import OUT_HELP, Printed, parse_task, run_folder
 from bench.cli.progress import measured_anew, note, show_progress, tell_of_cpu
-from bench.cluster.inside import end_process, run_trial_inside
+from bench.cli.result import Result
+from bench.cluster.inside import run_trial_inside
 from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
 from bench.plan.sweep import locked, result_rows, run_trials
@@ -23,10 +22,11 @@ from common.errors import UsageError
 from common.flags import request_of
 from records.files import write_record
 from records.run import RunDirectory
+from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ThroughputOptions:
+class ThroughputOptions(Printed):
     """Measure samples/s of every combination of the listed values; without --again no finished trial is run again."""
 
     sweep: Annotated[Sweep, tyro.conf.arg(name="")] = field(default_factory=Sweep)
@@ -53,8 +53,6 @@ class ThroughputOptions:
     """Draw the batches and do nothing with them."""
     against_synthetic: bool = False
     """Measure each trial on made-up batches of equal lengths too."""
-    json: bool = False
-    """Print the result as JSON, progress on stderr."""
 
     def __post_init__(self) -> None:
         """Refuse options that exclude each other."""
@@ -80,28 +78,35 @@ class ThroughputOptions:
 OPTIONS = {"throughput TASK": ThroughputOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 when every trial is ok, 3 when some are not."""
-    options = parse_task(ThroughputOptions, argv, "bertbench throughput")
+def read_words(words: list[str], program: str) -> ThroughputOptions:
+    """Return the options. Raises UsageError for several nodes where no launcher has started their ranks."""
+    options = parse_task(ThroughputOptions, words, program)
+    if max(options.nodes, default=1) > 1 and joined_world() is None:
+        raise UsageError("option-not-applicable", _how_to_launch(words, options.nodes))
+    return options
+
+
+def run(options: ThroughputOptions) -> Result:
+    """Measure; exit code 3 when a trial is not ok."""
     devices = find_devices(options.device)
     world = joined_world()
-    if world is None and max(options.nodes, default=1) > 1:
-        raise UsageError("option-not-applicable", _how_to_launch(argv, options.nodes))
+    directory = RunDirectory(run_folder(options.out))
     if world is not None:
         world.check_nodes(options.nodes)
-        end_process(_inside(options, devices, world))
-    run = RunDirectory(run_folder(options.out))
+        return dataclasses.replace(_inside(options, directory, devices, world), at_once=True)
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour)
     if options.max_batch_search:
-        return _search(options, devices, run, launch)
+        return _largest_batches(options, devices, directory, launch)
     kind = "input" if options.input_only else "throughput"
     trials = expand(options.sweep, devices, kind, against_synthetic=options.against_synthetic)
     request = {"command": "throughput", **request_of(options)}
     tell_of_cpu(devices, options.device, options.json)
-    with locked(run), measured_anew(options.again, run, trials) as again:
-        results = run_trials(run, trials, request, devices, launch, show_progress, note, options.retry_failed, again)
-    _show(run, [trial.trial_id for trial in trials], options.json)
-    return 0 if all(result["status"] == "ok" for result in results) else 3
+    with locked(directory), measured_anew(options.again, directory, trials) as again:
+        results = run_trials(
+            directory, trials, request, devices, launch, show_progress, note, options.retry_failed, again
+        )
+    code = 0 if all(result["status"] == "ok" for result in results) else 3
+    return dataclasses.replace(_measured(directory, trials), code=code)
 
 
 def _how_to_launch(argv: list[str], nodes: tuple[int, ...]) -> str:
@@ -128,7 +133,7 @@ def _how_to_launch(argv: list[str], nodes: tuple[int, ...]) -> str:
     )
 
 
-def _inside(options: ThroughputOptions, devices: Devices, world: World) -> int:
+def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, world: World) -> Result:
     """Measure in the world of ranks that this process was started in: one trial, since its ranks are here once."""
     if options.again:
         raise UsageError(
@@ -148,42 +153,43 @@ def _inside(options: ThroughputOptions, devices: Devices, world: World) -> int:
             f"{len(trials)} trials inside a world of {world.world_size} ranks, which measures one: give one value per "
             "option and --rounds 1, and call the launcher once for each trial; the same --out collects them",
         )
-    run = RunDirectory(run_folder(options.out))
     launch = LaunchOptions(price_per_hour=options.price_per_hour)
     request = {"command": "throughput", **request_of(options)}
     result = run_trial_inside(run, trials[0], request, devices, world, launch)
-    if result is not None:
-        _show(run, [trials[0].trial_id], options.json)
-        if result["samples_per_second"] is None:
-            note(f"no throughput: {result['unknown']['samples_per_second']}")
-    return 0
+    if result is None:
+        return Result()
+    unknown = result["samples_per_second"] is None
+    notes = [f"no throughput: {result['unknown']['samples_per_second']}"] if unknown else []
+    return dataclasses.replace(_measured(run, trials), notes=notes)
 
 
-def _show(run: RunDirectory, trial_ids: list[str], as_json: bool) -> None:
+def _measured(run: RunDirectory, asked: Sequence[Trial]) -> Result:
+    """What the trials of this call came to."""
     from analysis.load import load_run
     from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
+    from analysis.render.result_tables import caution_lines, input_lines, results_blocks
+    from analysis.render.tables import Facts
 
-    wanted = set(trial_ids)
+    wanted = {trial.trial_id for trial in asked}
     trials = load_run(run)
     ratios, gaps = ratios_of(trials), synthetic_gaps(trials)
-    asked = [trial for trial in trials if trial.trial.trial_id in wanted]
+    own = [trial for trial in trials if trial.trial.trial_id in wanted]
     # Of input alone that an earlier call measured here, what belongs to a training of this call.
-    own = {_setting(trial.row) for trial in asked if trial.trial.kind == "input"}
+    settings = {_setting(trial.row) for trial in own if trial.trial.kind == "input"}
     beside = [trial for trial in trials if trial.trial.kind == "input" or trial.trial.trial_id in wanted]
-    own |= {_setting(row) for row in input_ratios(beside) if not row["reason"]}
-    inputs = [row for row in input_ratios(trials) if _setting(row) in own]
-    if as_json:
-        rows = [row for row in result_rows(run) if row["trial_id"] in wanted]
-        found = {"rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps}
-        print(json.dumps({"run": str(run.path), **found}, indent=2, default=str))
-        return
-    from analysis.render.result_tables import caution_lines, input_lines, results_blocks
-    from analysis.render.terminal import blocks_text
-
-    shown = [trial.row for trial in trials if trial.trial.trial_id in wanted and trial.row.get("status") is not None]
-    doubts = caution_lines([trial for trial in trials if trial.trial.trial_id in wanted])
-    print(blocks_text([*results_blocks(shown, ratios), *input_lines(inputs, gaps), *doubts]))
-    print(f"\nresults: {run.results_csv}\nreport:  bertbench report {run.path}")
+    settings |= {_setting(row) for row in input_ratios(beside) if not row["reason"]}
+    inputs = [row for row in input_ratios(trials) if _setting(row) in settings]
+    rows = [row for row in result_rows(run) if row["trial_id"] in wanted]
+    shown = [trial.row for trial in own if trial.row.get("status") is not None]
+    return Result(
+        document={
+            "run": str(run.path), "rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps
+        },
+        blocks=[
+            *results_blocks(shown, ratios), *input_lines(inputs, gaps), *caution_lines(own),
+            Facts([("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")]),
+        ],
+    )  # fmt: skip
 
 
 def _setting(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -192,7 +198,7 @@ def _setting(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in (*CONFIGURATION, *CIRCUMSTANCES))
 
 
-def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, launch: LaunchOptions) -> int:
+def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirectory, launch: LaunchOptions) -> Result:
     from bench.plan.max_batch import largest_batch
     from bench.plan.variants import explore, measured_trials
 
@@ -204,7 +210,7 @@ def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, lau
     starts = expand(sweep, devices)
     tell_of_cpu(devices, options.device, options.json)
     if sweep.memory_limit_gib != options.sweep.memory_limit_gib:
-        print(f"a rank may use {sweep.memory_limit_gib:.1f} GiB here (--memory-limit-gib sets it)", file=sys.stderr)
+        note(f"a rank may use {sweep.memory_limit_gib:.1f} GiB here (--memory-limit-gib sets it)")
     request = {"command": "throughput", **request_of(options)}
     found: list[dict[str, Any]] = []
     with locked(run), measured_anew(options.again, run, starts) as again:
@@ -223,12 +229,15 @@ def _search(options: ThroughputOptions, devices: Devices, run: RunDirectory, lau
                 }
             )
             write_record(run.path / "max_batch.json", {"found": found})
-    if options.json:
-        print(json.dumps({"run": str(run.path), "max_batch": found}, indent=2))
-    else:
-        for row in found:
-            what = "{implementation} {preset} {precision} seq {seq_len} on {world_size} device(s)".format(**row)
-            above = f"{row['fails_at']} fails" if row["fails_at"] else "limit"
-            doubt = "" if row["proved"] else ", not proved"
-            print(f"{what}: largest micro batch {row['micro_batch_size']}{doubt} ({above}: {row['failure']})")
-    return 0 if all(row["proved"] for row in found) else 3
+    return Result(
+        document={"run": str(run.path), "max_batch": found},
+        blocks=[_largest(row) for row in found],
+        code=0 if all(row["proved"] for row in found) else 3,
+    )
+
+
+def _largest(row: Mapping[str, Any]) -> str:
+    what = "{implementation} {preset} {precision} seq {seq_len} on {world_size} device(s)".format(**row)
+    above = f"{row['fails_at']} fails" if row["fails_at"] else "limit"
+    doubt = "" if row["proved"] else ", not proved"
+    return f"{what}: largest micro batch {row['micro_batch_size']}{doubt} ({above}: {row['failure']})"

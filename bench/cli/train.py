@@ -1,22 +1,22 @@
 """`bertbench train TASK`: train, resume, evaluate."""
 
-import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bench.cli.options import check_task, parse, plain_words, run_folder
 from bench.cli.progress import note
+from bench.cli.result import Result
 from bench.cli.train_progress import TrainProgress, append_log, duration
 from bench.cluster.inside import follow
 from bench.cluster.world import World, joined_world, leading
 from bench.implementations import OURS
-from bench.machine.devices import find_devices
+from bench.machine.devices import Devices, find_devices
 from bench.plan.options import AUTO
 from bench.plan.training import Plan, TrainOptions, check_continues, check_space, plan_training
 from bench.run.attempt import train_once
@@ -33,33 +33,37 @@ from records.training import TrainRun
 
 if TYPE_CHECKING:
     from bench.cli.train_classify import TrainClassifyOptions
-    from bench.plan.training import TrainOptions
 
 
-def next_command(options: "TrainOptions", argv: list[str], run: TrainRun, plan: Plan, finished: bool) -> str:
+@dataclass(frozen=True, slots=True)
+class TrainCall:
+    """A call of the command."""
+
+    options: TrainOptions
+    words: list[str]
+    """As they were given: the same words go on with the training."""
+
+    @property
+    def json(self) -> bool:
+        """Whether the result is for programs."""
+        return self.options.json
+
+
+def next_command(options: TrainOptions, words: list[str], run: TrainRun, plan: Plan, finished: bool) -> str:
     """Return what to call next: the same again, phase 2 after phase 1, a conversion after phase 2; a prediction, or the
     report where nothing is there to predict."""
     if not finished:
-        return shlex.join(["bertbench", "train", *argv])
+        return shlex.join(["bertbench", "train", *words])
     if plan.phase == 1:
         out = run.path.with_name(f"{run.path.name}-phase2")
-        words = [
-            "--phase",
-            "2",
-            "--data",
-            _data_of_phase_2(options.data or options.file),
-            "--init",
-            str(run.path),
-            "--out",
-            str(out),
-        ]
-        return shlex.join(["bertbench", "train", "pretrain", *_kept_options(options), *words])
+        own = ["--phase", "2", "--data", _data_of_phase_2(options.data or options.file)]
+        own += ["--init", str(run.path), "--out", str(out)]
+        return shlex.join(["bertbench", "train", "pretrain", *_kept_options(options), *own])
     state = run.read_state() or {}
     checkpoint = state.get("checkpoint")
-    source = run.checkpoints / checkpoint if checkpoint else run.checkpoints
     if plan.phase is None:
-        best = (state.get("best") or {}).get("checkpoint")
-        source = run.checkpoints / best if best else source
+        checkpoint = (state.get("best") or {}).get("checkpoint") or checkpoint
+    source = run.checkpoints / checkpoint if checkpoint else run.checkpoints
     settings = plan.settings
     known = check_task_options(settings.task, settings.task_options)
     trained = Trained(source, run.path, settings.data, settings.eval_data, known)
@@ -67,113 +71,104 @@ def next_command(options: "TrainOptions", argv: list[str], run: TrainRun, plan: 
     return shlex.join(found or ["bertbench", "report", str(run.path)])
 
 
-def _kept_options(options: "TrainOptions") -> list[str]:
-    """What was given for phase 1 and holds in phase 2 as well; lengths of run and warm-up are its own.
+# Options of phase 1 that hold in phase 2, and what stands for not given; lengths of run and warm-up are its own.
+# A rate that was not given is that of the phase, which is LAMB's for large batches; one that was given holds on.
+_KEPT = {
+    **dict.fromkeys(
+        ("preset", "global_batch_size", "micro_batch_size", "optimizer", "learning_rate", "schedule", "weight_decay",
+         "dropout", "seed")
+    ),
+    "strategy": AUTO, "zero_stage": None, "implementation": OURS, "devices": None, "threads": None, "precision": AUTO,
+}  # fmt: skip
 
-    A rate that was not given is that of the phase, which is LAMB's for large batches; one that was given holds on.
-    """
-    names = (
-        "preset",
-        "global_batch_size",
-        "micro_batch_size",
-        "optimizer",
-        "learning_rate",
-        "schedule",
-        "weight_decay",
-        "dropout",
-        "seed",
-    )
-    words = [(flag(name), getattr(options, name)) for name in names]
-    words += [
-        ("--strategy", None if options.strategy == AUTO else options.strategy),
-        ("--zero-stage", options.zero_stage),
-    ]
-    words += [("--implementation", None if options.implementation == OURS else options.implementation)]
-    words += [("--devices", options.devices), ("--threads", options.threads)]
-    words += [("--precision", None if options.precision == AUTO else options.precision)]
-    return [word for name, value in words if value is not None for word in (name, str(value))]
+
+def _kept_options(options: TrainOptions) -> list[str]:
+    given = ((name, getattr(options, name), absent) for name, absent in _KEPT.items())
+    return [word for name, value, absent in given if value != absent for word in (flag(name), str(value))]
 
 
 def _data_of_phase_2(data: str | None) -> str:
     """The same folder where it holds samples of 512 tokens, too."""
     try:
-        return (
-            str(data)
-            if task_data("pretrain").inspect(str(data), 512).seq_len in (None, 512)
-            else "FOLDER_OF_512_TOKENS"
-        )
+        fits = task_data("pretrain").inspect(str(data), 512).seq_len in (None, 512)
     except InputError:
-        return "FOLDER_OF_512_TOKENS"
+        fits = False
+    return str(data) if fits else "FOLDER_OF_512_TOKENS"
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 also when it was stopped in time, 2 when it was refused, 3 when it failed.
+def read_words(words: list[str], program: str) -> TrainCall:
+    """Return the options, those of the task that the first word names."""
+    check_task(words, program)
+    own = words
+    if words[0] == "classify":
+        from bench.cli.data_csv import DEFAULT_WORDS
+
+        own = plain_words(words, DEFAULT_WORDS)
+    return TrainCall(parse(_options_class(words[0]), own, program), words)
+
+
+def run(call: TrainCall) -> Result:
+    """Train; exit code 0 also when it was stopped in time, 2 when it was refused, 3 when it failed.
 
     As a rank of a world that torchrun or `bertbench launch` has started it joins that world: rank 0 does all this with
     its own rank alone, the others do as it says.
     """
+    options = call.options
     world = joined_world()
     if world is not None and world.rank:
-        _follow(argv, world)
+        _follow(options, world)
     with StopRequest() as stop, leading(world) as leader:  # from here on: a signal while data are looked at is one, too
-        options = _options(argv)
         classifies = _classifies(options)
         if classifies is not None:
-            options = classifies = classifies.prepared(argv)
+            options = classifies = classifies.prepared(call.words)
             if classifies.prep_only:
-                return 0
+                return Result()
         stop.limit(options.max_seconds)
         devices = find_devices(options.device)
-        run = TrainRun(run_folder(options.out))
-        is_new = not run.path.exists()
+        place = TrainRun(run_folder(options.out))
+        is_new = not place.path.exists()
         plan = plan_training(options, devices, world)
-        check_space(run, plan)
+        check_space(place, plan)
         progress = TrainProgress(stop, _log_of(options))
-        with locks.locked(run.path, "another call", "wait for it, or choose another --out"):
-            check_continues(run, plan)
+        with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
+            check_continues(place, plan)
             if devices.note and options.device == "auto" and not options.json:
                 print(f"training on the CPU: {devices.note}", file=sys.stderr)
                 append_log(_log_of(options), f"training on the CPU: {devices.note}")
-            if (plan.phase or 1) > 1 and plan.settings.init is None and not run.attempts():
+            if (plan.phase or 1) > 1 and plan.settings.init is None and not place.attempts():
                 note(f"phase {plan.phase} begins from scratch here: --init RUN takes the weights of a finished run")
             if stop.wanted():
-                print(f"stopped by {stop.why()} before anything began", file=sys.stderr)
-                return 130 if stop.signal == signal.SIGINT else 0
+                said = f"stopped by {stop.why()} before anything began"
+                return Result(problems=[said], code=130 if stop.signal == signal.SIGINT else 0)
             try:
-                directory, result = train_once(run, plan, devices, progress, leader, keep_refused=leader is not None)
+                directory, result = train_once(
+                    place, plan, devices, progress, leader, keep_refused=leader is not None
+                )  # fmt: skip
             except StorageError as error:
                 raise StorageError(
-                    error.code, f"{error}; what the ranks said is in {run.path}/trials/*/log.txt"
+                    error.code, f"{error}; what the ranks said is in {place.path}/trials/*/log.txt"
                 ) from error
             finally:
                 progress.end()
         if is_new and result["status"] == "refused":
-            locks.discard(run.checkpoints)
-            locks.discard(run.path)
-        leave = None if classifies is None else partial(classifies.leave, run, plan, devices)
-        return _finish(options, argv, run, plan, directory, result, stop, world, leave)
+            locks.discard(place.checkpoints)
+            locks.discard(place.path)
+        if result["status"] != "ok":
+            return _failed(options, place, directory, result)
+        return _ended(TrainCall(options, call.words), place, plan, directory, result, stop, devices, world)
 
 
-def _follow(argv: list[str], world: World) -> NoReturn:
+def _follow(options: TrainOptions, world: World) -> NoReturn:
     """Be another rank than 0, which alone says what goes wrong for all."""
     code = 3
     try:
         with StopRequest():  # until the rank listens itself
-            code = follow(world, find_devices(_options(argv).device))
+            code = follow(world, find_devices(options.device))
     except BertbenchError as error:
         print(f"bertbench: {terminal_text(str(error))}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of a broken process group must not hold the process
-
-
-def _options(argv: list[str]) -> TrainOptions:
-    check_task(argv, "bertbench train")
-    if argv[0] == "classify":
-        from bench.cli.data_csv import DEFAULT_WORDS
-
-        argv = plain_words(argv, DEFAULT_WORDS)
-    return parse(_options_class(argv[0]), argv, "bertbench train")
 
 
 def _options_class(task: str) -> "type[TrainOptions]":
@@ -191,53 +186,55 @@ def _classifies(options: TrainOptions) -> "TrainClassifyOptions | None":
     return options if isinstance(options, TrainClassifyOptions) else None
 
 
-def _finish(
-    options: TrainOptions,
-    argv: list[str],
-    run: TrainRun,
+def _ended(
+    call: TrainCall,
+    place: TrainRun,
     plan: Plan,
     directory: TrialDirectory,
     result: Mapping[str, Any],
     stop: StopRequest,
+    devices: Devices,
     world: World | None,
-    leave: Callable[[], None] | None = None,
-) -> int:
-    """Show how the attempt ended, and let a finished run leave its files; return the exit code."""
+) -> Result:
+    """What an attempt came to that ended well; a finished run leaves its files."""
+    from analysis.render.tables import Facts
+
+    options, found = call.options, dict(result["outcome"])
+    following = next_command(options, call.words, place, plan, bool(found["finished"]))
+    launched = world is not None and following.startswith("bertbench train ")
+    ending = _ending(found, stop, f"{following}, launched as this was" if launched else following)
+    facts = _facts(place, result, found)
+    failure: BertbenchError | None = None
+    classifies = _classifies(options)
+    if classifies is not None and found["finished"]:
+        try:
+            facts += classifies.leave(place, plan, devices)
+        except BertbenchError as error:
+            failure = error
+    append_log(_log_of(options), "\n".join([*(f"{name:<11} {value}" for name, value in facts), ending]))
+    return Result(
+        document=None if failure else _document(place, directory, result, next=following),
+        blocks=[Facts(facts), ending],
+        failure=failure,
+        code=130 if stop.signal == signal.SIGINT and not found["finished"] else 0,
+    )
+
+
+def _failed(options: TrainOptions, place: TrainRun, directory: TrialDirectory, result: Mapping[str, Any]) -> Result:
     from bert.train.events import LAST_GOOD_CHECKPOINT
 
-    found = dict(result.get("outcome") or {})
     status = str(result["status"])
-    if status == "ok":
-        following = next_command(options, argv, run, plan, bool(found["finished"]))
-        launched = world is not None and following.startswith("bertbench train ")
-        ending = _ending(found, stop, f"{following}, launched as this was" if launched else following)
-        _tell(options, _table(run, result, found))
-        if leave is not None and found["finished"]:
-            leave()
-        _tell(options, ending)
-        if options.json:
-            _print_json(run, directory, result, next=following)
-        return 130 if stop.signal == signal.SIGINT and not found["finished"] else 0
     message = str(result.get("reason") or status)
     if directory.log.exists():
         message += f"\n  the log of this attempt: {directory.log}"
     resumable = status != "refused" and LAST_GOOD_CHECKPOINT not in message  # what diverged would diverge again
-    if resumable and (run.read_state() or {}).get("checkpoint"):
+    if resumable and (place.read_state() or {}).get("checkpoint"):
         message += "\n  the same command resumes from the last checkpoint"
-    if options.json:
-        _print_json(run, directory, result, next=None)
     code = f" [{result['code']}]" if result.get("code") else ""
-    said = f"bertbench: {'' if status == 'refused' else f'{status}: '}{message}{code}"
-    append_log(_log_of(options), said)
-    print(said, file=sys.stderr)
-    return 2 if status == "refused" else 3
-
-
-def _tell(options: TrainOptions, text: str) -> None:
-    """Print, and append to the log where there is one; with --json only the latter."""
-    append_log(_log_of(options), text)
-    if not options.json:
-        print(text)
+    said = f"{'' if status == 'refused' else f'{status}: '}{message}{code}"
+    append_log(_log_of(options), f"bertbench: {said}")
+    document = _document(place, directory, result, next=None)
+    return Result(document=document, problems=[said], code=2 if status == "refused" else 3)
 
 
 def _log_of(options: TrainOptions) -> Path | None:
@@ -246,17 +243,12 @@ def _log_of(options: TrainOptions) -> Path | None:
     return None if classifies is None else classifies.logfile
 
 
-def _print_json(run: TrainRun, directory: TrialDirectory, result: Mapping[str, Any], **more: Any) -> None:
-    found = {
-        "run": str(run.path),
-        "state": run.read_state(),
-        "result": dict(result),
-        "log": str(directory.log) if directory.log.exists() else None,
-    }
-    print(json.dumps({**found, **more}, indent=2, allow_nan=False))
+def _document(run: TrainRun, directory: TrialDirectory, result: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    log = str(directory.log) if directory.log.exists() else None
+    return {"run": str(run.path), "state": run.read_state(), "result": dict(result), "log": log, **more}
 
 
-def _table(run: TrainRun, result: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def _facts(run: TrainRun, result: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
     rate = result.get("samples_per_second")
     skipped = f", {found['skipped_steps']:,} left out after overflows" if found["skipped_steps"] else ""
     rows = [
@@ -279,7 +271,7 @@ def _table(run: TrainRun, result: Mapping[str, Any], found: Mapping[str, Any]) -
         reached = f"{in_words(best['score'], best['value'])} after step {best['applied_steps']:,}"
         rows.append(("best", f"{run.checkpoints / best['checkpoint']} ({reached})"))
     rows.append(("curve", str(run.curve_csv)))
-    return "\n".join(f"{name:<11} {value}" for name, value in rows)
+    return rows
 
 
 def _ending(found: Mapping[str, Any], stop: StopRequest, following: str) -> str:

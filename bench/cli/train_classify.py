@@ -62,9 +62,9 @@ class TrainClassifyOptions(TrainOptions):
         """Make the database of the CSV that is named; return the options to train with, as prepare_data."""
         return prepare_data(self, given_names(argv))
 
-    def leave(self, run: TrainRun, plan: Plan, devices: Devices) -> None:
-        """Write what a finished run leaves, and say so, as leave_results."""
-        leave(self, run, plan, devices)
+    def leave(self, run: TrainRun, plan: Plan, devices: Devices) -> list[tuple[str, str]]:
+        """Write what a finished run leaves, as bench.classify.leave_results; return what is told of it."""
+        return leave(self, run, plan, devices)
 
 
 def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> TrainClassifyOptions:
@@ -111,10 +111,10 @@ def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> Trai
     )
 
 
-def leave(options: TrainClassifyOptions, run: TrainRun, plan: Plan, devices: Devices) -> None:
-    """Judge the model of a finished run, write what it leaves, and say so. Raises as bench.classify.leave_results."""
+def leave(options: TrainClassifyOptions, run: TrainRun, plan: Plan, devices: Devices) -> list[tuple[str, str]]:
+    """Judge the model of a finished run and write what it leaves; return the facts. Raises as leave_results."""
     if is_synthetic(plan.settings.data):
-        return
+        return []
     from bench.classify import leave_results
 
     try:
@@ -125,11 +125,7 @@ def leave(options: TrainClassifyOptions, run: TrainRun, plan: Plan, devices: Dev
             f"{error}\n  the training itself is finished: when that is mended, the same command writes its results",
         ) from error
     said = ", ".join(in_words(name, value) for name, value in left.scores.items())
-    lines = [f"test        {said}, on {left.texts:,} texts"]
-    lines += [f"{'wrote':<11} {printable(str(path))}" for path in left.paths]
-    append_log(options.logfile, "\n".join(lines))
-    if not options.json:
-        print("\n".join(lines))
+    return [("test", f"{said}, on {left.texts:,} texts"), *(("wrote", str(path)) for path in left.paths)]
 
 
 def told(options: TrainClassifyOptions, text: str) -> None:

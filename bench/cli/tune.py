@@ -1,7 +1,6 @@
 """`bertbench tune TASK`: hyper-parameters that train better, searched with Optuna."""
 
 import dataclasses
-import json
 import math
 import signal
 import sys
@@ -13,8 +12,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import check_task, parse, parse_known, run_folder
-from bench.cli.progress import note
+from bench.cli.options import Printed, check_task, parse, parse_known, run_folder
+from bench.cli.result import Result
 from bench.cluster.world import joined_world
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import TaskFlags, of_our_tasks
@@ -38,7 +37,7 @@ _BEST, _ALL = "best", "all"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TuneOptions:
+class TuneOptions(Printed):
     """Search the options of a training that give the best score: each trial is a training of its own, ended early where
     it stays behind. The same command goes on with a study; several at once share it, also as a job array.
 
@@ -77,8 +76,6 @@ class TuneOptions:
     importance: str = "ped-anova"
     """Optuna's evaluator of importance: ped-anova, or with scikit-learn fanova mdi."""
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/tune")
-    json: bool = False
-    """Print the study as JSON, progress on stderr."""
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist and numbers that mean nothing."""
@@ -107,10 +104,26 @@ _NOT_SEARCHED = (
 _FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device")
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 also when it was stopped in time, 3 when no trial came to its end."""
+@dataclass(frozen=True, slots=True)
+class TuneCall:
+    """A call of the command."""
+
+    options: TuneOptions
+    base: TrainOptions
+    """The options that all trainings have."""
+    words: list[str]
+    """Those as words."""
+
+    @property
+    def json(self) -> bool:
+        """Whether the result is for programs."""
+        return self.options.json
+
+
+def run(call: TuneCall) -> Result:
+    """Search; exit code 0 also when it was stopped in time, 3 when no trial came to its end."""
+    options, base, rest = call.options, call.base, call.words
     with StopRequest() as stop:
-        options, base, rest = _options(argv)
         stop.limit(options.max_seconds)
         if joined_world() is not None:
             raise UsageError(
@@ -163,9 +176,8 @@ def search_kinds() -> dict[str, Kind]:
     return found
 
 
-def _options(argv: list[str]) -> tuple[TuneOptions, TrainOptions, list[str]]:
-    """Return the options of the search, those of all its trainings, and the words of the latter."""
-    program = "bertbench tune"
+def read_words(argv: list[str], program: str) -> TuneCall:
+    """Return the options of the search and those of its trainings; the first word names a task."""
     check_task(argv, program)
     options, words = parse_known(TuneOptions, _one_search_each(argv), program)
     base = parse(TrainOptions, [options.task, *words], "bertbench train")
@@ -175,7 +187,7 @@ def _options(argv: list[str]) -> tuple[TuneOptions, TrainOptions, list[str]]:
             f"--best-by {base.best_by} is of one training: a study's trials choose their best checkpoint by its "
             f"objective, give --objective {base.best_by}",
         )
-    return options, base, words
+    return TuneCall(options, base, words)
 
 
 def _one_search_each(argv: list[str]) -> list[str]:
@@ -280,23 +292,23 @@ def _write(study: Study, search: Search, trials: int | None, evaluator: str) -> 
     return found
 
 
-def _finish(options: TuneOptions, study: Study, search: Search, trials: int | None, why: str, stop: StopRequest) -> int:
+def _finish(
+    options: TuneOptions, study: Study, search: Search, trials: int | None, why: str, stop: StopRequest
+) -> Result:
     from analysis.render.search_tables import tune_blocks
-    from analysis.render.terminal import blocks_text
+    from analysis.render.tables import Facts
     from analysis.render.tune_page import write_tune_report
 
     found = _write(study, search, trials, options.importance)
     with study.locked():
         written = write_tune_report(found, study.folder)
-    if options.json:
-        print(json.dumps({"study": str(study.folder), "ended": why, **found}, indent=2, allow_nan=False))
-    else:
-        print(blocks_text(tune_blocks(found)))
-        print(f"ended:   {why}")
-        print(f"written: {study.folder}: {', '.join([FILE, *(path.name for path in written)])}")
     waiting = sum(trial["state"] == "waiting" for trial in found["trials"])
-    if waiting and not options.json:
-        note(f"{waiting} trial{'s wait' if waiting > 1 else ' waits'} to be gone on with: the same command does")
-    if stop.signal == signal.SIGINT:
-        return 130
-    return 3 if found["best"] is None and not stop.wanted() else 0
+    code = 3 if found["best"] is None and not stop.wanted() else 0
+    return Result(
+        document={"study": str(study.folder), "ended": why, **found},
+        blocks=[*tune_blocks(found), Facts([("ended", why)])],
+        written=[study.folder / FILE, *written],
+        notes=[f"{waiting} trial{'s wait' if waiting > 1 else ' waits'} to be gone on with: the same command does"]
+        * (waiting > 0),
+        code=130 if stop.signal == signal.SIGINT else code,
+    )

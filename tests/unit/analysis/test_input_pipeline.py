@@ -1,7 +1,6 @@
 """Input trials and twins on made-up batches in a run: ratios, gaps, tables, comparisons; never mixed with training."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +58,16 @@ def test_the_input_is_held_against_the_training_on_the_same_data(tmp_path: Path)
     assert other["throughput_ratio"] is None and "was not measured here" in other["reason"]
 
 
-def test_a_sweep_shows_the_input_of_its_own_settings_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_shows_the_input_of_its_own_settings_alone(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **SMALL, **REAL)
     write_input(run, rounds=2)
     write_input(run, micro_batch_size=64, seed=7)
     of_kind = {
-        kind: [trial.trial.trial_id for trial in load_run(run) if trial.trial.kind == kind]
-        for kind in ("throughput", "input")
+        kind: [trial.trial for trial in load_run(run) if trial.trial.kind == kind] for kind in ("throughput", "input")
     }
     shown = {}
-    for kind, ids in of_kind.items():
-        throughput._show(run, ids, as_json=True)
-        rows = json.loads(capsys.readouterr().out)["input"]
+    for kind, asked in of_kind.items():
+        rows = throughput._measured(run, asked).document["input"]
         shown[kind] = sorted((row["micro_batch_size"], row["rounds"]) for row in rows)
     assert shown == {"throughput": [(8, 2)], "input": [(8, 2), (64, 1)]}
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from fake_run import step_rows, write_trial
-from support.commands import result
+from support.commands import result, text
 from support.refusals import refused
 
 from analysis.diagnose.answer import points, winners
 from analysis.load import load_run
 from analysis.metrics.comparison.winner import Candidate, choose
-from bench.cli import autotune, profile
+from bench.cli import profile
 from bench.machine.devices import Devices
 from bench.plan import variants
 from bench.plan.trials import Sweep, expand
@@ -81,19 +81,19 @@ def test_terminal_file_and_page_name_one_winner_and_what_is_close_to_it(
     rate: float,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(variants, "run_trials", measured_as(RATES))
     out = tmp_path / "tuned"
     words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precision", "fp32"]
     words += ["--last-batch", "4", "--memory-limit-gib", "64", "--decide-trials", str(allowed), "--out", str(out)]
-    assert autotune.main(words) == 0
-    shown = capsys.readouterr().out
+    called = result("autotune", *words)
+    assert called.code == 0
+    shown = text(called.blocks)
     best = json.loads((out / "best.json").read_text())
     state = json.loads((out / "autotune.json").read_text())
     assert best["micro_batch_size"] == state["best"]["micro_batch_size"] == winner
     assert best["samples_per_second"] == state["samples_per_second"] == pytest.approx(rate)
-    (starred,) = [line for line in shown.splitlines() if line.startswith("*")]
+    (starred,) = [line for line in shown.splitlines() if line.lstrip().startswith("*")]
     assert f"micro batch {winner} " in starred and f"{rate:.1f}" in starred
     assert f"--batch-sizes {winner} " in shown, "the command that is printed runs it"
 
@@ -106,26 +106,28 @@ def test_terminal_file_and_page_name_one_winner_and_what_is_close_to_it(
 
     close = [row["micro_batch_size"] for row in best["close"]]
     assert close == [point.row["micro_batch_size"] for point in page.close] and best["decided"] is (not close)
-    marked = {line.split("micro batch ")[1].split()[0] for line in shown.splitlines() if line.startswith("~")}
+    marked = {line.split("micro batch ")[1].split()[0] for line in shown.splitlines() if line.lstrip().startswith("~")}
     assert marked == set(map(str, close))
     if not allowed:
         assert close[0] == 1 and best["close"][0]["rounds"] == [pytest.approx(100.0)]
         assert "Too close to call" in html
 
 
-def tuned(out: Path, rates: dict[int, Sequence[float]], monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, Any]:
-    """best.json of a search on the machine of these rates."""
+def tuned(
+    out: Path, rates: dict[int, Sequence[float]], monkeypatch: pytest.MonkeyPatch, *more: str
+) -> tuple[dict[str, Any], str]:
+    """best.json of a search on the machine of these rates, and what the terminal shows."""
     monkeypatch.setattr(variants, "run_trials", measured_as(rates))
     words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precision", "fp32"]
     words += ["--last-batch", "4", "--memory-limit-gib", "64", "--out", str(out), *more]
-    assert autotune.main(words) == 0
-    found: dict[str, Any] = json.loads((out / "best.json").read_text())
-    return found
+    called = result("autotune", *words)
+    assert called.code == 0
+    return json.loads((out / "best.json").read_text()), text(called.blocks)
 
 
 def test_rate_and_interval_of_the_best_are_of_the_same_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {1: (50.0,) * 9, 2: (110.0, 99.0, 101.0), 3: (40.0,) * 9, 4: (60.0, 60.0, 60.0)}
-    best = tuned(tmp_path / "out", rates, monkeypatch, "--decide-trials", "0")
+    best, _ = tuned(tmp_path / "out", rates, monkeypatch, "--decide-trials", "0")
     assert best["samples_per_second"] == pytest.approx(101.0) and best["rounds"] == pytest.approx([110.0, 99.0, 101.0])
     low, high = best["interval"]
     # The first round alone was 110 without any spread: 101 is not inside of that.
@@ -136,32 +138,29 @@ def test_rate_and_interval_of_the_best_are_of_the_same_rounds(tmp_path: Path, mo
 
 
 def test_a_later_call_that_asks_for_less_ranks_all_that_lies_in_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     # By RATES: 12 more trials decide for size 1; the first three rounds of sizes 2 and 4 alone do not know that.
-    first = tuned(out, RATES, monkeypatch)
+    first, _ = tuned(out, RATES, monkeypatch)
     before = sorted((out / "trials").iterdir())
-    second = tuned(out, RATES, monkeypatch, "--decide-trials", "0")
+    second, said = tuned(out, RATES, monkeypatch, "--decide-trials", "0")
     assert sorted((out / "trials").iterdir()) == before
     assert first["micro_batch_size"] == second["micro_batch_size"] == 1
     assert second["rounds"] == first["rounds"] and len(first["rounds"]) >= 3
     (page,) = winners(points(load_run(RunDirectory(out))))
     assert page.best.row["micro_batch_size"] == 1
-    said = capsys.readouterr().out
     assert f"{len(before)} of 4 configurations" in said
 
 
-def test_one_round_each_decides_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_round_each_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Steps without any spread: the intervals within the processes do not overlap. 100 and 97 are within 5 %.
     rates = {1: (50.0,), 2: (97.0,), 3: (100.0,), 4: (80.0,)}
     out = tmp_path / "out"
-    best = tuned(out, rates, monkeypatch, "--rounds", "0", "--decide-trials", "0")
+    best, said = tuned(out, rates, monkeypatch, "--rounds", "0", "--decide-trials", "0")
     assert best["micro_batch_size"] == 3 and best["decided"] is False and "one round" in best["undecided"]
     assert [row["micro_batch_size"] for row in best["close"]] == [2]
-    assert "decided:  no: one round" in capsys.readouterr().out
+    assert "no: one round" in said
     result("report", str(out))
     assert "Too close to call" in (out / "report" / "report.html").read_text()
 
@@ -181,7 +180,7 @@ def profiled(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Trial:
     """The one trial that `bertbench profile` would run."""
     asked: list[Trial] = []
     monkeypatch.setattr(profile, "profile_trials", lambda run, trials, *rest: asked.extend(trials) or [])
-    assert profile.main([*PROFILE, *words]) == 0
+    assert result("profile", *PROFILE, *words).code == 0
     (trial,) = asked
     return trial
 
@@ -212,10 +211,10 @@ def test_the_winner_of_a_run_is_profiled_as_it_was_measured(tmp_path: Path, monk
     (same,) = expand(by_name, Devices("cpu", (), 2), "profile", "torch")
     assert trial.trial_id == same.trial_id, "the trial that its options would name"
     with refused("option-conflict", "--batch-sizes"):
-        profile.main([*PROFILE, *words, "--batch-sizes", "4"])
+        result("profile", *PROFILE, *words, "--batch-sizes", "4")
 
 
 def test_a_run_without_throughput_has_no_winner(tmp_path: Path) -> None:
     write_trial(RunDirectory(tmp_path), Trial(), status="oom", reason="no memory")
     with refused("run-incomplete", tmp_path, "pretrain", "bertbench throughput"):
-        profile.main([*PROFILE, "--winner-of", str(tmp_path), "--out", str(tmp_path)])
+        result("profile", *PROFILE, "--winner-of", tmp_path, "--out", tmp_path)

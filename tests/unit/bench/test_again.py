@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import result
 
-from bench.cli import throughput
 from bench.machine.devices import Devices
 from bench.plan import sweep
 from bench.plan.sweep import Again
@@ -236,7 +236,7 @@ def test_the_command_measures_anew_only_where_it_is_told_to(
     words += ["--rounds", "2", "--out", str(tmp_path), "--json"]
     for more, count in (([], 4), ([], 0), (["--again"], 4), (["--again"], 4)):
         ran.clear()
-        assert throughput.main([*words, *more]) == 0 and len(ran) == count
+        assert result("throughput", *words, *more).code == 0 and len(ran) == count
         assert (str(tmp_path / "earlier") in capsys.readouterr().err) is bool(more)
     ran.clear()
 
@@ -247,9 +247,9 @@ def test_the_command_measures_anew_only_where_it_is_told_to(
 
     monkeypatch.setattr(sweep, "run_trial", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        throughput.main([*words, "--again"])
+        result("throughput", *words, "--again")
     monkeypatch.setattr(sweep, "run_trial", runner)
-    assert throughput.main([*words, "--again"]) == 0
+    assert result("throughput", *words, "--again").code == 0
     assert len(ran) == 4, "two before the interrupt, the other two after it"
     asked = Sweep(presets=("tiny",), batch_sizes=(4, 8), devices=(1,), rounds=2)
     assert [trial.round for trial in ran] == [trial.round for trial in expand(asked, Devices("cpu", (), 2))]

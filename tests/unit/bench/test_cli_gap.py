@@ -219,14 +219,14 @@ def test_pictures_stand_empty_groups_and_rows_without_counts(tmp_path: Path) -> 
 def test_heads_are_held_against_the_rows_they_are_evaluated_on_and_record_their_training(
     tmp_path: Path, folder: Path
 ) -> None:
-    from bench.cli.compare_heads import CompareHeadsOptions, _deciding, _document, _options, _plan
+    from bench.cli.compare_heads import CompareHeadsOptions, _deciding, _document, _plan, read_words
     from bench.machine.devices import find_devices
 
     words = ["--data", str(folder), "--preset", "tiny", "--device", "cpu", "--eval-samples", "4", "--sample-limit", "9"]
 
     def planned(*more: str) -> tuple[CompareHeadsOptions, Any]:
-        options, base = _options(["gap", "--heads", "mul", *words, *more])
-        return options, [_plan(tmp_path, base, {"head": "mul"}, find_devices("cpu"))]
+        call = read_words(["gap", "--heads", "mul", *words, *more], "bertbench compare-heads")
+        return call.options, [_plan(tmp_path, call.base, {"head": "mul"}, find_devices("cpu"))]
 
     document = _document(*planned("--learning-rate", "2e-4"), [])
     # Of 12 rows 4 are every third, and the answer of each third row is "neither".

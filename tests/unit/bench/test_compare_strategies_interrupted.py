@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import result
 
 from bench.cli import compare_strategies as command
+from bench.cli.result import Result
 from bench.machine.devices import Devices
 
 
@@ -36,15 +38,15 @@ def test_the_table_is_written_and_shown_when_profiling_is_interrupted_and_again_
     monkeypatch.setattr(command, "train_all", lambda *_: True)
     monkeypatch.setattr(command, "_profile", profile)
     monkeypatch.setattr(command, "_written", written)
-    monkeypatch.setattr(command, "_text", lambda *_: "the table")
+    monkeypatch.setattr(command, "_result", lambda *_: Result(blocks=["the table"]))
     words = ["pretrain", "--data", str(tmp_path), "--steps", "2", "--devices", "1", "2", "--out", str(tmp_path / "out")]
     with pytest.raises(KeyboardInterrupt):
-        command.main(words)
+        result("compare-strategies", *words)
     assert done == ["written", "profiled"]
     said = capsys.readouterr()
     assert "the table" in said.out and "interrupted while profiling" in said.err
     interrupted = False
-    assert command.main(words) == 0
+    assert result("compare-strategies", *words).code == 0
     assert done[2:] == ["written", "profiled", "written with profiles"]
-    assert command.main([*words, "--profile-steps", "0"]) == 0
+    assert result("compare-strategies", *words, "--profile-steps", "0").code == 0
     assert done[5:] == ["written"]

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.commands import document, text
 
 from analysis.diagnose import profiles
 from analysis.diagnose.profiles import ProfileSummary
@@ -50,20 +51,17 @@ def test_options_of_a_profiler_make_another_trial_and_none_keep_the_old_id() -> 
 
 
 @pytest.mark.parametrize(("ratio", "doubted"), [(1.3, False), (0.95, False), (0.5, True)])
-def test_a_profile_quicker_than_the_run_without_it_is_doubted(
-    ratio: float, doubted: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_quicker_than_the_run_without_it_is_doubted(ratio: float, doubted: bool) -> None:
     cost = {"step_time_ratio": ratio, "unprofiled_step_time_ms": 10.0}
     result = {"step_time_ms": 10 * ratio, "profile": cost}
     item = profiling.Profiled(trial=trial("torch"), result=result, files=(), problem="")
-    profile._show(item, ProfileSummary(coverage=NameCoverage(names=0, other_share=None)))
-    said = capsys.readouterr().out
+    said = text(profile._blocks(item, ProfileSummary(coverage=NameCoverage(names=0, other_share=None))))
     assert f"10.00 ms without: x {ratio:.2f}" in said
     assert ("--again" in said) is doubted
 
 
 def test_profiles_are_measured_anew_when_asked_and_the_earlier_ones_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
 
@@ -86,11 +84,10 @@ def test_profiles_are_measured_anew_when_asked_and_the_earlier_ones_are_kept(
     for module in (profiling, profile):
         monkeypatch.setattr(module, "load_profiler", lambda *rest: collected)
     words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precisions", "fp32"]
-    words += ["--start", "3", "--stop", "6", "--profiler", "torch", "--out", str(tmp_path / "run"), "--json"]
+    words += ["--start", "3", "--stop", "6", "--profiler", "torch", "--out", str(tmp_path / "run")]
     said = []
     for more in ([], [], ["--again"], []):
-        profile.main([*words, *more])
-        (found,) = json.loads(capsys.readouterr().out)["profiles"]
+        (found,) = document("profile", *words, *more)["profiles"]
         kept = Path(found["files"][0]).read_text()
         said.append((len(ran), found["unprofiled_step_time_ms"], found["step_time_ms"], kept))
     assert said == [(2, 11.0, 12.0, "2"), (2, 11.0, 12.0, "2"), (4, 13.0, 14.0, "4"), (4, 13.0, 14.0, "4")]

@@ -1,6 +1,7 @@
 """`throughput --nodes`: a check inside a world of ranks, and how to start one outside."""
 
 import pytest
+from support.commands import result
 from support.refusals import refused
 
 from bench.cli import throughput
@@ -10,7 +11,7 @@ from bench.cluster.world import World
 def test_outside_a_world_several_nodes_are_refused_with_the_command_that_starts_them() -> None:
     words = ["pretrain", "--devices", "1", "2", "--batch-sizes", "4", "8", "--nodes", "1", "2", "3", "--out", "a b"]
     with refused("option-not-applicable") as caught:
-        throughput.main(words)
+        result("throughput", *words)
     said = str(caught.value)
     assert "bertbench throughput pretrain --batch-sizes 4 8 --out 'a b' --nodes 2" in said
     assert "--here-gpus G --other-gpus G G --node-rank R" in said and "--nodes 3" in said
@@ -19,7 +20,7 @@ def test_outside_a_world_several_nodes_are_refused_with_the_command_that_starts_
 
 def test_a_number_of_nodes_below_one_is_refused() -> None:
     with refused("option-value", "--nodes 0", 1):
-        throughput.main(["pretrain", "--nodes", "0"])
+        result("throughput", "pretrain", "--nodes", "0")
 
 
 @pytest.mark.parametrize("asked", [(), (2,), (2, 2)])
@@ -36,4 +37,4 @@ def test_a_world_on_another_number_of_nodes_is_refused(asked: tuple[int, ...]) -
 def test_a_world_is_checked_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "joined_world", lambda: World(0, 0, 2, 2, nodes=1))
     with refused("option-conflict", "--nodes 2", "1 node:"):
-        throughput.main(["pretrain", "--nodes", "2", "--device", "cpu"])
+        result("throughput", "pretrain", "--nodes", "2", "--device", "cpu")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import facts, result
 from support.refusals import refused
 
 pytest.importorskip("optuna")
@@ -16,7 +17,6 @@ pytest.importorskip("optuna")
 from support.studies import memory_folder
 from support.training_runs import SEQ_LEN
 
-from bench.cli import tune
 from bench.cli.main import run
 from bench.cli.options import parse
 from bench.plan.training import TrainOptions
@@ -90,16 +90,17 @@ def words(data: Path, out: Path, *more: str) -> list[str]:
 
 
 def called(data: Path, out: Path, *more: str) -> dict[str, Any]:
-    tune.main([*words(data, out), *more])
+    result("tune", *words(data, out), *more)
     found: dict[str, Any] = json.loads((out / "tune.json").read_text())
     return found
 
 
 def test_a_study_ends_with_the_best_trial_its_command_and_a_page(
-    data: Path, tmp_path: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, trainings: Trainings
 ) -> None:
     out = tmp_path / "study"
-    found = called(data, out, "--trials", "8", "--startup-trials", "3", "--prune-after", "9")
+    ended = result("tune", *words(data, out), "--trials", "8", "--startup-trials", "3", "--prune-after", "9")
+    found = ended.document
     assert [row["state"] for row in found["trials"]] == ["complete"] * 8
     best = min(found["trials"], key=lambda row: row["value"])
     assert found["best"]["number"] == best["number"] and found["objective"]["name"] == "mlm_loss"
@@ -112,8 +113,8 @@ def test_a_study_ends_with_the_best_trial_its_command_and_a_page(
         assert (out / name).stat().st_size > 100, name
     page = (out / "report.html").read_text()
     assert "--learning-rate" in page and page.count("data:image/png") == 4
-    shown = capsys.readouterr().out
-    assert f"best:    trial {best['number']}" in shown and found["best"]["command"] in shown
+    shown = dict(facts(ended.blocks))
+    assert shown["best"].startswith(f"trial {best['number']}") and shown["again"] == found["best"]["command"]
 
 
 def test_trials_and_the_command_choose_their_best_checkpoint_by_the_objective(
@@ -169,14 +170,14 @@ def test_a_study_without_a_complete_trial_says_so(
     data: Path,
     tmp_path: Path,
     trainings: Trainings,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker, "MOST_FAILURES", 6)
     trainings.ends = {number: {"status": "crashed", "reason": "no luck"} for number in range(100)}
-    assert tune.main([*words(data, tmp_path / "study"), "--trials", "100"]) == 3
-    shown = capsys.readouterr().out
-    assert "best:    none" in shown and "6 trials failed one after the other" in shown and "no luck" in shown
+    ended = result("tune", *words(data, tmp_path / "study"), "--trials", "100")
+    shown = dict(facts(ended.blocks))
+    assert ended.code == 3 and shown["best"].startswith("none") and "no luck" in shown["failed"]
+    assert shown["ended"] == "6 trials failed one after the other"
     assert len(trainings.made) == worker.MOST_FAILURES
 
 
@@ -190,7 +191,7 @@ def test_trials_that_lag_are_pruned(data: Path, tmp_path: Path, trainings: Train
 
 
 def test_a_signal_lets_the_trial_wait_and_the_next_call_goes_on_with_it(
-    data: Path, tmp_path: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, trainings: Trainings
 ) -> None:
     def told(settings: Mapping[str, Any], number: int) -> float:
         if len(trainings.made) == 2 and number == 2:
@@ -198,9 +199,9 @@ def test_a_signal_lets_the_trial_wait_and_the_next_call_goes_on_with_it(
         return 1 / number
 
     trainings.told = told
-    assert tune.main([*words(data, tmp_path / "study"), "--trials", "3"]) == 130
-    captured = capsys.readouterr()
-    assert "1 trial waits to be gone on with" in captured.err and "stopped by SIGINT" in captured.out
+    ended = result("tune", *words(data, tmp_path / "study"), "--trials", "3")
+    assert ended.code == 130 and len(ended.notes) == 1 and dict(facts(ended.blocks))["ended"] == "stopped by SIGINT"
+    assert [trial["state"] for trial in ended.document["trials"]] == ["complete", "waiting"]
     trainings.told = lambda settings, number: 1 / number
     found = called(data, tmp_path / "study", "--trials", "3")
     assert [row["state"] for row in found["trials"]] == ["complete"] * 3
@@ -215,7 +216,7 @@ def test_what_ends_the_call_lets_the_trial_wait(
 ) -> None:
     trainings.ends = {0: error}
     with pytest.raises(type(error)):
-        tune.main([*words(data, tmp_path / "study"), "--trials", "2"])
+        result("tune", *words(data, tmp_path / "study"), "--trials", "2")
     trainings.ends = {}
     assert [row["state"] for row in called(data, tmp_path / "study", "--trials", "2")["trials"]] == ["complete"] * 2
 
@@ -228,13 +229,13 @@ def test_what_goes_wrong_after_a_trial_ended_leaves_it_ended(
 
     with monkeypatch.context() as patched, refused("write-failed", "the disk went away", kind=StorageError):
         patched.setattr(worker, "tidy", no_longer)
-        tune.main([*words(data, tmp_path / "study"), "--trials", "2"])
+        result("tune", *words(data, tmp_path / "study"), "--trials", "2")
     assert [row["state"] for row in called(data, tmp_path / "study", "--trials", "1")["trials"]] == ["complete"]
     assert len(trainings.made) == 1
 
 
 def test_a_time_limit_stops_the_search(data: Path, tmp_path: Path, trainings: Trainings) -> None:
-    assert tune.main([*words(data, tmp_path / "study"), "--max-seconds", "0.001"]) == 0
+    assert result("tune", *words(data, tmp_path / "study"), "--max-seconds", "0.001").code == 0
     assert trainings.made == []
 
 
@@ -256,21 +257,21 @@ def test_what_means_nothing_is_refused_before_anything_runs(
     more: list[str], code: Code, facts: list[object], data: Path, tmp_path: Path, trainings: Trainings
 ) -> None:
     with refused(code, *facts):
-        tune.main([*words(data, tmp_path / "study"), *more])
+        result("tune", *words(data, tmp_path / "study"), *more)
     assert trainings.made == [] and not (tmp_path / "study").exists()
 
 
 def test_another_search_in_the_same_folder_is_refused(data: Path, tmp_path: Path, trainings: Trainings) -> None:
     called(data, tmp_path / "study", "--trials", "1")
     with refused("settings-changed", tmp_path / "study", "dropout", "'0.0:0.2'"):
-        tune.main([*words(data, tmp_path / "study"), "--search", "dropout=0:0.2"])
+        result("tune", *words(data, tmp_path / "study"), "--search", "dropout=0:0.2")
     with refused("settings-changed", tmp_path / "study", "steps 10", 20):
-        tune.main([*words(data, tmp_path / "study"), "--steps", "20"])
+        result("tune", *words(data, tmp_path / "study"), "--steps", "20")
 
 
 def test_made_up_data_are_judged_by_their_training_loss(tmp_path: Path, trainings: Trainings) -> None:
     with refused("option-not-applicable", "--objective mlm_accuracy", "--data"):
-        tune.main([*words(Path("synthetic"), tmp_path / "study"), "--objective", "mlm_accuracy"])
+        result("tune", *words(Path("synthetic"), tmp_path / "study"), "--objective", "mlm_accuracy")
     run = TrainRun(tmp_path / "run")
     rows = [
         {"step": step, "applied_steps": step + 1, "samples": 8 * step, "loss": loss, "learning_rate": 0.1}
@@ -293,7 +294,7 @@ def test_inside_a_world_of_ranks_it_is_refused(
     ):  # fmt: skip
         monkeypatch.setenv(name, value)
     with refused("option-not-applicable", "torchrun"):
-        tune.main(words(data, tmp_path / "study"))
+        result("tune", *words(data, tmp_path / "study"))
 
 
 @pytest.mark.parametrize("command", ["tune", "compare-heads", "compare-strategies"])
