@@ -81,6 +81,11 @@ def name_codes(column: "pd.Series[str]") -> tuple[Codes, list[str]]:
     return codes.astype(np.int64, copy=False), [*map(str, names), ""]
 
 
+def named(column: "pd.Series[str]", wanted: Callable[[str], bool]) -> Mask:
+    """Return which rows of a column of texts are wanted; asked once for each text that occurs."""
+    return where(*name_codes(column), wanted)
+
+
 def where(codes: npt.NDArray[Any], names: Sequence[str], wanted: Callable[[str], bool]) -> Mask:
     """Return which of n codes stand for a name that is wanted, shape (n,); asked once for each name that occurs."""
     used = np.zeros(len(names), dtype=bool)
@@ -92,12 +97,12 @@ def where(codes: npt.NDArray[Any], names: Sequence[str], wanted: Callable[[str],
 
 def is_kind(kernels: "pd.DataFrame", *kinds: str) -> Mask:
     """Return which rows of `kernels` are of one of the kinds."""
-    return where(*name_codes(kernels["kind"]), lambda kind: kind in kinds)
+    return named(kernels["kind"], lambda kind: kind in kinds)
 
 
 def is_communication(table: "pd.DataFrame") -> Mask:
     """Return which rows of a table with `name` are communication."""
-    return where(*name_codes(table["name"]), communicates)
+    return named(table["name"], communicates)
 
 
 STEP_COLUMNS = {"step": "int64", "start": "int64", "end": "int64"}
@@ -127,6 +132,13 @@ def empty(columns: Mapping[str, str]) -> "pd.DataFrame":
     import pandas as pd
 
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
+
+
+def typed(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> "pd.DataFrame":
+    """Return rows as a table with these columns and types; also of no rows."""
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
 def _no_api() -> "pd.DataFrame":

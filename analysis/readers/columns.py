@@ -64,7 +64,7 @@ def categories(codes: npt.NDArray[Any], labels: Sequence[str]) -> "pd.Categorica
 
     counts = np.bincount(codes, minlength=len(labels)) if len(codes) else np.zeros(len(labels), dtype=np.int64)
     distinct = Codes()
-    place = np.zeros(len(labels), dtype=np.int32)
+    place = np.zeros(len(labels), dtype=np.int16 if len(labels) < 2**15 else np.int32)
     for code in np.flatnonzero(counts).tolist():
         place[code] = distinct[labels[code]]
     texts = pd.Index(list(distinct), dtype="str")

@@ -3,7 +3,7 @@
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.readers.packed import log_lines
-from analysis.timeline import API_COLUMNS, OPERATOR_COLUMNS, STEP_COLUMNS, empty
+from analysis.timeline import empty
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,12 @@ _LONGEST_NOTE = 2000
 _LONGEST_NAME = 300  # of a column or device: patterns take time that grows with the square
 _UNIT = re.compile(r"^(.*?)\s*\(([^()]*)\)\s*$")
 _DEVICE = re.compile(r"^(.*?)\s*\((\d{1,6})\)\s*$")
-SIZES = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+_SIZES = {
+    f"{side}_{axis}": (f"{short}{axis}", f"{side} {axis}")
+    for side, short in (("grid", "grd"), ("block", "blk"))
+    for axis in "xyz"
+}
+"""Sizes of grids and blocks by the columns of nsys and nvprof."""
 
 
 @dataclass(slots=True)
@@ -162,6 +167,53 @@ def devices_of(texts: Sequence[str] | None, rows: int) -> tuple[Any, dict[int, s
     return np.array([numbers[text] for text in texts], dtype=np.int64), dict(sorted(names.items()))
 
 
+def times_of(table: Table, problems: list[str]) -> dict[str, Any] | None:
+    """Return start and end of the rows of a trace, ns; None, with a problem, where their units are not known."""
+    places = [table.place(name) for name in ("start", "duration")]
+    units = [table.units[place] for place in places if place is not None]
+    if len(units) < 2 or not table.rows:
+        return None
+    if not all(unit in NS for unit in units):
+        problems.append(f"times in the units {', '.join(map(repr, units))} are not known: a table was left out")
+        return None
+    rows = len(table.rows)
+    begin = whole(table.numbers("start", factor=NS[units[0]]), rows, -(2**62))
+    return {"start": begin, "end": begin + whole(table.numbers("duration", factor=NS[units[1]]), rows, -(2**60))}
+
+
+def gpu_work(
+    table: Table,
+    names: Sequence[str],
+    correlation_ids: Any,
+    times: Mapping[str, Any],
+    bytes_by_unit: Mapping[str, float],
+) -> tuple[dict[str, Any], dict[int, str]]:
+    """Return the columns of GPU work in a trace, a value per row, and the names of its devices.
+
+    Args:
+        table: rows of nsys's cuda_gpu_trace or nvprof's --print-gpu-trace.
+        names: of the pieces of work.
+        correlation_ids: of the launching calls, -1 unknown.
+        times: of `times_of`.
+        bytes_by_unit: what the tool means by a unit of size.
+    """
+    rows = len(table.rows)
+    device, devices = devices_of(table.texts("device"), rows)
+    place = table.place("bytes", "size")
+    factor = bytes_by_unit.get(table.units[place], 1.0) if place is not None else 1.0
+    columns = {
+        "name": names,
+        "kind": [kind_of(name) for name in names],
+        "device": device,
+        "stream": whole(table.numbers("strm", "stream"), rows, -1),
+        **times,
+        "correlation_id": correlation_ids,
+        "bytes": whole(table.numbers("bytes", "size", factor=factor), rows, 0),
+        **{own: whole(table.numbers(*theirs), rows, 0) for own, theirs in _SIZES.items()},
+    }
+    return columns, devices
+
+
 def kind_of(name: str) -> str:
     """Return what a row of a GPU trace is: kernel, memcpy or memset."""
     if not name.startswith("["):
@@ -169,18 +221,22 @@ def kind_of(name: str) -> str:
     return "memset" if "memset" in name.lower() else "memcpy"
 
 
-def in_order(columns: dict[str, Any], problems: list[str], what: str) -> "pd.DataFrame":
-    """Return rows that have a start and an end, in order of start; those that have none are counted in a problem."""
+def in_order(columns: Mapping[str, Any], problems: list[str], what: str, chosen: Any = None) -> "pd.DataFrame":
+    """Return the (chosen) rows that have a start and an end, in order of start; others are counted in a problem."""
     import pandas as pd
 
     frame = pd.DataFrame(columns)
+    frame = frame if chosen is None else frame[chosen]
     good = (frame["start"] > -(2**61)) & (frame["end"] >= frame["start"]) & (frame["end"] < 2**62)
     if not good.all():
         problems.append(f"{int((~good).sum()):,} {what} have no start or no duration and were left out")
-        frame = frame[good]
-    return frame.sort_values("start", kind="stable", ignore_index=True)
+    return frame[good].sort_values("start", kind="stable", ignore_index=True)
 
 
-def bare_tables() -> dict[str, Any]:
-    """Return the tables that such a trace has no rows for."""
-    return {"steps": empty(STEP_COLUMNS), "operators": empty(OPERATOR_COLUMNS), "api": empty(API_COLUMNS)}
+def together(frames: "Sequence[pd.DataFrame]", otherwise: Mapping[str, str]) -> "pd.DataFrame":
+    """Return tables of `in_order` as one, in order of start; without any, an empty one with those columns and types."""
+    import pandas as pd
+
+    if not frames:
+        return empty(otherwise)
+    return pd.concat(frames, ignore_index=True).sort_values("start", kind="stable", ignore_index=True)

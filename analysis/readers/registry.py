@@ -1,14 +1,12 @@
 """The readers, and which of them a file is for: found out from its content, never from its name."""
 
-import gzip
 import importlib
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.readers.packed import require_regular, unreadable
+from analysis.readers.packed import MOST_BYTES, unpacked_stream
 from common.errors import InputError
 
 # In this order they are asked. A module holds FORM, `recognises(head)` and `read(path)`.
@@ -70,22 +68,9 @@ class Reader:
 
 def read_head(path: Path) -> Head:
     """Return what a file begins with. Raises InputError when it cannot be read, is empty or a Git LFS pointer."""
-    try:
-        require_regular(path)
-        with path.open("rb") as file:
-            data = file.read(_HEAD_BYTES)
-            if data[:2] == b"\x1f\x8b":
-                file.seek(0)
-                with gzip.open(file) as unpacked:
-                    data = unpacked.read(_HEAD_BYTES)
-    except (OSError, EOFError, zlib.error) as error:
-        raise unreadable(path, error) from error
+    data = unpacked_stream(path, "file", most_bytes=MOST_BYTES, remedy="").read(_HEAD_BYTES)
     if not data.strip():
         raise InputError("file-empty", f"{path} is empty: nothing was recorded, or the disk was full; record again")
-    if data.startswith(b"version https://git-lfs"):
-        raise InputError(
-            "file-format", f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull`, then try again"
-        )
     return Head(path, data)
 
 

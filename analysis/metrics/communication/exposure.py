@@ -15,7 +15,7 @@ from analysis.metrics.time.launches import calls_with
 from analysis.metrics.time.temporal import Window, WorkSets, work_sets, work_window
 from analysis.names import bus_factor
 from analysis.spans import Intervals, clipped, difference, inside_ns, intersection, merged, total_ns
-from analysis.timeline import Timeline, empty
+from analysis.timeline import Timeline, empty, typed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,7 +115,7 @@ def communication_by_rank(
                 "overlap_share": (total - total_ns(exposed)) / total if total else None,
             }
         )
-    return _typed(rows, RANK_COLUMNS)
+    return typed(rows, RANK_COLUMNS)
 
 
 def communication_by_kind(timelines: Sequence[Timeline], matching: "Matching | None" = None) -> "pd.DataFrame":
@@ -148,10 +148,7 @@ def communication_by_kind(timelines: Sequence[Timeline], matching: "Matching | N
                 row[name] = None if row[name] is None or factor is None else float(row[name] or 0.0) * factor
             known = int(size) if int(size) > 0 else None
             rows.append({"rank": timeline.rank, "collective": kind, "group": group, "group_size": known, **row})
-    if not rows:
-        return empty(KIND_COLUMNS)
-    frame = _typed(rows, KIND_COLUMNS)
-    return frame.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
+    return typed(rows, KIND_COLUMNS).sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
 
 
 def _kind_row(
@@ -232,7 +229,7 @@ def buckets(timeline: Timeline, matching: "Matching | None" = None, member: int 
                     "compute_after_start_ms": remaining[number] / 1e6,
                 }
             )
-    return _typed(rows, BUCKET_COLUMNS)
+    return typed(rows, BUCKET_COLUMNS)
 
 
 def exposed_union_ms(timeline: Timeline, rows: "pd.DataFrame") -> float:
@@ -252,12 +249,6 @@ def exposed_union_ms(timeline: Timeline, rows: "pd.DataFrame") -> float:
         begin = int(steps.loc[steps["step"] == rows["step"].iloc[0], "start"].iloc[0])
     starts, ends = (begin + (rows[name] * 1e6).round().astype("int64") for name in ("start_ms", "end_ms"))
     return total_ns(difference(merged(starts, ends), sets.compute)) / 1e6
-
-
-def _typed(rows: list[dict[str, Any]], columns: dict[str, str]) -> "pd.DataFrame":
-    import pandas as pd
-
-    return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
 def launch_times(timeline: Timeline, correlations: Numbers) -> Numbers:

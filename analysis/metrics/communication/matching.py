@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.spans import Intervals, merged
-from analysis.timeline import Timeline
+from analysis.timeline import Timeline, typed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,7 +114,6 @@ def stragglers(
 
     wait_caused_ms is the mean wait of the other ranks in the collectives where this one arrived last.
     """
-    import pandas as pd
 
     split = matching.members[matching.members["transfer_ns"].notna()]
     clocks = np.asarray(offsets_ns if offsets_ns is not None else np.zeros(len(timelines)), dtype=float)
@@ -140,8 +139,9 @@ def stragglers(
                 "arrival_skew_ms": float(late[own].mean()) / 1e6 if own.any() else None,
             }
         )
-    frame = pd.DataFrame(rows, columns=list(STRAGGLER_COLUMNS)).astype(STRAGGLER_COLUMNS)
-    return frame.sort_values("wait_caused_ms", ascending=False, kind="stable", ignore_index=True)
+    return typed(rows, STRAGGLER_COLUMNS).sort_values(
+        "wait_caused_ms", ascending=False, kind="stable", ignore_index=True
+    )
 
 
 def _by_key(timeline: Timeline) -> dict[Key, list[int]]:
@@ -245,6 +245,16 @@ def _without(timelines: Sequence[Timeline], unmatched: Sequence[int]) -> list[st
 _KINDS = (("all_reduce", "barrier"), ("all_gather", "reduce_scatter"), ("all_to_all",))
 
 
+CLOCK_COLUMNS = {
+    "rank": "Int64",
+    "offset_us": "float64",
+    "spread_us": "float64",
+    "p95_us": "float64",
+    "collectives": "int64",
+    "reason": "str",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ClockOffsets:
     """The clocks of n ranks against that of the first."""
@@ -263,7 +273,6 @@ def clock_offsets(timelines: Sequence[Timeline], matching: Matching) -> ClockOff
         timelines: what readers returned, one per rank.
         matching: of `match_collectives`.
     """
-    import pandas as pd
 
     offsets: list[int] = []
     rows = []
@@ -282,10 +291,7 @@ def clock_offsets(timelines: Sequence[Timeline], matching: Matching) -> ClockOff
                 "reason": reason,
             }
         )
-    columns = ["rank", "offset_us", "spread_us", "p95_us", "collectives", "reason"]
-    frame = pd.DataFrame(rows, columns=columns).astype({"rank": "Int64"})
-    times = dict.fromkeys(columns[1:4], "float64")
-    return ClockOffsets(tuple(offsets), frame.astype(times))
+    return ClockOffsets(tuple(offsets), typed(rows, CLOCK_COLUMNS))
 
 
 def _differences(matching: Matching, member: int) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", str]:

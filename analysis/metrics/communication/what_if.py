@@ -31,7 +31,7 @@ from analysis.metrics.communication.what_if_graph import (
     finished,
 )
 from analysis.names import bus_factor
-from analysis.timeline import Timeline
+from analysis.timeline import Timeline, empty, typed
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -158,12 +158,10 @@ def what_if(
         offsets_ns: what each clock is ahead of the first one's, of `clock_offsets`.
         scenarios: what to change; "as traced" is replayed in any case.
     """
-    import pandas as pd
 
     refused = _refused(timelines)
     if refused:
-        nothing = pd.DataFrame(columns=list(WHAT_IF_COLUMNS)).astype(WHAT_IF_COLUMNS)
-        return WhatIf(nothing, None, (refused,))
+        return WhatIf(empty(WHAT_IF_COLUMNS), None, (refused,))
     dependencies, problems = _dependencies(timelines, matching, offsets_ns)
     chosen = [AS_TRACED, *(scenario for scenario in scenarios if scenario.name != AS_TRACED.name)]
     if len(timelines) == 1:  # what it waited for is in the traces of the others
@@ -205,9 +203,8 @@ def what_if(
         problems.append(
             f"{gap / whole:.0%} of the critical path are gaps before kernels that no dependency explains; they are kept"
         )
-    frame = pd.DataFrame(rows, columns=list(WHAT_IF_COLUMNS)).astype(WHAT_IF_COLUMNS)
     return WhatIf(
-        table=frame,
+        table=typed(rows, WHAT_IF_COLUMNS),
         error=None if math.isnan(error) else error,
         problems=tuple(problems),
         outside=_outside(timelines, bool(problems)),

@@ -18,7 +18,7 @@ from analysis.metrics.time.launches import in_window, whole_trace
 from analysis.metrics.time.temporal import work_sets
 from analysis.names import OTHER, family
 from analysis.spans import inside_ns
-from analysis.timeline import Timeline, empty, is_kind, name_codes
+from analysis.timeline import Timeline, empty, is_kind, name_codes, typed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -251,7 +251,6 @@ def copy_rows(timeline: Timeline) -> "pd.DataFrame":
     does not give every copy's, and bandwidth_gb_s (10^9 bytes per second of copying) with it; overlapped_share is the
     share of the copies' time in which the same rank computed.
     """
-    import pandas as pd
 
     kept, _ = in_window(timeline)
     kept = kept & is_kind(timeline.kernels, "memcpy", "memset")
@@ -284,7 +283,7 @@ def copy_rows(timeline: Timeline) -> "pd.DataFrame":
             }
         )
     rows.sort(key=lambda row: -float(row["total_ms"] or 0))
-    return pd.DataFrame(rows).astype(COPY_ROW_COLUMNS)
+    return typed(rows, COPY_ROW_COLUMNS)
 
 
 OPERATOR_ROW_COLUMNS = {

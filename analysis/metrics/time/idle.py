@@ -30,7 +30,7 @@ from analysis.metrics.time.phases import phase_of
 from analysis.metrics.time.temporal import Window, WorkSets, cpu_communication, work_sets, work_window
 from analysis.names import collective
 from analysis.spans import Intervals, clipped, difference, intersection, merged, total_ns, union
-from analysis.timeline import Timeline, name_codes
+from analysis.timeline import Timeline, named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -215,6 +215,5 @@ def _host_tables(timeline: Timeline) -> "tuple[pd.DataFrame, pd.DataFrame]":
 def _spans_of(table: "pd.DataFrame", wanted: Callable[[str], bool]) -> Intervals:
     if not len(table):
         return _NOTHING
-    codes, names = name_codes(table["name"])
-    chosen = np.array([wanted(name) for name in names], dtype=bool)[codes]
+    chosen = named(table["name"], wanted)
     return merged(table["start"].to_numpy()[chosen], table["end"].to_numpy()[chosen])

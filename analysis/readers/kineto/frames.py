@@ -8,6 +8,7 @@ import numpy as np
 
 from analysis.names import PRECISIONS, is_gpu_library
 from analysis.readers.columns import Codes, categories
+from analysis.readers.kineto.collectives import collectives
 from analysis.readers.kineto.events import Integers
 from analysis.readers.kineto.tables import CALL, KINDS, OPERATOR, RANGE, WORK, HostCall, Tables, label, thread_name
 from analysis.readers.steps import empty_steps, launch_moments, left_out
@@ -80,8 +81,6 @@ class Frames:
 
     def _work_and_calls(self) -> dict[str, "pd.DataFrame"]:
         import pandas as pd
-
-        from analysis.readers.kineto.collectives import collectives
 
         calls = self._columns.pop(CALL)
         api = self._table(CALL, calls, np.argsort(calls["start"], kind="stable"))

@@ -279,8 +279,6 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
     )
     if not tables.counted:
         return Content(timeline, None)
-    from analysis.readers.kineto.reader import counters
-
     own = counters(
         tables.counted, process=tables.process(), device_names=devices.names,
         capabilities=devices.capabilities, problems=problems,
@@ -409,8 +407,6 @@ def read_ranks(paths: Sequence[Path], problems: list[str] | None = None) -> list
 
 def read_many(paths: Sequence[Path]) -> Iterator[tuple[Path, Timeline | KernelCounters | InputError]]:
     """Yield (file, what is in it) in the order given: a timeline, then counters if any, or why it cannot be read."""
-    from analysis.readers.kineto.reader import each
-
     for path, content in each(_read, paths):
         if isinstance(content, InputError):
             yield path, content

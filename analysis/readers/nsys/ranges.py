@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.readers.cupti import LAST_TIME, PROCESS
 from analysis.readers.sqlite_database import MISSING, Database, Integers, distinct_rows
 from analysis.readers.steps import CAPTURE, DOMAIN
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LAST_TIME = 1 << 62
-"""Times from here on are damage, ns."""
-
-PROCESS = 1 << 24
-"""globalPid and globalTid hold the process above these bits, the thread in them."""
 
 _TABLE = "NVTX_EVENTS"
 _MPI_TABLES = ("MPI_P2P_EVENTS", "MPI_COLLECTIVES_EVENTS", "MPI_START_WAIT_EVENTS", "MPI_OTHER_EVENTS")

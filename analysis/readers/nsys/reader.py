@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.readers.cupti import PROCESS, UNNAMED, Ids, Records, read_api, read_work
 from analysis.readers.nsys.collectives import collectives
-from analysis.readers.nsys.ranges import PROCESS, Ranges, read_ranges
-from analysis.readers.nsys.work import API_TABLES, WORK_TABLES, Columns, read_api, read_work
+from analysis.readers.nsys.ranges import Ranges, read_ranges
 from analysis.readers.sqlite_database import (
     SQLITE_HEADER,
     Database,
@@ -66,6 +66,17 @@ def _check_tables(path: Path, database: Database) -> None:
 
 FORM = "timelines"
 
+_PREFIX = "CUPTI_ACTIVITY_KIND_"
+_WORK_TABLES = {
+    f"{_PREFIX}KERNEL": "kernel",
+    f"{_PREFIX}MEMCPY": "memcpy",
+    f"{_PREFIX}MEMSET": "memset",
+    f"{_PREFIX}GRAPH_TRACE": "graph",
+}
+_KERNEL_NAMES = ("demangledName", "shortName", "mangledName")
+_API_TABLES = (f"{_PREFIX}RUNTIME", f"{_PREFIX}DRIVER")
+_API_VERSION = re.compile(r"_v\d{4,}$")
+
 # Of what nsys says about its own recording, only this where it has GPU work.
 _LOST = re.compile(
     r"not all (nvtx|cuda) events might have been collected|\b(nvtx|cuda)\b.*\b(dropped|lost)\b", re.IGNORECASE
@@ -104,8 +115,9 @@ def read(path: Path) -> list[Timeline]:
     problems: list[str] = []
     with open_export(path) as database:
         ranges = read_ranges(database, _recorded_until(database))
-        work = read_work(database, problems)
-        api = read_api(database, problems)
+        work = read_work(database, _WORK_TABLES, _KERNEL_NAMES, lambda ids: _kernel_names(database, ids), problems)
+        told_by = ("globalTid", "nameId")
+        api = read_api(database, _API_TABLES, told_by, lambda _, ids: _callers(database, ids), problems)
         source = _source(database)
         gpus = _Gpus(database)
         problems += [*_about(database, work), *database.problems, *ranges.problems]
@@ -119,8 +131,25 @@ def read(path: Path) -> list[Timeline]:
     return timelines
 
 
+def _kernel_names(database: Database, ids: Ids) -> tuple[list[str], list[str]]:
+    """Full and short name of each kernel, by the numbers of its demangled, short and mangled name."""
+    names = database.strings(np.array([number for column in ids for number in column], dtype=np.int64))
+    found = [[names.get(number) for number in row] for row in zip(*ids, strict=True)]
+    full = [demangled or mangled or short or UNNAMED for demangled, short, mangled in found]
+    return full, [short or demangled or mangled or UNNAMED for demangled, short, mangled in found]
+
+
+def _callers(database: Database, ids: Ids) -> tuple[list[str], list[str], list[int]]:
+    """Name (without nsys's suffix _v7000), thread and process of each call, by the numbers of thread and name."""
+    threads, numbers = ids
+    names = database.strings(np.array(numbers, dtype=np.int64))
+    texts = [_API_VERSION.sub("", names.get(number, UNNAMED)) for number in numbers]
+    labels = [f"{number // PROCESS % PROCESS}/{number % PROCESS}" if number >= 0 else "" for number in threads]
+    return texts, labels, [number // PROCESS if number >= 0 else -1 for number in threads]
+
+
 def _by_process(
-    work: Columns, api: Columns, ranges: Ranges, source: str, gpus: "_Gpus", problems: list[str]
+    work: Records, api: Records, ranges: Ranges, source: str, gpus: "_Gpus", problems: list[str]
 ) -> list[Timeline]:
     import pandas as pd
 
@@ -197,18 +226,18 @@ def _source(database: Database) -> str:
     return "nsys, version not recorded"
 
 
-def _about(database: Database, work: Columns) -> list[str]:
+def _about(database: Database, work: Records) -> list[str]:
     """What the recording itself lacks."""
     notes = []
     messages = _messages(database)
-    if not any(database.has_rows(table) for table in WORK_TABLES.values()):
-        tables = ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU", "TARGET_INFO_CUDA_DEVICE", *API_TABLES)
+    if not any(database.has_rows(table) for table in _WORK_TABLES):
+        tables = ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU", "TARGET_INFO_CUDA_DEVICE", *_API_TABLES)
         has_gpu = any(database.has_rows(table) for table in tables)
         if said := said_by_nsys(messages, of_gpu_alone=not has_gpu):
             notes.append(f"no kernel or copy was recorded{' on a machine with a GPU' * has_gpu}: nsys says: {said}")
         elif has_gpu:
             notes.append("no kernel or copy was recorded on a machine with a GPU: was CUDA traced (-t cuda,nvtx)?")
-    graphs = int((work.values["kind"] == work.labels["kind"].codes(["graph"])[0]).sum())
+    graphs = int((work.values["kind"] == work.labels["kind"]["graph"]).sum())
     if graphs:
         notes.append(
             f"{graphs:,} launches of CUDA graphs were recorded as one piece each, their kernels are not known: "

@@ -7,17 +7,14 @@ cupti_runtime_cbid.h and cupti_driver_cbid.h.
 
 import re
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.readers.cupti import LAST_TIME, UNNAMED, Ids, read_api, read_work
 from analysis.readers.nsys.collectives import collectives
-from analysis.readers.nsys.ranges import LAST_TIME
-from analysis.readers.nsys.work import COPY_KINDS
 from analysis.readers.sqlite_database import (
-    MISSING,
     SQLITE_HEADER,
     Database,
     check_header,
@@ -37,16 +34,13 @@ if TYPE_CHECKING:
 FORM = "timelines"
 
 _PREFIX = "CUPTI_ACTIVITY_KIND_"
-_SIZES = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
-_PLACE = {"start": MISSING, "end": MISSING, "deviceId": -1, "streamId": -1, "correlationId": -1}
 _WORK = {
-    "CONCURRENT_KERNEL": ("kernel", {**_PLACE, "name": -1, **dict.fromkeys(_SIZES, 0)}),
-    "KERNEL": ("kernel", {**_PLACE, "name": -1, **dict.fromkeys(_SIZES, 0)}),
-    "MEMCPY": ("memcpy", {**_PLACE, "copyKind": 0, "bytes": 0}),
-    "MEMCPY2": ("memcpy", {**_PLACE, "copyKind": 0, "bytes": 0}),
-    "MEMSET": ("memset", {**_PLACE, "bytes": 0}),
+    f"{_PREFIX}CONCURRENT_KERNEL": "kernel",
+    f"{_PREFIX}KERNEL": "kernel",
+    f"{_PREFIX}MEMCPY": "memcpy",
+    f"{_PREFIX}MEMCPY2": "memcpy",
+    f"{_PREFIX}MEMSET": "memset",
 }
-_CALL = {"start": MISSING, "end": MISSING, "cbid": -1, "processId": -1, "threadId": -1, "correlationId": -1}
 # The calls that matter for launching and waiting; all others are shown by number.
 _RUNTIME_CALLS = {
     13: "cudaLaunch",
@@ -63,11 +57,10 @@ _RUNTIME_CALLS = {
     165: "cudaDeviceSynchronize",
     211: "cudaLaunchKernel",
 }
-_DRIVER_CALLS = {307: "cuLaunchKernel"}
+_CALLS = {f"{_PREFIX}RUNTIME": _RUNTIME_CALLS, f"{_PREFIX}DRIVER": {307: "cuLaunchKernel"}}
 _START, _END = 2, 4  # flags of a marker
 _INTEGERS = {1: "<Q", 4: "<q"}  # kinds of a payload that are whole numbers
 _LONGEST_NAME = 1 << 14
-_UNNAMED = "(name not recorded)"
 _XML = (
     "{path} is a session of NVIDIA's Visual Profiler (XML), which only it reads: give what `nvprof --export-profile "
     "FILE.nvvp` wrote, or the CSV of `nvprof --csv --print-gpu-trace`"
@@ -107,8 +100,10 @@ def read(path: Path) -> list[Timeline]:
 
 def _timelines(database: Database) -> list[Timeline]:
     problems: list[str] = []
-    kernels = _kernels(database, problems)
-    api, owners = _api(database, problems)
+    work = read_work(database, _WORK, ("name",), lambda ids: _kernel_names(database, ids), problems)
+    calls = read_api(database, list(_CALLS), ("cbid", "processId", "threadId"), _callers, problems)
+    owners = {owner for owner in np.unique(calls.process).tolist() if owner >= 0}
+    kernels, api = work.table(), calls.table()
     marked, more = _ranges(database, problems)
     if not (len(kernels) or len(api) or len(marked)):
         return []
@@ -145,55 +140,11 @@ def _texts(database: Database, ids: Any) -> dict[int, str]:
     return database.strings(ids, "StringTable", "_id_")
 
 
-def _kernels(database: Database, problems: list[str]) -> "pd.DataFrame":
-    import pandas as pd
-
-    frames: list[pd.DataFrame] = []
-    for table, (kind, wanted) in _WORK.items():
-        columns = _timed(database.integers(_PREFIX + table, wanted), f"of kind {kind}", problems)
-        if not len(columns["start"]) and (frames or table != "MEMSET"):
-            continue
-        rows = len(columns["start"])
-        name, short = _names(kind, columns, database)
-        sizes = {f"{size[:-1]}_{size[-1].lower()}": columns.get(size, np.zeros(rows, np.int64)) for size in _SIZES}
-        frame = pd.DataFrame(
-            {
-                "name": name,
-                "kind": np.full(rows, kind, dtype=object),
-                "device": columns["deviceId"],
-                "stream": columns["streamId"],
-                "start": columns["start"],
-                "end": columns["end"],
-                "short_name": short,
-                "correlation_id": columns["correlationId"],
-                "bytes": columns.get("bytes", np.zeros(rows, np.int64)),
-                **{size: values.clip(0, 2**31 - 1) for size, values in sizes.items()},
-            }
-        )
-        frames.append(frame)
-    found = pd.concat(frames, ignore_index=True).sort_values("start", kind="stable", ignore_index=True)
-    return found.astype({"name": "str", "short_name": "str", "kind": "str"})
-
-
-def _timed(columns: dict[str, Any], what: str, problems: list[str]) -> dict[str, Any]:
-    start, end = columns["start"], columns["end"]
-    good = (end >= start) & (start > -LAST_TIME) & (end < LAST_TIME)
-    if not good.all():
-        problems.append(f"{int((~good).sum()):,} records {what} have no start or end and were left out")
-    return {name: values[good] for name, values in columns.items()}
-
-
-def _names(kind: str, columns: Mapping[str, Any], database: Database) -> tuple[Any, Any]:
-    if kind == "memset":
-        same = np.full(len(columns["start"]), "Memset", dtype=object)
-        return same, same
-    numbers, place = np.unique(columns["name" if kind == "kernel" else "copyKind"], return_inverse=True)
-    if kind == "memcpy":
-        full = [f"Memcpy {COPY_KINDS.get(int(number), f'of kind {number}')}" for number in numbers]
-        return np.array(full, dtype=object)[place], np.array(full, dtype=object)[place]
-    texts = _texts(database, numbers)
-    full = [texts.get(int(number), _UNNAMED) for number in numbers]
-    return np.array(full, dtype=object)[place], np.array([function_name(text) for text in full], dtype=object)[place]
+def _kernel_names(database: Database, ids: Ids) -> tuple[list[str], list[str]]:
+    (numbers,) = ids
+    texts = _texts(database, np.array(numbers, dtype=np.int64))
+    full = [texts.get(number, UNNAMED) for number in numbers]
+    return full, [function_name(text) for text in full]
 
 
 def function_name(name: str) -> str:
@@ -216,33 +167,11 @@ def function_name(name: str) -> str:
     return "::".join(parts) or name
 
 
-def _api(database: Database, problems: list[str]) -> tuple["pd.DataFrame", set[int]]:
-    import pandas as pd
-
-    frames = []
-    for table, known in (("RUNTIME", _RUNTIME_CALLS), ("DRIVER", _DRIVER_CALLS)):
-        columns = _timed(database.integers(_PREFIX + table, _CALL), "of CUDA's calls", problems)
-        numbers, place = np.unique(columns["cbid"], return_inverse=True)
-        names = [known.get(int(number), f"{table.lower()} call {number}") for number in numbers]
-        threads, thread = np.unique(
-            np.stack([columns["processId"], columns["threadId"]], axis=1), axis=0, return_inverse=True
-        )
-        labels = [f"{process}/{number % 2**32}" for process, number in threads.tolist()]
-        frames.append(
-            pd.DataFrame(
-                {
-                    "name": np.array(names, dtype=object)[place],
-                    "thread": np.array(labels, dtype=object)[thread.reshape(-1)],
-                    "start": columns["start"],
-                    "end": columns["end"],
-                    "correlation_id": columns["correlationId"],
-                    "process": columns["processId"],
-                }
-            )
-        )
-    found = pd.concat(frames, ignore_index=True).sort_values("start", kind="stable", ignore_index=True)
-    owners = {int(owner) for owner in found["process"].unique() if owner >= 0}
-    return found.drop(columns="process").astype({"name": "str", "thread": "str"}), owners
+def _callers(table: str, ids: Ids) -> tuple[list[str], list[str], list[int]]:
+    """Name, thread and process of each call."""
+    numbers, processes, threads = ids
+    names = [_CALLS[table].get(number, f"{table.removeprefix(_PREFIX).lower()} call {number}") for number in numbers]
+    return names, [f"{a}/{b % 2**32}" for a, b in zip(processes, threads, strict=True)], processes
 
 
 def _ranges(database: Database, problems: list[str]) -> tuple["pd.DataFrame", set[int]]:

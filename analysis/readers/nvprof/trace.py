@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.readers.nsys.collectives import collectives
-from analysis.readers.profiler_csv import (
-    NS,
-    SIZES,
-    Table,
-    bare_tables,
-    devices_of,
-    header_cells,
-    in_order,
-    kind_of,
-    read_tables,
-    whole,
-)
-from analysis.timeline import KERNEL_COLUMNS, Timeline, empty
+from analysis.readers.profiler_csv import gpu_work, header_cells, in_order, read_tables, times_of, together
+from analysis.timeline import API_COLUMNS, KERNEL_COLUMNS, OPERATOR_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Timeline, empty
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,9 +25,7 @@ FORM = "timelines"
 
 BYTES = {"b": 1.0, "kb": 2.0**10, "mb": 2.0**20, "gb": 2.0**30, "tb": 2.0**40}
 """Bytes by unit of size, in nvprof's sense."""
-_SIZES = ("grid x", "grid y", "grid z", "block x", "block y", "block z")
 _NOTE = re.compile(r"^=+(\d+)=+\s*(.*?):?\s*$")
-_RANGE_TYPES = {"name": "str", "thread": "str", "start": "int64", "end": "int64"}
 
 
 def recognises(head: "Head") -> bool:
@@ -59,11 +46,19 @@ def read(path: Path) -> Timeline:
     problems: list[str] = []
     for table in read_tables(path, _is_header, lambda line: _title(line, processes), has_units_row=True):
         problems += table.problems
-        units = [table.units[table.place(name) or 0] for name in ("start", "duration")]
-        if not table.rows or not all(unit in NS for unit in units):
-            problems += [f"times in the units {units} are not known: a table was left out"] if table.rows else []
+        times = times_of(table, problems)
+        if times is None:
             continue
-        devices |= _add(table, [NS[unit] for unit in units], work, calls, problems)
+        split = [_split_number(name) for name in table.texts("name") or []]
+        names, numbers = [name for name, _ in split], np.array([number for _, number in split], dtype=np.int64)
+        on_gpu = np.array([bool(text) for text in table.texts("device") or [""] * len(split)])
+        if not on_gpu.all():
+            columns: dict[str, Any] = {"name": names, "thread": "", **times, "correlation_id": numbers}
+            calls.append(in_order(columns, problems, "CUDA calls", ~on_gpu))
+        if on_gpu.any():
+            columns, named = gpu_work(table, names, numbers, times, BYTES)
+            work.append(in_order(columns, problems, "rows of GPU work", on_gpu))
+            devices |= named
     if not work and not calls:
         raise InputError(
             "trace-without-work",
@@ -71,14 +66,16 @@ def read(path: Path) -> Timeline:
         )
     if len(processes) > 1:
         problems.append(f"the file holds {len(processes)} processes, which its rows do not tell apart")
-    kernels = _joined(work) if work else empty(KERNEL_COLUMNS).assign(correlation_id=np.empty(0, dtype=np.int64))
-    api = _joined(calls) if calls else bare_tables()["api"]
-    none = empty({**_RANGE_TYPES, "json": "str", "payload": "Int64"})
+    kernels = together(work, {**KERNEL_COLUMNS, "correlation_id": "int64"})
+    api = together(calls, API_COLUMNS)
+    none = empty({**SPAN_COLUMNS, "json": "str", "payload": "Int64"})
     return Timeline(
-        **{**bare_tables(), "api": api},
         rank=None,
+        steps=empty(STEP_COLUMNS),
+        operators=empty(OPERATOR_COLUMNS),
         kernels=kernels,
         ranges=none,
+        api=api,
         collectives=collectives(kernels, api, none),
         source="nvprof",
         process=processes.pop() if len(processes) == 1 else None,
@@ -101,41 +98,6 @@ def _title(line: str, processes: set[int]) -> str | None:
     return match[2]
 
 
-def _add(
-    table: Table, factors: list[float], work: "list[pd.DataFrame]", calls: "list[pd.DataFrame]", problems: list[str]
-) -> dict[int, str]:
-    """Add a table's rows; return the devices it names."""
-    rows = len(table.rows)
-    start = whole(table.numbers("start", factor=factors[0]), rows, -(2**62))
-    lasted = whole(table.numbers("duration", factor=factors[1]), rows, -(2**60))
-    split = [_split_number(name) for name in table.texts("name") or []]
-    names = [name for name, _ in split]
-    numbers = np.array([correlation for _, correlation in split], dtype=np.int64)
-    times = {"start": start, "end": start + lasted}
-    texts = table.texts("device")
-    on_gpu = np.array([bool(text) for text in texts] if texts else [False] * rows)
-    if not on_gpu.all():
-        columns = {"name": names, "thread": "", **times, "correlation_id": numbers}
-        calls.append(in_order(_chosen(columns, ~on_gpu), problems, "CUDA calls"))
-    if not on_gpu.any():
-        return {}
-    device, devices = devices_of(texts, rows)
-    place = table.place("size")
-    factor = BYTES.get(table.units[place], 1.0) if place is not None else 1.0
-    columns = {
-        "name": names,
-        "kind": [kind_of(name) for name in names],
-        "device": device,
-        "stream": whole(table.numbers("stream"), rows, -1),
-        **times,
-        "correlation_id": numbers,
-        "bytes": whole(table.numbers("size", factor=factor), rows, 0),
-        **{own: whole(table.numbers(theirs), rows, 0) for own, theirs in zip(SIZES, _SIZES, strict=True)},
-    }
-    work.append(in_order(_chosen(columns, on_gpu), problems, "rows of GPU work"))
-    return devices
-
-
 def _split_number(name: str) -> tuple[str, int]:
     """Return a name and the number of the launching call behind it, -1 where there is none."""
     head, _, tail = name.rstrip().rpartition("[")
@@ -143,18 +105,3 @@ def _split_number(name: str) -> tuple[str, int]:
     if not head or not tail.endswith("]") or not digits.isdecimal() or len(digits) > 18:
         return name, -1
     return head.rstrip(), int(digits)
-
-
-def _chosen(columns: dict[str, Any], rows: Any) -> dict[str, Any]:
-    found = {}
-    for name, values in columns.items():
-        texts = object if name in ("name", "kind") else None
-        found[name] = values if isinstance(values, str) else np.asarray(values, dtype=texts)[rows]
-    return found
-
-
-def _joined(frames: "list[pd.DataFrame]") -> "pd.DataFrame":
-    import pandas as pd
-
-    joined = pd.concat(frames, ignore_index=True).sort_values("start", kind="stable", ignore_index=True)
-    return joined.astype({name: "str" for name in ("name", "kind", "thread") if name in joined})

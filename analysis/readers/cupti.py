@@ -1,0 +1,238 @@
+"""GPU work and CUDA calls from the tables of CUPTI's activity records, which nsys and nvprof keep in SQLite files.
+
+Columns are as narrow as they can be: there are millions of rows.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.readers.columns import Codes, categories
+from analysis.readers.sqlite_database import MISSING, Database, Integers, Numbers, distinct_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LAST_TIME = 1 << 62
+"""Times from here on are damage, ns."""
+PROCESS = 1 << 24
+"""globalPid and globalTid hold the process above these bits, the thread in them."""
+
+_COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH"}
+_COPY_KINDS |= {10: "PtoP", 11: "HtoD (managed)", 12: "DtoH (managed)", 13: "DtoD (managed)"}
+_SIZES = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+_PLACE = {
+    "start": MISSING,
+    "end": MISSING,
+    "globalPid": -1,
+    "deviceId": -1,
+    "streamId": -1,
+    "correlationId": -1,
+    "graphNodeId": 0,
+}
+_OWN: Mapping[str, Mapping[str, int]] = {
+    "kernel": dict.fromkeys(_SIZES, 0),
+    "memcpy": {"copyKind": 0, "bytes": 0},
+    "memset": {"bytes": 0},
+    "graph": {"graphId": -1},
+}
+_CALL = {"start": MISSING, "end": MISSING, "correlationId": -1}
+_ROWS_AT_ONCE = 1 << 20
+UNNAMED = "(name not recorded)"
+
+Ids = list[list[int]]
+"""Distinct rows, as columns."""
+KernelNames = Callable[[Ids], tuple[list[str], list[str]]]
+Caller = Callable[[str, Ids], tuple[list[str], list[str], list[int]]]
+
+
+@dataclass(slots=True)
+class Records:
+    """Rows of all processes, equally long columns; "process" (-1 unknown) says whose each is."""
+
+    values: dict[str, Any]
+    """Column -> numbers; those in `labels` are numbers of texts."""
+    labels: dict[str, Codes]
+    """Numbers of the texts of the columns that hold texts."""
+
+    @property
+    def process(self) -> Integers:
+        """Process of each row."""
+        found: Integers = self.values["process"]
+        return found
+
+    def by_process(self) -> tuple[dict[int, "pd.DataFrame"], "pd.DataFrame"]:
+        """Return the table of each process, in order of start, and a table without rows. Gives the columns away."""
+        import pandas as pd
+
+        process = self.values.pop("process")
+        keys = sorted(pd.unique(process).tolist())
+        order = _order(process, self.values["start"], one=len(keys) < 2)
+        if order is not None:
+            for name in list(self.values):
+                self.values[name] = self.values[name][order]
+            process = process[order]
+        ends = [len(process)] if len(keys) == 1 else np.searchsorted(process, keys, side="right").tolist()
+        del process, order
+        tables = {key: self._table(first, end) for key, first, end in zip(keys, [0, *ends], ends, strict=False)}
+        return tables, self._table(0, 0)
+
+    def table(self) -> "pd.DataFrame":
+        """Return the rows of all processes together, in order of start. Gives the columns away."""
+        self.values["process"] = np.full(len(self.process), -1, dtype=np.int64)
+        tables, nothing = self.by_process()
+        return next(iter(tables.values()), nothing)
+
+    def _table(self, first: int, end: int) -> "pd.DataFrame":
+        import pandas as pd
+
+        own = {name: values[first:end] for name, values in self.values.items()}
+        for name, labels in self.labels.items():
+            own[name] = categories(own[name], list(labels))
+        return pd.DataFrame(own, copy=False)
+
+
+def _order(process: Integers, start: Integers, one: bool) -> Any:
+    """The rows by process and start; None where they stand so already."""
+    if not one:
+        return np.lexsort((start, process))
+    return None if (start[1:] >= start[:-1]).all() else np.argsort(start, kind="stable")
+
+
+def read_work(
+    database: Database,
+    tables: Mapping[str, str],
+    named_by: Sequence[str],
+    kernel_names: KernelNames,
+    problems: list[str],
+) -> Records:
+    """Read kernels, copies, memsets and whole CUDA graphs: name, kind, device, stream, start, end, short_name,
+    correlation_id, bytes, graph_node, grid_x to block_z.
+
+    Args:
+        database: an open database.
+        tables: kind of work by table.
+        named_by: columns that name a kernel.
+        kernel_names: takes the distinct rows of these columns, and gives full and short name of each.
+        problems: takes what could not be read, one sentence each.
+    """
+    labels = {name: Codes() for name in ("name", "kind", "short_name")}
+    parts: list[dict[str, Any]] = []
+    for table, kind in tables.items():
+        wanted = {**_PLACE, **_OWN[kind], **dict.fromkeys(named_by if kind == "kernel" else (), -1)}
+        columns = _timed(database.integers(table, wanted, compact=True), f"of kind {kind}", problems)
+        if parts and not len(columns["start"]):
+            continue
+        if kind == "kernel":
+            ids, place = _distinct(*(columns.pop(name) for name in named_by))
+            full, brief = kernel_names(ids)
+        else:
+            full, place = _copy_names(kind, columns)
+            brief = full
+        name, short = _at(labels["name"].of(full), place), _at(labels["short_name"].of(brief), place)
+        kinds = np.full(len(place), labels["kind"][kind], dtype=np.int8)
+        parts.append({"name": name, "kind": kinds, **_work(columns), "short_name": short})
+    return Records({name: _joined([part.pop(name) for part in parts]) for name in list(parts[0])}, labels)
+
+
+def read_api(
+    database: Database, tables: Sequence[str], told_by: Sequence[str], caller: Caller, problems: list[str]
+) -> Records:
+    """Read the calls of CUDA's runtime and driver: name, thread "process/thread", start, end, correlation_id.
+
+    Args:
+        database: an open database.
+        tables: of the calls.
+        told_by: columns that tell name and thread.
+        caller: takes a table and the distinct rows of these columns, and gives name, thread and process of each.
+        problems: takes what could not be read, one sentence each.
+    """
+    labels = {"name": Codes(), "thread": Codes()}
+    parts: list[dict[str, Any]] = []
+    for table in tables:
+        wanted = {**_CALL, **dict.fromkeys(told_by, -1)}
+        columns = _timed(database.integers(table, wanted, compact=True), "of CUDA's calls", problems)
+        if parts and not len(columns["start"]):
+            continue
+        ids, place = _distinct(*(columns.pop(name) for name in told_by))
+        names, threads, owners = caller(table, ids)
+        part = {
+            "name": _at(labels["name"].of(names), place),
+            "thread": _at(labels["thread"].of(threads), place),
+            "start": columns["start"],
+            "end": columns["end"],
+            "correlation_id": columns["correlationId"],
+            "process": _at(np.array(owners, dtype=np.int64), place),
+        }
+        parts.append(part)
+    return Records({name: _joined([part.pop(name) for part in parts]) for name in list(parts[0])}, labels)
+
+
+def _at(values: Numbers, place: Numbers) -> Numbers:
+    return values[place] if len(place) else values[:0]
+
+
+def _timed(columns: dict[str, Any], what: str, problems: list[str]) -> dict[str, Any]:
+    """Leave out what has no start or end, and times that no clock shows."""
+    start, end = columns["start"].astype(np.int64, copy=False), columns["end"].astype(np.int64, copy=False)
+    columns |= {"start": start, "end": end}
+    good = (end >= start) & (start > -LAST_TIME) & (end < LAST_TIME)
+    if good.all():
+        return columns
+    problems.append(f"{int((~good).sum()):,} records {what} have no start or end and were left out")
+    return {name: values[good] for name, values in columns.items()}
+
+
+def _work(columns: dict[str, Any]) -> dict[str, Any]:
+    rows = len(columns["start"])
+    process = columns.pop("globalPid").astype(np.int64, copy=False)
+    process //= PROCESS  # -1 stays -1
+    process[process < 0] = -1
+    return {
+        "device": columns.pop("deviceId"),
+        "stream": columns.pop("streamId"),
+        "start": columns.pop("start"),
+        "end": columns.pop("end"),
+        "short_name": None,
+        "correlation_id": columns.pop("correlationId"),
+        "bytes": columns.pop("bytes", np.zeros(rows, dtype=np.int64)).astype(np.int64, copy=False),
+        "graph_node": columns.pop("graphNodeId"),
+        **{f"{size[:-1]}_{size[-1].lower()}": _size(columns.pop(size, None), rows) for size in _SIZES},
+        "process": process,
+    }
+
+
+def _size(values: Numbers | None, rows: int) -> Numbers:
+    return np.zeros(rows, dtype=np.int32) if values is None else values.clip(0, 2**31 - 1).astype(np.int32, copy=False)
+
+
+def _copy_names(kind: str, columns: dict[str, Any]) -> tuple[list[str], Numbers]:
+    """Names of copies, memsets or graphs, and which of them each record has."""
+    number = columns.pop("copyKind", columns.pop("graphId", None))
+    (numbers,), place = _distinct(np.zeros(len(columns["start"]), dtype=np.int32) if number is None else number)
+    return [_label(kind, number) for number in numbers], place
+
+
+def _label(kind: str, number: int) -> str:
+    if kind == "memcpy":
+        return f"Memcpy {_COPY_KINDS.get(number, f'of kind {number}')}"
+    if kind == "graph":
+        return "CUDA graph" if number < 0 else f"CUDA graph {number}"
+    return "Memset"
+
+
+def _distinct(*columns: Numbers) -> tuple[list[list[int]], Numbers]:
+    """Distinct rows as columns, and for each row which of them it is; some rows at a time, to need little memory."""
+    known: dict[tuple[int, ...], int] = {}
+    place = np.zeros(len(columns[0]), dtype=np.int32)
+    for first in range(0, len(place), _ROWS_AT_ONCE):
+        part = slice(first, first + _ROWS_AT_ONCE)
+        rows, own = distinct_rows(*(column[part] for column in columns))
+        place[part] = np.array([known.setdefault(row, len(known)) for row in rows], dtype=np.int32)[own]
+    return [list(column) for column in zip(*known, strict=True)] or [[] for _ in columns], place
+
+
+def _joined(parts: list[Numbers]) -> Numbers:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
