@@ -7,7 +7,7 @@ transfer time later, and all moments are computed anew with that time changed.
 
 The replay without a change is compared with the trace. That shows whether the collectives are understood, and nothing
 about a scenario: how far those are off is measured on generated traces, whose program runs again with the change
-(tests/unit/analysis/test_what_if_scenarios.py).
+(tests/unit/analysis/test_what_if.py).
 
 The method is Daydream's (Zhu et al., USENIX ATC 2020, "Daydream: Accurately Estimating the Efficacy of Optimizations
 for DNN Training").

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.kineto_events import event, write
 from support.profiles import NSYS, sqlite_with
 from support.timelines import timeline
-from test_kineto_reader import event, write
 
 from analysis.diagnose import communication as communication_findings
 from analysis.diagnose.explain import explain

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import ncu_csv, shared_files
-from test_kineto_reader import event, write
+from support.kineto_events import event, write
 
 from analysis.metrics.kernels.core_utilization import core_use
 from analysis.names import collective
@@ -31,11 +31,9 @@ HELD_BY: Mapping[str, tuple[str, ...]] = {
     "kineto: Kernel and Memcpy of 2021": ("hard_cases_named.test_gpu_work_of_2021_is_that_of_today",),
     "kineto: GPU events of no length": ("hard_cases_named.test_gpu_events_of_no_length_are_kept_and_take_no_time",),
     "kineto: no deviceProperties, distributedInfo, rank; an integer over 2^63": (
-        "kineto_public_traces.test_what_is_missing_or_huge_is_survived",
+        "kineto_reader.test_what_is_missing_or_huge_is_survived",
     ),
-    "kineto: Triton operators with a stream": (
-        "kineto_public_traces.test_triton_operators_with_a_stream_are_no_gpu_work",
-    ),
+    "kineto: Triton operators with a stream": ("kineto_reader.test_triton_operators_with_a_stream_are_no_gpu_work",),
     "kineto: NCCL names in four forms": ("hard_cases_named.test_the_four_forms_of_nccl_s_names",),
     "kineto: an execution trace, a Git LFS pointer": ("kineto_reader.test_a_damaged_or_foreign_file_is_named",),
     "kineto: a bare list": ("kineto_hard_cases.test_a_bare_list_of_events_is_read",),
@@ -56,9 +54,9 @@ HELD_BY: Mapping[str, tuple[str, ...]] = {
     ),
     "nsys: text that is not UTF-8": ("nsys_reader.test_text_that_is_not_utf8_and_missing_names_are_survived",),
     "nsys: stats CSVs": (
-        "nsys_csv.test_the_old_header_has_its_unit_in_one_column_alone",
-        "nsys_csv.test_several_reports_in_one_file_between_lines_of_other_kinds",
-        "nsys_csv.test_kernels_by_name_grid_and_block_keep_both",
+        "profiler_csv.test_the_old_header_has_its_unit_in_one_column_alone",
+        "profiler_csv.test_several_reports_in_one_file_between_lines_of_other_kinds",
+        "profiler_csv.test_kernels_by_name_grid_and_block_keep_both",
     ),
     "nsys: the environment is never echoed": (
         "nsys_reader.test_the_recorded_environment_is_never_read",
@@ -80,11 +78,11 @@ HELD_BY: Mapping[str, tuple[str, ...]] = {
         "ncu_reader.test_encodings_are_told_apart",
         "ncu_reader.test_line_endings_do_not_matter",
         "ncu_reader.test_a_save_by_a_spreadsheet_without_quotes_is_read",
-        "ncu_files.test_a_table_without_kernels_gives_an_empty_frame_with_its_columns",
+        "ncu_reader.test_a_table_without_kernels_gives_an_empty_frame_with_its_columns",
     ),
     "nvprof: units row per file, percents, SQLite or XML": (
-        "nvprof_csv.test_a_summary_gives_kernels_copies_and_calls_in_nanoseconds",
-        "nvprof_csv.test_metrics_are_numbers_in_base_units",
+        "profiler_csv.test_a_summary_gives_kernels_copies_and_calls_in_nanoseconds",
+        "profiler_csv.test_metrics_are_numbers_in_base_units",
         "nvvp_reader.test_a_generated_file_gives_kernels_copies_and_calls",
         "nvvp_reader.test_a_session_of_the_visual_profiler_is_refused_with_what_to_give",
     ),
@@ -92,13 +90,13 @@ HELD_BY: Mapping[str, tuple[str, ...]] = {
         "nvidia_smi_reader.test_values_with_their_units_come_in_the_suites_units",
         "nvidia_smi_reader.test_the_real_log_agrees_with_its_columns_read_one_by_one",
     ),
-    "HTA: counters of cupti_profiler": ("kineto_public_traces.test_counters_of_the_range_profiler_are_read",),
-    "HTA: nccl_data": ("kineto_public_traces.test_arguments_of_nccl_kernels_are_read",),
-    "HTA: trace_compare": ("kineto_public_traces.test_steps_and_annotations_have_the_published_times",),
+    "HTA: counters of cupti_profiler": ("kineto_reader.test_counters_of_the_range_profiler_are_read",),
+    "HTA: nccl_data": ("kineto_reader.test_arguments_of_nccl_kernels_are_read",),
+    "HTA: trace_compare": ("kineto_reader.test_steps_and_annotations_have_the_published_times",),
     "HTA: sampled rank 0": ("temporal.test_holistic_trace_analysis_facts_of_rank_0_without_its_last_step",),
-    "HTA: cpu_only": ("kineto_public_traces.test_gloo_on_a_cpu_is_communication",),
+    "HTA: cpu_only": ("kineto_reader.test_gloo_on_a_cpu_is_communication",),
     "expected: DLRM, Megatron": (
-        "kineto_public_traces.test_ranks_have_the_published_gpu_events",
+        "kineto_reader.test_ranks_have_the_published_gpu_events",
         "temporal.test_eight_ranks_agree_with_the_public_values_to_the_microsecond",
     ),
     "expected: TraceLens": (

@@ -1,14 +1,40 @@
 """Tables of kernels: hand-worked, and against TraceLens' published sums."""
 
 import csv
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import shared_files
+from support.kineto_events import event, write
+from support.profiles import sqlite_with
 from support.timelines import timeline
 
-from analysis.metrics.kernels.tables import FAMILY_ROW_COLUMNS, KERNEL_ROW_COLUMNS, family_rows, kernel_rows, over_ranks
+from analysis.counters import KernelCounters
+from analysis.diagnose.explain import explain
+from analysis.diagnose.operators import findings, range_findings
+from analysis.metrics.kernels.tables import (
+    COPY_ROW_COLUMNS,
+    FAMILY_ROW_COLUMNS,
+    KERNEL_ROW_COLUMNS,
+    copy_rows,
+    direction,
+    family_rows,
+    host_memory,
+    kernel_rows,
+    name_coverage,
+    operators_over_ranks,
+    over_ranks,
+)
+from analysis.metrics.time.ranges import range_rows
 from analysis.readers.kineto.reader import read
+from analysis.sources import open_sources
+from analysis.spans import own_times
 from analysis.timeline import is_communication, name_codes
 
 TRACES = shared_files.TRACES / "kineto"
@@ -90,3 +116,230 @@ def test_sums_and_counts_by_kernel_agree_with_tracelens() -> None:
     for name, (total_us, count) in sums.items():
         assert rows.loc[name, "calls"] == count, name
         assert rows.loc[name, "total_ms"] * 1e3 == pytest.approx(total_us, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", ("HtoD", "pageable")),
+        ("Memcpy DtoH (Device -> Pinned)", ("DtoH", "pinned")),
+        ("[CUDA memcpy DtoD]", ("DtoD", "")),
+        ("Memcpy HtoD (managed)", ("HtoD", "")),
+        ("CopyHostToDevice", ("unknown", "")),
+        ("MEMORY_COPY HOST_TO_DEVICE", ("unknown", "")),
+        ("Memcpy HostToDevice", ("HtoD", "")),
+        ("Memset (Device)", ("memset", "")),
+        ("Memcpy of kind 77", ("unknown", "")),
+    ],
+)
+def test_the_name_of_a_copy_says_its_direction_and_memory(name: str, expected: tuple[str, str]) -> None:
+    assert (direction(name), host_memory(name)) == expected
+
+
+def copied(sizes: list[int]):
+    trace = timeline(
+        2,
+        kernels=[
+            ("Memcpy HtoD (Pageable -> Device)", 7, 0, 100, -1, "memcpy"),
+            ("Memcpy HtoD (Pageable -> Device)", 7, 200, 500, -1, "memcpy"),
+            ("Memcpy DtoH (Device -> Pinned)", 7, 600, 650, -1, "memcpy"),
+            ("Memset (Device)", 7, 700, 710, -1, "memset"),
+            ("sgemm", 8, 50, 250, -1),
+        ],
+    )
+    order = trace.kernels.assign(bytes=sizes) if sizes else trace.kernels
+    return dataclasses.replace(trace, kernels=order)
+
+
+def test_bytes_bandwidth_and_overlap_by_hand() -> None:
+    # in order of start: HtoD, sgemm, HtoD, DtoH, Memset
+    rows = copy_rows(copied([1000, 0, 3000, 500, 10])).set_index("direction")
+    assert list(rows.index) == ["HtoD", "DtoH", "memset"]
+    row = rows.loc["HtoD"]
+    assert (row["rank"], row["host_memory"], row["count"], row["bytes"]) == (2, "pageable", 2, 4000)
+    assert row["total_ms"] == pytest.approx(400e-6)
+    assert row["bandwidth_gb_s"] == pytest.approx(10.0), "4,000 bytes in 400 ns"
+    assert row["overlapped_share"] == pytest.approx(100 / 400), "50..100 and 200..250"
+    assert rows.loc["DtoH", "overlapped_share"] == 0
+
+
+def test_unknown_sizes_give_no_bandwidth() -> None:
+    rows = copy_rows(copied([])).set_index("direction")
+    assert rows["bytes"].isna().all() and rows["bandwidth_gb_s"].isna().all()
+    partly = copy_rows(copied([1000, 0, -1, 500, 10])).set_index("direction")
+    assert partly["bytes"].isna().to_dict() == {"HtoD": True, "DtoH": False, "memset": False}
+
+
+def test_no_copies_give_a_table_without_rows() -> None:
+    for trace in (timeline(), timeline(kernels=[("sgemm", 7, 0, 10)])):
+        rows = copy_rows(trace)
+        assert list(rows.columns) == list(COPY_ROW_COLUMNS) and len(rows) == 0
+
+
+MS = 1_000_000
+
+
+def test_own_time_adds_up_inside_the_steps_alone(tmp_path: Path) -> None:
+    events = [
+        event("ProfilerStep#3", 0, 1000, "user_annotation"),
+        event("aten::linear", 0, 300),
+        event("aten::addmm", 50, 200),
+        event("aten::mm", 400, 400, tid=2),
+        event("aten::mm", 1500, 900),  # after the last step
+    ]
+    found = operators_over_ranks([read(write(tmp_path / "trace-rank0.json", events))])
+    assert list(zip(found["name"], found["calls"], found["self_ms"], strict=True)) == [
+        ("aten::mm", 1, 0.4),
+        ("aten::addmm", 1, 0.2),
+        ("aten::linear", 1, pytest.approx(0.1)),
+    ]
+    assert found["self_time_share"].tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
+    families = operators_over_ranks([read(tmp_path / "trace-rank0.json")], "family")
+    assert families[["family", "calls"]].to_numpy().tolist() == [["GEMM", 3]]
+
+
+def test_the_longest_is_named_and_a_gpu_trace_has_its_kernels_instead() -> None:
+    cpu = timeline(operators=[("aten::mm", 0, 900), ("aten::gelu", 1000, 1100)])
+    families, names = findings([cpu, cpu])
+    assert "GEMM takes 90 %" in families.sentence and "aten::mm" in names.sentence
+    assert names.table["calls"].tolist() == [2, 2]
+    gpu = timeline(operators=[("aten::mm", 0, 900)], kernels=[("sgemm", 7, 0, 10)])
+    assert findings([gpu]) == [] == findings([timeline()])
+
+
+def test_ranges_are_counted_by_name_inside_the_steps() -> None:
+    one = timeline(0, steps=[(0, 0, 1000)], ranges=[("a", 0, 300_000), ("b", 10, 20_010), ("a", 2000, 3000)])
+    other = timeline(1, ranges=[("a", 0, 100_000)])
+    table = range_rows([one, other])
+    assert table[["name", "ranks", "count"]].to_numpy().tolist() == [["a", 2, 2], ["b", 1, 1]]
+    assert table["total_ms"].tolist() == pytest.approx([0.4, 0.02])
+    assert (table.loc[0, "min_ms"], table.loc[0, "max_ms"]) == pytest.approx((0.1, 0.3))
+    # In one's steps b (10..20,010) lies within a (0..300,000): a's own are 280,000 and other's 100,000.
+    assert table["self_ms"].tolist() == pytest.approx([0.38, 0.02])
+    (finding,) = range_findings([one, other])
+    assert "a takes the longest, 0.4 ms in 2" in finding.sentence
+    assert range_findings([timeline()]) == []
+
+
+NESTED = [("run", 0, 100, 1), ("train", 10, 90, 1), ("fwd.0", 20, 50, 1), ("bwd.0", 50, 80, 1), ("load", 30, 70, 2)]
+
+
+def nested_kineto(path: Path) -> Path:
+    rows = [event(n, b * 1000, (e - b) * 1000, "user_annotation") | {"tid": thread} for n, b, e, thread in NESTED]
+    return write(path / "trace-rank0.json", rows)
+
+
+def nested_nsys(path: Path) -> Path:
+    columns = "start INTEGER, end INTEGER, eventType INTEGER, globalTid INTEGER, text TEXT, domainId INTEGER"
+    rows = [(b * MS, e * MS, 59, (40 << 24) | thread, name, 0) for name, b, e, thread in NESTED]
+    sqlite_with({"NVTX_EVENTS": (columns, rows)})(path / "export.sqlite")
+    return path / "export.sqlite"
+
+
+@pytest.mark.parametrize("recorded", [nested_kineto, nested_nsys])
+def test_nested_ranges_are_counted_once_in_all(tmp_path: Path, recorded: Callable[[Path], Path]) -> None:
+    """run 0..100 ms holds train 10..90, which holds fwd 20..50 and bwd 50..80; a loader's thread has 30..70.
+
+    Inclusive 100 + 80 + 30 + 30 + 40 = 280; own times 20 + 20 + 30 + 30 + 40 = 140: 100 of one thread, 40 of the other.
+    """
+    found = {one.name: one for one in explain(open_sources(recorded(tmp_path)))}["ranges"]
+    table = found.table.set_index("name")
+    assert table["total_ms"].to_dict() == {"run": 100, "train": 80, "fwd.0": 30, "bwd.0": 30, "load": 40}
+    assert table["self_ms"].to_dict() == {"run": 20, "train": 20, "fwd.0": 30, "bwd.0": 30, "load": 40}
+    assert "run takes the longest, 100 ms in 1 with all ranges within it" in found.sentence
+    assert "cover 140 ms" in found.sentence and "load (40 ms)" in found.sentence and "280" not in found.sentence
+
+
+def test_ranges_that_reach_out_of_each_other_are_counted_once_too() -> None:
+    """Start/end ranges a 0..20, b 2..5, c 4..8: c has 4..8, b 2..4, a the other 14; the sum is 20, their union."""
+    made = timeline(ranges=[("a", 0, 20 * MS), ("b", 2 * MS, 5 * MS), ("c", 4 * MS, 8 * MS)])
+    assert range_rows([made]).set_index("name")["self_ms"].to_dict() == {"a": 14, "c": 4, "b": 2}
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(0, 20)), min_size=1, max_size=12))
+def test_own_times_are_those_of_a_clock_that_asks_every_moment(spans: list[tuple[int, int, int]]) -> None:
+    """At each tick of a thread the open span that began last has it; of equal starts the shorter one."""
+    thread, start, length = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
+    end = start + length
+    place = np.empty(len(start), dtype=np.int64)
+    place[np.lexsort((-end, start, thread))] = np.arange(len(start))
+    expected = np.zeros(len(start), dtype=np.int64)
+    for tick in range(60):
+        for number in (0, 1):
+            open_ = [n for n in range(len(start)) if thread[n] == number and start[n] <= tick < end[n]]
+            if open_:
+                expected[max(open_, key=place.__getitem__)] += 1
+    assert own_times(thread, start, end).tolist() == expected.tolist()
+
+
+ALL_TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces"
+# An MPI example's own kernel: its name is no library's, and "other" is the truth about it.
+NO_FRAMEWORK = "pipit__tests__data__saxpy-mpi-cuda_nsys_perlmutter0.sqlite.gz"
+
+
+def counted(rows: list[tuple[str, float | None, float | None]]) -> KernelCounters:
+    frame = pd.DataFrame(rows, columns=["name", "duration_ns", "cycles"]).astype(
+        {"duration_ns": "float64", "cycles": "float64"}
+    )
+    return KernelCounters(frame.assign(process=1, kernel_id=range(len(rows)), device=0), {}, None, None, ())
+
+
+def test_the_share_is_of_kernels_alone_and_names_what_it_consists_of() -> None:
+    trace = timeline(
+        0,
+        steps=[(0, 0, 100)],
+        kernels=[
+            ("sgemm", 7, 0, 60),
+            ("mystery", 7, 60, 90),
+            ("riddle", 7, 200, 210),  # after the last step, and recorded all the same
+            ("Memcpy HtoD", 7, 90, 900, 3, "memcpy"),
+        ],
+    )
+    found = name_coverage([trace])
+    assert found.names == 3 and found.other_share == pytest.approx(0.4)
+    assert found.other == (("mystery", pytest.approx(0.3)), ("riddle", pytest.approx(0.1)))
+    both = name_coverage([trace, timeline(1, kernels=[("sgemm", 7, 0, 100)])])
+    assert both.other_share == pytest.approx(0.2), "over ranks, weighted by time"
+
+
+def test_counted_kernels_are_weighted_by_time_else_by_cycles_else_not_at_all() -> None:
+    found = name_coverage([], [counted([("sgemm", 75.0, 1.0), ("mystery", 25.0, 9.0)])])
+    assert found.other_share == pytest.approx(0.25)
+    found = name_coverage([], [counted([("sgemm", None, 1.0), ("mystery", 25.0, 3.0)])])
+    assert found.other_share == pytest.approx(0.75)
+    found = name_coverage([], [counted([("sgemm", None, None), ("mystery", 25.0, 3.0)])])
+    assert found.other_share is None and found.reason == "the kernels have no times"
+
+
+def test_without_kernels_there_is_a_reason_and_no_share() -> None:
+    for found in (name_coverage([]), name_coverage([timeline(0)]), name_coverage([], [counted([])])):
+        assert (found.names, found.other_share) == (0, None) and "no kernel" in found.reason
+
+
+def recordings() -> list[Path]:
+    found = [
+        *ALL_TRACES.glob("kineto/**/*.json.gz"),
+        *ALL_TRACES.glob("ncu/*"),
+        *ALL_TRACES.glob("nsys/*.sqlite.gz"),
+    ]
+    return sorted(path for path in found if path.name not in (NO_FRAMEWORK, "ERROR_ONLY_raw.csv"))
+
+
+@pytest.mark.skipif(not ALL_TRACES.is_dir(), reason="../shared/traces is not here")
+def test_in_every_real_recording_less_than_two_percent_is_other() -> None:
+    shares = {}
+    for path in recordings():
+        source = open_sources(path)
+        found = name_coverage(source.timelines, source.counters)
+        if found.other_share is None:
+            assert found.reason, path
+            continue
+        shares[path.name] = found.other_share
+        assert found.other_share < 0.02, f"{path.name}: {found.other[:5]}"
+    assert len(shares) >= 30
+
+
+@pytest.mark.skipif(not ALL_TRACES.is_dir(), reason="../shared/traces is not here")
+def test_a_kernel_of_no_library_is_called_other() -> None:
+    found = name_coverage(open_sources(ALL_TRACES / "nsys" / NO_FRAMEWORK).timelines)
+    assert found.other_share == 1.0 and [name.partition("(")[0] for name, _ in found.other] == ["saxpy"]

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kineto_events import event, write
 from support.refusals import refused
-from test_kineto_reader import event, write
 
 from analysis.diagnose import timelines as timeline_findings
 from analysis.diagnose.communication import no_communication

@@ -1,12 +1,38 @@
 """The launch queue: delays, depth and calls, counted by hand and by brute force."""
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import shared_files
+from support.kineto_events import event, write
+from support.profiles import sample
+from support.refusals import refused
 from support.timelines import timeline
 
-from analysis.metrics.time.launches import launch_queue, launching_calls, queue_depth
+from analysis.counters import KernelCounters
+from analysis.diagnose import communication as communication_findings
+from analysis.diagnose import cores as core_findings
+from analysis.diagnose import timelines as timeline_findings
+from analysis.diagnose import window as window_finding
+from analysis.diagnose.explain import explain
+from analysis.metrics.communication.matching import clock_offsets, match_collectives
+from analysis.metrics.communication.what_if import what_if
+from analysis.metrics.kernels.tables import family_rows
+from analysis.metrics.time.idle import idle_causes
+from analysis.metrics.time.launches import before_recording, launch_queue, launching_calls, queue_depth
+from analysis.metrics.time.temporal import iterations
+from analysis.readers.kineto import reader as kineto
+from analysis.readers.ncu import reader as ncu
+from analysis.sources import open_sources
+from analysis.timeline import Timeline
+from bench.cli.main import run
 
 LAUNCH = "cudaLaunchKernel"
 
@@ -71,3 +97,199 @@ def test_work_that_starts_late_on_an_idle_gpu_found_it_waiting() -> None:
     found = launch_queue(timeline(kernels=kernels, api=calls))
     assert found is not None
     assert found.short_delay_share == 0 and found.found_idle_share == pytest.approx(2 / 3)
+
+
+MS = 1_000_000
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+
+
+def deep(rank: int = 0) -> Timeline:
+    """Steps of 90 ms; the GPU runs 50 ms behind. A step launches 10 GEMMs of 8 ms and an all-reduce of 26 ms.
+
+    The calls of the step before the first are not recorded; of its 10 GEMMs 5 begin in the first step (at 0, 8, ...
+    32 ms), and its all-reduce at 24 ms: 6 kernels that belong to no step of the trace.
+    """
+    kernels, api = [], []
+    for step in (-1, 0, 1, 2):
+        for number in range(11):
+            place = 100 * (step + 2) + number
+            begin = 90 * step + 50 + 8 * number
+            length = 8
+            if number == 10:
+                begin, length = 90 * step + 114, 26
+            kernels.append((NCCL if number == 10 else "sgemm", 20 if number == 10 else 7, begin * MS,
+                            (begin + length) * MS, place))  # fmt: skip
+            if step >= 0:
+                api.append(("cudaLaunchKernel", (90 * step + number) * MS, (90 * step + number) * MS + 5000, place))
+    return timeline(rank, steps=[(n, 90 * n * MS, 90 * (n + 1) * MS) for n in range(3)], kernels=kernels, api=api)
+
+
+def test_the_work_of_each_step_counts_once_where_the_gpu_runs_behind() -> None:
+    """3 steps x 10 x 8 ms of GEMM and 3 all-reduces of 26 ms."""
+    rows = family_rows(deep()).set_index("family")
+    assert rows["calls"].to_dict() == {"GEMM": 30, "communication": 3}
+    assert rows["total_ms"].to_dict() == {"GEMM": 240, "communication": 78}
+    assert before_recording(deep()) == 6
+    (said,) = window_finding.findings([deep(0), deep(1)])
+    assert "less 12 that were launched before the recording" in said.sentence
+
+
+def test_where_most_work_is_tied_to_no_call_what_begins_in_the_window_counts() -> None:
+    """Kernels at 0, 10, 20, 30 ms of a step of 40 ms; of the last alone the call is known."""
+    trace = timeline(
+        steps=[(0, 0, 40 * MS)],
+        kernels=[("sgemm", 7, n * 10 * MS, (n * 10 + 5) * MS, n + 1) for n in range(4)],
+        api=[("cudaLaunchKernel", 29 * MS, 29 * MS + 5000, 4)],
+    )
+    assert family_rows(trace)["calls"].tolist() == [4] and before_recording(trace) == 0
+
+
+def test_an_unknown_call_in_the_middle_is_of_the_window() -> None:
+    """The second of three kernels has no call: the first of its stream has, so it was launched after that."""
+    trace = timeline(
+        steps=[(0, 0, 40 * MS)],
+        kernels=[("sgemm", 7, n * 10 * MS, (n * 10 + 5) * MS, n + 1) for n in range(3)],
+        api=[("cudaLaunchKernel", at * MS, at * MS + 5000, at + 1) for at in (0, 2)],
+    )
+    assert family_rows(trace)["calls"].tolist() == [3]
+
+
+def test_without_a_gap_there_is_no_note_on_gaps() -> None:
+    """The GPU is busy from -40 to 320 ms, the window is 0 to 270 ms."""
+    found = idle_causes(deep())
+    assert found is not None and found.idle_ns == 0 and found.reason == ""
+
+
+def test_copies_and_memsets_are_not_counted_as_kernels() -> None:
+    """2 kernels, 3 copies and 1 memset in one step, each with its call."""
+    kinds = ["kernel", "memcpy", "memcpy", "kernel", "memset", "memcpy"]
+    trace = timeline(
+        steps=[(0, 0, 100 * MS)],
+        kernels=[(kind, 7, 10 * n * MS, (10 * n + 5) * MS, n + 1, kind) for n, kind in enumerate(kinds)],
+        api=[("cudaLaunch", 10 * n * MS - 1000 * (n > 0), 10 * n * MS, n + 1) for n in range(6)],
+    )
+    queue = launch_queue(trace)
+    assert queue is not None and (queue.kernels, queue.matched, queue.launches_per_step) == (2, 2, 2)
+    assert iterations(trace)["kernels"].tolist() == [2]
+
+
+def test_the_replay_s_error_is_not_known_without_all_ranks() -> None:
+    """Two ranks that compute 10 ms and reduce 5 ms together: of a job of 2 they are all, of 4 they are not."""
+
+    def outside(world_size: int) -> str:
+        ranks = [
+            timeline(
+                rank,
+                world_size=world_size,
+                steps=[(0, 0, 16 * MS)],
+                kernels=[("sgemm", 7, MS, 11 * MS, 1), (NCCL, 20, 11 * MS, 16 * MS, 2)],
+                api=[("cudaLaunchKernel", 0, 5000, 1), ("cudaLaunchKernel", 10_000, 15_000, 2)],
+                collectives=[("all_reduce", 11 * MS, 16 * MS, 1 << 20, 2, 20, "0", world_size, 1)],
+            )
+            for rank in (0, 1)
+        ]
+        matching = match_collectives(ranks)
+        return what_if(ranks, matching, clock_offsets(ranks, matching).offsets_ns).outside
+
+    assert outside(2) == "" and "2 of 4 ranks" in outside(4)
+
+
+def test_a_bandwidth_says_whether_waiting_is_in_it() -> None:
+    trace = timeline(
+        0,
+        world_size=2,
+        steps=[(0, 0, 100 * MS)],
+        kernels=[("sgemm", 7, 0, 50 * MS), (NCCL, 20, 50 * MS, 100 * MS, 2)],
+        collectives=[("all_reduce", 50 * MS, 100 * MS, 100_000_000, 2, 20, "0", 2, 1)],
+    )
+    found = {one.name: one.sentence for one in communication_findings.findings([trace])}
+    # 100 MB x 2 (2 - 1) / 2 in 50 ms
+    assert "2 GB/s" in found["collectives"] and "waiting for other ranks included" in found["collectives"]
+
+
+def test_nccl_ranges_without_a_kernel_are_no_cpu_run_and_no_communication_time(tmp_path: Path) -> None:
+    """Operators that move memory take 10 of 20 ms; an NCCL range of 6 ms is the time to put it into the queue."""
+    events = [
+        event("ProfilerStep#1", 0, 20_000, "user_annotation"),
+        event("aten::copy_", 0, 10_000),
+        event("nccl:all_to_all", 12_000, 6_000, "user_annotation"),
+    ]
+    path = write(tmp_path / "t.json", events, deviceProperties=[{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}])
+    found = {one.name: one for one in explain(open_sources(path))}
+    row = found["temporal_breakdown"].table.iloc[0]
+    assert row["communication_ms"] == 0 and row["compute_ms"] == 10
+    assert "no kernel" in found["temporal_breakdown"].sentence
+    assert "not recorded" in open_sources(path).problems[0]
+    assert "fuse" not in found["operator_families"].sentence
+
+
+def test_one_rank_on_a_cpu_in_communication_is_not_said_to_wait_for_others() -> None:
+    """Computes 15 of 100 ms, communicates 80: idle 5 ms, computing nothing 85 ms."""
+    trace = timeline(
+        steps=[(0, 0, 100 * MS)],
+        operators=[("aten::mm", 0, 10 * MS), ("aten::mm", 95 * MS, 100 * MS)],
+        collectives=[("all_reduce", 10 * MS, 90 * MS)],
+    )
+    found = {one.name: one for one in timeline_findings.findings([trace])}
+    assert ", 5 % idle" in found["temporal_breakdown"].sentence
+    assert "straggler" not in found["idle_causes"].sentence and "80 %" in found["idle_causes"].sentence
+    assert "idle" not in found["idle_gaps"].title + found["idle_gaps"].sentence
+
+
+def test_means_over_ranks_name_the_ranks_and_their_range() -> None:
+    """Rank 0 computes 90 of 100 ms, rank 1 50: idle 10 and 50 %, 30 % on average."""
+    ranks = [timeline(r, steps=[(0, 0, 100 * MS)], kernels=[("sgemm", 7, 0, e * MS)]) for r, e in ((0, 90), (1, 50))]
+    found = {one.name: one.sentence for one in timeline_findings.findings(ranks)}
+    assert "idle 30 % of the time on average over 2 ranks (10 to 50 %)" in found["idle_causes"]
+    assert "(50 to 90 %)" in found["temporal_breakdown"] and "(10 to 50 %)" in found["temporal_breakdown"]
+
+
+@pytest.mark.skipif(not shared_files.TRACES.exists(), reason="shared/traces is absent")
+def test_kernels_are_in_the_order_of_the_times_shown_and_without_times_in_none() -> None:
+    (path,) = (shared_files.TRACES / "ncu").glob("attention_5-9__bert_torch*")
+    table = core_findings.by_kernel(ncu.read(path)).table
+    assert table["time_ms"].is_monotonic_decreasing and table["time_ms"].iloc[0] > 0
+    (path,) = (shared_files.TRACES / "kineto" / "hta").glob("cupti_profiler*")
+    (counted,) = (found for _, found in kineto.read_many([path]) if isinstance(found, KernelCounters))
+    for found in (core_findings.by_kernel(counted), core_findings.by_family(counted)):
+        assert "not known" in found.sentence and "0 %" not in found.sentence and "longest" not in found.title
+
+
+@pytest.mark.parametrize("text", ["[]", '{"traceEvents": []}'])
+def test_a_trace_without_any_event_is_refused(tmp_path: Path, text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.json").write_text(text)
+    assert run(["analyze", str(tmp_path / "t.json")]) == 2
+    assert "without any event" in capfd.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_not_called_damaged(tmp_path: Path) -> None:
+    with refused("path-missing", "none.csv") as caught:
+        ncu.read(tmp_path / "none.csv")
+    assert "damaged" not in str(caught.value)
+
+
+def test_a_folder_that_may_not_be_entered_is_one_message(tmp_path: Path) -> None:
+    shut = tmp_path / "shut"
+    shut.mkdir()
+    sample("kineto", shut / "t.json")
+    other = sample("kineto", tmp_path / "o.json")
+    shut.chmod(0o600)
+    bounded: list[str] = []
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root may enter every folder, and setpriv is not installed")
+        less = "-dac_override,-dac_read_search"
+        bounded = ["setpriv", "--bounding-set", less, "--inh-caps", less]
+    code = "import sys; from bench.cli.main import run; print([run([c, *sys.argv[1:2], *m]) for c, m in ("
+    code += "('analyze', []), ('allreduce', []), ('report', []), ('perfetto', []), ('results', []), "
+    code += "('compare', sys.argv[2:]))])"
+    try:
+        ended = subprocess.run(
+            [*bounded, sys.executable, "-c", code, str(shut), str(other)], capture_output=True, text=True, check=False
+        )
+    finally:
+        shut.chmod(0o700)
+    if "Operation not permitted" in ended.stderr:
+        pytest.skip("setpriv may not drop capabilities here")
+    assert ended.stdout.strip() == "[2, 2, 2, 2, 2, 2]", ended.stderr
+    assert ended.stderr.count("ermission denied") == 6 and "Traceback" not in ended.stderr

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from support import shared_files
+from support.nsys_export import KERNEL_2022, NVTX_2022, Export, kernel, nvtx
 from support.refusals import refused
-from test_nsys_reader import KERNEL_2022, NVTX_2022, Export, kernel, names, nvtx, only
+from test_nsys_reader import names, only
 
 from analysis.readers.nsys.reader import read
 from common.errors import Code

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
 from matplotlib.axes import Axes
+from support.kineto_events import event, write
 from support.refusals import refused
-from test_kineto_reader import event, write
 
 from analysis.diagnose.answer import answers, points
 from analysis.load import load_run

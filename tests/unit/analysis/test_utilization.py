@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import shared_files
-from test_kineto_reader import event, write
+from support.kineto_events import event, write
 
 from analysis.metrics.kernels.utilization import (
     CPU_OPERATORS,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from support import shared_files
+from support.kineto_events import event, write
 from support.timelines import timeline
-from test_kineto_reader import event, write
 
 from analysis.diagnose import timelines as timeline_findings
 from analysis.diagnose import window as window_finding

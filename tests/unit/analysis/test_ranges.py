@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.commands import text
+from support.kineto_events import event, write
 from support.refusals import refused
-from test_kineto_reader import event, write
 
 from analysis.metrics.time.ranges import RangeNode, range_tree
 from analysis.readers.kineto.reader import read

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.kineto_events import event, write
 from support.profiles import sqlite_with
 from support.refusals import refused
 from support.timelines import timeline
-from test_kineto_reader import event, write
 
 from analysis.diagnose.explain import explain
 from analysis.metrics.comparison.traces import compare_traces

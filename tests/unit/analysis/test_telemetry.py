@@ -1,0 +1,211 @@
+"""Readings of the sensors held against the steps that were measured."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_run import SECOND, START_NS, step_rows
+
+from analysis.metrics.telemetry import CLOCK_REASONS, energy, reason_names, telemetry_in_window, throttle_reasons
+
+
+def readings(device: str, quantity: str, values: dict[float, float]) -> list[dict]:
+    return [
+        {"time_ns": int(at * SECOND), "device": device, "quantity": quantity, "value": value}
+        for at, value in values.items()
+    ]
+
+
+def test_power_is_integrated_over_the_window_only() -> None:
+    ramp = readings("gpu0", "power_watts", {second: 10.0 * second for second in range(11)})
+    found = energy(ramp, 2 * SECOND, 6 * SECOND, "cuda")
+    assert found.joules == pytest.approx(10 * (36 - 4) / 2)
+    assert energy(ramp, 6 * SECOND, 6 * SECOND, "cuda").joules is None, "no time, no energy"
+
+
+def test_devices_add_up_and_counters_win_over_power() -> None:
+    rows = readings("gpu0", "energy_joules", {0: 0.0, 10: 1000.0}) + readings("gpu0", "power_watts", {0: 9.0, 10: 9.0})
+    rows += readings("gpu1", "power_watts", {0: 50.0, 10: 50.0})
+    found = energy(rows, 0, 10 * SECOND, "cuda")
+    assert found.joules == pytest.approx(1000 + 500) and found.devices == ("gpu0", "gpu1")
+
+
+def test_a_counter_that_was_reset_falls_back_to_power_or_says_it_is_unknown() -> None:
+    rows = readings("gpu0", "energy_joules", {0: 900.0, 5: 1000.0, 10: 3.0})
+    assert energy(rows, 0, 10 * SECOND, "cuda").joules is None
+    rows += readings("gpu0", "power_watts", {0: 7.0, 10: 7.0})
+    assert energy(rows, 0, 10 * SECOND, "cuda").joules == pytest.approx(70)
+
+
+def test_readings_that_miss_part_of_the_window_are_not_stretched_over_it() -> None:
+    rows = readings("gpu0", "power_watts", {0: 100.0, 4: 100.0})
+    found = energy(rows, 0, 10 * SECOND, "cuda")
+    assert found.joules is None and "do not cover the window" in (found.reason or "")
+
+
+@pytest.mark.parametrize("quantity", ["energy_joules", "power_watts"])
+def test_the_mean_power_of_the_covered_part_stands_for_the_whole_window(quantity: str) -> None:
+    first, last = (700.0, 700.0 + 95 * 100) if quantity == "energy_joules" else (100.0, 100.0)
+    rows = readings("gpu0", quantity, {1005: first, 1100: last})
+    assert energy(rows, 1000 * SECOND, 1100 * SECOND, "cuda").joules == pytest.approx(100 * 100)
+
+
+def test_a_hosts_energy_is_not_passed_off_as_a_gpus() -> None:
+    rows = readings("cpu", "energy_joules", {0: 0.0, 10: 100.0})
+    reasons = {"cpu energy_joules": "RAPL", "gpu0 power_watts": "Not Supported"}
+    found = energy(rows, 0, 10 * SECOND, "cuda", reasons)
+    assert found.joules is None and found.reason == "Not Supported"
+    assert energy(rows, 0, 10 * SECOND, "cpu").joules == pytest.approx(100)
+
+
+def test_nothing_read_gives_the_recorded_reason() -> None:
+    assert energy([], 0, SECOND, "cpu", {"gpu": "no GPU", "cpu energy_joules": "RAPL cannot be read"}).reason == (
+        "RAPL cannot be read"
+    )
+    assert energy([], 0, SECOND, "cpu").reason == "no energy or power sensor was read"
+
+
+def test_throttles_are_named_and_the_power_cap_is_apart() -> None:
+    rows = readings("gpu0", "throttle_reasons", {1: 0x04, 2: 0x40 | 0x08, 30: 0x80})
+    assert throttle_reasons(rows, 0, 10 * SECOND) == (("hardware slowdown", "hardware thermal slowdown"), True)
+    idle = readings("gpu0", "throttle_reasons", {1: float(0x01 | 0x02)})
+    assert throttle_reasons(idle, 0, 10 * SECOND) == ((), False)
+    assert np.isfinite(rows[0]["value"])
+
+
+@pytest.mark.parametrize("names", [("cpu",), ("cpu0", "cpu1")])
+def test_a_gpus_energy_does_not_depend_on_whether_the_hosts_can_be_read(names: tuple[str, ...]) -> None:
+    gpu = readings("gpu0", "power_watts", {0: 50.0, 10: 50.0})
+    host = [row for name in names for row in readings(name, "energy_joules", {0: 0.0, 10: 100.0})]
+    alone, both = energy(gpu, 0, 10 * SECOND, "cuda"), energy(gpu + host, 0, 10 * SECOND, "cuda")
+    assert alone.joules == both.joules == pytest.approx(500) and both.devices == ("gpu0",)
+    assert alone.host_joules is None and both.host_joules == pytest.approx(100 * len(names))
+    cpu = energy(gpu + host, 0, 10 * SECOND, "cpu")
+    assert cpu.joules == pytest.approx(100 * len(names)) and cpu.devices == names and cpu.host_joules is None
+
+
+def test_a_host_that_was_read_too_short_does_not_cost_the_gpus_energy() -> None:
+    rows = readings("gpu0", "power_watts", {0: 50.0, 10: 50.0}) + readings("cpu0", "energy_joules", {0: 0.0, 2: 1.0})
+    found = energy(rows, 0, 10 * SECOND, "cuda")
+    assert found.joules == pytest.approx(500) and found.host_joules is None
+
+
+def test_a_window_shorter_than_what_a_gpu_s_counter_tells_has_no_energy() -> None:
+    gpu = readings("gpu0", "energy_joules", {0: 0.0, 10: 1000.0})
+    package = readings("cpu0", "energy_joules", {0: 0.0, 10: 500.0})
+    begin = int(gpu[0]["time_ns"]) + 10**9
+    short, long = (energy(gpu, begin, begin + length * 10**6, "cuda") for length in (499, 500))
+    assert short.joules is None and short.reason == (
+        "the window of 499 ms is too short for a GPU's counter: measure 500 ms or longer"
+    )
+    assert long.joules == pytest.approx(50)
+    assert energy(package, begin, begin + 10**8, "cpu").joules == pytest.approx(5), "a CPU's is renewed each ms"
+
+
+def sensor_readings(
+    quantity: str, values: dict[float, float], device: str = "gpu0", node: int = 0
+) -> list[dict[str, Any]]:
+    """One row per {second after the start of the run: value}."""
+    return [
+        {"time_ns": START_NS + int(at * SECOND), "device": device, "quantity": quantity, "value": value, "node": node}
+        for at, value in values.items()
+    ]
+
+
+def only(table: list[dict[str, Any]]) -> dict[str, Any]:
+    (row,) = table
+    return row
+
+
+# Ten steps of 100 ms: the steps [2, 6) run from 0.2 s to 0.6 s.
+STEPS = {0: step_rows([100.0] * 10, 8)}
+
+
+def test_only_readings_of_the_measured_steps_count_and_their_ends_do() -> None:
+    rows = sensor_readings("power_watts", {0.1: 50.0, 0.2: 300.0, 0.4: 360.0, 0.6: 330.0, 0.61: 900.0})
+    row = only(telemetry_in_window(rows, STEPS, 2, 6))
+    assert (row["samples"], row["mean"], row["min"], row["max"]) == (3, 330.0, 300.0, 360.0)
+    assert row["device"] == "gpu0" and row["quantity"] == "power_watts" and row["increase"] is None
+
+
+@pytest.mark.parametrize(("hertz", "seconds"), [(20, 1.0), (1, 5.0)])
+def test_the_rate_is_the_one_that_was_reached(hertz: int, seconds: float) -> None:
+    steps = {0: step_rows([100.0] * int(10 * seconds), 8)}
+    rows = sensor_readings("power_watts", {(n + 0.5) / hertz: 1.0 for n in range(int(hertz * (seconds + 3)))})
+    assert only(telemetry_in_window(rows, steps, 0, 1000))["rate_hz"] == pytest.approx(hertz)
+
+
+def test_a_gap_in_the_readings_lowers_the_rate() -> None:
+    steps = {0: step_rows([100.0] * 10, 8)}
+    rows = sensor_readings("power_watts", {n / 20 + 0.01: 1.0 for n in range(5)})
+    assert only(telemetry_in_window(rows, steps, 0, 10))["rate_hz"] == pytest.approx(5.0)
+
+
+def test_the_window_spans_the_ranks() -> None:
+    late = [{**row, "start_ns": row["start_ns"] + SECOND} for row in STEPS[0]]
+    rows = sensor_readings("power_watts", {0.1: 1.0, 0.3: 2.0, 1.5: 4.0, 1.7: 8.0})
+    assert only(telemetry_in_window(rows, {0: STEPS[0], 1: late}, 2, 6))["samples"] == 2
+
+
+def test_of_a_counter_its_increase_is_told() -> None:
+    rows = sensor_readings("nvlink_tx_bytes", {0.1: 5.0, 0.25: 1000.0, 0.55: 4000.0, 0.7: 9000.0})
+    row = only(telemetry_in_window(rows, STEPS, 2, 6))
+    assert row["increase"] == 3000.0 and row["mean"] is None and row["samples"] == 2
+
+
+@pytest.mark.parametrize("values", [{0.3: 7.0}, {0.3: 7.0, 0.4: 2.0, 0.5: 9.0}])
+def test_a_counter_read_once_or_reset_has_no_increase(values: dict[float, float]) -> None:
+    assert only(telemetry_in_window(sensor_readings("energy_joules", values), STEPS, 2, 6))["increase"] is None
+
+
+def test_throttle_reasons_are_named_with_their_share_of_the_samples() -> None:
+    rows = sensor_readings("throttle_reasons", {0.1: 0x40, 0.3: 0x04, 0.4: 0x24, 0.5: 0.0, 0.55: 0x04})
+    row = only(telemetry_in_window(rows, STEPS, 2, 6))
+    assert row["reasons"] == {"software power cap": 0.75, "software thermal slowdown": 0.25}
+    assert row["mean"] is None and row["max"] is None
+
+
+def test_every_bit_has_its_name_in_nvml() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    bits = {
+        "idle": pynvml.nvmlClocksThrottleReasonGpuIdle,
+        "clocks set by the user": pynvml.nvmlClocksThrottleReasonUserDefinedClocks,
+        "software power cap": pynvml.nvmlClocksThrottleReasonSwPowerCap,
+        "hardware slowdown": pynvml.nvmlClocksThrottleReasonHwSlowdown,
+        "sync boost": pynvml.nvmlClocksThrottleReasonSyncBoost,
+        "software thermal slowdown": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
+        "hardware thermal slowdown": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+        "power brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+        "display clock": pynvml.nvmlClocksThrottleReasonDisplayClockSetting,
+    }
+    assert {name: bit for bit, name in CLOCK_REASONS.items() if bit <= 0x100} == bits
+
+
+def test_a_bit_without_a_name_is_shown_as_a_number() -> None:
+    assert reason_names(0x8 | 0x80000) == ("hardware slowdown", "bit 0x80000") and reason_names(0) == ()
+
+
+def test_devices_and_quantities_stand_apart_and_in_order() -> None:
+    rows = [
+        *sensor_readings("power_watts", {0.3: 2.0}, "gpu1"),
+        *sensor_readings("power_watts", {0.3: 1.0}, "gpu0"),
+        *sensor_readings("power_watts", {0.3: 3.0}, "gpu0", node=1),
+        *sensor_readings("cpu_percent", {0.3: 50.0}, "cpu"),
+    ]
+    table = telemetry_in_window(rows, STEPS, 2, 6)
+    assert [(row["device"], row["mean"]) for row in table] == [
+        ("cpu", 50.0),
+        ("gpu0", 1.0),
+        ("gpu1", 2.0),
+        ("node 1/gpu0", 3.0),
+    ]
+
+
+def test_a_sensor_that_was_not_read_in_the_window_says_so() -> None:
+    row = only(telemetry_in_window(sensor_readings("pcie_rx_bytes_per_second", {0.9: 5.0}), STEPS, 2, 6))
+    assert row["samples"] == 0 and row["rate_hz"] == 0.0 and row["mean"] is None
+
+
+def test_without_the_steps_there_is_no_window() -> None:
+    assert telemetry_in_window(sensor_readings("power_watts", {0.3: 1.0}), STEPS, 20, 30) == []
+    assert telemetry_in_window(sensor_readings("power_watts", {0.3: 1.0}), {}, 0, 3) == []
