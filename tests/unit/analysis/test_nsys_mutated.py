@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import test_nsys_calls as exports
-import test_nsys_csv as nsys_texts
-import test_nvprof_csv as nvprof_texts
 import test_nvvp_reader as nvvps
+import test_profiler_csv as texts
 
 from analysis.readers.nsys import reader as nsys
 from analysis.readers.nsys import summary_csv as nsys_csv
@@ -97,12 +96,12 @@ def kept_whole(data: bytes, random_: random.Random) -> bytes:
 
 WORDS = [b"nan", b"1e999", b"-1", b"99999999999999999999", b'"', b",", b"\n", b"(ns)", b"==1== ", b"\xff\xfe", b"\x00"]
 TEXTS: list[tuple[ModuleType, str]] = [
-    (nsys_csv, nsys_texts.SEVERAL),
-    (nsys_csv, nsys_texts.KERNELS_2020),
-    (nsys_trace_csv, f"{nsys_texts.GPU_TRACE}\n{nsys_texts.PUSH_POP}"),
-    (nvprof, nvprof_texts.SUMMARY + nvprof_texts.SUMMARY_8),
-    (nvprof, nvprof_texts.METRICS),
-    (nvprof_trace, nvprof_texts.TRACE),
+    (nsys_csv, texts.SEVERAL),
+    (nsys_csv, texts.KERNELS_2020),
+    (nsys_trace_csv, f"{texts.GPU_TRACE}\n{texts.PUSH_POP}"),
+    (nvprof, texts.SUMMARY + texts.SUMMARY_8),
+    (nvprof, texts.METRICS),
+    (nvprof_trace, texts.TRACE),
 ]
 
 
@@ -171,11 +170,11 @@ def test_values_of_every_type_in_every_column_give_a_result(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        (nsys_csv, nsys_texts.KERNELS_2024.replace("Name", "Name" + " " * 100_000 + "x", 1)),
-        (nsys_csv, "** " + " " * 500_000 + "x\n" + nsys_texts.KERNELS_2024),
-        (nsys_trace_csv, nsys_texts.GPU_TRACE.replace("NVIDIA RTX 5000 Ada (0)", "a" + " " * 100_000 + "(x")),
-        (nvprof_trace, nvprof_texts.TRACE.replace("[1073]", " " * 100_000 + "[1073")),
-        (nvprof, "==1== " + " " * 500_000 + "x\n" + nvprof_texts.METRICS.replace("99.000000%", "9" * 100_000)),
+        (nsys_csv, texts.KERNELS_2024.replace("Name", "Name" + " " * 100_000 + "x", 1)),
+        (nsys_csv, "** " + " " * 500_000 + "x\n" + texts.KERNELS_2024),
+        (nsys_trace_csv, texts.GPU_TRACE.replace("NVIDIA RTX 5000 Ada (0)", "a" + " " * 100_000 + "(x")),
+        (nvprof_trace, texts.TRACE.replace("[1073]", " " * 100_000 + "[1073")),
+        (nvprof, "==1== " + " " * 500_000 + "x\n" + texts.METRICS.replace("99.000000%", "9" * 100_000)),
     ],
 )
 def test_long_runs_of_blanks_and_digits_take_no_time(tmp_path: Path, module: ModuleType, text: str) -> None:
