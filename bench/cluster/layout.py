@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError, UsageError, content_code, read_code
+from common.errors import InputError, UsageError
+from common.json_file import read_json
 
 _LOCALHOST = "localhost"
 
@@ -139,20 +140,10 @@ def _read_table(path: Path) -> dict[str, int]:
             raise InputError("option-value", f"{path} names {', '.join(twice)} twice")
         return dict(pairs)
 
-    try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
-    except OSError as error:
-        raise InputError(
-            read_code(error),
-            f"--other-gpus {path}: not a number, and no such file can be read ({error.strerror}); give the number of "
-            "processes of each other node, or a JSON file of host -> number",
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            content_code(error), f'{path} is not JSON ({error}): it holds a table such as {{"node-a": 4}}'
-        ) from error
-    if not isinstance(content, dict) or not content:
-        raise InputError("file-format", f'{path} holds no table of hosts: write {{"node-a": 4, "node-b": 2}}')
+    remedy = 'give the numbers of the other nodes, or a file of hosts such as {"node-a": 4, "node-b": 2}'
+    content = read_json(path, "--other-gpus file", remedy, unique)
+    if not content:
+        raise InputError("file-format", f"{path} names no hosts: {remedy}")
     for host, count in content.items():
         if not host.strip():
             raise InputError(

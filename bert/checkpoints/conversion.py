@@ -23,7 +23,7 @@ from bert.checkpoints.hugging_face import (
     part_of,
     part_of_ours,
 )
-from bert.checkpoints.model_config import read_config, read_json, to_hugging_face_json
+from bert.checkpoints.model_config import read_config, to_hugging_face_json
 from bert.checkpoints.ours import load_model, write_model
 from bert.checkpoints.read import OURS, Found, find_checkpoint, read_weights
 from bert.checkpoints.tensor_files import write_safetensors
@@ -33,6 +33,7 @@ from bert.train.checkpoint import STATE_FILE, latest, read, saved_steps
 from bert.train.resume import CHECKPOINTS_FOLDER
 from common.atomic import atomic_path, write_json
 from common.errors import InputError, StorageError, UsageError, read_code
+from common.json_file import read_json
 
 Target = Literal["hugging-face", "bertbench"]
 

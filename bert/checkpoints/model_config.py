@@ -1,18 +1,17 @@
 """The shape of a model in JSON: Google's bert_config.json, Hugging Face's config.json, and our own."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bert.model.config import ModelConfig
-from common.errors import InputError, SchemaError, UsageError, content_code, read_code
+from common.errors import InputError, SchemaError, UsageError
+from common.json_file import read_json
 
 OUR_FORMAT = "bertbench model"
 SCHEMA_VERSION = 1
 
-_LARGEST_FILE_BYTES = 16 << 20
 _LARGEST_SIZE = 1 << 24
 _MOST_LAYERS = 1000
 
@@ -125,29 +124,6 @@ def to_hugging_face_json(config: ModelConfig, architecture: str, labels: int | N
 def is_ours(content: Mapping[str, Any]) -> bool:
     """Say whether a configuration is one that `to_our_json` made."""
     return content.get("format") == OUR_FORMAT
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object from a file. Raises InputError."""
-    try:
-        if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise InputError(
-                "file-limit", f"{path} has more than {_LARGEST_FILE_BYTES >> 20} MiB, which is no configuration"
-            )
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise InputError(
-            read_code(error), f"cannot read {path}: {error.strerror}; give a file that can be read"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            content_code(error), f"{path} is not JSON ({error}): copy it again from where it came"
-        ) from error
-    if not isinstance(content, dict):
-        raise InputError(
-            "file-format", f"{path} holds a {type(content).__name__} where a JSON object has to be: give another file"
-        )
-    return content
 
 
 def _refuse_other_models(content: Mapping[str, Any], path: Path, distilled: bool) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert.checkpoints.model_config import from_our_json, is_ours, read_json, to_our_json
+from bert.checkpoints.model_config import from_our_json, is_ours, to_our_json
 from bert.checkpoints.tensor_files import read_tensors, write_safetensors
 from bert.model.config import ModelConfig
 from common.atomic import write_json
 from common.errors import InputError, UsageError
+from common.json_file import read_json
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.checkpoints.model_config import read_json
 from common.atomic import atomic_path
 from common.errors import InputError, StorageError, read_code
+from common.json_file import read_json
 
 # Where training scripts keep the weights among the rest (NVIDIA: "model").
 _NESTED = ("model", "state_dict", "model_state_dict", "module")

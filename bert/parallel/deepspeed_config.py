@@ -10,7 +10,6 @@ fp16 and bf16, and passes over misspelt ones elsewhere (gradient_cliping, optimi
 
 import copy
 import difflib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,11 @@ from typing import Any
 
 from bert.optim.registry import DEFAULT_BETAS, DEFAULT_EPS
 from bert.parallel.options import ZERO_STAGES
-from common.errors import InputError, UsageError, content_code, read_code
+from common.errors import UsageError
+from common.json_file import read_json
 
 AUTO = "auto"
 
-_LARGEST_FILE_BYTES = 2**20
 _ABSENT = object()
 
 # Sections that would do again, or otherwise, what the suite does itself.
@@ -134,34 +133,8 @@ class Resolved:
 
 
 def read_deepspeed_config(path: Path) -> dict[str, Any]:
-    """Read a configuration.
-
-    Raises:
-        InputError: it is no file, too large, or not one JSON object.
-    """
-    try:
-        if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise InputError(
-                "file-limit", f"{path} is no DeepSpeed configuration: it has more than {_LARGEST_FILE_BYTES:,} bytes"
-            )
-        content = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=_no_constant)
-    except OSError as error:
-        raise InputError(
-            read_code(error),
-            f"cannot read the DeepSpeed configuration {path}: {error.strerror}; give a JSON file of DeepSpeed, such as "
-            "those in bench/deepspeed",
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            content_code(error), f"the DeepSpeed configuration {path} is no JSON ({error}): see bench/deepspeed"
-        ) from error
-    if not isinstance(content, dict):
-        raise InputError("file-format", f"the DeepSpeed configuration {path} is no JSON object: see bench/deepspeed")
-    return content
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    """Read a configuration. Raises InputError where it is no file, too large, or not one JSON object."""
+    return read_json(path, "DeepSpeed configuration", "give one such as those in bench/deepspeed", strict=True)
 
 
 def said_of_training(config: Mapping[str, Any]) -> dict[str, Any]:

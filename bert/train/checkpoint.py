@@ -27,7 +27,6 @@ import torch
 from torch import Tensor, nn
 
 from bert.checkpoints.folder import sync_folder
-from bert.checkpoints.model_config import read_json
 from bert.checkpoints.ours import config_of, write_model
 from bert.checkpoints.tensor_files import read_tensors, write_safetensors
 from bert.data.vocabulary import VOCABULARY_FILE, either_fingerprint
@@ -38,6 +37,7 @@ from bert.train.events import Best
 from bert.train.settings import TrainSettings
 from common.atomic import storage_errors, write_json, write_text
 from common.errors import InputError, SchemaError, StorageError, read_code
+from common.json_file import read_json
 
 T = TypeVar("T")
 

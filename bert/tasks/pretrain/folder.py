@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.checkpoints.model_config import read_json
 from bert.tasks.pretrain.shards import METADATA_FILE, PREPARATION_NAME, SHARD_NAME, ShardInfo, check_shard, opened
 from common.errors import Code, InputError, content_code
+from common.json_file import read_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.checkpoints.model_config import read_json
 from bert.data.pool import Progress
 from bert.data.vocabulary import VOCABULARY_FILE
 from bert.tasks.pretrain.folder import hdf5_files, read_blocks
 from bert.tasks.pretrain.shards import METADATA_FILE, SETTINGS_ATTRIBUTE, datasets_of, opened
 from common.errors import InputError, UsageError, read_code
+from common.json_file import read_json
 
 _CONTENT_KEYS = ("schema_version", "vocab_size", "vocab", "lower_case", "instances", "shards", "samples", "complete")
 """What metadata say about the content; other keys say where it comes from."""

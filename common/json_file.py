@@ -1,0 +1,49 @@
+"""JSON objects in files that people made: one way to read them and to refuse what is none."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError, content_code, read_code
+
+_MOST_BYTES = 16 << 20
+
+
+def read_json(
+    path: Path,
+    what: str = "configuration",
+    remedy: str = "give a file that can be read",
+    pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None,
+    strict: bool = False,
+) -> dict[str, Any]:
+    """Return a JSON object from a file.
+
+    Args:
+        path: the file.
+        what: what it is for a user.
+        remedy: what the user can do where it is none.
+        pairs: makes a dictionary of each object's names and values; may refuse.
+        strict: refuse NaN and infinity, which JSON does not have.
+
+    Raises:
+        InputError: it cannot be read, has more than 16 MiB, or holds no JSON object.
+    """
+    constant = _refuse_constant if strict else None
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError("file-limit", f"{path} has more than {_MOST_BYTES >> 20} MiB, which is no {what}")
+        text = path.read_text(encoding="utf-8-sig")
+        content = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+    except OSError as error:
+        raise InputError(read_code(error), f"cannot read the {what} {path}: {error.strerror}; {remedy}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(content_code(error), f"the {what} {path} is not JSON ({error}): {remedy}") from error
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise InputError("file-format", f"the {what} {path} holds a {kind} where a JSON object has to be: {remedy}")
+    return content
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
