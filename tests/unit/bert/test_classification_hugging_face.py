@@ -12,7 +12,6 @@ from support.row_task import VOCAB, made_rows
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.checkpoints.ours import save_model
-from bert.checkpoints.tensorflow import hugging_face_name, is_weight
 from bert.data.loading.batches import row_batch
 from bert.model.config import preset
 from bert.model.models import BertForSequenceClassification
@@ -119,10 +118,3 @@ def _found(source: Path) -> Any:
     from bert.checkpoints.read import find_checkpoint
 
     return find_checkpoint(source)
-
-
-def test_the_published_classifier_of_tensorflow_has_its_names() -> None:
-    assert hugging_face_name("output_weights") == ("classifier.weight", False)
-    assert hugging_face_name("output_bias") == ("classifier.bias", False)
-    assert is_weight("output_weights")
-    assert not is_weight("output_weights/adam_m")

@@ -2,41 +2,22 @@
 
 import pytest
 import torch
+from support.bert_folders import SHAPE, VOCAB, theirs
 from support.refusals import refused
 from torch import nn
-from transformers import BertConfig, BertForPreTraining, BertModel, DistilBertConfig, DistilBertForMaskedLM
 
 from bert.checkpoints.hugging_face import load_hugging_face_state, match_hugging_face_state, to_hugging_face_state
-from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder
 from bert.model.heads import PADDING_BIAS
 from bert.model.models import BertForPretraining
 from bert.tasks.gap.heads import BertForMentions
 
-VOCAB = 21
-CONFIG = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=VOCAB, max_positions=8)
-DISTILLED = CONFIG.replace(type_vocab_size=0)
+CONFIG = SHAPE
+DISTILLED = SHAPE.replace(type_vocab_size=0)
 
 
-def bert(kind=BertForPreTraining):
-    torch.manual_seed(0)
-    return kind(
-        BertConfig(
-            vocab_size=VOCAB,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=32,
-            max_position_embeddings=8,
-        )
-    )
-
-
-def distilbert():
-    torch.manual_seed(0)
-    return DistilBertForMaskedLM(
-        DistilBertConfig(vocab_size=VOCAB, max_position_embeddings=8, n_layers=2, n_heads=2, dim=16, hidden_dim=32)
-    )
+def bert_state():
+    return {name: value.clone() for name, value in theirs().state_dict().items()}
 
 
 def assert_same(found, expected):
@@ -46,14 +27,14 @@ def assert_same(found, expected):
 
 
 def test_pretraining_weights_make_the_exact_round_trip():
-    theirs = bert()
+    original = theirs()
     ours = BertForPretraining(CONFIG)
-    report = load_hugging_face_state(ours, theirs.state_dict())
+    report = load_hugging_face_state(ours, original.state_dict())
     assert (report.missing, report.unexpected) == ((), ())
     assert set(report.loaded) == {name for name, _ in ours.named_parameters()}
     state = to_hugging_face_state(ours)
-    assert_same(state, theirs.state_dict())
-    fresh = bert()
+    assert_same(state, original.state_dict())
+    fresh = theirs()
     fresh.load_state_dict(state, strict=True)
 
 
@@ -68,13 +49,13 @@ def test_vocabulary_is_padded_with_rows_that_never_win():
     with torch.no_grad():
         ours.encoder.embeddings.word.weight.fill_(7.0)
         ours.masked_words.bias.fill_(7.0)
-    load_hugging_face_state(ours, bert().state_dict())
+    load_hugging_face_state(ours, bert_state())
     assert (ours.encoder.embeddings.word.weight[VOCAB:] == 0).all()
     assert (ours.masked_words.bias[VOCAB:] == PADDING_BIAS).all()
 
 
 def test_padded_weights_load_as_the_unpadded_ones():
-    state = bert().state_dict()
+    state = bert_state()
     padded = dict(state)
     for name in list(padded):
         if name.endswith("word_embeddings.weight") or name.startswith(("cls.predictions.bias", "cls.predictions.dec")):
@@ -87,19 +68,19 @@ def test_padded_weights_load_as_the_unpadded_ones():
 
 @pytest.mark.parametrize("prefix", ["", "bert."])
 def test_encoder_weights_load_with_and_without_prefix(prefix):
-    theirs = bert(BertModel)
-    state = {prefix + name: value for name, value in theirs.state_dict().items()}
+    original = theirs("BertModel")
+    state = {prefix + name: value for name, value in original.state_dict().items()}
     state[prefix + "embeddings.position_ids"] = torch.arange(8)[None]
     encoder = BertEncoder(CONFIG)
     report = load_hugging_face_state(encoder, state)
     assert (report.missing, report.unexpected) == ((), ())
-    assert_same(to_hugging_face_state(encoder), theirs.state_dict())
+    assert_same(to_hugging_face_state(encoder), original.state_dict())
 
 
 def test_encoder_weights_leave_the_heads_as_they_were_and_say_so():
     ours = BertForPretraining(CONFIG)
     before = ours.masked_words.dense.weight.clone()
-    report = load_hugging_face_state(ours, bert(BertModel).state_dict())
+    report = load_hugging_face_state(ours, theirs("BertModel").state_dict())
     assert torch.equal(ours.masked_words.dense.weight, before)
     assert set(report.missing) == {
         "cls.predictions.bias",
@@ -111,18 +92,18 @@ def test_encoder_weights_leave_the_heads_as_they_were_and_say_so():
 
 def test_a_head_that_hugging_face_has_no_names_for_is_among_the_missing_ones():
     ours = BertForMentions(CONFIG, "mul")
-    report = load_hugging_face_state(ours, bert(BertModel).state_dict())
+    report = load_hugging_face_state(ours, theirs("BertModel").state_dict())
     assert report.missing == ("mention_head.mul.neither",)
 
 
 def test_weights_without_a_place_are_listed_under_their_own_name():
-    report = load_hugging_face_state(BertEncoder(CONFIG), bert().state_dict())
+    report = load_hugging_face_state(BertEncoder(CONFIG), bert_state())
     assert report.missing == ()
-    assert report.unexpected == tuple(sorted(name for name in bert().state_dict() if name.startswith("cls.")))
+    assert report.unexpected == tuple(sorted(name for name in bert_state() if name.startswith("cls.")))
 
 
 def test_old_and_nvidia_names_load():
-    state = bert().state_dict()
+    state = bert_state()
     renamed = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma")
         .replace("LayerNorm.bias", "LayerNorm.beta")
@@ -139,7 +120,7 @@ def test_old_and_nvidia_names_load():
 
 
 def test_decoder_bias_alone_is_the_prediction_bias():
-    state = {name: value.clone() for name, value in bert().state_dict().items()}
+    state = bert_state()
     state["cls.predictions.decoder.bias"].normal_()
     del state["cls.predictions.bias"]
     ours = BertForPretraining(CONFIG)
@@ -147,16 +128,9 @@ def test_decoder_bias_alone_is_the_prediction_bias():
     assert torch.equal(ours.masked_words.bias[:VOCAB], state["cls.predictions.decoder.bias"])
 
 
-def test_a_decoder_bias_of_its_own_is_refused():
-    state = {name: value.clone() for name, value in bert().state_dict().items()}
-    state["cls.predictions.decoder.bias"] += 1
-    with refused("weights-mismatch", "decoder.bias", "cls.predictions.bias"):
-        load_hugging_face_state(BertForPretraining(CONFIG), state)
-
-
 @pytest.mark.parametrize("kind", [BertForPretraining, BertEncoder])
 def test_the_decoder_alone_is_the_word_embedding(kind):
-    state = dict(bert().state_dict())
+    state = bert_state()
     words = state.pop("bert.embeddings.word_embeddings.weight")
     ours = kind(CONFIG)
     report = load_hugging_face_state(ours, state)
@@ -167,28 +141,28 @@ def test_the_decoder_alone_is_the_word_embedding(kind):
 
 
 def test_distilbert_weights_make_the_exact_round_trip():
-    theirs = distilbert()
+    original = theirs("DistilBertForMaskedLM")
     ours = BertForPretraining(DISTILLED)
-    report = load_hugging_face_state(ours, theirs.state_dict())
+    report = load_hugging_face_state(ours, original.state_dict())
     assert report.unexpected == ()
     assert all(name.startswith(("pooler.", "cls.seq_relationship.")) for name in report.missing)
     state = to_hugging_face_state(ours)
-    assert_same({name: state[name] for name in theirs.state_dict()}, theirs.state_dict())
+    assert_same({name: state[name] for name in original.state_dict()}, original.state_dict())
     again = BertForPretraining(DISTILLED)
     assert load_hugging_face_state(again, state).missing == ()
     assert_same(again.state_dict(), ours.state_dict())
 
 
 def test_bare_distilbert_encoder_loads_without_prefix():
-    theirs = distilbert().distilbert
+    original = theirs("DistilBertModel")
     encoder = BertEncoder(DISTILLED, pooler=False)
-    report = load_hugging_face_state(encoder, theirs.state_dict())
+    report = load_hugging_face_state(encoder, original.state_dict())
     assert (report.missing, report.unexpected) == ((), ())
-    assert_same(to_hugging_face_state(encoder), theirs.state_dict())
+    assert_same(to_hugging_face_state(encoder), original.state_dict())
 
 
 def test_missing_encoder_weights_are_refused_unless_allowed_and_nothing_is_half_loaded():
-    state = bert().state_dict()
+    state = bert_state()
     del state["bert.encoder.layer.1.attention.self.key.weight"]
     ours = BertForPretraining(CONFIG)
     before = {name: value.clone() for name, value in ours.state_dict().items()}
@@ -201,9 +175,37 @@ def test_missing_encoder_weights_are_refused_unless_allowed_and_nothing_is_half_
     assert kept not in report.loaded and torch.equal(ours.state_dict()[kept], before[kept])
 
 
+ATTENTION = "bert.encoder.layer.0.attention.self.{}.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        (lambda s: s["cls.predictions.decoder.bias"].add_(1), ["decoder.bias", "cls.predictions.bias"]),
+        (lambda s: s["cls.predictions.decoder.weight"].add_(1), ["cls.predictions.decoder.weight"]),
+        (
+            lambda s: s.update({"module.bert.pooler.dense.bias": torch.zeros(16)}),
+            ["bert.pooler.dense.bias", "module.bert.pooler.dense.bias"],
+        ),
+        (  # rows of query and key do not make up for each other
+            lambda s: s.update(
+                {ATTENTION.format("query"): torch.zeros(8, 16), ATTENTION.format("key"): torch.zeros(24, 16)}
+            ),
+            ["attention.qkv.weight", "[8, 16]", "[16, 16]"],
+        ),
+    ],
+)
+def test_weights_that_contradict_themselves_are_refused(change, facts):
+    state = bert_state()
+    change(state)
+    with refused("weights-mismatch", *facts):
+        load_hugging_face_state(BertForPretraining(CONFIG), state)
+
+
 def test_weights_of_another_model_name_what_they_hold():
-    with refused("weights-mismatch", "conv.weight"):
-        load_hugging_face_state(BertEncoder(CONFIG), {"conv.weight": torch.zeros(1)})
+    for allow_missing in (False, True):
+        with refused("weights-mismatch", "conv.weight"):
+            load_hugging_face_state(BertEncoder(CONFIG), {"conv.weight": torch.zeros(1)}, allow_missing=allow_missing)
     with refused("weights-mismatch", "embeddings"):
         load_hugging_face_state(BertEncoder(CONFIG), {})
 
@@ -213,15 +215,8 @@ def test_another_shape_is_refused_with_both_shapes(changes):
     ours = BertForPretraining(CONFIG.replace(**changes))
     before = {name: value.clone() for name, value in ours.state_dict().items()}
     with refused("weights-mismatch", "shape [", "["):
-        load_hugging_face_state(ours, bert().state_dict())
+        load_hugging_face_state(ours, bert_state())
     assert_same(ours.state_dict(), before)
-
-
-def test_untied_decoder_is_refused():
-    state = {name: value.clone() for name, value in bert().state_dict().items()}
-    state["cls.predictions.decoder.weight"] += 1
-    with refused("weights-mismatch", "cls.predictions.decoder.weight"):
-        load_hugging_face_state(BertForPretraining(CONFIG), state)
 
 
 def test_a_model_without_encoder_is_refused():
@@ -230,7 +225,7 @@ def test_a_model_without_encoder_is_refused():
 
 
 def test_half_precision_weights_load_into_float32():
-    state = {name: value.half() for name, value in bert().state_dict().items()}
+    state = {name: value.half() for name, value in bert_state().items()}
     ours = BertForPretraining(CONFIG)
     load_hugging_face_state(ours, state)
     assert all(parameter.dtype == torch.float32 for parameter in ours.parameters())
@@ -240,35 +235,15 @@ def test_half_precision_weights_load_into_float32():
 
 @pytest.mark.parametrize("prefix", ["module.", "module.bert.", "_orig_mod.module.bert.", "module._orig_mod."])
 def test_prefixes_of_wrappers_are_taken_off(prefix):
-    theirs = bert(BertModel)
+    original = theirs("BertModel")
     encoder = BertEncoder(CONFIG)
-    report = load_hugging_face_state(encoder, {prefix + name: value for name, value in theirs.state_dict().items()})
+    report = load_hugging_face_state(encoder, {prefix + name: value for name, value in original.state_dict().items()})
     assert (report.missing, report.unexpected) == ((), ())
-    assert_same(to_hugging_face_state(encoder), theirs.state_dict())
-
-
-def test_one_weight_under_two_names_is_refused():
-    state = dict(bert().state_dict())
-    state["module.bert.pooler.dense.bias"] = torch.zeros(16)
-    with refused("weights-mismatch", "bert.pooler.dense.bias", "module.bert.pooler.dense.bias"):
-        load_hugging_face_state(BertForPretraining(CONFIG), state)
-
-
-def test_rows_of_query_and_key_do_not_make_up_for_each_other():
-    state = dict(bert().state_dict())
-    name = "bert.encoder.layer.0.attention.self.{}.weight"
-    state[name.format("query")], state[name.format("key")] = torch.zeros(8, 16), torch.zeros(24, 16)
-    with refused("weights-mismatch", "attention.qkv.weight", "[8, 16]", "[16, 16]"):
-        load_hugging_face_state(BertForPretraining(CONFIG), state)
-
-
-def test_nothing_that_fits_is_an_error_even_where_weights_may_be_missing():
-    with refused("weights-mismatch", "conv.weight"):
-        load_hugging_face_state(BertEncoder(CONFIG), {"conv.weight": torch.zeros(1)}, allow_missing=True)
+    assert_same(to_hugging_face_state(encoder), original.state_dict())
 
 
 def test_every_given_name_is_used_unexpected_or_incomplete():
-    state = {**bert().state_dict(), "classifier.weight": torch.zeros(2, 16)}
+    state = {**bert_state(), "classifier.weight": torch.zeros(2, 16)}
     for part in ("query", "value"):
         del state[f"bert.encoder.layer.0.attention.self.{part}.bias"]
     report = load_hugging_face_state(BertForPretraining(CONFIG), state, allow_missing=True)
@@ -280,8 +255,8 @@ def test_every_given_name_is_used_unexpected_or_incomplete():
 def test_a_model_without_memory_shows_what_fits():
     with torch.device("meta"):
         ours = BertForPretraining(CONFIG)
-    values, report = match_hugging_face_state(ours, bert().state_dict())
+    values, report = match_hugging_face_state(ours, bert_state())
     assert (report.missing, report.unexpected) == ((), ())
     filled = BertForPretraining(CONFIG)
-    load_hugging_face_state(filled, bert().state_dict())
+    load_hugging_face_state(filled, bert_state())
     assert_same(values, dict(filled.named_parameters()))
