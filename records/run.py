@@ -6,8 +6,7 @@
     runs/<name>/results.csv
     runs/<name>/report/
 
-A run of kind train holds more: records.training; trials of kind comm and components do: records.collectives,
-records.components.
+A run of kind train holds more: records.training; trials of kind comm and components do: records.kinds.
 
 Every file is written whole by a rename, except steps-*.csv, telemetry-*.csv and log.txt, which grow while a trial
 runs; a last line cut short by a crash is dropped by the reader. A trial is finished when its result.json exists.

@@ -139,6 +139,132 @@ RESULTS = (
     Column("reason", str, "", "why the status is not ok; empty where it is"),
 )
 
+# curve.csv of a training, one row per step; steps made again after a resume replace the earlier ones.
+CURVE = (
+    Column("step", int, "", "step of the loop, from 0; steps-RANK.csv counts alike"),
+    Column("applied_steps", int, "", "updates made up to and with this step, without those that an overflow left out"),
+    Column("samples", int, "", "sequences seen up to and with this step"),
+    Column("loss", float, "", "training loss, mean over all ranks and micro-steps"),
+    Column("learning_rate", float, "", "learning rate"),
+)
+
+# collectives.csv of a trial of kind comm, a row per size, placement and repetition.
+COLLECTIVES = (
+    Column("size_bytes", int, "B", "the whole tensor, also where a rank sends or keeps a part (as nccl-tests has it)"),
+    Column("count", int, "", "elements that a rank sends (all-gather) or keeps (reduce-scatter), else of the tensor"),
+    Column("placement", str, "", "in_place or out_of_place"),
+    Column("repetition", int, "", "from 0"),
+    Column("iterations", int, "", "operations of this repetition, one after another"),
+    Column("time_us", float, "µs", "of one operation: the slowest rank's time / iterations"),
+    Column("wrong", int, "", "elements of all ranks together that came out wrong"),
+)
+
+# components-<rank>.csv of a trial of kind components, one row per part of a step and round.
+COMPONENTS = (
+    Column("round", int, "", "from 0"),
+    Column("component", str, "", "which part"),
+    Column("calls", int, "", "calls one after another, timed together"),
+    Column("time_ms", float, "ms", "of one call"),
+)
+
+# comparison.csv of compare-strategies, one row per variant; the scores of the last evaluation follow as score_NAME.
+COMPARISON = (
+    Column("implementation", str, "", "whose code trains"),
+    Column("strategy", str, "", "parallelism"),
+    Column("backend", str, "", "what the processes talk through: gloo, nccl"),
+    Column("precision", str, "", "fp32, tf32, bf16 or fp16"),
+    Column("devices", int, "", "devices, one process each"),
+    Column("status", str, "", "finished, or how the last attempt ended"),
+    Column("device", str, "", "cpu or cuda"),
+    Column("optimisation", str, "", "what it is trained with, in words"),
+    Column("parameters", int, "", "of the model"),
+    Column("threads_per_rank", int, "", "CPU threads of a process"),
+    Column("global_batch_size", int, "", "sequences per update"),
+    Column("micro_batch_size", int, "", "sequences per device and micro-step"),
+    Column("grad_accum_steps", int, "", "micro-steps per update"),
+    Column("steps", int, "", "updates made"),
+    Column("total_steps", int, "", "updates in the whole run"),
+    Column("samples", int, "", "sequences seen"),
+    Column("epochs", float, "", "samples / samples of an epoch"),
+    Column("step_seconds", float, "s", "time of the steps alone"),
+    Column("loop_seconds", float, "s", "time with evaluations and checkpoints"),
+    Column("step_time_ms", float, "ms", "median step"),
+    Column("samples_per_second", float, "1/s", "samples / step_seconds"),
+    Column("epoch_seconds", float, "s", "an epoch of the steps alone, at that rate"),
+    Column("speedup", float, "", "samples_per_second over that of the first variant"),
+    Column("seconds_saved", float, "s", "of the steps, against the first variant, where both saw as many samples"),
+    Column("time_saved", float, "", "the same as a fraction of the first variant's time"),
+    Column("last_loss", float, "", "of the last step, mean over the ranks"),
+    Column("loss_per_rank", list, "", "of the last step; empty where one rank trains"),
+    Column("greatest_loss_difference", float, "", "from the first variant, over the steps that both made"),
+    Column("greatest_loss_difference_step", int, "", "step of that difference"),
+    Column("compared_steps", int, "", "steps that both made"),
+    Column("evaluation_samples", int, "", "samples of the last evaluation"),
+    Column("peak_memory_bytes", int, "B", "of the rank that needs most"),
+    Column("peak_memory_kind", str, "", "device allocator, or resident set of the process"),
+    Column("communication_share", float, "", "of all collectives in a profiled step"),
+    Column("communication_exposed_share", float, "", "of exposed communication in a profiled step"),
+    Column("communication_exposed_ms", float, "ms", "exposed communication per profiled step"),
+    Column("all_reduce_share", float, "", "of all-reduce in a profiled step"),
+    Column("all_reduce_exposed_share", float, "", "of exposed all-reduce"),
+    Column("all_reduce_hidden_share", float, "", "of all-reduce that computation hides"),
+    Column("all_reduce_ms", float, "ms", "per profiled step"),
+    Column("profiled_step_ms", float, "ms", "mean with the profiler: what the shares of communication are shares of"),
+    Column("profiled_steps", int, "", "steps under the profiler"),
+    Column("profile_problem", str, "", "why there is no profile"),
+    Column("attempts", int, "", "calls that trained it"),
+    Column("reason", str, "", "why the status is not finished"),
+    Column("log", str, "", "log of the last attempt"),
+)
+
+# heads.csv of compare-heads, one row per evaluation of each head.
+HEADS = (
+    Column("head", str, "", "head of the model"),
+    Column("epoch", float, "", "epochs seen when it was evaluated"),
+    Column("applied_steps", int, "", "updates made by then"),
+    Column("training_loss", float, "", "mean since the evaluation before"),
+    Column("log_loss", float, "", "on the validation data"),
+    Column("accuracy", float, "", "on the validation data"),
+    Column("best", bool, "", "whether this is the head's best evaluation"),
+)
+
+_PROFILED = (
+    Column("trial_id", str, "", "name of the trial's folder"),
+    *_SHAPE,
+    Column("device", str, "", "cpu or cuda"),
+    Column("round", int, "", "repetition, from 0"),
+    Column("profiler", str, "", "tool that recorded"),
+    Column("profiler_options", str, "", "what it was told"),
+    Column("start_iteration", int, "", "first recorded step"),
+    Column("stop_iteration", int, "", "one past the last recorded step"),
+)
+_COMPUTES = (
+    Column("rank", int, "", "rank; empty where the trace does not say"),
+    Column("steps", int, "", "steps in the window"),
+    Column("window_ms", float, "ms", "time that is looked at"),
+    Column("busy_ms", float, "ms", "of it with computation"),
+    Column("compute_utilization", float, "", "busy_ms / window_ms"),
+    Column("compute_utilization_without_communication", float, "", "the same, of the window without communication"),
+    Column("sm_weighted_utilization", float, "", "by the share of SMs that each kernel fills"),
+    Column("devices", int, "", "devices in the trace"),
+    Column("counted", str, "", "what is counted: GPU kernels or CPU operators"),
+    Column("reason", str, "", "why it is unknown"),
+)
+# compute_utilization.csv of a run with profiles, one row per profiled trial and rank.
+COMPUTE_UTILIZATION = (*_PROFILED, *_COMPUTES)
+
+# Ranges of a profile by name, over all ranks (`analyze --csv`: ranges.csv).
+RANGES = (
+    Column("name", str, "", "name of the range"),
+    Column("ranks", int, "", "ranks that have it"),
+    Column("count", int, "", "how often it was entered"),
+    Column("total_ms", float, "ms", "from entering to leaving, what lies within counted too"),
+    Column("self_ms", float, "ms", "without what lies within on the same thread"),
+    Column("mean_ms", float, "ms", "mean of one"),
+    Column("min_ms", float, "ms", "shortest"),
+    Column("max_ms", float, "ms", "longest"),
+)
+
 
 def names(columns: Iterable[Column]) -> tuple[str, ...]:
     """Return what the columns are called in files, in order."""
@@ -157,3 +283,11 @@ MEASURED_COLUMNS = names((*_MEASURED_HEAD, *_MEASURED_REST))
 RESULT_COLUMNS = names(RESULTS)
 RESULT = {column.name: column for column in RESULTS}
 PHASE_COLUMNS = names(_PHASES)
+CURVE_COLUMNS = types(CURVE)
+COLLECTIVE_COLUMNS = types(COLLECTIVES)
+COMPONENT_COLUMNS = types(COMPONENTS)
+COMPARISON_COLUMNS = names(COMPARISON)
+HEAD_COLUMNS = names(HEADS)
+PROFILED_COLUMNS = names(_PROFILED)
+COMPUTE_COLUMNS = names(_COMPUTES)
+RANGE_COLUMNS = names(RANGES)

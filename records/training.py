@@ -23,15 +23,7 @@ from common.atomic import atomic_path
 from common.errors import SchemaError, content_code
 from records.files import read_record, typed_rows
 from records.run import RunDirectory, TrialDirectory
-
-# curve.csv, one row per step; steps made again after a resume replace the earlier ones.
-CURVE_COLUMNS: dict[str, type] = {
-    "step": int,  # of the loop, from 0; steps-<rank>.csv counts alike
-    "applied_steps": int,  # updates made up to and with this step: one that an fp16 overflow left out does not count
-    "samples": int,  # sequences seen up to and with this step
-    "loss": float,  # mean over all ranks and micro-steps
-    "learning_rate": float,
-}
+from records.schema import CURVE_COLUMNS
 
 _Types = type | UnionType
 _MEASURED = float | int | None  # None where it was not finite

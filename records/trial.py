@@ -59,7 +59,7 @@ class Trial(TrainSpec):
     training: tuple[tuple[str, Any], ...] = ()
     """Of kind train: every setting of the training, (name, plain value), sorted; `round` is then the attempt."""
     collective: tuple[tuple[str, Any], ...] = ()
-    """Of kind comm: the fields of records.collectives.CollectiveTest, (name, plain value), sorted."""
+    """Of kind comm: the fields of records.kinds.CollectiveTest, (name, plain value), sorted."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, with the mend."""

@@ -16,7 +16,7 @@ from analysis.diagnose.explain import explain
 from analysis.diagnose.finding import Finding
 from analysis.metrics.kernels.core_utilization import rows as core_rows
 from analysis.metrics.kernels.tables import NameCoverage, name_coverage
-from analysis.metrics.kernels.utilization import TRIAL_FIELDS, UTILIZATION_COLUMNS, compute_utilization_rows
+from analysis.metrics.kernels.utilization import compute_utilization_rows
 from analysis.metrics.telemetry import telemetry_in_window
 from analysis.metrics.time.ranges import RangeNode, range_tree
 from analysis.sources import Source, open_sources
@@ -26,6 +26,7 @@ from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
 from records.files import read_record, write_record
 from records.run import RunDirectory, TrialDirectory
+from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 from records.trial import Trial
 
 COST_FIELDS = ("step_time_ms", "unprofiled_step_time_ms", "step_time_ratio")
@@ -112,7 +113,7 @@ def summarize(directory: TrialDirectory) -> ProfileSummary:
         opened = open_profile(directory)
     source = opened.source
     reason = missing or "; ".join(source.problems[:1])
-    fields = {name: _field(trial, name) for name in TRIAL_FIELDS}
+    fields = {name: _field(trial, name) for name in PROFILED_COLUMNS}
     compute: list[dict[str, Any]] = []
     core: list[dict[str, Any]] = []
     if trial.profiler == "ncu":
@@ -228,7 +229,7 @@ def _summary_json(directory: TrialDirectory) -> Path:
 
 def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    known = [*UTILIZATION_COLUMNS, *COST_FIELDS]
+    known = [*PROFILED_COLUMNS, *COMPUTE_COLUMNS, *COST_FIELDS]
     if path.name == "compute_utilization.csv":
         columns = [*known, *(name for name in columns if name not in known)]
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:

@@ -11,11 +11,12 @@ from analysis.diagnose.finding import Finding
 from analysis.diagnose.sentences import balance_sentence, least_to_most, number, precision_clause, range_over_ranks
 from analysis.metrics.kernels import tables as copies
 from analysis.metrics.kernels import tables as kernel_tables
-from analysis.metrics.kernels.utilization import NUMBER_FIELDS, compute_utilization
+from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time import phases, temporal
 from analysis.metrics.time.idle import idle_causes
 from analysis.metrics.time.launches import launched_compute
 from analysis.timeline import Timeline, lost_kernels
+from records.schema import COMPUTE_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,7 +129,7 @@ def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
     import pandas as pd
 
     rows = [compute_utilization(timeline) for timeline in timelines]
-    table = pd.DataFrame([dataclasses.asdict(row) for row in rows], columns=list(NUMBER_FIELDS))
+    table = pd.DataFrame([dataclasses.asdict(row) for row in rows], columns=list(COMPUTE_COLUMNS))
     table["rank"] = table["rank"].astype("Int64")
     known = [row.compute_utilization for row in rows if row.compute_utilization is not None]
     if not known:

@@ -27,7 +27,7 @@ from analysis.metrics.cautions import Caution
 from analysis.metrics.ranks import combine, median_of
 from analysis.metrics.throughput import summarize
 from common.errors import SchemaError
-from records.components import GROUPS, SERIES, Component, read_components, read_rounds
+from records.kinds import GROUPS, SERIES, Component, read_components, read_rounds
 from records.run import TrialDirectory
 from records.trial import Trial
 

@@ -8,7 +8,7 @@ from analysis.load import LoadedTrial
 from analysis.metrics.communication.links import Link, link_rows
 from analysis.render import tables
 from analysis.render.terminal import printable
-from records.collectives import COLLECTIVES, DTYPES, CollectiveTest
+from records.kinds import COLLECTIVES, DTYPES, CollectiveTest
 
 Row = Mapping[str, Any]
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis import wording
-from analysis.metrics.comparison.trainings import COLUMNS, FINISHED, HeadResult, TrainingComparison
+from analysis.metrics.comparison.trainings import FINISHED, HeadResult, TrainingComparison
 from analysis.render import tables
 from common.scores import score
+from records.schema import COMPARISON_COLUMNS
 
 Row = Mapping[str, Any]
 
@@ -39,13 +40,13 @@ def _texts(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> tables.Ta
 
 
 def comparison_csv(comparison: TrainingComparison) -> str:
-    """Return a CSV table with one row per variant: COLUMNS, and score_<name> of the last evaluation."""
+    """Return a CSV table with one row per variant: COMPARISON_COLUMNS, and score_<name> of the last evaluation."""
     names = list(dict.fromkeys(name for row in comparison.rows for name in row["scores"]))
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([*COLUMNS, *(f"score_{name}" for name in names)])
+    table.writerow([*COMPARISON_COLUMNS, *(f"score_{name}" for name in names)])
     for row in comparison.rows:
-        values = [*(row[name] for name in COLUMNS), *(row["scores"].get(name) for name in names)]
+        values = [*(row[name] for name in COMPARISON_COLUMNS), *(row["scores"].get(name) for name in names)]
         table.writerow([_cell(value) for value in values])
     return text.getvalue()
 

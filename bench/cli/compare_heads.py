@@ -162,15 +162,15 @@ def _without_head(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"], majority: float) -> None:
-    from analysis.metrics.comparison.trainings import HEAD_COLUMNS as COLUMNS
     from analysis.metrics.comparison.trainings import table_rows
     from analysis.render.gap_figures import HeadCurve, draw_heads
     from records.files import write_record
+    from records.schema import HEAD_COLUMNS
 
     write_record(out / DOCUMENT_FILE, dict(document))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(HEAD_COLUMNS)
     writer.writerows(table_rows(results))
     write_text(out / TABLE_FILE, text.getvalue())
     curves = [

@@ -51,6 +51,13 @@ _TABLES = {
     "results.csv: a row per trial": schema.RESULTS,
     "trials/TRIAL/steps-RANK.csv: a row per optimizer step of one rank": schema.STEPS,
     "trials/TRIAL/telemetry-NODE.csv: a row per reading of a sensor": schema.TELEMETRY,
+    "curve.csv of `train`: a row per step": schema.CURVE,
+    "trials/TRIAL/collectives.csv of `comm`: a row per size, placement and repetition": schema.COLLECTIVES,
+    "trials/TRIAL/components-RANK.csv of `speed-of-light`: a row per part and round": schema.COMPONENTS,
+    "comparison.csv of `compare-strategies`: a row per variant": schema.COMPARISON,
+    "heads.csv of `compare-heads`: a row per evaluation": schema.HEADS,
+    "compute_utilization.csv of `profile`: a row per profiled trial and rank": schema.COMPUTE_UTILIZATION,
+    "ranges.csv of `analyze --csv`: a row per range": schema.RANGES,
 }
 
 

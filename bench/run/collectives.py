@@ -14,9 +14,10 @@ import torch.distributed as dist
 from bench.run.clock import stopwatch
 from bench.run.recorder import RowWriter
 from bert.parallel.base import Strategy
-from records.collectives import COLLECTIVE_COLUMNS, COLLECTIVES, CollectiveTest, collectives_csv
 from records.files import write_record
+from records.kinds import COLLECTIVES, CollectiveTest, collectives_csv
 from records.run import TrialDirectory
+from records.schema import COLLECTIVE_COLUMNS
 from records.trial import Trial
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -12,8 +12,8 @@ from bench.run.launch import LaunchOptions, finish
 from common.atomic import storage_errors
 from common.errors import UsageError
 from common.registry import lookup
-from records.collectives import COLLECTIVES, DTYPES, CollectiveTest, parse_size
 from records.files import write_record
+from records.kinds import COLLECTIVES, DTYPES, CollectiveTest, parse_size
 from records.run import RunDirectory
 from records.trial import Trial
 

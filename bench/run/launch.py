@@ -39,8 +39,8 @@ from bert.parallel import JOIN_TIMEOUT_VARIABLE
 from common.atomic import atomic_path, storage_errors
 from common.errors import SchemaError, StorageError, UsageError
 from common.redact import redact_text, without_secrets
-from records.collectives import read_measurements
 from records.files import read_record, write_record
+from records.kinds import read_measurements
 from records.run import TrialDirectory
 from records.trial import Trial
 

@@ -19,8 +19,9 @@ from bert.model.step import Step
 from bert.tasks.base import Task
 from bert.train.loop import Training, run_step
 from bert.train.observer import Observer
-from records.components import COMPONENT_COLUMNS, SERIES, components_csv, write_components
+from records.kinds import SERIES, components_csv, write_components
 from records.run import TrialDirectory
+from records.schema import COMPONENT_COLUMNS
 from records.trial import Trial
 
 # Steps that no number comes from, and those on either side of the rounds.

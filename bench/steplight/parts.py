@@ -25,7 +25,7 @@ from bert.speed.elementwise import gelu, residual_norm
 from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.train.loop import Training
-from records.components import Component
+from records.kinds import Component
 
 _CLIPPING_NORM = 1.0
 # A forward pass, of one result or several, and their gradients.

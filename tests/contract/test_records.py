@@ -14,8 +14,8 @@ from support.refusals import refused
 
 from analysis.load import load_run
 from common.errors import Code, InputError, SchemaError, StorageError, UsageError
-from records.components import components_json
 from records.files import SCHEMA_VERSION, read_record, write_record
+from records.kinds import components_json
 from records.run import RunDirectory, TrialDirectory
 from records.schema import RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import PRECISIONS, Trial

@@ -12,7 +12,8 @@ from support.cli import ROOT
 from support.train_cli import STEPS, TrainCli, kill_all, wait_for_steps
 from support.training_runs import shards
 
-from records.training import CURVE_COLUMNS, TrainRun, read_events
+from records.schema import CURVE_COLUMNS
+from records.training import TrainRun, read_events
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from records.collectives import COLLECTIVE_COLUMNS, CollectiveTest, collectives_csv
 from records.files import write_record
+from records.kinds import CollectiveTest, collectives_csv
 from records.run import RunDirectory
+from records.schema import COLLECTIVE_COLUMNS
 from records.trial import Trial
 
 

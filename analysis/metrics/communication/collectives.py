@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.metrics.statistics import median_interval, percentile
 from analysis.names import bus_factor
-from records.collectives import CollectiveTest, read_measurements
+from records.kinds import CollectiveTest, read_measurements
 from records.run import TrialDirectory
 from records.trial import Trial
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from analysis.load import LoadedTrial
 from analysis.metrics.statistics import block_medians, student_quantile
-from records.collectives import CollectiveTest, read_measurements
+from records.kinds import CollectiveTest, read_measurements
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -59,7 +59,7 @@ class Link:
     """A fitted line, with how well it is known; `reason` says why there is none."""
 
     collective: str
-    """Name in records.collectives.COLLECTIVES."""
+    """Name in records.kinds.COLLECTIVES."""
     dtype: str
     """fp32, fp16 or bf16."""
     placement: str

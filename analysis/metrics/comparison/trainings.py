@@ -18,6 +18,7 @@ from analysis.metrics.ranks import combine
 from analysis.wording import strategy_label
 from common.scores import scores_in
 from records.run import TrialDirectory
+from records.schema import COMPARISON_COLUMNS, HEAD_COLUMNS
 from records.training import TrainRun, read_events
 from records.trial import Trial
 
@@ -28,56 +29,6 @@ Row = Mapping[str, Any]
 FINISHED = "finished"
 STOPPED = "stopped"
 NOT_BEGUN = "not begun"
-
-# What a row holds besides the scores of the last evaluation, in order. Unknown is None.
-COLUMNS = (
-    "implementation",
-    "strategy",
-    "backend",  # what the processes talk through: gloo, nccl; None for one that talks to nobody
-    "precision",
-    "devices",
-    "status",
-    "device",
-    "optimisation",  # what it is trained with, in words
-    "parameters",
-    "threads_per_rank",
-    "global_batch_size",
-    "micro_batch_size",
-    "grad_accum_steps",
-    "steps",  # updates made
-    "total_steps",
-    "samples",
-    "epochs",
-    "step_seconds",  # of the steps alone
-    "loop_seconds",  # evaluations and checkpoints included
-    "step_time_ms",  # median
-    "samples_per_second",  # samples / step_seconds
-    "epoch_seconds",  # of the steps alone, at that rate
-    "speedup",  # throughput ratio: samples_per_second over that of the first variant
-    "seconds_saved",  # of the steps alone, against the first variant, where both saw as many samples
-    "time_saved",  # the same as a fraction of the first variant's time
-    "last_loss",  # mean over the ranks
-    "loss_per_rank",  # each rank's own, of the last step; None where one rank trains
-    "greatest_loss_difference",  # from the first variant, over the steps that both made
-    "greatest_loss_difference_step",
-    "compared_steps",
-    "evaluation_samples",
-    "peak_memory_bytes",  # of the rank that needs most
-    "peak_memory_kind",  # device allocator, or resident set of the process
-    "communication_share",  # of all collectives, as all-reduce below
-    "communication_exposed_share",
-    "communication_exposed_ms",  # per profiled step
-    "all_reduce_share",
-    "all_reduce_exposed_share",
-    "all_reduce_hidden_share",
-    "all_reduce_ms",
-    "profiled_step_ms",  # mean, with the profiler: what the shares of communication are shares of
-    "profiled_steps",
-    "profile_problem",
-    "attempts",
-    "reason",
-    "log",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +66,7 @@ class TrainingComparison:
     """Trainings held against the first one."""
 
     rows: tuple[dict[str, Any], ...]
-    """COLUMNS, `scores` by name, and `cautions` of its newest attempt ([{code, message, remedy}])."""
+    """COMPARISON_COLUMNS, `scores` by name, and `cautions` of its newest attempt ([{code, message, remedy}])."""
     curves: tuple[VariantCurve, ...]
     epochs: float | None
     """How often the whole run sees every sample; None where that is not known."""
@@ -158,7 +109,7 @@ def compare_trainings(variants: Sequence[VariantRun], samples_per_epoch: int | N
 
 
 def _read(variant: VariantRun, samples_per_epoch: int | None) -> _Read:
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row: dict[str, Any] = dict.fromkeys(COMPARISON_COLUMNS)
     row |= {"strategy": variant.strategy, "devices": variant.devices, "status": NOT_BEGUN, "reason": ""}
     row["implementation"] = variant.implementation
     row |= {"scores": {}, "cautions": []}
@@ -313,10 +264,6 @@ def _column(rows: Sequence[Row], name: str) -> Array:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-HEAD_COLUMNS = ("head", "epoch", "applied_steps", "training_loss", "log_loss", "accuracy", "best")
-"""Of a row: one evaluation of one head. training_loss is the mean since the evaluation before."""
 
 
 @dataclass(frozen=True, slots=True)

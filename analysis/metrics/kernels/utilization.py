@@ -24,37 +24,12 @@ import numpy.typing as npt
 from analysis.metrics.time.temporal import analysis_window, cpu_computation
 from analysis.spans import clipped, merged, total_ns
 from analysis.timeline import Timeline, is_communication, lost_kernels
-from records.schema import SHAPE_COLUMNS
+from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Numbers = npt.NDArray[np.int64]
-
-TRIAL_FIELDS = (
-    "trial_id",
-    *SHAPE_COLUMNS,
-    "device",
-    "round",
-    "profiler",
-    "profiler_options",
-    "start_iteration",
-    "stop_iteration",
-)
-NUMBER_FIELDS = (
-    "rank",
-    "steps",
-    "window_ms",
-    "busy_ms",
-    "compute_utilization",
-    "compute_utilization_without_communication",
-    "sm_weighted_utilization",
-    "devices",
-    "counted",
-    "reason",
-)
-UTILIZATION_COLUMNS = (*TRIAL_FIELDS, *NUMBER_FIELDS)
-"""Columns of compute_utilization.csv."""
 
 GPU_KERNELS = "GPU kernels"
 CPU_OPERATORS = "CPU operators"
@@ -129,16 +104,16 @@ def compute_utilization_rows(
     """Return the rows of compute_utilization.csv: one per rank, by rank, unknown values None.
 
     Args:
-        trial: the trial's fields, more than TRIAL_FIELDS or fewer.
+        trial: the trial's fields, more than PROFILED_COLUMNS or fewer.
         timelines: what readers returned of its traces.
         reason: why there is no trace; the one row of a trial without timelines says it.
     """
-    fields = {name: trial.get(name) for name in TRIAL_FIELDS}
+    fields = {name: trial.get(name) for name in PROFILED_COLUMNS}
     found = [compute_utilization(timeline) for timeline in timelines]
     found.sort(key=lambda item: (item.rank is None, item.rank or 0))
     if not found:
         found = [Utilization(None, 0, None, None, None, None, None, None, "", reason or "the trial has no trace")]
-    return [{**fields, **{name: getattr(item, name) for name in NUMBER_FIELDS}} for item in found]
+    return [{**fields, **{name: getattr(item, name) for name in COMPUTE_COLUMNS}} for item in found]
 
 
 def _gpu_busy_ns(kernels: "pd.DataFrame", begin: int, end: int) -> tuple[float, float]:

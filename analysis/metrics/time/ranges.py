@@ -14,6 +14,7 @@ import numpy as np
 from analysis.spans import own_times
 from analysis.timeline import Timeline
 from common.errors import UsageError
+from records.schema import RANGE_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,9 +115,6 @@ def _node(span: _Span, depth: int, begin: int, length: int, thread: str) -> Rang
         share=(span.end - span.start) / length if length else 0.0,
         children=tuple(_node(child, depth + 1, begin, length, thread) for child in span.children),
     )
-
-
-RANGE_COLUMNS = ("name", "ranks", "count", "total_ms", "self_ms", "mean_ms", "min_ms", "max_ms")
 
 
 def range_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":

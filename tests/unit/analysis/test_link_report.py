@@ -11,7 +11,7 @@ from analysis.metrics.communication.projection import Backward, exposed_ms
 from analysis.metrics.scaling import measured_efficiency
 from analysis.render.link_tables import projection_blocks
 from analysis.render.run_page import write_report
-from records.collectives import collectives_csv
+from records.kinds import collectives_csv
 from records.run import RunDirectory
 
 

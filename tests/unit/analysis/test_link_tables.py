@@ -11,7 +11,7 @@ from analysis.metrics.communication.links import fitted_links
 from analysis.readers.nccl_tests import read
 from analysis.readers.registry import find_reader, read_head
 from analysis.render.link_tables import link_sentences, nccl_tests_text
-from records.collectives import CollectiveTest, parse_size
+from records.kinds import CollectiveTest, parse_size
 from records.run import RunDirectory
 
 

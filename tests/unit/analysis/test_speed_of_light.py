@@ -21,10 +21,10 @@ from analysis.render.light_figures import spans
 from analysis.render.light_tables import light_blocks, with_floor
 from analysis.render.run_page import write_report
 from common.errors import Code
-from records.components import COMPONENT_COLUMNS, Component, components_csv, read_rounds, write_components
 from records.files import write_record
+from records.kinds import Component, components_csv, read_rounds, write_components
 from records.run import RunDirectory, TrialDirectory
-from records.schema import STEP_COLUMNS
+from records.schema import COMPONENT_COLUMNS, STEP_COLUMNS
 from records.trial import Trial
 
 # 1 GFLOP takes 1 ms, 1 MB takes 1 ms.

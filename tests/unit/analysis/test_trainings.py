@@ -14,14 +14,14 @@ from support.commands import text as shown
 
 from analysis.metrics.communication import exposure as profiled_communication
 from analysis.metrics.communication.exposure import all_reduce
-from analysis.metrics.comparison.trainings import COLUMNS, VariantRun, compare_heads, compare_trainings
+from analysis.metrics.comparison.trainings import VariantRun, compare_heads, compare_trainings
 from analysis.render.tables import Table
 from analysis.render.training_comparison_figures import draw_comparison, line_style, scores_text, variant_label
 from analysis.render.training_tables import comparison_csv, comparison_table, head_summary, heads_blocks
 from bench.cli.compare_strategies import _caption
 from records.files import write_record
 from records.run import TrialDirectory
-from records.schema import STEP_COLUMNS
+from records.schema import COMPARISON_COLUMNS, STEP_COLUMNS
 from records.training import TrainRun, events_jsonl, write_curve
 from records.trial import Trial
 
@@ -168,7 +168,7 @@ def test_scores_are_those_of_the_last_evaluation(pair: list[VariantRun]) -> None
 
 def test_the_table_has_a_row_per_variant_with_every_column(pair: list[VariantRun]) -> None:
     rows = list(csv.DictReader(io.StringIO(comparison_csv(compare_trainings(pair)))))
-    assert list(rows[0]) == [*COLUMNS, "score_exact", "score_f1"]
+    assert list(rows[0]) == [*COMPARISON_COLUMNS, "score_exact", "score_f1"]
     assert [(row["strategy"], row["devices"], row["score_f1"]) for row in rows] == [
         ("single", "1", "80.0"),
         ("ddp", "2", "80.5"),

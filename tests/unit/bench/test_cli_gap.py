@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
 from support.refusals import check_refusal, refused
 
-from analysis.metrics.comparison.trainings import HEAD_COLUMNS, HeadResult
+from analysis.metrics.comparison.trainings import HeadResult
 from analysis.render.gap_figures import Bar, Confusion, HeadCurve, draw_gap_scores, draw_heads
 from analysis.render.tables import Table
 from analysis.render.training_tables import head_summary, heads_blocks
@@ -22,6 +22,7 @@ from bert.model.config import ModelConfig
 from bert.tasks.gap.features import FORM
 from bert.tasks.gap.heads import BertForMentions
 from common.errors import Code
+from records.schema import HEAD_COLUMNS
 
 
 @pytest.fixture(scope="module")
