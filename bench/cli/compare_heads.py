@@ -15,7 +15,7 @@ from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
 from bench.plan.training import TrainOptions
 from bench.plan.variants import PlannedVariant, Values, check_comparable, grid, plan_variant
-from bench.run.stop import StopRequest
+from bench.run.processes import StopRequest
 from bert.tasks import check_task_options
 from bert.tasks.gap.source import HEAD_NAMES
 from common import locks

@@ -20,7 +20,7 @@ from bench.plan.comparison import combinations, profile_variants, remarks
 from bench.plan.options import AUTO
 from bench.plan.training import TrainOptions
 from bench.plan.variants import PlannedVariant, check_comparable, explore, in_turn, plan_variant
-from bench.run.stop import StopRequest
+from bench.run.processes import StopRequest
 from bert.parallel import STRATEGIES
 from bert.speed.registry import check_levers
 from common import locks

@@ -15,7 +15,7 @@ from bench.cluster.node import Job, launch_node
 from bench.cluster.statements import Verdict
 from bench.machine.devices import Devices, find_devices
 from bench.machine.gpu_load import least_busy
-from bench.run.stop import StopRequest
+from bench.run.processes import StopRequest
 from common.errors import UsageError
 from common.redact import terminal_text
 

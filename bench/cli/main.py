@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 
-from bench.run.out_of_memory import memory_is_short, ran_out_of_memory
+from bench.run.resources import memory_is_short, ran_out_of_memory
 from common.errors import BertbenchError
 from common.redact import terminal_text
 

@@ -13,8 +13,8 @@ from bench.machine.devices import Devices, find_devices
 from bench.plan.options import AUTO, TaskFlags
 from bench.plan.sweep import locked, run_trials
 from bench.plan.trials import Sweep, expand
-from bench.run.allocators import DEFAULT
 from bench.run.launch import LaunchOptions
+from bench.run.resources import DEFAULT
 from bert.tasks import known_tasks, task_data
 from common.errors import UsageError
 from common.flags import flag, request_of

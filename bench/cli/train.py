@@ -20,7 +20,7 @@ from bench.machine.devices import Devices, find_devices
 from bench.plan.options import AUTO
 from bench.plan.training import Plan, TrainOptions, check_continues, check_space, plan_training
 from bench.run.attempt import train_once
-from bench.run.stop import StopRequest
+from bench.run.processes import StopRequest
 from bert.tasks import check_task_options, task_data
 from bert.tasks.base import Trained
 from common import locks

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli.progress import note
-from bench.run.stop import StopRequest
+from bench.run.processes import StopRequest
 from common.atomic import storage_errors
 from common.scores import evaluation_text
 from records.run import TrialDirectory

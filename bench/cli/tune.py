@@ -19,7 +19,7 @@ from bench.machine.devices import Devices, find_devices
 from bench.plan.options import TaskFlags, of_our_tasks
 from bench.plan.training import Plan, TrainOptions
 from bench.plan.variants import PlannedVariant, Values, plan_variant
-from bench.run.stop import StopRequest
+from bench.run.processes import StopRequest
 from bench.tune.document import FILE, document
 from bench.tune.space import Kind, SearchSpace, make_space, word
 from bench.tune.study import EVALUATORS, PRUNERS, SAMPLERS, Question, Search, Study

@@ -60,7 +60,7 @@ def run_trial_inside(
         # torchrun says 1 where nobody said anything: ranks have an equal share of their node, as in trials of one node.
         threads = trial.threads_per_rank or max(1, devices.cpu_cores // world.local_world_size)
         os.environ["OMP_NUM_THREADS"] = str(threads)
-        worker.run_rank(directory, trial, world.rank)  # its last barrier comes after every rank has written its records
+        worker.run_rank(directory, trial)  # its last barrier comes after every rank has written its records
         if world.rank:
             return None
         result = finish(trial, directory, "ok", "", options)

@@ -23,9 +23,7 @@ from bench.cluster.rank import CPUS_VARIABLE, PYTHONPATH_VARIABLE, QUIET_VARIABL
 from bench.cluster.statements import Failure, Report, Statement, Verdict, restart_in_words
 from bench.machine.devices import Devices, core_groups, shares_of_cores
 from bench.machine.gpu_load import near_cpus
-from bench.run.own_folder import own_folder
-from bench.run.processes import PARENT_VARIABLE, STOP_VARIABLE, end_tree, send
-from bench.run.stop import StopRequest
+from bench.run.processes import PARENT_VARIABLE, STOP_VARIABLE, StopRequest, end_tree, own_folder, send
 from common.atomic import write_text
 from common.errors import SchemaError, UsageError
 from common.redact import redact_text

@@ -16,7 +16,7 @@ from typing import Any
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
 from bench.run.launch import LaunchOptions, run_trial
-from bench.run.own_folder import AGENT_FOLDER, clear_stale
+from bench.run.processes import AGENT_FOLDER, clear_stale
 from common import locks
 from common.atomic import remove_left_overs, storage_errors
 from common.errors import SchemaError

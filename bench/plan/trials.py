@@ -14,7 +14,7 @@ from bench.cluster.world import World
 from bench.implementations import IMPLEMENTATIONS, OURS
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy, strategy_fields
-from bench.run.allocators import DEFAULT, allocator_environment
+from bench.run.resources import DEFAULT, allocator_environment
 from bert.data.lengths import SYNTHETIC, is_synthetic
 from bert.model.config import PRESETS
 from bert.parallel import STRATEGIES

@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from bench.run.out_of_memory import memory_is_short
 from bench.run.processes import STOP_VARIABLE, die_with_parent, hold_stop_signals
+from bench.run.resources import memory_is_short
 from records.files import write_record
 
 
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    from bench.run.own_folder import AGENT_FOLDER, own_folder
+    from bench.run.processes import AGENT_FOLDER, own_folder
 
     import_seconds = time.perf_counter() - began
     failures = []

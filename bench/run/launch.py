@@ -18,14 +18,13 @@ from analysis.load import summarize_trial
 from bench.cluster import STOPPING_VARIABLE
 from bench.cluster.world import World
 from bench.machine.devices import Devices
-from bench.run.allocators import allocator_environment
-from bench.run.out_of_memory import oom_kill_count
-from bench.run.own_folder import AGENT_FOLDER, clear_stale
 from bench.run.processes import (
+    AGENT_FOLDER,
     HARNESS_VARIABLE,
     MARK_VARIABLE,
     PARENT_VARIABLE,
     STOP_VARIABLE,
+    clear_stale,
     death_in_words,
     descendants,
     end_marked,
@@ -34,6 +33,7 @@ from bench.run.processes import (
     send,
     stopped_ranks,
 )
+from bench.run.resources import allocator_environment, oom_kill_count
 from bench.run.telemetry import Telemetry, telemetry_writer
 from bert.parallel import JOIN_TIMEOUT_VARIABLE
 from common.atomic import atomic_path, storage_errors

@@ -1,15 +1,21 @@
-"""Child processes that never outlive their parent, and how to end a whole tree of them. Linux."""
+"""Child processes that never outlive their parent, how to end a whole tree of them, how they are asked to stop, and the
+temporary folders that they leave. Linux."""
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 # What the kernel may take to end processes that were sent SIGKILL.
@@ -24,6 +30,16 @@ PARENT_VARIABLE = "BERTBENCH_PARENT_PID"
 STOP_VARIABLE = "BERTBENCH_STOPS_GRACEFULLY"
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Batch systems and shells that pass a signal on can deliver the same one twice.
+_SAME_SIGNAL_SECONDS = 0.5
+
+AGENT_FOLDER = "bertbench-agent-"
+"""Prefix of the folders of torchrun's agents."""
+_LOCK = "lock"
+# In front of the prefix, until the folder is locked.
+_NEW = ".new-"
+# One that is not locked this long after it was made never will be.
+_YOUNG_SECONDS = 60.0
 
 
 def die_with_parent(death_signal: int = signal.SIGKILL) -> None:
@@ -140,6 +156,83 @@ def end_marked(mark: str, grace_seconds: float = 0.0) -> None:
     deadline = time.monotonic() + _DEATH_SECONDS
     while _living(left) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+class StopRequest:
+    """Inside `with`, the first SIGTERM or Ctrl-C is a request, and a second one a KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self._max_seconds: float | None = None
+        self._began = time.monotonic()
+        self._asked_at: float | None = None
+        self._before: dict[int, Any] = {}
+        self.signal: signal.Signals | None = None
+        """What came, None where nothing did."""
+
+    def __enter__(self) -> "StopRequest":
+        """Listen."""
+        for number in STOP_SIGNALS:
+            self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Put back what listened before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, frame: types.FrameType | None) -> None:
+        now = time.monotonic()
+        if self._asked_at is None:
+            self._asked_at, self.signal = now, signal.Signals(number)
+        elif now - self._asked_at > _SAME_SIGNAL_SECONDS:
+            raise KeyboardInterrupt
+
+    def limit(self, max_seconds: float | None) -> None:
+        """Ask for a stop this long after this object was made; None sets no limit."""
+        self._max_seconds = max_seconds
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time limit has passed."""
+        return self._max_seconds is not None and time.monotonic() - self._began >= self._max_seconds
+
+    def wanted(self) -> bool:
+        """Whether a stop is asked for."""
+        return self.signal is not None or self.out_of_time
+
+    def why(self) -> str:
+        """Return what asked for the stop, in words; empty where nothing here did."""
+        if self.signal is not None:
+            return self.signal.name
+        return f"the limit of {self._max_seconds:g} s" if self.out_of_time else ""
+
+
+@contextlib.contextmanager
+def own_folder(prefix: str) -> Iterator[Path]:
+    """Give an empty folder, which is removed at the end; remove those of dead processes with the same prefix first."""
+    clear_stale(prefix)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_NEW}{prefix}"))
+    try:
+        with (folder / _LOCK).open("w") as held:  # known across containers too, which process ids are not
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder = folder.rename(folder.with_name(folder.name.removeprefix(_NEW)))
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_stale(prefix: str) -> None:
+    """Remove the folders with this prefix whose process, one of this user, is gone."""
+    place = Path(tempfile.gettempdir())
+    for folder in [*place.glob(f"{prefix}*"), *place.glob(f"{_NEW}{prefix}*")]:
+        with contextlib.suppress(OSError):
+            found = folder.lstat()
+            is_young = time.time() - found.st_mtime < _YOUNG_SECONDS
+            if found.st_uid != os.geteuid() or (is_young and folder.name.startswith(_NEW)):
+                continue
+            with (folder / _LOCK).open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def main(argv: list[str]) -> int:

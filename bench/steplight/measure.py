@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from bench.run.bandwidth import memory_bandwidth
 from bench.run.clock import Stopwatch, stopwatch
-from bench.run.peak import matmul_peak
-from bench.run.rank_resources import reset_used_memory, used_memory
+from bench.run.peak import matmul_peak, memory_bandwidth
 from bench.run.recorder import RowWriter
+from bench.run.resources import reset_used_memory, used_memory
 from bench.steplight.parts import Part, Subject, make_parts
 from bert.data.batch import Batch
 from bert.model.step import Step
@@ -89,7 +88,6 @@ def measure_components(
         "stopped_because": "all parts were timed",
         **{name: {**ended[name], "before": began[name]["rate"], "after": ended[name]["rate"]} for name in began},
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "threads": torch.get_num_threads(),
     }
 
 

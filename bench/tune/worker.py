@@ -11,7 +11,7 @@ from typing import Any
 from bench.machine.devices import Devices
 from bench.plan.variants import PlannedVariant, Values, explore
 from bench.run.attempt import train_once
-from bench.run.stop import StopRequest
+from bench.run.processes import StopRequest
 from bench.tune.space import SearchSpace, word
 from bench.tune.study import ENDED, Begun, Study, trial_folder
 from bert.data.lengths import is_synthetic

@@ -177,11 +177,11 @@ WALL_CLOCK = {
     "bench/run/launch.py": "the end of a rank, told to others",
     "bench/cluster/agent.py": "the end of a rank, told to other nodes",
     "bench/loggers/mlflow.py": "when a value was logged",
-    "bench/run/own_folder.py": "the age of a folder, whose time is the file system's",
+    "bench/run/processes.py": "the age of a folder, whose time is the file system's",
     "bench/profilers/kineto_trace.py": "a name",
     "bench/run/telemetry.py": "when a sensor was read, to be held against steps",
     "bench/run/clock.py": "when a step began, to be held against sensors and other ranks",
-    "bench/run/train_recorder.py": "when an event happened",
+    "bench/run/train_worker.py": "when an event happened",
     "bench/run/worker.py": "the end of a rank, told to others",
 }
 

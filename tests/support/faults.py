@@ -32,7 +32,7 @@ MARK = "FAULT_MARK"
 # What a process that is left needs to notice that its parent is gone.
 _GRACE_SECONDS = 15.0
 _CALL_SECONDS = 240.0
-# bench.run.own_folder takes folders of dead processes for abandoned a minute after they were made.
+# bench.run.processes takes folders of dead processes for abandoned a minute after they were made.
 _MINUTES_AGO = 120.0
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from analysis.metrics.communication.projection import backward_pass, bucket_ends
-from bench.run.backward import backward_of, backward_timeline
+from bench.run.measure import backward_of, backward_timeline
 from bert.optim.precision import Precision
 from bert.parallel import ddp
 from bert.parallel.single import SingleStrategy

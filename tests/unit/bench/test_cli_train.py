@@ -21,7 +21,7 @@ from bench.cli.train_progress import TrainProgress, event_text
 from bench.machine.devices import Devices
 from bench.plan.training import Plan, TrainOptions, check_continues, check_space, initial_weights, plan_training
 from bench.run.attempt import train_once
-from bench.run.stop import StopRequest
+from bench.run.processes import StopRequest
 from bert.checkpoints.model_config import to_our_json
 from bert.model.config import PRESETS, ModelConfig, model_config, shape_in_words
 from bert.model.memory import parameter_count

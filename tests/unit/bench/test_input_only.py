@@ -12,7 +12,7 @@ from bench.cli.throughput import ThroughputOptions
 from bench.machine.devices import Devices
 from bench.plan.trials import Sweep, expand
 from bench.run.clock import StepClock
-from bench.run.input_only import draw, rank_record, without_training
+from bench.run.measure import draw, rank_record, without_training
 from bert.tasks import task_data
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.batches import Hdf5Batches

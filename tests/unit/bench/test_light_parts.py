@@ -9,8 +9,8 @@ import torch
 from support.refusals import refused
 
 from bench.cli.speed_of_light import SpeedOfLightOptions
-from bench.run.bandwidth import memory_bandwidth
 from bench.run.clock import CpuStopwatch
+from bench.run.peak import memory_bandwidth
 from bench.run.recorder import RowWriter
 from bench.steplight.measure import _Steps, _time_rounds, typical_batch
 from bench.steplight.parts import Part, Subject, make_parts

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.run.own_folder import own_folder
+from bench.run.processes import own_folder
 
 
 def test_a_folder_goes_with_its_process_and_those_of_killed_ones_go_at_the_next_start(

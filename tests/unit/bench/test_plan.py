@@ -10,7 +10,7 @@ from analysis.wording import implementation_label, strategy_label
 from bench.machine.devices import Devices
 from bench.plan.training import TrainOptions, plan_training
 from bench.plan.trials import Sweep, expand
-from bench.run.allocators import allocator_environment
+from bench.run.resources import allocator_environment
 from bert.train.settings import TrainSettings
 from common.errors import Code
 from records.trial import Trial

@@ -13,9 +13,8 @@ from support.refusals import refused
 from support.training_runs import settings, shards
 
 from bench.cli.train_progress import TrainProgress, duration, progress_text
-from bench.run.processes import hold_stop_signals, listen_for_stop
-from bench.run.stop import StopRequest
-from bench.run.train_recorder import TrainRecorder
+from bench.run.processes import StopRequest, hold_stop_signals, listen_for_stop
+from bench.run.train_worker import TrainRecorder
 from bert.tasks.base import Evaluation
 from bert.train.events import Evaluated, Progress, Resumed, Saved, Warned
 from common.errors import SchemaError
@@ -43,7 +42,7 @@ def test_the_first_signal_asks_and_the_second_one_interrupts(monkeypatch: pytest
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wanted() and stop.why() == "SIGTERM"
         os.kill(os.getpid(), signal.SIGINT)  # the same one, passed on by a shell
-        monkeypatch.setattr("bench.run.stop._SAME_SIGNAL_SECONDS", -1.0)
+        monkeypatch.setattr("bench.run.processes._SAME_SIGNAL_SECONDS", -1.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(1)

@@ -1,0 +1,300 @@
+"""What a rank measures: whole steps of an implementation, their input alone, or the parts that they are made of.
+
+The clock of every step writes a row; a window decides, alike on every rank, when there are enough.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bench.implementations import IMPLEMENTATIONS
+from bench.implementations.base import Built, Implementation
+from bench.run.clock import StepClock, Stopwatch, stopwatch
+from bench.run.peak import matmul_peak
+from bench.run.recorder import RowWriter, step_writer
+from bench.run.resources import reset_used_memory, used_memory
+from bench.run.window import Window
+from bert.data.batch import Batch, BatchCounts
+from bert.model.config import model_config
+from bert.optim.precision import Precision
+from bert.parallel.base import StepPlan
+from bert.speed.fp8 import products_dtype
+from bert.tasks import make_task, task_step
+from bert.train.feed import Feed, data_spec
+from bert.train.loop import Training, train
+from bert.train.observer import Observer, Observers, StepResult
+from common.registry import load
+from records.trial import Trial
+
+if TYPE_CHECKING:
+    from bench.run.worker import Rank
+
+_REASON = "input only: batches were drawn, nothing was trained"
+# Columns of a result that need a model.
+_OF_TRAINING = (
+    "mfu",
+    "model_flops_per_second",
+    "measured_peak_flops",
+    "peak_memory_bytes",
+    "forward_ms",
+    "backward_ms",
+    "communication_ms",
+    "optimizer_ms",
+    "rank_skew",
+    "cost_per_million_samples",
+)
+_OF_TRAINING_STEPS = ("model_flops", "loss", "learning_rate")
+# Passes until so much time has gone by, so that the smallest models are not measured by one and the largest not often.
+_ENOUGH_SECONDS = 1.0
+_MOST_PASSES = 5
+# Where gradients are whole on every rank; other strategies hand them on in parts of their own.
+_WHOLE_GRADIENTS = ("single", "ddp")
+
+
+def measure_steps(rank: "Rank") -> None:
+    """Measure a trial that trains or draws batches, and write this rank's records."""
+    measurement = _Measurement(rank)
+    with step_writer(rank.directory.steps_csv(rank.strategy.rank)) as writer:
+        measurement.begin(writer)
+        kinds = {"input": measurement.draw, "components": measurement.components}
+        measured = kinds.get(rank.trial.kind, measurement.train)()
+    rank.write(measured)
+
+
+class _Measurement:
+    """What is measured, with the clock and the window of its steps. Its methods return the rank's record."""
+
+    def __init__(self, rank: "Rank") -> None:
+        trial = rank.trial
+        self.rank, self.trial, self.strategy = rank, trial, rank.strategy
+        self.precision = Precision(trial.precision, trial.device)
+        self.task = make_task(trial.task, trial.task_options)
+        self.config = model_config(trial)
+        self.step = task_step(trial.task, trial.task_options, self.config)
+        self.implementation: Implementation = load(IMPLEMENTATIONS, trial.implementation, "implementation")()
+        self.implementation.check(trial)
+
+    def begin(self, writer: RowWriter) -> None:
+        """Make clock and window, which write and take in a row for each step."""
+        input_only = self.trial.kind == "input"
+
+        def on_row(row: dict[str, Any]) -> None:
+            writer.write(without_training(row) if input_only else row)
+            self.window.record(row["step_time_ms"])
+
+        # Batches that stay on the host are timed there.
+        self.clock = StepClock("cpu" if input_only else self.trial.device, self.step.model_flops, on_row)
+        self.window = Window(self.trial, self.clock.flush, self.strategy.maximum)
+        # The clock comes last: it starts after the profiler has and stops before the profiler writes.
+        self.observer = Observers([*_profiler_observers(self.rank), self.clock])
+
+    def train(self) -> dict[str, Any]:
+        """Train between two measurements of the achievable peak."""
+        built, training = self._prepared()
+        strategy, device, dtype = self.strategy, self.strategy.device, training.precision.matmul_dtype
+        products = products_dtype(training.model, dtype)
+        if device.type == "cuda":  # a CPU only imitates FP8, more slowly than bf16: that rate is no peak
+            dtype = products
+        peak_before = matmul_peak(device, dtype)
+        strategy.barrier()
+        torch.manual_seed(self.trial.seed + 1 + strategy.rank)
+        reset_used_memory(device)
+        loop = built.loop or train
+        steps = self.rank.timed("train", lambda: loop(training, self.observer, self.window.keep_going))
+        memory = used_memory(device)
+        strategy.barrier()
+        backward = self.rank.timed("backward_timeline", lambda: backward_of(training, self.trial))
+        strategy.barrier()
+        peak_after = matmul_peak(device, dtype)
+        self.rank.end()
+        return {
+            **memory,
+            **self._stopped(steps),
+            "measured_peak": {
+                "before": peak_before["flops_per_second"],
+                "after": peak_after["flops_per_second"],
+                "dtype": peak_after["dtype"],
+                "shape": peak_after["shape"],
+                "products": str(products).removeprefix("torch."),
+            },
+            "parameters": _parameters(built.model),
+            "backward": backward,
+        }
+
+    def components(self) -> dict[str, Any]:
+        """Time the parts of a step alone, and whole steps around them."""
+        from bench.steplight.measure import measure_components
+
+        built, training = self._prepared()
+        torch.manual_seed(self.trial.seed + 1 + self.strategy.rank)
+        sample = iter(self.task.batches(data_spec(self.trial, self.strategy)))
+        measured = self.rank.timed(
+            "components",
+            lambda: measure_components(
+                self.rank.directory, self.trial, training, built.model, self.task, self.step, sample, self.observer
+            ),
+        )
+        self.rank.end()
+        return measured
+
+    def draw(self) -> dict[str, Any]:
+        """Draw batches and do nothing with them."""
+        stream = self.task.batches(data_spec(self.trial, self.strategy))
+        batches = self._feed(stream)
+        self.strategy.barrier()
+        accumulation, keep_going = self.trial.grad_accum_steps, self.window.keep_going
+        steps = self.rank.timed("draw", lambda: draw(batches, accumulation, self.clock, keep_going))
+        self.strategy.barrier()
+        self.rank.end()
+        return {**rank_record(stream), **self._stopped(steps)}
+
+    def _stopped(self, steps: int) -> dict[str, Any]:
+        return {"steps": steps, "stopped_because": self.window.stopped_because}
+
+    def _feed(self, stream: Any) -> Feed:
+        return Feed(stream, self.strategy.device.type == "cuda", self.implementation.adapt)
+
+    def _prepared(self) -> tuple[Built, Training]:
+        trial, strategy, timed = self.trial, self.strategy, self.rank.timed
+        built = timed("build_model", lambda: self.implementation.build(trial, self.task, self.config, self.observer))
+        batches = self._feed(self.task.batches(data_spec(trial, strategy)))
+
+        def prepare() -> Training:
+            # A loop of its own wraps the model, too.
+            plan = StepPlan(train=trial, levers=built.levers)
+            own_loop = built.loop is not None
+            model = built.model.to(strategy.device) if own_loop else strategy.wrap(built.model, self.observer, plan)
+            optimizer = built.make_optimizer(model)
+            strategy.prepare(optimizer, self.precision)
+            return Training(
+                model=model,
+                optimizer=optimizer,
+                compute_loss=built.compute_loss,
+                batches=batches,
+                strategy=strategy,
+                precision=self.precision,
+                grad_accum_steps=trial.grad_accum_steps,
+            )
+
+        return built, timed("prepare", prepare)
+
+
+def _profiler_observers(rank: "Rank") -> list[Observer]:
+    trial = rank.trial
+    if trial.profiler is None:
+        return []
+    from bench.profilers import load_profiler
+    from bench.profilers.base import Scope
+
+    profiler = load_profiler(trial.profiler, trial.profiler_options)
+    return [profiler.observer(Scope(trial=trial, directory=rank.directory.profile), rank.strategy.rank)]
+
+
+def _parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def draw(batches: Iterator[Batch], grad_accum_steps: int, observer: Observer, keep_going: Callable[[int], bool]) -> int:
+    """Draw the batches of one step after another until `keep_going(step)` says no; return the number of steps.
+
+    The same calls in the same order as bert.train.loop.train makes, without model and device.
+    """
+    step = 0
+    nothing = torch.tensor(math.nan)
+    observer.run_begin()
+    try:
+        while keep_going(step):
+            counts: BatchCounts | None = None
+            observer.step_begin(step)
+            with observer.phase("data"):
+                for _ in range(grad_accum_steps):
+                    batch = next(batches)
+                    counts = batch.counts if counts is None else counts + batch.counts
+            assert counts is not None
+            observer.step_end(step, StepResult(counts, nothing, math.nan))
+            step += 1
+    finally:
+        observer.run_end()
+    return step
+
+
+def without_training(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a step record in which what needs a model is unknown."""
+    return {**row, **dict.fromkeys(_OF_TRAINING_STEPS)}
+
+
+def rank_record(stream: object) -> dict[str, Any]:
+    """Return what a rank writes down about its input: why the columns of training are unknown, and what was read.
+
+    Args:
+        stream: the batches; those of compressed shards tell how fast these were read (`reading`).
+    """
+    reading = getattr(stream, "reading", None)
+    read = None if reading is None else {"samples": reading.samples, "seconds": reading.seconds}
+    return {"unknown": dict.fromkeys(_OF_TRAINING, _REASON), "shards_read": read}
+
+
+def backward_of(training: Training, trial: Trial) -> dict[str, Any] | None:
+    """Return what `backward_timeline` does of a trial it can say something of, else None.
+
+    A compiled model hands all gradients over at its end, and hooks would have it compiled anew.
+    """
+    compiled = any(getattr(part, "_compiled_call_impl", None) is not None for part in training.model.modules())
+    if trial.kind != "throughput" or trial.strategy not in _WHOLE_GRADIENTS or compiled:
+        return None
+    return backward_timeline(training)
+
+
+def backward_timeline(training: Training) -> dict[str, Any]:
+    """Return when the backward pass of a micro-step hands over each gradient, in the order DDP puts them into buckets.
+
+    Nothing is reduced and no update is made; gradients are cleared. Medians over the passes.
+
+    Returns:
+        bytes (of each gradient, the last registered parameter first: the order of DistributedDataParallel's buckets),
+        ready_ms (since the beginning of the backward pass, as long a list), backward_ms (the whole pass), passes.
+    """
+    watch = stopwatch(training.strategy.device.type)
+    parameters = [p for p in reversed(list(training.model.parameters())) if p.requires_grad]
+    began = time.perf_counter()
+    passes: list[tuple[list[float], float]] = []
+    while len(passes) < _MOST_PASSES and (not passes or time.perf_counter() - began < _ENOUGH_SECONDS):
+        passes.append(_one_pass(training, parameters, watch))
+    ready = torch.tensor([times for times, _ in passes], dtype=torch.float64).median(dim=0).values
+    whole = torch.tensor([end for _, end in passes], dtype=torch.float64).median()
+    return {
+        "bytes": [parameter.numel() * parameter.element_size() for parameter in parameters],
+        "ready_ms": [round(value, 4) for value in ready.tolist()],
+        "backward_ms": round(float(whole), 4),
+        "passes": len(passes),
+    }
+
+
+def _one_pass(training: Training, parameters: list[torch.nn.Parameter], watch: Stopwatch) -> tuple[list[float], float]:
+    """Ready times in ms of the parameters in their order, and of the end."""
+    marks: dict[int, Any] = {}
+    hooks = [
+        # A parameter that is used twice is ready when the last of its gradients has been added: the later mark stays.
+        parameter.register_post_accumulate_grad_hook(lambda _, place=place: marks.__setitem__(place, watch.mark()))
+        for place, parameter in enumerate(parameters)
+    ]
+    strategy, precision = training.strategy, training.precision
+    batch = next(training.batches).to(strategy.device)
+    try:
+        with strategy.accumulate(last=False):
+            with precision.autocast():
+                loss = training.compute_loss(training.model, batch)
+            begin = watch.mark()
+            strategy.backward(loss, precision)
+            end = watch.mark()
+        watch.synchronize()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        training.optimizer.zero_grad(set_to_none=True)
+    whole = watch.elapsed_ms(begin, end)
+    # What gets no gradient in this batch holds its bucket until the end.
+    return [watch.elapsed_ms(begin, marks[p]) if p in marks else whole for p in range(len(parameters))], whole

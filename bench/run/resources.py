@@ -1,0 +1,183 @@
+"""What a rank may take of its machine and what it took: cores, memory, libraries; and what a lack of memory looks like.
+
+Allocators are variables of the C library, for every implementation alike. glibc gives large blocks back to the kernel
+as soon as they are freed, and the next step has every page of them zeroed again; that is a tenth to a fifth of a step
+of BERT-base on a CPU. The variables are those of mallopt(3) and of glibc's manual, section "Memory Allocation
+Tunables".
+"""
+
+import errno
+import os
+import platform
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.cluster.rank import BOUND_VARIABLE
+from common.errors import UsageError
+from common.registry import lookup
+from records.trial import Trial
+
+DEFAULT = "default"
+_KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+
+ALLOCATORS: dict[str, dict[str, str]] = {
+    DEFAULT: {},
+    # Freed memory stays with the process.
+    "keep": _KEEP,
+    # Besides, the kernel is asked for pages of 2 MiB (transparent huge pages, where they are `madvise` or `always`).
+    "huge-pages": {**_KEEP, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+}
+
+# What allocators say when memory is refused: torch's CPU allocator, CUDA and cuBLAS, the C++ runtime, oneDNN; then
+# Python for a thread's stack, and the loader of libraries.
+_WORDS = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "cannot allocate memory",
+    "out of memory",
+    "bad_alloc",
+    "bad allocation",
+    "ALLOC_FAILED",
+    "can't start new thread",
+    "failed to map segment",
+    "cannot map zero-fill pages",
+    "cannot apply additional memory protection",
+    "cannot create TLS data structures",
+)
+
+
+def take_share_of_cores(trial: Trial) -> None:
+    """On a CPU a device is a rank with an equal share of the physical cores: keep this rank on its own ones."""
+    if trial.device != "cpu" or BOUND_VARIABLE in os.environ or not hasattr(os, "sched_setaffinity"):
+        return
+    from bench.machine.devices import shares_of_cores
+
+    shares = shares_of_cores(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    own = shares[int(os.environ.get("LOCAL_RANK", "0"))]
+    if own:
+        os.sched_setaffinity(0, own)
+
+
+def limit_memory(trial: Trial) -> None:
+    """Have memory beyond the limit refused, so that a trial runs out before the machine does.
+
+    On a CPU the kernel refuses private memory, on a GPU the allocator device memory.
+    """
+    if trial.memory_limit_bytes is None:
+        return
+    if trial.device == "cuda":
+        import torch
+
+        visible = range(torch.cuda.device_count())
+        own = int(os.environ.get("LOCAL_RANK", "0"))
+        # One that is not there is the strategy's to refuse; dp has them all.
+        for device in visible if trial.strategy == "dp" else visible[own : own + 1]:
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, trial.memory_limit_bytes / total), device)
+    else:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (trial.memory_limit_bytes, hard))
+
+
+def reset_used_memory(device: Any) -> None:
+    """Have `used_memory` of a GPU count from here on, without what the allocator keeps; a CPU's cannot be reset."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def used_memory(device: Any) -> dict[str, Any]:
+    """Return the most memory used so far, in bytes, and what is counted."""
+    if device.type == "cuda":
+        import torch
+
+        return {
+            "peak_memory_bytes": int(torch.cuda.max_memory_allocated(device)),
+            "peak_memory_kind": "device allocator",
+            "peak_reserved_bytes": int(torch.cuda.max_memory_reserved(device)),
+        }
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"peak_memory_bytes": peak * unit, "peak_memory_kind": "resident set"}
+
+
+def backend() -> str | None:
+    """Return what the ranks talk through; None for one that joined no process group."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return str(dist.get_backend())
+
+
+def torch_versions() -> dict[str, str | None]:
+    """Return the versions of torch and of the CUDA libraries that it uses."""
+    import torch
+
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
+    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    return {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "cudnn": None if cudnn is None else str(cudnn),
+        "nccl": nccl,
+    }
+
+
+def allocator_environment(name: str) -> dict[str, str]:
+    """Return the variables of an allocator by name; "" is the default.
+
+    Raises:
+        UsageError: no such allocator, or the C library of this machine does not know the variables.
+    """
+    variables = lookup(ALLOCATORS, name or DEFAULT, "allocator")
+    if variables and platform.libc_ver()[0] != "glibc":
+        raise UsageError(
+            "option-not-applicable",
+            f"--allocators {name} are settings of glibc, which Python does not run on here: leave it out",
+        )
+    return variables
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or one that it came from, says that memory was refused, on the host or on a device."""
+    found: BaseException | None = error
+    while found is not None:
+        refused = isinstance(found, MemoryError) or getattr(found, "errno", None) == errno.ENOMEM
+        if refused or type(found).__name__ == "OutOfMemoryError" or any(words in str(found) for words in _WORDS):
+            return True
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return False
+
+
+def memory_is_short() -> bool:
+    """Whether 64 MiB are refused: CPython and libraries then raise whatever they come to, SystemError or OSError."""
+    try:
+        bytearray(64 * 2**20)
+    except MemoryError:
+        return True
+    return False
+
+
+def oom_kill_count() -> int:
+    """Return how often it has killed for lack of memory: in this cgroup where it counts, else in the machine."""
+    for path in (_cgroup_folder() / "memory.events", Path("/proc/vmstat")):
+        try:
+            counts = dict(line.split() for line in path.read_text(encoding="ascii").splitlines())
+            return int(counts["oom_kill"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return 0
+
+
+def _cgroup_folder() -> Path:
+    """Return the folder of this process's own cgroup (version 2)."""
+    try:
+        (line,) = [row for row in Path("/proc/self/cgroup").read_text().splitlines() if row.startswith("0::")]
+    except (OSError, ValueError):
+        return Path("/sys/fs/cgroup")
+    return Path("/sys/fs/cgroup") / line.removeprefix("0::").lstrip("/")
