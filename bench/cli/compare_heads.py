@@ -123,7 +123,7 @@ def _majority(planned: Sequence[PlannedVariant]) -> float:
     import numpy as np
 
     from bert.data.loading.order import spread
-    from bert.tasks.gap.selection import evaluation_features
+    from bert.tasks.gap.source import evaluation_features
 
     settings = planned[0].plan.settings
     wanted = None if settings.eval_data is None else Path(settings.eval_data)

@@ -1,27 +1,28 @@
-"""`bertbench data squad-scaling`: the time to make SQuAD features against the number of workers."""
+"""`bertbench data squad-scaling`: the time to make SQuAD features against the number of workers, in both modes."""
 
 import csv
 import dataclasses
+import hashlib
 import io
-import json
 import platform
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
-from bench.cli.options import parse, plain_words, run_folder
-from bert.tasks.squad.config import SquadConfig, cpu_count
-from common.atomic import write_json, write_text
-
-if TYPE_CHECKING:
-    from bert.tasks.squad.scaling import Scaling
+from bench.cli.options import Printed, parse, plain_words, run_folder
+from bench.cli.result import Result
+from bert.tasks.squad.config import MODES, Mode, SquadConfig, cpu_count
+from common.atomic import storage_errors, write_json, write_text
+from common.errors import UsageError
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SquadScalingOptions:
+class SquadScalingOptions(Printed):
     """Make SQuAD features with 1..N worker processes, in both modes, and draw time against workers."""
 
     input: Path
@@ -38,18 +39,49 @@ class SquadScalingOptions:
     """What the features are for; default by the input's name."""
     lower_case: bool = True
     """Text is lower-cased; --no-lower-case for a cased vocabulary."""
-    json: bool = False
-    """Print the result as JSON."""
 
 
 OPTIONS = {"data squad-scaling": SquadScalingOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command."""
-    options = parse(SquadScalingOptions, plain_words(argv), "bertbench data squad-scaling")
+@dataclass(frozen=True, slots=True)
+class ScalingRow:
+    """One mode with one number of workers."""
+
+    mode: Mode
+    workers: int
+    """Processes; with one, this process does everything."""
+    seconds: float
+    """Of the middle round (the faster of the two in the middle), from reading to the finished file."""
+    rounds: tuple[float, ...]
+    """Seconds of every round, in order."""
+    shares: Mapping[str, float]
+    """Where the middle round's time went (bert.tasks.squad.prepare.SHARES); they add up to `seconds`."""
+    speedup: float
+    """Time of the first row of the mode over this one's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """All rows, and what they were measured on."""
+
+    rows: tuple[ScalingRow, ...]
+    """Mode by mode, in ascending number of workers."""
+    questions: int
+    windows: int
+    file_fingerprint: str
+    """Hash of the file of features, the same every time."""
+
+
+def read_words(words: list[str], program: str) -> Any:
+    """Return the options that the words give. Raises UsageError."""
+    return parse(SquadScalingOptions, plain_words(words), program)
+
+
+def run(options: SquadScalingOptions) -> Result:
+    """Measure, write and draw."""
+    from analysis.render.tables import Plain
     from bert.tasks.squad.reading import check_there
-    from bert.tasks.squad.scaling import measure
 
     check_there(options.input)
     out = run_folder(options.out)
@@ -58,20 +90,73 @@ def main(argv: list[str]) -> int:
     )
     config.split_of(options.input)
     workers = options.workers or tuple(range(1, cpu_count() + 1))
-    found = measure(config, workers, options.rounds, out, _tell)
+    found = measure(config, workers, options.rounds, out)
     document = _document(options, found)
-    write_json(out / "squad-scaling.json", document)
-    write_text(out / "squad-scaling.csv", _table(found))
-    _draw(options, found, out / "squad-scaling.png")
-    print(json.dumps(document, indent=2) if options.json else _text(found, out))
-    return 0
+    written = [out / f"squad-scaling.{ending}" for ending in ("json", "csv", "png")]
+    write_json(written[0], document)
+    write_text(written[1], _table(found))
+    _draw(options, found, written[2])
+    return Result(document=document, blocks=[Plain(_text(found))], written=written)
 
 
-def _tell(mode: str, workers: int, turn: int, seconds: float) -> None:
-    print(f"round {turn}: {mode}, {workers} worker(s): {seconds:.2f} s", file=sys.stderr, flush=True)
+def measure(config: SquadConfig, workers: Sequence[int], rounds: int, folder: Path) -> Scaling:
+    """Make the features of the first input again and again, all modes and numbers of workers in turns.
+
+    Workers are started anew each time, and what that takes is part of the time.
+
+    Args:
+        config: what to make; its mode, workers and output do not matter.
+        workers: numbers of processes.
+        rounds: turns.
+        folder: where the files are made, and removed again.
+
+    Raises:
+        UsageError: there are fewer CPUs than workers, or two files of features differ.
+        InputError, StorageError: as `prepare` does.
+    """
+    from bert.tasks.squad.prepare import prepare
+    from bert.tasks.squad.unit import forget_words
+
+    numbers = sorted(set(workers))
+    if not numbers or numbers[0] < 1 or numbers[-1] > cpu_count() or rounds < 1:
+        raise UsageError(
+            "option-value",
+            f"--workers {' '.join(map(str, workers))} with --rounds {rounds}: give 1 to {cpu_count()} workers (the "
+            "CPUs there are) and 1 round or more",
+        )
+    sides = [(mode, number) for mode in MODES for number in numbers]
+    seconds: dict[tuple[Mode, int], list[float]] = {side: [] for side in sides}
+    shares: dict[tuple[Mode, int], list[Mapping[str, float]]] = {side: [] for side in sides}
+    fingerprints: set[str] = set()
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for turn in range(rounds):
+        for mode, number in sides:
+            with tempfile.TemporaryDirectory(prefix=".scaling-", dir=folder) as name:
+                forget_words()
+                one = dataclasses.replace(config, input=config.input[:1], mode=mode, workers=number, output=Path(name))
+                (made,) = prepare(one, lambda stage, done, total: None)
+                fingerprints.add(hashlib.blake2b(made.features.read_bytes(), digest_size=16).hexdigest())
+            seconds[mode, number].append(made.seconds)
+            shares[mode, number].append(made.shares)
+            note = f"round {turn + 1}: {mode}, {number} worker(s): {made.seconds:.2f} s"
+            print(note, file=sys.stderr, flush=True)
+    if len(fingerprints) > 1:
+        raise UsageError("data-mismatch", "workers made different features: this must not be, please report it")
+    rows = tuple(_row(side, seconds[side], shares[side], seconds[side[0], numbers[0]]) for side in sides)
+    return Scaling(rows, made.counts.get("questions"), made.counts.get("windows"), fingerprints.pop())
 
 
-def _document(options: SquadScalingOptions, found: "Scaling") -> dict[str, object]:
+def _row(
+    side: tuple[Mode, int], seconds: Sequence[float], shares: Sequence[Mapping[str, float]], first: Sequence[float]
+) -> ScalingRow:
+    order = sorted(range(len(seconds)), key=seconds.__getitem__)
+    middle = order[(len(order) - 1) // 2]
+    base = sorted(first)[(len(first) - 1) // 2]
+    return ScalingRow(*side, seconds[middle], tuple(seconds), dict(shares[middle]), base / seconds[middle])
+
+
+def _document(options: SquadScalingOptions, found: Scaling) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         "input": str(options.input),
@@ -81,7 +166,7 @@ def _document(options: SquadScalingOptions, found: "Scaling") -> dict[str, objec
     }
 
 
-def _table(found: "Scaling") -> str:
+def _table(found: Scaling) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     shares = list(found.rows[0].shares)
@@ -92,7 +177,7 @@ def _table(found: "Scaling") -> str:
     return text.getvalue()
 
 
-def _draw(options: SquadScalingOptions, found: "Scaling", path: Path) -> None:
+def _draw(options: SquadScalingOptions, found: Scaling, path: Path) -> None:
     from analysis.render.squad_scaling_figures import ScalingPoint, draw_scaling
 
     points = [ScalingPoint(row.mode, row.workers, row.seconds, row.rounds, row.shares) for row in found.rows]
@@ -104,12 +189,11 @@ def _draw(options: SquadScalingOptions, found: "Scaling", path: Path) -> None:
     draw_scaling(path, points, title, note)
 
 
-def _text(found: "Scaling", out: Path) -> str:
+def _text(found: Scaling) -> str:
     shares = list(found.rows[0].shares)
     lines = [f"{'mode':<6} {'workers':>7} {'seconds':>8} {'speed-up':>8}" + "".join(f" {name:>11}" for name in shares)]
     for row in found.rows:
         parts = "".join(f" {100 * seconds / row.seconds:>9.1f} %" for seconds in row.shares.values())
         lines.append(f"{row.mode:<6} {row.workers:>7} {row.seconds:>8.3f} {row.speedup:>8.2f}{parts}")
     lines.append(f"{found.questions:,} questions, {found.windows:,} windows, the same file every time")
-    lines.append(f"written to {out}: squad-scaling.json, squad-scaling.csv, squad-scaling.png")
     return "\n".join(lines)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bert.tasks.gap.golds import Slice
     from bert.tasks.gap.scores import Scores as GapScores
+    from bert.tasks.gap.scores import Slice
     from bert.tasks.squad.scores import Scores as SquadScores
 
 

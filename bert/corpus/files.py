@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from bert.data.json_notes import read_notes
 from common.atomic import write_json
 from common.errors import InputError, read_code
+from common.reading import read_notes
 
 _DUMP_NAME = re.compile(r"\.xml(-p\d+p\d+)?(\.bz2|\.gz)?$", re.IGNORECASE)
 TEXT_SUFFIXES = (".txt",)

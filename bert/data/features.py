@@ -27,12 +27,12 @@ from bert.data.columns import (
     read_header,
     write_columns,
 )
-from bert.data.json_notes import read_notes
 from bert.data.stages import Counts, fingerprint_of
 from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary
 from common.atomic import atomic_path, storage_errors, write_json
 from common.errors import InputError, SchemaError, UsageError, read_code
 from common.flags import flag
+from common.reading import read_notes
 
 SUFFIX = ".safetensors"
 OWN_VOCABULARY = ".vocab.txt"

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bert.data.json_notes import read_notes
 from bert.data.pool import Progress, Workers
 from common.atomic import storage_errors, write_json
 from common.errors import InputError, UsageError
+from common.reading import read_notes
 
 MANIFEST_FILE = "manifest.json"
 _STATISTICS = ".{name}.json"

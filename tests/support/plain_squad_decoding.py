@@ -14,7 +14,7 @@ from typing import Any
 from support.plain_tokenizer import PlainTokenizer
 
 from bert.tasks.squad.features import SquadFeatures
-from bert.tasks.squad.logits import WindowLogits
+from bert.tasks.squad.predictions import WindowLogits
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from bert.data.rows import Ragged
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
 from bert.tasks.squad.features import Settings, SquadFeatures
-from bert.tasks.squad.logits import WindowLogits
+from bert.tasks.squad.predictions import WindowLogits
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 SIGNS = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~«»“”’–—…。、「」"  # noqa: RUF001

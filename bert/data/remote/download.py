@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.data.json_notes import read_notes
 from bert.data.remote.web import (
     Again,
     DownloadError,
@@ -28,6 +27,7 @@ from bert.data.remote.web import (
 )
 from common.atomic import storage_errors, write_json
 from common.errors import InputError, StorageError
+from common.reading import read_notes
 
 CHECKSUMS = {"md5": 32, "sha1": 40, "sha256": 64}
 """Checksums that can be checked, and their hexadecimal digits."""

@@ -17,7 +17,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bert.data.json_notes import read_notes
 from bert.data.pool import Progress
 from bert.data.remote.download import Checksum, fetch, is_whole, part_of
 from bert.data.remote.listings import Choice, RemoteFile
@@ -26,6 +25,7 @@ from bert.data.remote.web import DownloadError, Transfer, WrongFileError, check_
 from common.atomic import storage_errors, write_json, write_text
 from common.errors import InputError, StorageError, UsageError
 from common.locks import locked
+from common.reading import read_notes
 from common.registry import lookup
 
 CONTACT_VARIABLE = "BERTBENCH_CONTACT"

@@ -20,16 +20,15 @@ from bert.tasks.commands import (
     timed_logits,
 )
 from bert.tasks.gap.config import GapConfig
-from bert.tasks.gap.examples import LABELS
+from bert.tasks.gap.reading import LABELS
 from common.errors import InputError
 
 if TYPE_CHECKING:
     from bert.data.pool import Progress
     from bert.predict import Opened
     from bert.tasks.gap.features import GapFeatures
-    from bert.tasks.gap.golds import Slice
     from bert.tasks.gap.prepare import GapSummary
-    from bert.tasks.gap.scores import Scores
+    from bert.tasks.gap.scores import Scores, Slice
 
 _HEAD = "mention_head."
 
@@ -235,9 +234,8 @@ class Eval:
 
     def run(self, options: EvalOptions, host: Host) -> Outcome:
         """Score the predictions."""
-        from bert.tasks.gap.golds import read_golds, slices
         from bert.tasks.gap.prediction_files import read_predictions
-        from bert.tasks.gap.scores import score
+        from bert.tasks.gap.scores import read_golds, score, slices
 
         file = read_golds(options.dataset)
         found = read_predictions(options.predictions)
@@ -261,7 +259,7 @@ class Eval:
 
 def used_answers(scores: "Scores") -> tuple[list[int], list[int]]:
     """Lines and columns of the confusion matrix: the three classes, and what else occurs."""
-    from bert.tasks.gap.examples import LABELS
+    from bert.tasks.gap.reading import LABELS
 
     counts = scores.confusion
     lines = [n for n in range(len(counts)) if n < len(LABELS) or counts[n].any()]

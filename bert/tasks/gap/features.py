@@ -11,7 +11,7 @@ from bert.data.features import FeatureForm
 from bert.data.rows import Ragged, TokenRows
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.gap.config import DEFAULT_LENGTH, MENTIONS, Split
-from bert.tasks.gap.examples import FEMININE, LABELS, MASCULINE
+from bert.tasks.gap.reading import FEMININE, LABELS, MASCULINE
 from common.atomic import write_text
 
 GENDER_NAMES = (None, MASCULINE, FEMININE)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bert.data.bounded import read_at_most
 from bert.tasks.gap.reading import told_lines
 from bert.tasks.gap.scores import DECISIONS, Decision
 from common.atomic import write_text
 from common.errors import InputError, read_code
+from common.reading import read_at_most
 
 KAGGLE_COLUMNS = ("ID", "A", "B", "NEITHER")
 _KAGGLE_DELIMITERS = (",", "\t")

@@ -17,9 +17,8 @@ from bert.data.rows import Int64
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.gap.config import SPECIAL_TOKENS, GapConfig
-from bert.tasks.gap.examples import GapExample, Mention
 from bert.tasks.gap.features import FORM, GENDER_NAMES, MENTION_ENDS, MENTION_STARTS, READABLE, Settings, write_readable
-from bert.tasks.gap.reading import Flaw, GapFile, read_gap, told_flaws
+from bert.tasks.gap.reading import Flaw, GapExample, GapFile, Mention, read_gap, told_flaws
 from common.errors import InputError
 
 

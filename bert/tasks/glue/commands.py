@@ -118,8 +118,7 @@ class Eval:
 
     def run(self, options: EvalOptions, host: Host) -> Outcome:
         """Score the answers."""
-        from bert.tasks.glue.answers import pair, read_answers
-        from bert.tasks.glue.metrics import scores
+        from bert.tasks.glue.scores import pair, read_answers, scores
         from bert.tasks.glue.tables import read_table
 
         spec = task_of(options.task)
@@ -259,8 +258,7 @@ def _check_task(checkpoint: Path, task: str) -> None:
 
 def _answer(ready: Ready, features: "GlueFeatures", out: Path, host: Host) -> dict[str, Any]:
     """Write the answers to one table; return what is told of them."""
-    from bert.tasks.glue.answers import answer_file, write_answers
-    from bert.tasks.glue.metrics import decided, scores
+    from bert.tasks.glue.scores import answer_file, decided, scores, write_answers
 
     settings, rows = features.settings, features.rows
     spec = settings.spec
@@ -305,7 +303,7 @@ def _split_of(labels: Path, spec: "GlueSpec") -> str | None:
 
 def _answers_to(predictions: Path, spec: "GlueSpec") -> str | None:
     """Which of the task's tables a file answers by its name, as `bertbench predict glue` gives it."""
-    from bert.tasks.glue.answers import answer_file
+    from bert.tasks.glue.scores import answer_file
 
     return next((split for split in spec.splits if answer_file(spec, split) == predictions.name), None)
 

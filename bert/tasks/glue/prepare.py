@@ -11,11 +11,18 @@ from bert.data.pool import Progress
 from bert.data.preparation import Source, Summary, casing, examples_of, keep_or_make, new_folder, other_files
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from bert.tasks.glue.archive import find_table, missing_tables, unused_folders, what_is_there
 from bert.tasks.glue.config import GlueConfig
 from bert.tasks.glue.features import FORM, Settings, make_parts
 from bert.tasks.glue.hub import read_hub
-from bert.tasks.glue.tables import GlueRow, GlueTable, read_table
+from bert.tasks.glue.tables import (
+    GlueRow,
+    GlueTable,
+    find_table,
+    missing_tables,
+    read_table,
+    unused_folders,
+    what_is_there,
+)
 from bert.tasks.glue.tasks import TRAIN, GlueSpec, task_of
 from common.atomic import write_text
 from common.errors import InputError

@@ -6,7 +6,7 @@ from typing import Any
 from bert.data.rows import Labels
 from bert.tasks.classification import ClassificationTask
 from bert.tasks.evaluation import Float32
-from bert.tasks.glue.metrics import decided, score_names, scores
+from bert.tasks.glue.scores import decided, score_names, scores
 from bert.tasks.glue.source import GlueData, spec_of
 
 

@@ -34,7 +34,7 @@ class GlueSpec:
     classes: tuple[str, ...] = ()
     """Labels as the tables have them: class i is classes[i]. None: the label is a number (a regression)."""
     metrics: tuple[str, ...]
-    """What the benchmark reports, by the names of bert.tasks.glue.metrics; its own score of a task is their mean."""
+    """What the benchmark reports, by the names of bert.tasks.glue.scores; its own score of a task is their mean."""
     headline: str
     """The score that decides which checkpoint is the best."""
     index: str | None = "index"

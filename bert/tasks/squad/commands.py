@@ -76,8 +76,7 @@ class Predict:
         from bert.predict import identity_of, open_model
         from bert.tasks.squad.evaluation import window_logits
         from bert.tasks.squad.features import FORM
-        from bert.tasks.squad.logits import WindowLogits
-        from bert.tasks.squad.predictions import NBestOptions, decode
+        from bert.tasks.squad.predictions import NBestOptions, WindowLogits, decode
         from bert.tasks.squad.task import SquadTask
         from common.atomic import check_writable
 
@@ -199,8 +198,7 @@ class Eval:
 
     def run(self, options: EvalOptions, host: Host) -> Outcome:
         """Score the predictions."""
-        from bert.tasks.squad.golds import read_golds
-        from bert.tasks.squad.prediction_files import read_null_odds, read_predictions
+        from bert.tasks.squad.score_files import read_golds, read_null_odds, read_predictions
         from bert.tasks.squad.scores import score
 
         golds = read_golds(options.dataset)

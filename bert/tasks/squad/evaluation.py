@@ -17,9 +17,8 @@ from bert.optim.precision import Precision
 from bert.tasks.base import DataSpec, Evaluation
 from bert.tasks.evaluation import outputs
 from bert.tasks.squad.features import SquadFeatures
-from bert.tasks.squad.golds import Golds, golds_of
-from bert.tasks.squad.logits import WindowLogits
-from bert.tasks.squad.predictions import decode
+from bert.tasks.squad.predictions import WindowLogits, decode
+from bert.tasks.squad.score_files import Golds, golds_of
 from bert.tasks.squad.scores import score
 from bert.tasks.squad.source import open_evaluation
 from common.errors import UsageError

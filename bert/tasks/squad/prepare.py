@@ -28,13 +28,11 @@ from bert.data.preparation import (
 )
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from bert.tasks.squad import handover
 from bert.tasks.squad.config import Mode, SquadConfig, cpu_count
 from bert.tasks.squad.features import FORM, Settings
-from bert.tasks.squad.handover import SharedFile
 from bert.tasks.squad.reading import Dataset, RawParagraph, check_there, read_dataset, together
-from bert.tasks.squad.targets import NO_ANSWER
-from bert.tasks.squad.unit import Part, Unit, make_part, warm_up
+from bert.tasks.squad.unit import Part, SharedFile, Unit, make_part, new_shared_file, shares_memory, warm_up
+from bert.tasks.squad.windows import NO_ANSWER
 from common.atomic import storage_errors
 from common.errors import InputError, StorageError, UsageError
 
@@ -57,7 +55,7 @@ def parts_place(mode: Mode, path: Path, workers: int) -> Iterator[Place]:
         StorageError: it cannot be made.
     """
     if mode == "merge":
-        yield "memory" if workers > 1 and handover.is_possible() else None
+        yield "memory" if workers > 1 and shares_memory() else None
         return
     with storage_errors(path):
         folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=PARTS, dir=path.parent))
@@ -90,7 +88,7 @@ def _in_memory(columns: Mapping[str, list[Array]]) -> SharedFile | None:
     """None where there is no descriptor or no memory left: then the columns go back with the part."""
     shared = None
     try:
-        shared, file = handover.new_file()
+        shared, file = new_shared_file()
         with file:
             write_columns(file, columns, {})
     except OSError:

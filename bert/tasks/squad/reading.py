@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bert.corpus.files import refuse_other_files
-from bert.data.bounded import read_at_most
 from common.errors import Code, InputError, content_code, read_code
+from common.reading import read_at_most
 
 MOST_BYTES = 2 * 2**30
 """Decompressed size beyond which a file is taken for something else (SQuAD 2.0's training set has 42 MB)."""

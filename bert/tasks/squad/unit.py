@@ -1,4 +1,9 @@
-"""The columns of one unit of work: some paragraphs of a file, one after the other. Imports no torch."""
+"""The columns of one unit of work, some paragraphs of a file, and how they get from one process to another.
+
+A worker writes its columns into an anonymous file (memfd_create(2)), memory that has a descriptor but no name; the
+parent opens that by way of /proc/PID/fd and maps it, without a copy. Nothing is left behind, however either process
+ends, and the size of /dev/shm does not matter. Imports no torch.
+"""
 
 import os
 import time
@@ -6,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +20,69 @@ from bert.data.rows import Int64
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.squad.features import Settings
-from bert.tasks.squad.handover import SharedFile
 from bert.tasks.squad.reading import Paragraph, Place, Question, parse
-from bert.tasks.squad.targets import NO_PIECES, improve, token_spans, unusable, window_targets
-from bert.tasks.squad.windows import SPECIAL_TOKENS, greatest_context, input_rows, place_windows
+from bert.tasks.squad.windows import (
+    NO_PIECES,
+    SPECIAL_TOKENS,
+    greatest_context,
+    improve,
+    input_rows,
+    place_windows,
+    token_spans,
+    unusable,
+    window_targets,
+)
 from bert.tasks.squad.words import Pieces, WordEncoder
 from common.errors import InputError
 
 Columns = dict[str, npt.NDArray[Any]]
 """Columns of a part of a file, see bert.tasks.squad.store."""
 DUPLICATES = "left out: duplicate ids"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """An anonymous file of a process that is still there."""
+
+    process: int
+    descriptor: int
+
+    @property
+    def path(self) -> Path:
+        """Where another process of the same user opens it while its owner lives."""
+        return Path(f"/proc/{self.process}/fd/{self.descriptor}")
+
+    def is_lost(self) -> bool:
+        """Return whether its owner has ended, also where nobody has taken note of that yet."""
+        try:
+            state = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        return state in "ZX"
+
+
+def shares_memory() -> bool:
+    """Return whether this system has anonymous files that other processes can open."""
+    if not hasattr(os, "memfd_create"):
+        return False
+    try:
+        descriptor = os.memfd_create("bertbench")
+    except OSError:
+        return False
+    try:
+        return SharedFile(os.getpid(), descriptor).path.exists()
+    finally:
+        os.close(descriptor)
+
+
+def new_shared_file() -> tuple[SharedFile, BinaryIO]:
+    """Return an anonymous file of this process, and it opened for writing; it stays until the process ends.
+
+    Raises:
+        OSError: there is no descriptor left.
+    """
+    descriptor = os.memfd_create("bertbench-part")
+    return SharedFile(os.getpid(), descriptor), os.fdopen(descriptor, "wb", closefd=False)
 
 
 @dataclass(frozen=True, slots=True)

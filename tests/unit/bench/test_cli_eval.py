@@ -11,8 +11,7 @@ from support.mutate import count_from_environment, mutations
 from support.refusals import check_refusal
 
 from bench.cli.main import run
-from bert.tasks.squad.golds import read_golds
-from bert.tasks.squad.prediction_files import read_null_odds, read_predictions
+from bert.tasks.squad.score_files import read_golds, read_null_odds, read_predictions
 from bert.tasks.squad.scores import score
 from common.errors import Code, InputError, StorageError
 

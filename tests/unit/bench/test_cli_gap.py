@@ -20,7 +20,7 @@ from bench.plan.options import TaskFlags
 from bert.checkpoints.ours import save_model
 from bert.model.config import ModelConfig
 from bert.tasks.gap.features import FORM
-from bert.tasks.gap.heads import BertForMentions
+from bert.tasks.gap.task import BertForMentions
 from common.errors import Code
 from records.schema import HEAD_COLUMNS
 

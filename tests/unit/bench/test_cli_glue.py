@@ -11,7 +11,7 @@ from support.glue_folders import VOCABULARY, make_glue, write_vocabulary
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
-from bert.tasks.glue.answers import answer_file, answers_text, read_answers, write_answers
+from bert.tasks.glue.scores import answer_file, answers_text, read_answers, write_answers
 from bert.tasks.glue.tasks import TASKS
 from common.errors import Code
 

@@ -13,11 +13,10 @@ from support.shared_files import DATA
 
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.gap.config import GapConfig
-from bert.tasks.gap.examples import GapExample, Mention
 from bert.tasks.gap.features import FORM, MENTION_ENDS, MENTION_STARTS
 from bert.tasks.gap.prepare import GapSummary, TokenText, fit, prepare, tokenize
-from bert.tasks.gap.reading import read_gap
-from bert.tasks.gap.selection import training_rows
+from bert.tasks.gap.reading import GapExample, Mention, read_gap
+from bert.tasks.gap.source import training_rows
 
 VOCAB = DATA / "vocab" / "bert-uncased.txt"
 

@@ -16,11 +16,9 @@ from bert.model.encoder import EncoderOutput
 from bert.tasks import make_task, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
 from bert.tasks.gap.features import FORM, MENTION_ENDS, MENTION_STARTS
-from bert.tasks.gap.heads import HEADS, BertForMentions, first_tokens, mean_tokens
 from bert.tasks.gap.scores import DECISIONS, OVERALL, Gold, score
-from bert.tasks.gap.selection import training_rows
-from bert.tasks.gap.source import HEAD_NAMES
-from bert.tasks.gap.task import GapTask
+from bert.tasks.gap.source import HEAD_NAMES, training_rows
+from bert.tasks.gap.task import HEADS, BertForMentions, GapTask, first_tokens, mean_tokens
 from bert.train.observer import Observer
 
 SHAPE = ModelConfig(

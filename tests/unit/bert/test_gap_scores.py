@@ -11,9 +11,8 @@ from support.plain_gap_scores import scorecard
 from support.refusals import refused
 from support.shared_files import DATA
 
-from bert.tasks.gap.golds import distance, length, read_golds, slices
 from bert.tasks.gap.prediction_files import read_predictions, write_kaggle, write_official
-from bert.tasks.gap.scores import ANSWERS, Scores, log_loss, score
+from bert.tasks.gap.scores import ANSWERS, Scores, distance, length, log_loss, read_golds, score, slices
 from common.errors import Code
 
 

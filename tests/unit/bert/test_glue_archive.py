@@ -7,12 +7,11 @@ import pytest
 from support.glue_folders import make_glue, write_vocabulary
 from support.refusals import refused
 
-from bert.tasks.glue.answers import answer_file
-from bert.tasks.glue.archive import find_table
 from bert.tasks.glue.config import GlueConfig
 from bert.tasks.glue.features import FORM
 from bert.tasks.glue.prepare import GlueSummary, prepare
-from bert.tasks.glue.tables import read_table
+from bert.tasks.glue.scores import answer_file
+from bert.tasks.glue.tables import find_table, read_table
 from bert.tasks.glue.tasks import DIAGNOSTIC, TASKS
 from common.errors import Code
 

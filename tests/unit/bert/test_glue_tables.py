@@ -8,8 +8,7 @@ from support import shared_files
 from support.glue_folders import FORMS, make_glue, splits_of
 from support.refusals import refused
 
-from bert.tasks.glue.archive import find_table
-from bert.tasks.glue.tables import read_table
+from bert.tasks.glue.tables import find_table, read_table
 from bert.tasks.glue.tasks import TASKS
 from common.errors import Code
 

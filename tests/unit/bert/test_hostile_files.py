@@ -24,8 +24,8 @@ from bert.data.remote.web import range_of
 from bert.data.stages import Counts
 from bert.tasks.classify.store import opened
 from bert.tasks.glue import tables
-from bert.tasks.glue.answers import read_answers
 from bert.tasks.glue.hub import read_hub
+from bert.tasks.glue.scores import read_answers
 from bert.tasks.glue.tasks import TASKS
 
 

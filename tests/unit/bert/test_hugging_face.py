@@ -10,7 +10,7 @@ from bert.checkpoints.hugging_face import load_hugging_face_state, match_hugging
 from bert.model.encoder import BertEncoder
 from bert.model.heads import PADDING_BIAS
 from bert.model.models import BertForPretraining
-from bert.tasks.gap.heads import BertForMentions
+from bert.tasks.gap.task import BertForMentions
 
 CONFIG = SHAPE
 DISTILLED = SHAPE.replace(type_vocab_size=0)

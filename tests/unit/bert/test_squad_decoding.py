@@ -15,17 +15,17 @@ from support.squad_cases import Context, Question, features_of, random_logits, s
 
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.squad.features import SquadFeatures
-from bert.tasks.squad.golds import golds_of
-from bert.tasks.squad.logits import WindowLogits
 from bert.tasks.squad.predictions import (
     NO_WINDOW_SCORE,
     Answers,
     NBestEntry,
     NBestOptions,
+    WindowLogits,
     decode,
     find_spans,
     null_scores,
 )
+from bert.tasks.squad.score_files import golds_of
 from bert.tasks.squad.scores import score
 from common.errors import StorageError
 

@@ -14,12 +14,12 @@ from support.squad_columns import dataset, make, paragraph, question, small_voca
 from bert.data.columns import write_columns
 from bert.data.pool import LostWorkerError
 from bert.data.stages import Counts
-from bert.tasks.squad import handover, prepare
+from bert.tasks.squad import prepare, unit
 from bert.tasks.squad.reading import Place, RawParagraph, parse, read_dataset, together
 from bert.tasks.squad.unit import Part, Unit
 from common.errors import StorageError
 
-needs_memory = pytest.mark.skipif(not handover.is_possible(), reason="no anonymous files on this system")
+needs_memory = pytest.mark.skipif(not unit.shares_memory(), reason="no anonymous files on this system")
 
 
 def rows(tmp_path: Path, count: int) -> Path:
@@ -32,9 +32,9 @@ def rows(tmp_path: Path, count: int) -> Path:
 @needs_memory
 def test_columns_written_by_another_process_are_read_without_a_file_of_a_name(tmp_path: Path) -> None:
     writer = (
-        "import sys; import numpy as np; from bert.tasks.squad import handover;"
+        "import sys; import numpy as np; from bert.tasks.squad import unit;"
         "from bert.data.columns import write_columns\n"
-        "shared, file = handover.new_file()\n"
+        "shared, file = unit.new_shared_file()\n"
         "with file: write_columns(file, {'x': [np.arange(5)]}, {})\n"
         "print(shared.process, shared.descriptor, flush=True); sys.stdin.read()"
     )
@@ -42,7 +42,7 @@ def test_columns_written_by_another_process_are_read_without_a_file_of_a_name(tm
         [sys.executable, "-c", writer], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout and child.stdin
-        shared = handover.SharedFile(*map(int, child.stdout.readline().split()))
+        shared = unit.SharedFile(*map(int, child.stdout.readline().split()))
         part = prepare.received(Part(0, shared, (), Counts()))
         child.stdin.close()
         child.wait(60)
@@ -59,7 +59,7 @@ def test_without_such_memory_the_columns_come_with_the_part_and_are_the_same(
     monkeypatch.setattr(prepare, "LEAST_UNIT_BYTES", 1000)
     first = make(source, vocab, tmp_path / "memory", split="training", workers=2)
     monkeypatch.delattr("os.memfd_create", raising=False)
-    assert not handover.is_possible()
+    assert not unit.shares_memory()
     second = make(source, vocab, tmp_path / "pipe", split="training", workers=2)
     assert first.features.read_bytes() == second.features.read_bytes()
 
@@ -85,7 +85,7 @@ def test_paragraphs_together_are_parsed_as_each_alone(tmp_path: Path) -> None:
 
 @needs_memory
 def test_a_part_written_into_memory_is_what_was_written(tmp_path: Path) -> None:
-    shared, file = handover.new_file()
+    shared, file = unit.new_shared_file()
     with file:
         write_columns(file, {"x": [np.arange(3)], "y": [np.zeros(0, np.uint8)]}, {})
     part = prepare.received(Part(0, shared, (), Counts()))
@@ -145,10 +145,10 @@ def test_only_a_worker_that_is_gone_counts_as_lost(monkeypatch: pytest.MonkeyPat
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(prepare, "map_columns", failing)
-    alive = Part(0, handover.SharedFile(os.getpid(), 1), (), Counts())
+    alive = Part(0, unit.SharedFile(os.getpid(), 1), (), Counts())
     with refused("path-unreadable", "Too many open files", "--workers", "ulimit -n", kind=StorageError):
         prepare.received(alive)
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(LostWorkerError):
-            prepare.received(Part(0, handover.SharedFile(child.pid, 5), (), Counts()))
+            prepare.received(Part(0, unit.SharedFile(child.pid, 5), (), Counts()))

@@ -12,9 +12,8 @@ from support import shared_files
 from support.refusals import refused
 from support.squad_cases import Context, Question, features_of, small_vocabulary
 
-from bert.tasks.squad.golds import Golds, golds_of, read_golds
-from bert.tasks.squad.prediction_files import read_null_odds, read_predictions
 from bert.tasks.squad.reading import read_dataset
+from bert.tasks.squad.score_files import Golds, golds_of, read_golds, read_null_odds, read_predictions
 from bert.tasks.squad.scores import normalize, score
 from common.errors import Code
 

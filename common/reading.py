@@ -1,7 +1,9 @@
-"""Reading no more of a file than makes sense, and asking for no more memory than it holds. Imports no torch."""
+"""Reading what may be anything: no more of a file than makes sense, and notes that may be missing or damaged."""
 
+import json
 from collections.abc import Iterator
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 _CHUNK_BYTES = 2**22
 
@@ -25,3 +27,12 @@ def _chunks(file: Readable, left: int) -> Iterator[bytes]:
     while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
         left -= len(chunk)
         yield chunk
+
+
+def read_notes(path: Path) -> dict[str, Any]:
+    """Return the JSON object that this program keeps in a file; empty where there is none, or it is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert.tasks.glue.metrics import decided, matthews, score_names, scores
+from bert.tasks.glue.scores import decided, matthews, score_names, scores
 from bert.tasks.glue.tasks import TASKS
 
 PAIRS = st.integers(1, 60).flatmap(

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from bert.data.bounded import read_at_most
+from common.reading import read_at_most
 
 
 @pytest.mark.parametrize(("most", "length"), [(0, 1), (99, 100), (100, 100), (10**15, 100)])

@@ -1,0 +1,300 @@
+"""What is scored and against what: files of gold answers, of predictions and of no-answer scores, by question id.
+
+They are read as the official scripts do: by the standard library's parser, plain or compressed with gzip.
+"""
+
+import functools
+import gzip
+import json
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert.tasks.squad.reading import declares_2_0
+from common.errors import InputError, content_code
+from common.reading import read_at_most
+
+if TYPE_CHECKING:
+    from bert.tasks.squad.features import SquadFeatures
+
+MOST_BYTES = 2**30
+"""Size, unpacked, beyond which a file is taken for something else (SQuAD's largest has 42 MB)."""
+_GZIP = b"\x1f\x8b"
+
+
+def read_json(path: Path, what: str, repeated: list[str] | None = None) -> Any:
+    """Return the content of a JSON file; whatever Python's own parser reads is read, gzip is recognised by its bytes.
+
+    Args:
+        path: the file.
+        what: what it has to be, for the messages ("SQuAD dataset").
+        repeated: takes the keys that an object has more than once; the last value counts.
+
+    Raises:
+        InputError: the file cannot be read, is damaged, too large or no JSON.
+    """
+    try:
+        raw = _bytes(path)
+        if repeated is None:
+            return json.loads(raw)
+        return json.loads(raw, object_pairs_hook=functools.partial(_object, repeated=repeated))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(
+            content_code(error),
+            f"the {what} {path} is a damaged gzip file ({error}): get or pack it again",
+        ) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(content_code(error), f"cannot read the {what} {path}: {reason}; give a JSON file") from error
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        raise InputError(
+            "file-damaged", f"the {what} {path} is no JSON file, or cut short ({where}): get or write it again"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError("file-encoding", f"the {what} {path} is not UTF-8 text: give a JSON file") from error
+    except (RecursionError, ValueError) as error:
+        raise InputError(
+            "file-limit" if isinstance(error, RecursionError) else "file-damaged",
+            f"the {what} {path} is no JSON that could be one ({error}): give another file",
+        ) from error
+
+
+def _bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        packed = file.read(2) == _GZIP
+        file.seek(0)
+        if packed:
+            with gzip.open(file) as unpacked:
+                raw = read_at_most(unpacked, MOST_BYTES)
+        else:
+            raw = read_at_most(file, MOST_BYTES)
+    if len(raw) > MOST_BYTES:
+        raise InputError(
+            "file-limit", f"{path} has more than {MOST_BYTES // 2**20} MiB: too long for questions or their answers"
+        )
+    return raw
+
+
+def _object(pairs: list[tuple[str, Any]], repeated: list[str]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        repeated.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    return found
+
+
+def is_dataset(content: Any) -> bool:
+    """Whether the content of a JSON file looks like a dataset: {"data": [...]}."""
+    return isinstance(content, Mapping) and isinstance(content.get("data"), list)
+
+
+def kind_of(value: Any) -> str:
+    """Name a JSON value for a message: 'null', 'a number', 'a list', ..."""
+    if value is None:
+        return "null"
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names[type(value)]
+
+
+@dataclass(frozen=True, slots=True)
+class Golds:
+    """The questions of a dataset in the order of the file, an id that comes twice included twice."""
+
+    version: str
+    """'1.1' or '2.0': whose rules score them."""
+    ids: tuple[str, ...]
+    answers: tuple[tuple[str, ...], ...]
+    """Texts of each question's gold answers; none where it has no answer (2.0)."""
+    notes: tuple[str, ...] = ()
+    """What is odd about the file, for people."""
+
+    @property
+    def duplicates(self) -> int:
+        """Return how many questions have the id of an earlier one."""
+        return len(self.ids) - len(set(self.ids))
+
+
+def read_golds(path: Path) -> Golds:
+    """Read the gold answers of a SQuAD file (JSON, also .gz).
+
+    The rules of 2.0 hold where the file says so ("version": "v2.0") or a question has an `is_impossible`, as for
+    `bertbench data squad`.
+
+    Raises:
+        InputError: the file cannot be read, is no SQuAD dataset, has no question, or a question lacks its id or its
+            answers, which for 2.0 may be none; the message names article, paragraph and question.
+    """
+    content = read_json(path, "SQuAD dataset")
+    if not is_dataset(content):
+        found = f"an object with {_some(content)}" if isinstance(content, dict) else kind_of(content)
+        raise InputError(
+            "file-format",
+            f'{path} is no SQuAD dataset: it holds {found}, needed is {{"data": [...]}}; '
+            "give train-*.json or dev-*.json",
+        )
+    ids, answers, flags = [], [], []
+    for question, where in _questions(content["data"], path):
+        ids.append(_text(question, "id", where))
+        found = _field(question, "answers", list, where)
+        answers.append(tuple(_text(answer, "text", f"{where}, answer {n}") for n, answer in enumerate(found, start=1)))
+        flags.append(question.get("is_impossible"))
+    if not ids:
+        raise InputError("file-empty", f"{path} has no questions: nothing can be scored with it")
+    declared = declares_2_0(content.get("version", ""))
+    version = "2.0" if declared or any(flag is not None for flag in flags) else "1.1"
+    if version == "1.1" and (without := [name for name, found in zip(ids, answers, strict=True) if not found]):
+        raise InputError(
+            "labels-invalid",
+            f"{path}: {len(without):,} of {len(ids):,} questions have no gold answer, the first is "
+            f"{without[0][:60]!r}: "
+            'the rules of 1.1 cannot score them; where this is a file of 2.0, give it "version": "v2.0"',
+        )
+    return _with_notes(Golds(version, tuple(ids), tuple(answers)), flags, declared)
+
+
+def golds_of(features: "SquadFeatures") -> Golds:
+    """Return the gold answers kept beside the features of a file."""
+    count = len(features.question_ids)
+    ids = tuple(features.question_ids.text(number) for number in range(count))
+    bounds = features.question_answers.tolist()
+    answers = tuple(
+        tuple(features.answers.text(row) for row in range(bounds[number], bounds[number + 1]))
+        for number in range(count)
+    )
+    return _with_notes(Golds(features.settings.version, ids, answers), [], declared=True)
+
+
+def _with_notes(golds: Golds, flags: list[Any], declared: bool) -> Golds:
+    notes = []
+    if golds.version == "2.0" and not declared:
+        notes.append('the rules of 2.0 are used: some questions have an "is_impossible", the file has no "v2.0"')
+    against = sum(flag is not None and bool(flag) == bool(a) for flag, a in zip(flags, golds.answers, strict=False))
+    if against:
+        notes.append(f'{against:,} question(s) whose "is_impossible" contradicts the answers: the answers count')
+    if golds.duplicates:
+        rule = "each is scored" if golds.version == "1.1" else "the last one counts"
+        notes.append(
+            f"{golds.duplicates:,} question(s) with the id of an earlier one: {rule}, as in the official script"
+        )
+    return Golds(golds.version, golds.ids, golds.answers, tuple(notes))
+
+
+def _questions(articles: list[Any], path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each question with its place: file, article, paragraph, question, counted from 1."""
+    for a, article in enumerate(articles, start=1):
+        of_article = f"{path}, article {a}"
+        if isinstance(article, dict) and isinstance(article.get("title"), str):
+            of_article += f" ({article['title'][:60]!r})"
+        for p, paragraph in enumerate(_field(article, "paragraphs", list, of_article), start=1):
+            of_paragraph = f"{of_article}, paragraph {p}"
+            for q, question in enumerate(_field(paragraph, "qas", list, of_paragraph), start=1):
+                where = f"{of_paragraph}, question {q}"
+                if not isinstance(question, dict):
+                    raise InputError(
+                        "rows-invalid",
+                        f"{where} is {kind_of(question)}, needed is an object with id, question, answers",
+                    )
+                if isinstance(question.get("id"), str):
+                    where += f" ({question['id'][:60]!r})"
+                yield question, where
+
+
+def _field(holder: Any, name: str, kind: type, where: str) -> Any:
+    if not isinstance(holder, dict):
+        raise InputError("rows-invalid", f"{where} is {kind_of(holder)}, needed is an object with {name!r}")
+    if name not in holder:
+        raise InputError("rows-invalid", f"{where} has no {name!r}: scoring needs it")
+    if not isinstance(holder[name], kind):
+        needed = "a list" if kind is list else "text"
+        raise InputError("rows-invalid", f"{where}: {name!r} is {kind_of(holder[name])}, needed is {needed}")
+    return holder[name]
+
+
+def _text(holder: Any, name: str, where: str) -> str:
+    text: str = _field(holder, name, str, where)
+    return text
+
+
+def _some(content: dict[str, Any]) -> str:
+    names = ", ".join(repr(str(name)[:30]) for name in list(content)[:3])
+    return f"{len(content):,} fields ({names}{', ...' if len(content) > 3 else ''})" if content else "no field"
+
+
+_REMEDY = "one answer text per question id is needed: give predictions.json"
+
+
+def read_predictions(path: Path, notes: list[str] | None = None) -> dict[str, str]:
+    """Read {"question id": "answer", ...}; "" means: no answer. `notes` takes what is odd about the file.
+
+    Raises:
+        InputError: the file cannot be read, or is something else; the message names the id.
+    """
+    found = _by_question(path, "predictions", notes)
+    for name, value in found.items():
+        if isinstance(value, str):
+            continue
+        if _is_n_best(value):
+            raise InputError(
+                "file-format", f"{path} is a file of n-best lists (question {name[:60]!r} has a list): {_REMEDY}"
+            )
+        if all(type(other) in (int, float) for other in found.values()):
+            raise InputError(
+                "file-format",
+                f"{path} holds numbers (question {name[:60]!r} has {value!r}), as null_odds.json does: {_REMEDY}, "
+                "and the numbers as --na-prob",
+            )
+        raise InputError(
+            "answers-invalid",
+            f"{path}: the prediction of question {name[:60]!r} is {kind_of(value)}, not text; {_REMEDY}",
+        )
+    return found
+
+
+def read_null_odds(path: Path, notes: list[str] | None = None) -> dict[str, float]:
+    """Read {"question id": number, ...}: the higher, the likelier it is that the question has no answer. `notes` takes
+    what is odd about the file.
+
+    Raises:
+        InputError: the file cannot be read, is something else, or a number is not finite; the message names the id.
+    """
+    found = _by_question(path, "no-answer scores", notes)
+    for name, value in found.items():
+        if type(value) not in (int, float):
+            raise InputError(
+                "answers-invalid",
+                f"{path}: question {name[:60]!r} has {kind_of(value)}, needed is one number per question id: "
+                "give null_odds.json",
+            )
+        if not math.isfinite(value):
+            raise InputError(
+                "answers-invalid",
+                f"{path}: question {name[:60]!r} has {value}, needed are finite numbers: predict again",
+            )
+    return found
+
+
+def _by_question(path: Path, what: str, notes: list[str] | None) -> dict[str, Any]:
+    repeated: list[str] = []
+    content = read_json(path, f"file of {what}", repeated)
+    if is_dataset(content):
+        raise InputError("file-format", f"{path} is a SQuAD dataset, not a file of {what}: give it as --dataset")
+    if not isinstance(content, dict):
+        raise InputError(
+            "file-format", f'{path} holds {kind_of(content)}, needed is {{"question id": ...}}: give a file of {what}'
+        )
+    if repeated and notes is not None:
+        notes.append(
+            f"{len(repeated):,} question id(s) stand several times among the {what} of {path}, {repeated[0][:60]!r} "
+            "first: the last one counts, as in the official script"
+        )
+    return content
+
+
+def _is_n_best(value: Any) -> bool:
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(entry, dict) and "text" in entry for entry in value)
+    )
