@@ -4,6 +4,7 @@ import os
 import random
 import time
 import tracemalloc
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import shared_files
 from support.kineto_events import event, write
 from support.refusals import refused
 
@@ -364,3 +366,52 @@ def test_a_name_of_megabytes_costs_a_few_times_its_size(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 20 * (12 << 20)
     finally:
         tracemalloc.stop()
+
+
+TRACES = shared_files.TRACES / "kineto"
+
+
+def lengths(found: Timeline) -> list[int]:
+    return sorted((found.kernels["end"] - found.kernels["start"]).tolist())
+
+
+def test_whole_and_fractional_times_of_one_trace_are_of_one_clock(tmp_path: Path) -> None:
+    whole, least = 1_700_000_000_000_000, 0.001
+    events = [event("a", whole, 1, "kernel"), event("b", whole + 1, least, "kernel")]
+    text = write(tmp_path / "a.json", events).read_text().replace(f'"ts": {whole + 1}', f'"ts": {whole + 1}.002')
+    (tmp_path / "a.json").write_text(text)
+    kernels = read(tmp_path / "a.json").kernels
+    assert kernels["start"].tolist() == [whole * 1000, (whole + 1) * 1000 + 2]
+    assert kernels["end"].tolist() == [whole * 1000 + 1000, (whole + 1) * 1000 + 3]
+
+
+def test_gpu_work_of_2021_is_that_of_today(tmp_path: Path) -> None:
+    old = [event("gemm", 1, 2, "Kernel"), event("Memcpy HtoD", 4, 1, "Memcpy"), event("Memset", 6, 1, "Memset")]
+    new = [{**one, "cat": cat} for one, cat in zip(old, ("kernel", "gpu_memcpy", "gpu_memset"), strict=True)]
+    tables = [
+        read(write(tmp_path / f"{name}.json", events)).kernels[["name", "kind", "start", "end"]].astype(str)
+        for name, events in (("old", old), ("new", new))
+    ]
+    assert tables[0].equals(tables[1]) and tables[0]["kind"].tolist() == ["kernel", "memcpy", "memset"]
+
+
+def test_gpu_events_of_no_length_are_kept_and_take_no_time(tmp_path: Path) -> None:
+    found = read(write(tmp_path / "a.json", [event("a", 1, 0, "kernel"), event("b", 2, 3, "kernel")]))
+    assert lengths(found) == [0, 3000]
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+def test_every_public_trace_has_the_work_that_its_own_json_has() -> None:
+    """Python's own JSON, fractions as decimals, event by event; the eight ranks have their own expected values."""
+    seen = 0
+    for path in sorted(path for folder in ("hta", "resnet") for path in (TRACES / folder).glob("*.json.gz")):
+        document = json.loads(gzip.decompress(path.read_bytes()), parse_float=str, strict=False)
+        kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+        expected = [
+            round(Decimal(one["dur"]) * 1000)
+            for one in document["traceEvents"]
+            if one.get("ph") == "X" and str(one.get("cat")).lower() in kinds
+        ]
+        assert lengths(read(path)) == sorted(expected), path.name
+        seen += len(expected)
+    assert seen > 1000

@@ -352,3 +352,13 @@ def test_bf16_is_advised_for_idle_tensor_cores_only_where_the_products_run_in_mo
     assert "90 % of the time" in sentence
     assert ("train in bf16" in sentence) is advised
     assert ("100 % of that runs in bf16" in sentence) is not advised
+
+
+def test_the_four_forms_of_nccl_s_names() -> None:
+    for name in (
+        "ncclKernel_AllReduce_RING_LL_Sum_half(ncclWorkElem)",
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)",
+        "ncclDevKernel_AllReduce_Sum_f32_TREE_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclAllReduceRingLLKernel_sum_f32(ncclColl)",
+    ):
+        assert collective(name) == "all_reduce", name

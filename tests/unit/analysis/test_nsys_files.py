@@ -130,7 +130,7 @@ REAL = {
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
 @pytest.mark.parametrize("name", REAL)
-def test_public_exports_give_instances_and_total_time_of_every_kernel(name: str, tmp_path: Path) -> None:
+def test_public_exports_have_their_kernels_ranges_gpus_and_problems(name: str) -> None:
     count, total, ranges, gpu, problems = REAL[name]
     path = TRACES / f"{name}.sqlite.gz"
     found = only(read(path))
@@ -140,15 +140,6 @@ def test_public_exports_give_instances_and_total_time_of_every_kernel(name: str,
     assert total is None or durations.sum() == total
     assert len(found.problems) == len(problems)
     assert all(part in problem for part, problem in zip(problems, found.problems, strict=True))
-    (tmp_path / "a.sqlite").write_bytes(gzip.decompress(path.read_bytes()))
-    if count:
-        query = """SELECT value, count(*), sum("end" - start) FROM CUPTI_ACTIVITY_KIND_KERNEL
-                   JOIN StringIds ON id = demangledName GROUP BY value"""
-        connection = sqlite3.connect(tmp_path / "a.sqlite")
-        expected = {name: (instances, length) for name, instances, length in connection.execute(query)}
-        connection.close()
-        sums = durations.groupby(kernels["name"]).agg(["count", "sum"])
-        assert {row.Index: (row.count_, row.sum_) for row in sums.add_suffix("_").itertuples()} == expected
     assert "REDACTED" not in repr(found)
 
 
