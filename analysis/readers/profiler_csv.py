@@ -24,6 +24,18 @@ _LONGEST_NOTE = 2000
 _LONGEST_NAME = 300  # of a column or device: patterns take time that grows with the square
 _UNIT = re.compile(r"^(.*?)\s*\(([^()]*)\)\s*$")
 _DEVICE = re.compile(r"^(.*?)\s*\((\d{1,6})\)\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a summary says of the rows of a name besides their total."""
+
+    columns: Mapping[str, Sequence[str]]
+    """Average, minimum and so on by what the table may call them."""
+    units: Mapping[str, float]
+    """What a number in a unit is multiplied with."""
+
+
 _SIZES = {
     f"{side}_{axis}": (f"{short}{axis}", f"{side} {axis}")
     for side, short in (("grid", "grd"), ("block", "blk"))
@@ -165,6 +177,39 @@ def devices_of(texts: Sequence[str] | None, rows: int) -> tuple[Any, dict[int, s
     numbers = {text: int(match[2]) if match else -1 for text, match in known.items()}
     names = {int(match[2]): match[1] for match in known.values() if match}
     return np.array([numbers[text] for text in texts], dtype=np.int64), dict(sorted(names.items()))
+
+
+def totals(
+    table: Table, names: Sequence[str], count: Sequence[str], total: int, statistics: Statistics, suffix: str = "ns"
+) -> "tuple[pd.DataFrame, np.ndarray[Any, np.dtype[np.bool_]], list[str]]":
+    """Return name, count, total and statistics of the rows of a summary that have a count and a total.
+
+    Args:
+        table: of the summary.
+        names: of its rows.
+        count: names of the column with the counts.
+        total: place of the column with the totals, in a unit of `statistics`.
+        statistics: of further columns.
+        suffix: unit of totals and statistics in the names of the columns returned.
+
+    Returns:
+        the table, which rows it has, and what could not be read.
+    """
+    import pandas as pd
+
+    rows, problems, factor = len(table.rows), table.problems, statistics.units[table.units[total]]
+    counts, sums = table.numbers(*count), np.array([number(row[total]) for row in table.rows]) * factor
+    assert counts is not None
+    columns: dict[str, Any] = {"name": names, "count": whole(counts, rows, -1)}
+    columns[f"total_{suffix}"] = whole(sums, rows, -1)
+    for own, theirs in statistics.columns.items():
+        place = table.place(*theirs)
+        if place is not None:
+            columns[f"{own}_{suffix}"] = table.numbers(*theirs, factor=statistics.units.get(table.units[place], factor))
+    good = np.isfinite(counts) & np.isfinite(sums)
+    if not good.all():
+        problems.append(f"{int((~good).sum()):,} rows have no count or no total and were left out")
+    return pd.DataFrame(columns)[good].reset_index(drop=True), good, problems
 
 
 def times_of(table: Table, problems: list[str]) -> dict[str, Any] | None:

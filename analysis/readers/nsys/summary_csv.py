@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.counters import Summary
-from analysis.readers.profiler_csv import NS, Table, header_cells, read_tables, whole
+from analysis.readers.profiler_csv import NS, Statistics, Table, header_cells, read_tables, totals
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -91,36 +91,22 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 
 def _summaries(table: Table) -> list[Summary]:
-    import pandas as pd
-
     names = table.texts(*reversed(_NAMES)) or []
-    total_place, count_place = table.place(*_TOTALS), table.place(*_COUNTS)
-    if not names or total_place is None or count_place is None:
+    total_place = table.place(*_TOTALS)
+    if not names or total_place is None or table.place(*_COUNTS) is None:
         return []
     unit = table.units[total_place]
     sizes = unit in BYTES
     factor = BYTES[unit] if sizes else NS.get(unit)
-    problems = table.problems
     if factor is None:
         return [_empty(table, f"times in the unit {unit!r} are not known: the table was left out")]
     suffix = "bytes" if sizes else "ns"
-    count, total = table.numbers(*_COUNTS), table.numbers(*_TOTALS, factor=factor)
-    assert count is not None and total is not None
-    good = np.isfinite(count) & np.isfinite(total)
-    columns: dict[str, Any] = {"name": names, "count": whole(count, len(names), -1)}
-    columns[f"total_{suffix}"] = whole(total, len(names), -1)
-    for name, others in _STATISTICS.items():
-        place = table.place(*others)
-        if place is not None:
-            own = (BYTES if sizes else NS).get(table.units[place], factor)
-            columns[f"{name}_{suffix}"] = table.numbers(*others, factor=own)
+    statistics = Statistics(_STATISTICS, BYTES if sizes else NS)
+    frame, good, problems = totals(table, names, _COUNTS, total_place, statistics, suffix)
     for other, name in _EXTRA.items():
         texts = table.texts(other)
         if texts is not None:
-            columns[name] = texts
-    frame = pd.DataFrame(columns)[good].reset_index(drop=True)
-    if not good.all():
-        problems.append(f"{int((~good).sum()):,} rows have no count or no total and were left out")
+            frame[name] = np.array(texts, dtype=object)[good]
     problems += _checked(frame, suffix, factor)
     what = _what(table)
     groups = {what: np.ones(len(frame), dtype=bool)}

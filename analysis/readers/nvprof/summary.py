@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.counters import Summary
 from analysis.readers.nvprof.trace import BYTES
-from analysis.readers.profiler_csv import NS, Table, header_cells, number, read_tables, whole
+from analysis.readers.profiler_csv import NS, Statistics, Table, header_cells, number, read_tables, totals, whole
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _NOTE = re.compile(r"^=+(\d+)=+\s*(.*?):?\s*$")
 _LEVEL = re.compile(r"^[A-Z][a-z]+ \((\d{1,2})\)$")
 _VALUE = re.compile(r"^([-+]?[\d.,]+(?:[eE][-+]?\d+)?)\s*(%|[KMGT]?B/s|[KMGT]?B|[munp]?s)?$")
 _TEXT = re.compile(r"\s*(?:Type\s+)?Time\(%\)\s+Time\s+Calls\s+Avg\b|Invocations\s+(?:Metric|Event) Name\b")
+_STATISTICS = Statistics({"average": ("avg",), "min": ("min",), "max": ("max",)}, NS)
 _WHAT = {"gpu activities": "kernels", "api calls": "api"}
 _TITLES = {"kernels": "GPU activities", "copies": "GPU copies", "api": "API calls"}
 
@@ -85,41 +86,24 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 
 def _totals(table: Table, seen: dict[str, Any]) -> list[Summary]:
-    import pandas as pd
-
-    rows = len(table.rows)
-    place = table.place("time")
-    if not rows or place is None:
-        return []
-    problems = table.problems
     # "time(%)" has become ("time", "%"): the total is the other one.
     total_place = next((at for at, name in enumerate(table.names) if name == "time" and table.units[at] in NS), None)
-    if total_place is None:
+    if total_place is None or not table.rows:
         return []
-    total = np.array([number(row[total_place]) for row in table.rows]) * NS[table.units[total_place]]
-    count = table.numbers("calls")
-    assert count is not None
-    good = np.isfinite(total) & np.isfinite(count)
-    if not good.all():
-        problems.append(f"{int((~good).sum()):,} rows have no count or no total and were left out")
     names = table.texts("name") or []
-    columns: dict[str, Any] = {"name": names, "count": whole(count, rows, -1), "total_ns": whole(total, rows, -1)}
-    for own, theirs in (("average_ns", "avg"), ("min_ns", "min"), ("max_ns", "max")):
-        at = table.place(theirs)
-        if at is not None:
-            columns[own] = table.numbers(theirs, factor=NS.get(table.units[at], math.nan))
-    kinds = np.array([_kind(table, row, name) for row, name in zip(table.rows, names, strict=True)], dtype=object)
-    frame = pd.DataFrame(columns)
+    frame, good, problems = totals(table, names, ("calls",), total_place, _STATISTICS)
+    every = [_kind(table, row, name) for row, name in zip(table.rows, names, strict=True)]
+    kinds = np.array(every, dtype=object)[good]
     return [
         Summary(
             what=kind,
             title=_TITLES[kind],
-            table=frame[good & (kinds == kind)].reset_index(drop=True),
+            table=frame[kinds == kind].reset_index(drop=True),
             source="nvprof",
             facts=dict(seen),
             problems=tuple(problems),
         )
-        for kind in dict.fromkeys(kinds[good].tolist())
+        for kind in dict.fromkeys(kinds.tolist())
     ]
 
 
