@@ -339,13 +339,3 @@ def test_real_files_agree_with_a_plain_sum_over_their_lines(name: str, monkeypat
         total = sum(kernel["sm__cycles_elapsed.avg"] for kernel in mine)
         expected = sum(kernel["sm__cycles_elapsed.avg"] * kernel[metric + SUFFIX] for kernel in mine) / total
         assert part.kernels == len(mine) and part.pipes["fma"].percent == pytest.approx(expected)
-
-
-def test_a_percentage_of_elapsed_cycles_wins_over_one_of_active_ones(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text(ncu_csv.raw())
-    counters = read(path)
-    name = f"sm__inst_executed_pipe_fma{ncu_csv.SUFFIX}"
-    alone = core_use(counters).pipes["fma"].percent
-    counters.kernels[name.replace("_elapsed", "_active")] = 99.0
-    assert core_use(counters).pipes["fma"].percent == alone == pytest.approx(10.5)
