@@ -1,18 +1,18 @@
 """`bertbench data download`: Wikipedia, SQuAD and books by name, resumable and checked."""
 
-import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from analysis.render.tables import Plain
 from bench.cli.download_progress import show_download, size_of
-from bench.cli.options import parse
+from bench.cli.options import Printed
 from bench.cli.progress import note
+from bench.cli.result import Result
 from bert.data.remote.obtain import CONTACT_VARIABLE, RemoteOptions, base_of, named, obtain
 from bert.data.remote.sources import SOURCES, NamedSource
 from common.errors import UsageError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DownloadOptions:
+class DownloadOptions(Printed):
     """Fetch data by name. A call with the same options continues, and does nothing when everything is there."""
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -32,19 +32,15 @@ class DownloadOptions:
     remote: Annotated[RemoteOptions, tyro.conf.arg(name="")]
     list: bool = False
     """Show what can be had, on which terms, and how to get what is not fetched here."""
-    json: bool = False
-    """Print the result as JSON."""
 
 
 OPTIONS = {"data download": DownloadOptions}
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; 0 when every file is there and right."""
-    options = parse(DownloadOptions, list(argv), "bertbench data download")
+def run(options: DownloadOptions) -> Result:
+    """Fetch what is named, or list what can be had."""
     if options.list:
-        _print_list(options.json)
-        return 0
+        return _listed()
     names = list(dict.fromkeys(options.names))
     if not names:
         raise UsageError(
@@ -72,11 +68,16 @@ def main(argv: Sequence[str]) -> int:
             results.append(obtain(name, options.out, options.remote, progress))
         finally:
             progress("", 0, None)
-        if not options.json:
-            _print_result(results[-1])
-    if options.json:
-        print(json.dumps([_plain(result) for result in results], indent=2))
-    return 0
+    return Result(
+        document=[_plain(result) for result in results],
+        blocks=[Plain("\n".join(line for result in results for line in _lines(result)))],
+        notes=[
+            f"no checksum is published for {len(result.unchecked)} file(s), such as {result.unchecked[0]}: only the "
+            "size was checked"
+            for result in results
+            if result.unchecked
+        ],
+    )
 
 
 def show_terms(source: NamedSource) -> None:
@@ -87,38 +88,36 @@ def show_terms(source: NamedSource) -> None:
     sys.stderr.flush()
 
 
-def _print_list(as_json: bool) -> None:
-    if as_json:
-        rows = [
-            {
-                "name": source.name,
-                "what": source.what,
-                "fetched": source.plan is not None,
-                "address": source.base or None,
-                "needs": source.needs or None,
-                "terms": list(source.terms),
-                "instead": list(source.instead),
-            }
-            for source in SOURCES.values()
-        ]
-        print(json.dumps(rows, indent=2))
-        return
+def _listed() -> Result:
+    """What can be had by name."""
+    document = [
+        {
+            "name": source.name,
+            "what": source.what,
+            "fetched": source.plan is not None,
+            "address": source.base or None,
+            "needs": source.needs or None,
+            "terms": list(source.terms),
+            "instead": list(source.instead),
+        }
+        for source in SOURCES.values()
+    ]
+    lines: list[str] = []
     for source in SOURCES.values():
-        print(f"{source.name}{'' if source.plan else '  (not fetched here)'}")
-        for line in (source.what, source.base, source.needs, *source.terms, *source.instead):
-            if line:
-                print(f"    {line}")
-        print()
+        lines.append(f"{source.name}{'' if source.plan else '  (not fetched here)'}")
+        told = (source.what, source.base, source.needs, *source.terms, *source.instead)
+        lines += [f"    {line}" for line in told if line]
+        lines.append("")
+    return Result(document=document, blocks=[Plain("\n".join(lines))])
 
 
-def _print_result(result: "Obtained") -> None:
+def _lines(result: "Obtained") -> list[str]:
     count = len(result.files)
     came = f"{size_of(result.received)} came now" if result.received else "all of it was there before"
-    print(f"{result.name}: {count:,} file{'s'[: count > 1]}, {size_of(result.size)} ({came}) in {result.folder}")
-    print(f"the list of files is kept: remove {result.plan} to look for newer ones")
-    if result.unchecked:
-        missing, example = len(result.unchecked), result.unchecked[0]
-        note(f"no checksum is published for {missing} file(s), such as {example}: only the size was checked")
+    return [
+        f"{result.name}: {count:,} file{'s'[: count > 1]}, {size_of(result.size)} ({came}) in {result.folder}",
+        f"the list of files is kept: remove {result.plan} to look for newer ones",
+    ]
 
 
 def _plain(result: "Obtained") -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`bertbench data inspect DIR`: what a folder of HDF5 shards holds, and whether it is what the format says."""
 
-import json
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from analysis.render.terminal import printable
-from bench.cli.options import parse
+from bench.cli.options import Printed
 from bench.cli.progress import show_stages
-from bench.cli.result import terminal_width
+from bench.cli.result import Result, terminal_width
 from common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InspectOptions:
+class InspectOptions(Printed):
     """Say what a folder of HDF5 shards holds, and hold every row against the format; exit code 1 when a check fails.
 
     DIR is the shards' own folder, or one above several preparations: then each of them.
@@ -48,8 +47,6 @@ class InspectOptions:
     """vocab.txt of shards that have none beside them."""
     workers: int = 1
     """Processes that share the shards."""
-    json: bool = False
-    """Print everything as JSON."""
 
     def __post_init__(self) -> None:
         """Refuse numbers without meaning."""
@@ -66,9 +63,9 @@ MOST_SAMPLES = 1000
 OPTIONS = {"data inspect DIR": InspectOptions}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 1 when a check failed."""
-    options = parse(InspectOptions, argv, "bertbench data inspect")
+def run(options: InspectOptions) -> Result:
+    """Inspect each preparation; exit code 1 when a check failed."""
+    from analysis.render.tables import Plain
     from bert.data.pool import Workers
     from bert.tasks.pretrain.inspecting.inspection import inspect
 
@@ -84,18 +81,14 @@ def main(argv: list[str]) -> int:
             progress=show_stages(),
         )
     pictures = [] if options.out is None else _draw(found, options.dir, options.out)
-    if options.json:
-        document = {
-            "passed": all(one.passed for one in found),
-            "inspections": [one.to_json() for one in found],
-            "pictures": [str(path) for path in pictures],
-        }
-        print(json.dumps(document, indent=2, allow_nan=False))
-    else:
-        print("\n\n".join(_text(one, terminal_width()) for one in found))
-        for path in pictures:
-            print(f"\nwrote {printable(str(path))}")
-    return 0 if all(one.passed for one in found) else 1
+    passed = all(one.passed for one in found)
+    inspections = [one.to_json() for one in found]
+    return Result(
+        document={"passed": passed, "inspections": inspections, "pictures": [str(path) for path in pictures]},
+        blocks=[Plain(_text(one, terminal_width())) for one in found],
+        written=pictures,
+        code=0 if passed else 1,
+    )
 
 
 def _draw(found: Sequence["Inspection"], above: Path, out: Path) -> list[Path]:

@@ -1,47 +1,46 @@
 """`bertbench data pretrain`: dumps and text to HDF5 shards."""
 
-import json
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from bench.cli.options import in_plural, parse, plain_words
+from bench.cli.options import Printed, in_plural, parse, plain_words
 from bench.cli.progress import show_stages
+from bench.cli.result import Result
 from bert.tasks.pretrain.config import PrepareConfig
-from common.redact import terminal_text
 
 if TYPE_CHECKING:
     from bert.tasks.pretrain.summary import LengthSummary, PrepareSummary, StageSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataPretrainOptions:
+class DataPretrainOptions(Printed):
     """Turn dumps and text into HDF5 shards of pretraining instances; a call with the same options continues."""
 
     prepare: Annotated[PrepareConfig, tyro.conf.arg(name="")]
-    json: bool = False
-    """Print the summary as JSON."""
 
 
 OPTIONS = {"data pretrain": DataPretrainOptions}
 _LISTS = {"--seq-len": "--seq-lens", "--stage": "--stages"}
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; 0 when what was asked for is complete."""
-    options = parse(DataPretrainOptions, in_plural(plain_words(argv), _LISTS), "bertbench data pretrain")
+def read_words(words: list[str], program: str) -> DataPretrainOptions:
+    """Return the options that the words give. Raises UsageError."""
+    return parse(DataPretrainOptions, in_plural(plain_words(words, DataPretrainOptions), _LISTS), program)
+
+
+def run(options: DataPretrainOptions) -> Result:
+    """Make what was asked for."""
+    from analysis.render.tables import Plain
+    from bert.tasks.commands import rows_of
     from bert.tasks.pretrain.prepare import prepare
 
     _show_terms(options.prepare)
     summary = prepare(options.prepare, show_stages())
-    if options.json:
-        print(json.dumps(summary.to_json(), indent=2))
-    else:
-        _show(summary)
-    return 0
+    lines = rows_of(*_rows(summary))
+    return Result(document=summary.to_json(), blocks=[Plain("\n".join(lines))], notes=summary.notes)
 
 
 def _show_terms(config: PrepareConfig) -> None:
@@ -55,20 +54,18 @@ def _show_terms(config: PrepareConfig) -> None:
         show_terms(named(name))
 
 
-def _show(summary: "PrepareSummary") -> None:
+def _rows(summary: "PrepareSummary") -> Iterator[tuple[str, str]]:
     for stage in summary.stages:
-        print(f"{stage.stage:<11} {_stage_line(stage)}")
+        yield stage.stage, _stage_line(stage)
     if summary.documents is not None:
-        print(f"{'documents':<11} {summary.documents:,}")
+        yield "documents", f"{summary.documents:,}"
     if summary.sentences is not None:
-        print(f"{'sentences':<11} {summary.sentences:,}")
+        yield "sentences", f"{summary.sentences:,}"
     if summary.vocab_size is not None:
         trained = "trained on this text" if summary.vocab_trained else "given"
-        print(f"{'vocabulary':<11} {summary.vocab_size:,} word pieces, {trained}: {summary.vocab_path}")
+        yield "vocabulary", f"{summary.vocab_size:,} word pieces, {trained}: {summary.vocab_path}"
     for length in summary.lengths:
-        _show_length(length)
-    for note in summary.notes:
-        print(f"note: {terminal_text(note)}", file=sys.stderr)
+        yield from _length_rows(length)
 
 
 def _stage_line(stage: "StageSummary") -> str:
@@ -78,13 +75,14 @@ def _stage_line(stage: "StageSummary") -> str:
     return f"{stage.seconds:.1f} s, {stage.files:,} file(s){state}: {stage.folder}"
 
 
-def _show_length(length: "LengthSummary") -> None:
+def _length_rows(length: "LengthSummary") -> Iterator[tuple[str, str]]:
     kept = f", {length.shards_kept} of them finished before" if length.shards_kept else ""
-    print(
-        f"{'instances':<11} {length.training_instances:,} training + {length.test_instances:,} test, "
-        f"{length.seq_len} tokens, up to {length.max_predictions} predictions"
+    yield (
+        "instances",
+        f"{length.training_instances:,} training + {length.test_instances:,} test, {length.seq_len} tokens, up to "
+        f"{length.max_predictions} predictions",
     )
     if length.padding_efficiency is not None:
-        print(f"{'real tokens':<11} {length.padding_efficiency:.1%} of all, the rest is padding")
-    print(f"{'shards':<11} {length.shards}{kept}")
-    print(f"{'folder':<11} {Path(length.folder)}")
+        yield "real tokens", f"{length.padding_efficiency:.1%} of all, the rest is padding"
+    yield "shards", f"{length.shards}{kept}"
+    yield "folder", str(length.folder)

@@ -75,7 +75,7 @@ class Scaling:
 
 def read_words(words: list[str], program: str) -> Any:
     """Return the options that the words give. Raises UsageError."""
-    return parse(SquadScalingOptions, plain_words(words), program)
+    return parse(SquadScalingOptions, plain_words(words, SquadScalingOptions), program)
 
 
 def run(options: SquadScalingOptions) -> Result:

@@ -28,7 +28,6 @@ COMMANDS: dict[str, str | Group] = {
         "kind",
         {
             "pretrain": ("bench.cli.data_pretrain", "dumps and text -> HDF5 shards of pretraining instances"),
-            "csv": ("bench.cli.data_csv", "a CSV of texts with labels -> a SQLite file to train on"),
             "squad-scaling": (
                 "bench.cli.data_squad_scaling",
                 "time 1..N workers at SQuAD features, both modes",
@@ -43,7 +42,7 @@ COMMANDS: dict[str, str | Group] = {
     ),
     "convert": "bench.cli.convert",
     "train": "bench.cli.train",
-    "predict": Group("task", {"classify": ("bench.cli.predict_classify", "labels of the texts of a CSV")}),
+    "predict": Group("task", {}),
     "eval": Group("task", {}),
     "results": "bench.cli.results",
     "compare-strategies": "bench.cli.compare_strategies",

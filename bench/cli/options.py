@@ -8,12 +8,13 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
 from bert.tasks import TASKS, known_tasks
 from common.errors import Code, UsageError
+from common.flags import flag
 from common.registry import lookup
 
 T = TypeVar("T")
@@ -189,11 +190,21 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:place], words[place + 1 :]
 
 
-def plain_words(argv: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """Return the words without those that say the default, --lower-case and `others`: the parser knows only the form
-    that changes it.
-    """
-    return [word for word in argv if word != "--lower-case" and word not in others]
+def plain_words(argv: Sequence[str], options: type[Any]) -> list[str]:
+    """Return the words without those that say the default of a switch: the parser knows only what changes it."""
+    known = set(_defaults(options))
+    return [word for word in argv if word not in known]
+
+
+def _defaults(options: type[Any]) -> Iterator[str]:
+    """Yield the words that say the defaults of the switches of a dataclass, and of the dataclasses in it."""
+    hints = get_type_hints(options, include_extras=True)
+    for item in dataclasses.fields(options):
+        kind = get_args(hints[item.name])[0] if get_origin(hints[item.name]) is Annotated else hints[item.name]
+        if kind is bool:
+            yield flag(item.name) if item.default is True else flag(f"no_{item.name}")
+        elif dataclasses.is_dataclass(kind):
+            yield from _defaults(kind)  # type: ignore[arg-type]
 
 
 def run_folder(out: Path) -> Path:

@@ -50,8 +50,13 @@ class Computing:
 
 def commands(verb: str, tasks: Mapping[str, str] | None = None) -> dict[str, tuple[str, str]]:
     """Return the tasks that have a command, and one line of help of each; `tasks` are all that are known."""
-    names = known_tasks() if tasks is None else tasks
-    return {name: found for name in names if (found := task_data(name).commands.get(verb)) is not None}
+    found = {}
+    for task in known_tasks() if tasks is None else tasks:
+        for words, entry in task_data(task).commands.items():
+            called, _, name = words.partition(" ")
+            if called == verb:
+                found[name or task] = entry
+    return found
 
 
 def options_of_tasks(verb: str) -> dict[str, type]:
@@ -79,13 +84,22 @@ class TaskRun:
         hints = get_type_hints(self._command.options)
         lists = {name for name, kind in hints.items() if get_origin(kind) is tuple and name.endswith("s")}
         plurals = {f"--{name[:-1].replace('_', '-')}": f"--{name.replace('_', '-')}" for name in lists - {"features"}}
-        return parse(_options_class(self._command), in_plural(plain_words(words), plurals), program)
+        if self._verb == "data" and words and not words[0].startswith("-"):
+            words = ["--input", *words]
+        options = _options_class(self._command)
+        return parse(options, in_plural(plain_words(words, options), plurals), program)
+
+    @property
+    def _writes_folder(self) -> bool:
+        """Whether --out of a prediction is a folder; where it has no default, it is a file beside the data."""
+        defaults = {item.name: item.default for item in dataclasses.fields(self._command.options)}
+        return defaults["out"] is not None
 
     def run(self, options: Any) -> Result:
         """Do it. Raises BertbenchError."""
         own = options.own
         keeps_scores = self._verb == "eval" and hasattr(own, "out")
-        if self._verb == "predict":
+        if self._verb == "predict" and self._writes_folder:
             own = dataclasses.replace(own, out=run_folder(own.out))
         if keeps_scores and own.out is not None:
             _check_scores_folder(own.out, self._task)
@@ -181,6 +195,9 @@ class _Terminal:
     def checkpoint(self, path: Path) -> Path:
         return _best_of_run(path)
 
+    def trained_on(self, checkpoint: Path) -> tuple[str, str] | None:
+        return _trained_on(checkpoint)
+
     def ready(self, opened: "Opened") -> Ready:
         assert self.computing is not None
         return _make_ready(opened, self.computing)
@@ -192,6 +209,22 @@ def _best_of_run(path: Path) -> Path:
         return path
     run = TrainRun(path)
     return run.best_checkpoint() or run.checkpoints
+
+
+def _trained_on(checkpoint: Path) -> tuple[str, str] | None:
+    """Return the task and the data that a checkpoint was trained on: as it says, else as the run says it lies in.
+
+    Raises InputError: what it says is damaged.
+    """
+    from bert.predict import settings_of
+
+    settings = settings_of(checkpoint)
+    if settings is not None:
+        return settings.task, settings.data
+    run = next((folder for folder in (checkpoint.parent, checkpoint.parent.parent) if is_train_run(folder)), None)
+    attempts = [] if run is None else TrainRun(run).attempts()
+    trial = attempts[-1].read_trial() if attempts else None
+    return None if trial is None else (trial.task, trial.data)
 
 
 def _make_ready(opened: "Opened", computing: Computing) -> Ready:

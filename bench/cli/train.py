@@ -99,12 +99,8 @@ def _data_of_phase_2(data: str | None) -> str:
 def read_words(words: list[str], program: str) -> TrainCall:
     """Return the options, those of the task that the first word names."""
     check_task(words, program)
-    own = words
-    if words[0] == "classify":
-        from bench.cli.data_csv import DEFAULT_WORDS
-
-        own = plain_words(words, DEFAULT_WORDS)
-    return TrainCall(parse(_options_class(words[0]), own, program), words)
+    options = _options_class(words[0])
+    return TrainCall(parse(options, plain_words(words, options), program), words)
 
 
 def run(call: TrainCall) -> Result:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.render.terminal import printable
-from bench.cli.data_csv import notes, summary_lines
 from bench.cli.options import given_names
 from bench.cli.progress import note, show_stages
 from bench.cli.train_progress import append_log
@@ -25,7 +24,7 @@ from common.scores import in_words
 from records.training import TrainRun
 
 if TYPE_CHECKING:
-    from bert.tasks.classify.prepare import CsvSummary
+    from bert.tasks.classify.summary import CsvSummary
 
 _OUT = Path("runs/classify-NAME")
 _OUT_HELP = "Run directory, NAME that of the file; a call with the same folder resumes it."
@@ -139,8 +138,8 @@ def _out(options: TrainClassifyOptions, data: Path) -> Path:
 
 
 def _given_database(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -> "CsvSummary":
-    from bert.tasks.classify.prepare import CsvSummary
     from bert.tasks.classify.store import open_source, split_sizes
+    from bert.tasks.classify.summary import CsvSummary
 
     foreign = [flag(name) for name in given if name != "seq_len"]
     if foreign:
@@ -179,7 +178,9 @@ def _prepared(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -
 
 def _say(options: TrainClassifyOptions, summary: "CsvSummary") -> None:
     """Tell what the data are."""
-    lines = "\n".join(summary_lines(summary))
+    from bert.tasks.classify.summary import notes, summary_lines
+
+    lines = "\n".join(map(printable, summary_lines(summary)))
     append_log(options.logfile, lines)
     if not options.json:
         print(lines)

@@ -108,7 +108,8 @@ class TaskData(Protocol):
     for the task. "" where it has its own."""
     commands: Mapping[str, tuple[str, str]]
     """Its commands `data`, `predict` and `eval`, those that it has: "module:class" of the
-    bert.tasks.commands.TaskCommand, and one line of help."""
+    bert.tasks.commands.TaskCommand, and one line of help. They are called by the
+    task's name, unless another one stands behind the word, as in `data csv`."""
     seq_len: int
     """Tokens per sequence where no other length is asked for."""
     paddings: tuple[str, ...]

@@ -76,6 +76,12 @@ class Host(Protocol):
     def checkpoint(self, path: Path) -> Path:
         """Return the best checkpoint of a run that knows one, else its latest; a path that is no run as it is."""
 
+    def trained_on(self, checkpoint: Path) -> tuple[str, str] | None:
+        """Return the task and the data that a checkpoint was trained on, as it or the run it lies in says; else None.
+
+        Raises InputError: what it says is damaged.
+        """
+
     def ready(self, opened: "Opened") -> Ready:
         """Put a model on the device that was asked for. Raises UsageError: no such device or precision."""
 

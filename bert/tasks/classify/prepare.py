@@ -9,7 +9,6 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from bert.tasks.classify.store import (
     split_sizes,
     text_key,
 )
+from bert.tasks.classify.summary import CsvSummary
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError, read_code
 from common.locks import locked
@@ -184,37 +184,6 @@ _DIVIDING = ("seed", "validation", "test", "max_seq_length", "lower_case", "voca
 """Options that never leave the samples and splits as they were."""
 _UNKNOWN_BEFORE = {"quote_char": None, "skip_initial_space": False}
 """Options of later versions, and what they are where they are not given."""
-MANY_LABELS = 0.5
-"""Labels per text from which on the column is taken for something else."""
-
-
-@dataclass(frozen=True, slots=True)
-class CsvSummary:
-    """What a preparation made."""
-
-    source: TextSource
-    sizes: Mapping[str, Mapping[str, int]]
-    kept: bool
-    """Whether an earlier call had finished it."""
-    seconds: float
-    replaced: str | None = None
-    """How the database differed that was there before, in words; None where there was none."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        source = self.source
-        return {
-            "input": source.origin["name"],
-            "database": str(source.path),
-            "fingerprint": source.fingerprint,
-            "kept": self.kept,
-            "seconds": self.seconds,
-            "settings": dict(source.settings),
-            "labels": dict(zip(source.labels, source.label_texts, strict=True)),
-            "splits": {name: dict(sizes) for name, sizes in self.sizes.items()},
-            "counts": source.counts.numbers,
-            "examples": source.counts.names,
-        }
 
 
 def prepare(config: CsvConfig, progress: Progress, vocabulary: Vocabulary | None = None) -> CsvSummary:

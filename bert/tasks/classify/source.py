@@ -31,7 +31,15 @@ class ClassifyData(ClassificationData):
 
     name = "classify"
     trained_by = "bert.tasks.classify.task:ClassifyTask"
-    commands: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    commands: Mapping[str, tuple[str, str]] = MappingProxyType(
+        {
+            "data csv": (
+                "bert.tasks.classify.commands:Prepare",
+                "a CSV of texts with labels -> a SQLite file to train on",
+            ),
+            "predict": ("bert.tasks.classify.commands:Predict", "labels of the texts of a CSV"),
+        }
+    )
     options = (TaskOption(name="labels", kind=int, least=2, from_data=True),)
 
     def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:

@@ -13,14 +13,17 @@ from support.file_server import Site
 from support.refusals import refused
 from test_obtain import LARGE, QUICK, ROOT, SMALL, add_dump
 
-from bench.cli import data_download
-from bench.cli.data_download import main as run
+from bench.cli.dispatch import call
 from bench.cli.download_progress import describe_bytes, show_download
 from bert.data.remote.obtain import RemoteOptions, obtain
 from bert.data.remote.sources import SOURCES
 from common.errors import Code
 
 pytestmark = pytest.mark.usefixtures("no_remote_variables")
+
+
+def run(argv: list[str]) -> int:
+    return call(["data", "download", *argv])
 
 
 def test_the_command_says_the_terms_then_fetches(
@@ -69,8 +72,8 @@ def test_bad_requests_are_refused_before_the_first_byte(argv: list[str], code: C
 
 def test_help_names_every_option_and_loads_no_heavy_library() -> None:
     program = (
-        "import sys; from bench.cli import data_download\n"
-        "try: data_download.main(['--help'])\n"
+        "import sys; from bench.cli.dispatch import call\n"
+        "try: call(['data', 'download', '--help'])\n"
         "except SystemExit as error: code = error.code\n"
         "heavy = {'torch', 'h5py', 'tokenizers', 'pandas', 'transformers'} & set(sys.modules)\n"
         "sys.exit(f'{code} {heavy}' if code or heavy else 0)"
@@ -96,7 +99,7 @@ def test_rate_and_time_left_are_of_the_last_seconds(capsys: pytest.CaptureFixtur
 def test_a_terminal_gets_one_line_that_is_ended(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_download.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     progress = show_download()
     progress("download x", 1, 2)
     progress("download x", 2, 2)
@@ -108,7 +111,7 @@ def test_a_terminal_gets_one_line_that_is_ended(
 def test_a_killed_command_continues_with_the_rest_only(site: Site, tmp_path: Path) -> None:
     add_dump(site, "enwiki", "20261101", LARGE)
     site.pace_seconds = 0.1
-    program = "import sys; from bench.cli.data_download import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; from bench.cli.dispatch import call; sys.exit(call(['data', 'download', *sys.argv[1:]]))"
     argv = [sys.executable, "-c", program, "wikipedia", "--out", str(tmp_path), "--mirror", site.base]
     process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 30

@@ -11,7 +11,7 @@ from support import pretraining_shards as shards
 from support.refusals import refused
 
 from analysis.render.dataset_figures import LengthCounts, draw_lengths
-from bench.cli import data_inspect, data_verify
+from bench.cli.dispatch import call
 
 FIRST = "small_training_0.hdf5"
 
@@ -26,7 +26,7 @@ def test_inspect_prints_figures_checks_and_samples_and_writes_nothing(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "150")
     before = sorted(path.name for path in folder.parent.rglob("*"))
-    assert data_inspect.main([str(folder)]) == 0
+    assert call(["data", "inspect", str(folder)]) == 0
     shown = capsys.readouterr().out
     for text in (
         "padding efficiency",
@@ -43,7 +43,7 @@ def test_inspect_prints_figures_checks_and_samples_and_writes_nothing(
 def test_a_broken_shard_gives_exit_code_1_and_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with h5py.File(folder / FIRST, "r+") as file:
         file["input_ids"][7, 0] = 9
-    assert data_inspect.main([str(folder), "--samples", "0"]) == 1
+    assert call(["data", "inspect", str(folder), "--samples", "0"]) == 1
     shown = capsys.readouterr().out
     assert f"FAILED   cls_first                 1 x, the first: {FIRST} row 7" in shown and "1 failed" in shown
 
@@ -51,7 +51,7 @@ def test_a_broken_shard_gives_exit_code_1_and_says_where(folder: Path, capsys: p
 def test_truncated_shards_are_named_and_no_traceback_comes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in folder.glob("*.hdf5"):
         path.write_bytes(path.read_bytes()[:3000])
-    assert data_inspect.main([str(folder), "--out", str(folder / "pictures")]) == 1
+    assert call(["data", "inspect", str(folder), "--out", str(folder / "pictures")]) == 1
     assert "FAILED   readable" in capsys.readouterr().out and not (folder / "pictures").exists()
 
 
@@ -60,7 +60,7 @@ def test_pieces_from_outside_neither_style_nor_break_the_output(
 ) -> None:
     pieces = [*shards.PIECES[:-2], "[/red]\x1b[31m", "[bold]"]
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
-    data_inspect.main([str(folder), "--samples", "90"])
+    call(["data", "inspect", str(folder), "--samples", "90"])
     shown = capsys.readouterr().out
     assert "[bold]" in shown and "[/red] [31m" in shown and "\x1b" not in shown
 
@@ -70,7 +70,7 @@ def test_narrow_terminals_get_whole_lines(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    assert data_inspect.main([str(folder)]) == 0
+    assert call(["data", "inspect", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width
     words = " ".join(shown.split())
@@ -79,7 +79,7 @@ def test_narrow_terminals_get_whole_lines(
 
 
 def test_json_holds_everything(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert data_inspect.main([str(folder), "--json", "--split", "test", "--samples", "2"]) == 0
+    assert call(["data", "inspect", str(folder), "--json", "--split", "test", "--samples", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["passed"] is True and found["pictures"] == []
     (one,) = found["inspections"]
@@ -94,7 +94,7 @@ def test_the_picture_goes_into_the_given_folder_one_per_preparation(
         place = tmp_path / "all" / f"hdf5_lower_case_1_seq_len_{length}_max_pred_3" / "small"
         shards.write(place / FIRST, shards.instances(30, 1, seq_len=length))
     out = tmp_path / "out"
-    assert data_inspect.main([str(tmp_path / "all"), "--out", str(out), "--workers", "1"]) == 0
+    assert call(["data", "inspect", str(tmp_path / "all"), "--out", str(out), "--workers", "1"]) == 0
     assert capsys.readouterr().out.count("wrote ") == 2
     names = sorted(path.name for path in out.iterdir())
     assert names == [f"hdf5_lower_case_1_seq_len_{length}_max_pred_3_small_lengths.png" for length in (24, 32)]
@@ -102,8 +102,8 @@ def test_the_picture_goes_into_the_given_folder_one_per_preparation(
 
 
 def test_a_picture_beside_the_shards_disturbs_nothing(folder: Path) -> None:
-    assert data_inspect.main([str(folder), "--out", str(folder), "--json"]) == 0
-    assert (folder / "lengths.png").is_file() and data_inspect.main([str(folder), "--json"]) == 0
+    assert call(["data", "inspect", str(folder), "--out", str(folder), "--json"]) == 0
+    assert (folder / "lengths.png").is_file() and call(["data", "inspect", str(folder), "--json"]) == 0
 
 
 def test_bad_input_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -115,25 +115,25 @@ def test_bad_input_is_refused(folder: Path, tmp_path: Path) -> None:
         ([str(folder), "--workers", "0"], "option-value", ("--workers 0", 1)),
     ):
         with refused(code, *facts):
-            data_inspect.main(argv)
+            call(["data", "inspect", *argv])
 
 
 def test_verify_says_equal_or_what_differs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder, other)
-    assert data_verify.main([str(folder), str(other)]) == 0
+    assert call(["data", "verify", str(folder), str(other)]) == 0
     shown = capsys.readouterr().out
     assert "5 file(s) identical byte for byte" in shown and "the folders hold the same" in shown
     with h5py.File(other / FIRST, "r+") as file:
         file["masked_lm_ids"][3, 1] = 42
-    assert data_verify.main([str(folder), str(other)]) == 1
+    assert call(["data", "verify", str(folder), str(other)]) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert f"differs: {FIRST}: masked_lm_ids[3, 1] is" in shown and "1 file(s) differ" in shown
-    assert data_verify.main([str(folder), str(other), "--json"]) == 1
+    assert call(["data", "verify", str(folder), str(other), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["equal_content"] is False and found["differences"][0]["first_row"] == 3
     with refused("path-missing", tmp_path / "none"):
-        data_verify.main([str(folder), str(tmp_path / "none")])
+        call(["data", "verify", str(folder), str(tmp_path / "none")])
 
 
 @pytest.mark.parametrize("seq_len", [1, 5, 31, 128, 512])

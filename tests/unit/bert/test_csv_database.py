@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from support.csv_files import colours_and_animals, prepared, write_rows, write_vocabulary
 from support.refusals import refused
 
-from bench.cli.data_csv import notes, summary_lines
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.classify import prepare as preparing
 from bert.tasks.classify.prepare import fold
@@ -32,6 +31,7 @@ from bert.tasks.classify.store import (
     source_fingerprint,
     text_key,
 )
+from bert.tasks.classify.summary import notes, summary_lines
 from common.errors import Code, LockedError, SchemaError
 
 

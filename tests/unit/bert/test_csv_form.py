@@ -11,11 +11,11 @@ from support import shared_files
 from support.csv_files import WORDS, pairs, prepared, read
 from support.refusals import refused
 
-from bench.cli.data_csv import notes, summary_lines
 from bert.tasks.classify.config import CsvForm
 from bert.tasks.classify.form import find_form
 from bert.tasks.classify.reading import TextRow, read_rows
 from bert.tasks.classify.store import left_out, open_source
+from bert.tasks.classify.summary import notes, summary_lines
 from common.errors import Code
 
 CSV_FOLDER = shared_files.DATA / "csv"

@@ -9,10 +9,10 @@ import pytest
 from support.csv_files import prepared
 from support.refusals import refused
 
-from bench.cli.data_csv import notes
 from bert.tasks.classify.config import CsvForm
 from bert.tasks.classify.form import find_form
 from bert.tasks.classify.reading import BEHIND_QUOTE, BROKEN, LITERAL_QUOTE, SEVERAL_LINES, LeftOut, TextRow, read_rows
+from bert.tasks.classify.summary import notes
 from common.errors import InputError
 
 

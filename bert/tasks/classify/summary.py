@@ -1,80 +1,71 @@
-"""`bertbench data csv`: a CSV of texts with labels to a SQLite file of token ids."""
+"""What a preparation of a CSV made, and what should make a user look at the data again, in words."""
 
-import json
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import tyro
+from bert.data.stages import Counts
+from bert.tasks.classify.form import REMEDIES, delimiter_name
+from bert.tasks.classify.reading import (
+    BROKEN,
+    FEWER,
+    LITERAL_QUOTE,
+    MANY_LINES,
+    MARKER,
+    MORE,
+    SEVERAL_LINES,
+    SPACED_QUOTE,
+)
+from bert.tasks.classify.records import MOST_LINES, encoding_name
+from bert.tasks.classify.store import COUNTED_FIELDS, DIVIDED_BY_PIECES, MENDED_QUOTES, TextSource
+from bert.tasks.commands import rows_of
 
-from analysis.render.terminal import printable
-from bench.cli.options import parse, plain_words
-from bench.cli.progress import show_stages
-from bert.tasks.classify.config import CsvConfig
-from common.errors import UsageError
+MANY_LABELS = 0.5
+"""Labels per text from which on the column is taken for something else."""
 
-if TYPE_CHECKING:
-    from bert.tasks.classify.prepare import CsvSummary
+
+@dataclass(frozen=True, slots=True)
+class CsvSummary:
+    """What a preparation made."""
+
+    source: TextSource
+    sizes: Mapping[str, Mapping[str, int]]
+    kept: bool
+    """Whether an earlier call had finished it."""
+    seconds: float
+    replaced: str | None = None
+    """How the database differed that was there before, in words; None where there was none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        source = self.source
+        return {
+            "input": source.origin["name"],
+            "database": str(source.path),
+            "fingerprint": source.fingerprint,
+            "kept": self.kept,
+            "seconds": self.seconds,
+            "settings": dict(source.settings),
+            "labels": dict(zip(source.labels, source.label_texts, strict=True)),
+            "splits": {name: dict(sizes) for name, sizes in self.sizes.items()},
+            "counts": source.counts.numbers,
+            "examples": source.counts.names,
+        }
+
 
 _MOST_LABELS = 4
+
+
 _MOST_UNFITTING = 0.01
 """Share of rows with too few or too many fields up to which they are listed, and nothing else is said."""
+
+
 _MOST_OFF = 0.02
 """Difference of a share from the one that was asked for up to which nothing is said."""
-DEFAULT_WORDS = ("--header", "--quoting", "--no-skip-initial-space")
-"""Options of the form of a CSV that say its default."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataCsvOptions:
-    """Turn a CSV of texts with labels into a SQLite file to train on; a call with the same options keeps it.
-
-    Encoding and delimiter are found out and said. Rows that cannot be used are left out, counted and listed.
-    """
-
-    prepare: Annotated[CsvConfig, tyro.conf.arg(name="")]
-    json: bool = False
-    """Print the summary as JSON, with every line that was left out."""
-
-
-OPTIONS = {"data csv": DataCsvOptions}
-
-
-def main(argv: list[str]) -> int:
-    """Run the command; 0 when the database is there."""
-    if argv and not argv[0].startswith("-"):
-        argv = ["--input", *argv]
-    if not argv:
-        raise UsageError(
-            "option-missing", "bertbench data csv needs a file: bertbench data csv FILE.csv --vocab VOCAB.txt"
-        )
-    options = parse(DataCsvOptions, plain_words(argv, DEFAULT_WORDS), "bertbench data csv")
-    from bert.tasks.classify.prepare import prepare
-
-    summary = prepare(options.prepare, show_stages())
-    if options.json:
-        from bert.tasks.classify.store import left_out
-
-        lines = [{"line": line, "reason": reason} for line, reason in left_out(summary.source.path)]
-        print(json.dumps({**summary.to_json(), "left_out": lines}, indent=2, ensure_ascii=False))
-        return 0
-    show_summary(summary)
-    return 0
-
-
-def show_summary(summary: "CsvSummary") -> None:
-    """Print what was made, and notes to stderr."""
-    print("\n".join(summary_lines(summary)))
-    for note in notes(summary):
-        print(f"note: {printable(note)}", file=sys.stderr)
-
-
-def notes(summary: "CsvSummary") -> list[str]:
+def notes(summary: CsvSummary) -> list[str]:
     """Return what should make a user look at the data again."""
-    from bert.tasks.classify.form import REMEDIES
-    from bert.tasks.classify.prepare import MANY_LABELS
-    from bert.tasks.classify.reading import BROKEN, FEWER, LITERAL_QUOTE, MANY_LINES, MARKER, MORE, SPACED_QUOTE
-    from bert.tasks.classify.records import MOST_LINES
 
     counts, labels = summary.source.counts, summary.source.labels
     texts = counts.get("texts")
@@ -117,10 +108,8 @@ def notes(summary: "CsvSummary") -> list[str]:
     return [*said, *_share_notes(summary)]
 
 
-def _version_notes(summary: "CsvSummary") -> list[str]:
+def _version_notes(summary: CsvSummary) -> list[str]:
     """Return what a database of an earlier version holds otherwise."""
-    from bert.tasks.classify.reading import MANY_LINES, SEVERAL_LINES
-    from bert.tasks.classify.store import COUNTED_FIELDS, DIVIDED_BY_PIECES, MENDED_QUOTES
 
     version, said = summary.source.version, []
     long_rows = sum(summary.source.counts.get(name) for name in (SEVERAL_LINES, MANY_LINES))
@@ -136,7 +125,7 @@ def _version_notes(summary: "CsvSummary") -> list[str]:
     ]
 
 
-def _share_notes(summary: "CsvSummary") -> list[str]:
+def _share_notes(summary: CsvSummary) -> list[str]:
     """Return of each split that is not as large as it was asked for how large it is."""
     settings, texts = summary.source.settings, summary.source.counts.get("texts")
     said = []
@@ -150,10 +139,8 @@ def _share_notes(summary: "CsvSummary") -> list[str]:
     return said
 
 
-def summary_lines(summary: "CsvSummary") -> list[str]:
+def summary_lines(summary: CsvSummary) -> list[str]:
     """Return what was made, in lines."""
-    from bert.tasks.classify.form import delimiter_name
-    from bert.tasks.classify.records import encoding_name
 
     source = summary.source
     counts, settings = source.counts, source.settings
@@ -178,10 +165,10 @@ def summary_lines(summary: "CsvSummary") -> list[str]:
         ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s"),
         ("database", str(source.path)),
     ]
-    return [f"{name:<11} {printable(str(text))}" for name, text in rows]
+    return rows_of(*rows)
 
 
-def _by_lines(counts: Any, prefix: str, title: str) -> list[tuple[str, str]]:
+def _by_lines(counts: Counts, prefix: str, title: str) -> list[tuple[str, str]]:
     """Return what was counted at lines of the CSV, one row each."""
     found = []
     for name, examples in counts.names.items():

@@ -1,0 +1,88 @@
+"""What is refused as a classifier of texts, and what is said of labels that a model does not know."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.refusals import refused
+
+from bench.cli.dispatch import call
+from bert.data.vocabulary import Vocabulary
+from bert.tasks.classify import commands
+from bert.tasks.classify.commands import TextClassifier, open_classifier
+from records import classification
+
+
+class Host:
+    """Knows what checkpoints were trained on."""
+
+    def __init__(self, *trained: str) -> None:
+        self._trained = trained or None
+
+    def trained_on(self, checkpoint: Path) -> Any:
+        return self._trained
+
+
+def test_a_model_of_another_task_or_of_an_unknown_one_is_no_classifier(tmp_path: Path) -> None:
+    with refused("weights-mismatch", tmp_path, "squad", f"`bertbench train classify FILE.csv --init {tmp_path}`"):
+        open_classifier(tmp_path, Host("squad", "data/squad"))  # type: ignore[arg-type]
+    with refused("checkpoint-missing", tmp_path):
+        open_classifier(tmp_path, Host())  # type: ignore[arg-type]
+    with refused("path-missing", tmp_path / "none"):
+        open_classifier(tmp_path / "none", Host())  # type: ignore[arg-type]
+    with refused("data-unprepared", "gone.sqlite"):
+        open_classifier(tmp_path, Host("classify", str(tmp_path / "gone.sqlite")))  # type: ignore[arg-type]
+    for document, code in (({"format": "other"}, "record-foreign"), ({}, "record-foreign"), ([], "file-format")):
+        (tmp_path / "results.json").write_text(json.dumps(document))
+        with refused(code, "results.json"):
+            open_classifier(tmp_path, Host())  # type: ignore[arg-type]
+
+
+def test_the_folder_of_a_model_is_known_by_what_is_written_into_it() -> None:
+    found = commands.RESULTS_FORMAT, commands.RESULTS_FILE
+    assert found == (classification.FORMAT, classification.RESULTS_FILE)
+
+
+class Knowing(TextClassifier):
+    """Takes every text for spam."""
+
+    __slots__ = ()
+
+    def predict(self, texts: Sequence[str], *_: Any) -> list[tuple[str, float] | None]:
+        return [("spam", 0.75)] * len(texts)
+
+
+def test_labels_that_the_model_does_not_know_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = SimpleNamespace(model=torch.nn.Identity())
+    classifier = Knowing(opened, ("ham", "spam"), Vocabulary((), True), 8)  # type: ignore[arg-type]
+    monkeypatch.setattr("bert.tasks.classify.commands.open_classifier", lambda *_: classifier)
+    labels = ["spam", "ham", "", "Spam", "junk", "junk"]
+    (tmp_path / "new.csv").write_text("text,label\n" + "".join(f"a b,{label}\n" for label in labels))
+    argv = [
+        "predict",
+        "classify",
+        "--checkpoint",
+        str(tmp_path),
+        "--data",
+        str(tmp_path / "new.csv"),
+        "--device",
+        "cpu",
+    ]
+    assert call(argv) == 0
+    told = capsys.readouterr().out
+    assert "accuracy    20.0 % of 5 labels in the file" in told
+    assert (
+        "unknown     3 of the 5 labels in the file are none that the model knows ('Spam', 'junk'), and count as wrong"
+        in told
+    )
+    assert call([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unknown_labels"] == 3
+    (tmp_path / "new.csv").write_text("text,label\na b,spam\n")
+    assert call(argv) == 0
+    assert "unknown" not in capsys.readouterr().out
