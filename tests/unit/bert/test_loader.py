@@ -234,7 +234,7 @@ def test_a_damaged_shard_is_reported_only_when_it_is_reached(tmp_path: Path) -> 
     make_folder(tmp_path, [4, 4, 4])
     stream = Hdf5Batches(spec(tmp_path))
     first, second, third = (
-        int(shard) for shard, _ in (next(stream._position.order.rows(0, 4 * n, 4 * n + 4)) for n in range(3))
+        int(shard) for shard, _ in (next(stream._order.rows(0, 4 * n, 4 * n + 4)) for n in range(3))
     )
     path = stream.info.paths[third]
     path.write_bytes(path.read_bytes()[:-200])
