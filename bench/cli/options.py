@@ -1,6 +1,7 @@
 """Option parsing shared by the commands: dataclasses in, instances out."""
 
 import contextlib
+import dataclasses
 import io
 import sys
 import types
