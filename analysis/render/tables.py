@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from analysis.load import measurement
 from analysis.wording import (
@@ -187,11 +187,13 @@ def without_constant_model(columns: Sequence[Column], rows: Sequence[Row]) -> li
     return [column for column in columns if column.heading not in same]
 
 
-def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> None:
+def write_csv(
+    path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None, line_end: Literal["\r\n", "\n"] = "\r\n"
+) -> None:
     """Write plain values, unknown ones as empty fields, no formulas. Raises StorageError."""
     names = list(columns or dict.fromkeys(name for row in rows for name in row))
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, extrasaction="ignore", restval="")
+        writer = csv.DictWriter(file, names, extrasaction="ignore", restval="", lineterminator=line_end)
         writer.writerow({name: inert(name) for name in names})
         writer.writerows({name: "" if row.get(name) is None else inert(row[name]) for name in names} for row in rows)
 

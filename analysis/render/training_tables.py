@@ -1,7 +1,5 @@
 """Trainings beside each other: variants of one training, and the heads of GAP epoch by epoch."""
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,16 +37,16 @@ def _texts(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> tables.Ta
     return tables.Table("comparison", tuple(headings), rows, (False, *(True for _ in headings[1:])))
 
 
-def comparison_csv(comparison: TrainingComparison) -> str:
-    """Return a CSV table with one row per variant: COMPARISON_COLUMNS, and score_<name> of the last evaluation."""
-    names = list(dict.fromkeys(name for row in comparison.rows for name in row["scores"]))
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([*COMPARISON_COLUMNS, *(f"score_{name}" for name in names)])
-    for row in comparison.rows:
-        values = [*(row[name] for name in COMPARISON_COLUMNS), *(row["scores"].get(name) for name in names)]
-        table.writerow([_cell(value) for value in values])
-    return text.getvalue()
+def comparison_rows(comparison: TrainingComparison) -> list[Row]:
+    """Return a row of a CSV file per variant: COMPARISON_COLUMNS, score_<name> of the last evaluation, lists as texts."""
+    names = dict.fromkeys(name for row in comparison.rows for name in row["scores"])
+    return [
+        {
+            **{name: _plain(row[name]) for name in COMPARISON_COLUMNS},
+            **{f"score_{name}": row["scores"].get(name) for name in names},
+        }
+        for row in comparison.rows
+    ]
 
 
 def row_names(rows: Sequence[Row]) -> list[str]:
@@ -63,10 +61,8 @@ def row_names(rows: Sequence[Row]) -> list[str]:
     return names
 
 
-def _cell(value: Any) -> Any:
-    if isinstance(value, list):
-        return " ".join("" if item is None else str(item) for item in value)
-    return "" if value is None else value
+def _plain(value: Any) -> Any:
+    return " ".join("" if item is None else str(item) for item in value) if isinstance(value, list) else value
 
 
 def _known(name: str, form: Callable[[Any], str]) -> Callable[[Row], str]:

@@ -1,7 +1,5 @@
 """`bertbench compare-heads gap`: the same training with each head, as one table and one picture."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,6 @@ from bench.run.processes import StopRequest
 from bert.tasks import check_task_options
 from bert.tasks.gap.source import HEAD_NAMES
 from common import locks
-from common.atomic import write_text
 from common.errors import UsageError
 from common.flags import request_of
 from common.registry import lookup
@@ -162,17 +159,14 @@ def _without_head(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"], majority: float) -> None:
-    from analysis.metrics.comparison.trainings import table_rows
     from analysis.render.gap_figures import HeadCurve, draw_heads
+    from analysis.render.tables import write_csv
     from records.files import write_record
     from records.schema import HEAD_COLUMNS
 
     write_record(out / DOCUMENT_FILE, dict(document))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEAD_COLUMNS)
-    writer.writerows(table_rows(results))
-    write_text(out / TABLE_FILE, text.getvalue())
+    rows = [row for result in results for row in result.evaluations]
+    write_csv(out / TABLE_FILE, rows, HEAD_COLUMNS, line_end="\n")
     curves = [
         HeadCurve(
             result.head,

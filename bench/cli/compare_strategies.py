@@ -24,7 +24,6 @@ from bench.run.processes import StopRequest
 from bert.parallel import STRATEGIES
 from bert.speed.registry import check_levers
 from common import locks
-from common.atomic import write_text
 from common.errors import UsageError
 from common.flags import request_of
 from common.registry import lookup
@@ -239,13 +238,14 @@ def _document(
 
 
 def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> None:
+    from analysis.render.tables import write_csv
     from analysis.render.training_comparison_figures import draw_comparison
-    from analysis.render.training_tables import comparison_csv
+    from analysis.render.training_tables import comparison_rows
     from records.files import write_record
 
     settings = document["settings"]
     write_record(out / "comparison.json", document)
-    write_text(out / "comparison.csv", comparison_csv(comparison))
+    write_csv(out / "comparison.csv", comparison_rows(comparison), line_end="\n")
     precisions = dict.fromkeys(row["precision"] for row in comparison.rows if row["precision"])
     words = (settings["task"], settings["preset"], " and ".join(precisions), f"batch {settings['global_batch_size']:,}")
     draw_comparison(out / "comparison.png", comparison, ", ".join(words), _caption(document, comparison))

@@ -18,7 +18,7 @@ from analysis.metrics.ranks import combine
 from analysis.wording import strategy_label
 from common.scores import scores_in
 from records.run import TrialDirectory
-from records.schema import COMPARISON_COLUMNS, HEAD_COLUMNS
+from records.schema import COMPARISON_COLUMNS
 from records.training import TrainRun, read_events
 from records.trial import Trial
 
@@ -356,8 +356,3 @@ def _mark_best(evaluations: list[dict[str, Any]], score: str, higher_is_better: 
     if known:
         choose = max if higher_is_better else min
         choose(known, key=lambda row: float(row["scores"][score]))["best"] = True
-
-
-def table_rows(results: Sequence[HeadResult]) -> list[list[Any]]:
-    """Return the evaluations of all heads as rows of HEAD_COLUMNS."""
-    return [[row[name] for name in HEAD_COLUMNS] for result in results for row in result.evaluations]
