@@ -199,8 +199,7 @@ def _setting(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirectory, launch: LaunchOptions) -> Result:
-    from bench.plan.max_batch import largest_batch
-    from bench.plan.variants import explore, measured_trials
+    from bench.plan.variants import explore, largest_batch, measured_trials
 
     # One search per combination of everything but the batch size.
     sweep = dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1)

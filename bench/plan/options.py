@@ -8,7 +8,6 @@ import tyro
 
 from bench.machine.devices import Devices
 from bench.machine.environment import native_bf16
-from bert.parallel import devices_per_rank
 from bert.tasks import TASKS, given_options, known_tasks, task_data
 from bert.tasks.base import TaskData
 from bert.tasks.options import TaskOption, read_options
@@ -24,15 +23,6 @@ def resolve_strategy(name: str, world_size: int) -> str:
     if name != AUTO:
         return name
     return "single" if world_size == 1 else "ddp"
-
-
-def strategy_fields(strategy: str, options: str, world_size: int) -> dict[str, Any]:
-    """Return the fields of a Trial that say how its devices work together."""
-    return {
-        "strategy": strategy,
-        "strategy_options": options,
-        "devices_per_rank": devices_per_rank(strategy, world_size),
-    }
 
 
 def resolve_precision(name: str, devices: Devices) -> str:

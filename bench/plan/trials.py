@@ -1,10 +1,10 @@
 """From what was asked for to the list of trials: Sweep -> [Trial]."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +13,11 @@ import tyro
 from bench.cluster.world import World
 from bench.implementations import IMPLEMENTATIONS, OURS
 from bench.machine.devices import Devices
-from bench.plan.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy, strategy_fields
+from bench.plan.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy
 from bench.run.resources import DEFAULT, allocator_environment
 from bert.data.lengths import SYNTHETIC, is_synthetic
 from bert.model.config import PRESETS
-from bert.parallel import STRATEGIES
+from bert.parallel import STRATEGIES, devices_per_rank
 from bert.parallel.deepspeed_config import read_deepspeed_config
 from bert.parallel.options import OPTIONS, options_text
 from bert.speed.registry import check_levers, recorded_levers
@@ -234,13 +234,12 @@ def expand(
     seq_lens = sweep.seq_lens or (data.seq_len,)
     given = sweep.task_flags.options(sweep.task)
     sources = {seq_len: _sources(data, sweep.data, seq_len, against_synthetic, given) for seq_len in seq_lens}
-    make_trial = partial(
-        Trial,
+    base = dataclasses.replace(
+        _base(sweep, devices),
         kind=kind,
         profiler=profiler,
         profiler_options=profiler_options,
         nodes=1 if world is None else world.nodes,
-        **_common_fields(sweep, devices),
     )
     names = {resolve_strategy(*pair) for pair in itertools.product(sweep.strategies, world_sizes)}
     options = sweep.strategy_options(names)
@@ -255,12 +254,15 @@ def expand(
         shift = round_number % len(competitors)
         for (implementation, levers), source, chosen in competitors[shift:] + competitors[:shift]:
             trials.append(
-                make_trial(
+                dataclasses.replace(
+                    base,
                     task_options=resolve_options(sweep.task, given, source),
                     implementation=implementation,
                     allocator="" if memory == DEFAULT else memory,
                     levers=levers,
-                    **strategy_fields(own, chosen, world_size),
+                    strategy=own,
+                    strategy_options=chosen,
+                    devices_per_rank=devices_per_rank(own, world_size),
                     preset=preset,
                     precision=resolve_precision(precision, devices),
                     seq_len=seq_len,
@@ -308,26 +310,26 @@ def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
     return share
 
 
-def _common_fields(sweep: Sweep, devices: Devices) -> dict[str, Any]:
-    """The fields that all trials of a sweep have in common."""
+def _base(sweep: Sweep, devices: Devices) -> Trial:
+    """What all trials of a sweep have in common."""
     # With a window given the rules of the automatic one decide nothing: they must not decide the id either.
     rules = Sweep() if sweep.start is not None else sweep
-    return {
-        "task": sweep.task,
-        "device": devices.kind,
-        "padding": resolve_padding(sweep.padding, task_data(sweep.task), sweep.task),
-        "dropout": sweep.dropout,
-        "seed": sweep.seed,
-        "start_iteration": sweep.start,
-        "stop_iteration": sweep.stop,
-        "min_steps": rules.min_steps,
-        "max_steps": rules.max_steps,
-        "max_seconds": rules.max_seconds,
-        "relative_half_width": rules.precision_target,
-        "memory_limit_bytes": _bytes(sweep.memory_limit_gib),
-        "threads_per_rank": sweep.threads,
-        "activation_checkpointing": sweep.activation_checkpointing,
-    }
+    return Trial(
+        task=sweep.task,
+        device=devices.kind,
+        padding=resolve_padding(sweep.padding, task_data(sweep.task), sweep.task),
+        dropout=sweep.dropout,
+        seed=sweep.seed,
+        start_iteration=sweep.start,
+        stop_iteration=sweep.stop,
+        min_steps=rules.min_steps,
+        max_steps=rules.max_steps,
+        max_seconds=rules.max_seconds,
+        relative_half_width=rules.precision_target,
+        memory_limit_bytes=None if sweep.memory_limit_gib is None else int(sweep.memory_limit_gib * 2**30),
+        threads_per_rank=sweep.threads,
+        activation_checkpointing=sweep.activation_checkpointing,
+    )
 
 
 def _sources(
@@ -370,7 +372,3 @@ def _check_threads(sweep: Sweep, devices: Devices, world_size: int) -> None:
             f"--threads {sweep.threads} does not fit {devices.cpu_cores} cores shared by {world_size} ranks: "
             f"use 1 to {share}, or fewer --devices",
         )
-
-
-def _bytes(gib: float | None) -> int | None:
-    return None if gib is None else int(gib * 2**30)

@@ -1,17 +1,29 @@
-"""What a comparison of strategies runs, and what it refuses."""
+"""The engine behind comparisons and searches: what it runs, what is refused, and the largest batch that it finds."""
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run as command
 from bench.machine.devices import Devices
 from bench.plan.comparison import Variant, _profile_trial, combinations, remarks
 from bench.plan.training import TrainOptions
-from bench.plan.variants import PlannedVariant, check_comparable, explore, grid, in_turn, plan_variant
+from bench.plan.variants import (
+    PROOF_STEPS,
+    MaxBatch,
+    PlannedVariant,
+    check_comparable,
+    explore,
+    grid,
+    in_turn,
+    largest_batch,
+    plan_variant,
+)
 from bert.model.config import preset, shape_from_words, shape_in_words
 from common.errors import Code
 from records.files import write_record
@@ -210,3 +222,84 @@ def test_the_singular_of_a_list_means_the_list_however_its_value_is_given(
 ) -> None:
     assert command(["compare-strategies", "pretrain", "--devices", "1", *words]) == 2
     check_refusal(capsys.readouterr().err, "option-choice", words[-1].rpartition("=")[2])
+
+
+class Machine:
+    """Fits `capacity` sequences at first and `proven` over many steps."""
+
+    def __init__(self, capacity: int, proven: int | None = None, fault: tuple[int, str] | None = None) -> None:
+        self.capacity, self.proven, self.fault = capacity, capacity if proven is None else proven, fault
+        self.trials: list[Trial] = []
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        self.trials.append(trial)
+        if self.fault and trial.micro_batch_size == self.fault[0]:
+            return {"status": self.fault[1], "reason": "told to"}
+        assert trial.stop_iteration is not None
+        room = self.proven if trial.stop_iteration >= PROOF_STEPS else self.capacity
+        return {"status": "ok" if trial.micro_batch_size <= room else "oom", "reason": "full"}
+
+
+def searched(trial: Trial, machine: Machine, limit: int, step: int = 1) -> MaxBatch:
+    found = explore(largest_batch(trial, limit, step), machine.run)
+    assert found is not None
+    return found
+
+
+@given(capacity=st.integers(1, 300), start=st.integers(1, 64))
+def test_the_search_finds_the_exact_limit_and_shows_both_sides(capacity: int, start: int) -> None:
+    machine = Machine(capacity)
+    found = searched(Trial(micro_batch_size=start), machine, 1024)
+    assert found.micro_batch_size == capacity
+    assert found.fails_at == capacity + 1
+    assert found.proved and (capacity + 1, "oom") in found.tried
+    assert {trial.kind for trial in machine.trials} == {"probe"}, "they are kept apart from measurements"
+    assert machine.trials[-1].stop_iteration == PROOF_STEPS and machine.trials[-1].micro_batch_size == capacity
+
+
+@given(capacity=st.integers(1, 300), start=st.integers(1, 64), step=st.integers(2, 40))
+def test_a_search_by_steps_ends_within_a_step_and_shows_both_sides(capacity: int, start: int, step: int) -> None:
+    machine = Machine(capacity)
+    found = searched(Trial(micro_batch_size=start), machine, 1024, step)
+    assert found.fails_at is not None and found.micro_batch_size <= capacity < found.fails_at
+    assert found.fails_at - found.micro_batch_size <= step
+    sizes = [size for size, _ in found.tried]
+    assert len(sizes) - len(set(sizes)) <= 1, "only the proof runs a size again"
+    assert found.proved and found.micro_batch_size > 0, "0 would say that not even 1 fits"
+
+
+def test_a_search_by_steps_saves_trials() -> None:
+    machines = Machine(137), Machine(137)
+    by_one = searched(Trial(micro_batch_size=64), machines[0], 4096)
+    by_32 = searched(Trial(micro_batch_size=64), machines[1], 4096, 32)
+    assert (by_one.micro_batch_size, by_32.micro_batch_size, by_32.fails_at) == (137, 128, 160)
+    assert len(by_one.tried) - len(by_32.tried) == 5
+
+
+def test_a_search_by_steps_goes_down_by_steps_where_the_proof_fails() -> None:
+    found = searched(Trial(micro_batch_size=8), Machine(20, proven=11), 1024, 8)
+    assert (found.micro_batch_size, found.fails_at) == (8, 16)
+
+
+def test_the_limit_ends_the_search_and_is_stated() -> None:
+    found = searched(Trial(micro_batch_size=8), Machine(10_000), 100)
+    assert found.micro_batch_size == 100 and found.fails_at is None and "limit of 100" in found.failure
+
+
+def test_a_size_that_fits_three_steps_but_not_twenty_is_not_the_answer() -> None:
+    found = searched(Trial(micro_batch_size=1), Machine(20, proven=18), 1024)
+    assert (found.micro_batch_size, found.fails_at) == (18, 19)
+
+
+def test_nothing_fits() -> None:
+    found = searched(Trial(micro_batch_size=4), Machine(0), 64)
+    assert (found.micro_batch_size, found.fails_at) == (0, 1)
+
+
+@pytest.mark.parametrize("status", ["crashed", "timeout", "refused"])
+def test_another_failure_is_not_taken_for_out_of_memory(status: str) -> None:
+    machine = Machine(100, fault=(16, status))
+    found = searched(Trial(micro_batch_size=4), machine, 64)
+    assert found.micro_batch_size == 8 and found.failure == f"{status}: told to"
+    assert not found.proved, "what lies above is not known"
+    assert machine.trials[-1].stop_iteration == PROOF_STEPS, "8 itself is shown to run"
