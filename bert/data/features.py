@@ -70,8 +70,16 @@ class FeatureSettings(Protocol):
         """Tokens of a row at most."""
 
 
+class Features(Protocol):
+    """What a task makes of the columns of a file."""
+
+    @property
+    def settings(self) -> Any:
+        """The FeatureSettings that they were made with."""
+
+
 S = TypeVar("S", bound=FeatureSettings)
-F = TypeVar("F")
+F = TypeVar("F", bound=Features)
 
 
 class FeatureForm(ABC, Generic[S, F]):
@@ -110,10 +118,6 @@ class FeatureForm(ABC, Generic[S, F]):
     def whole(self, settings: S, fingerprint: str, further: str, columns: Columns) -> F:
         """Make features of columns that fit `self.columns`. Raises ValueError, KeyError, TypeError or InputError where
         they are not those of this task."""
-
-    @abstractmethod
-    def settings_of(self, features: F) -> S:
-        """Return the settings that features were made with."""
 
     def further_of(self, vocabulary: Vocabulary) -> str:
         """Return the further metadatum."""
@@ -315,7 +319,7 @@ class FeatureForm(ABC, Generic[S, F]):
             made = self.command(split, group, source=source)
             raise InputError("data-unprepared", f"{file} holds no features: make them of such a file with `{made}`")
         features = self.read(file)
-        self._check_wanted(file, self.settings_of(features), splits, group)
+        self._check_wanted(file, features.settings, splits, group)
         return features
 
     def _check_wanted(self, file: Path, settings: S, splits: Sequence[str], group: str | None) -> None:

@@ -125,7 +125,7 @@ def test_a_folder_is_opened_where_it_holds_exactly_one_file_of_the_split(case: C
     made = case.file(output=folder)
     assert len(form.open(folder)) == len(form.open(folder, case.split, group=case.group)) == len(form.open(made))
     other = case.file(output=folder, split=case.other_split)
-    assert form.settings_of(form.open(folder, case.other_split)).split == case.other_split
+    assert form.open(folder, case.other_split).settings.split == case.other_split
     with refused("data-ambiguous", "2 files", made.name, other.name):
         form.open(folder)
     (folder / f".{made.name}").write_bytes(b"hidden")
@@ -300,7 +300,7 @@ def test_the_vocabulary_is_found_where_it_lay_beside_the_features_or_where_it_is
     second.write_text(first.read_text() + "zzz\n")
     files = [case.file(vocab=vocab) for vocab in (first, second)]
     kept = {first: first.read_text(), second: second.read_text()}
-    settings = [form.settings_of(form.read(path)) for path in files]
+    settings = [form.read(path).settings for path in files]
     for path, own, vocab in zip(files, settings, kept, strict=True):
         assert form.vocabulary_of(path, own).fingerprint == own.vocabulary
         assert form.vocabulary_of(path, own, vocab).fingerprint == own.vocabulary

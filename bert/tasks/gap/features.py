@@ -129,10 +129,6 @@ class GapForm(FeatureForm[Settings, GapFeatures]):
         )
         return GapFeatures(settings, rows, ragged["example_ids"], columns["genders"], ragged["left_out"])
 
-    def settings_of(self, features: GapFeatures) -> Settings:
-        """Return the settings that features were made with."""
-        return features.settings
-
 
 FORM = GapForm()
 

@@ -163,10 +163,6 @@ class GlueForm(FeatureForm[Settings, GlueFeatures]):
         )
         return GlueFeatures(settings, rows, columns["index"])
 
-    def settings_of(self, features: GlueFeatures) -> Settings:
-        """Return the settings that features were made with."""
-        return features.settings
-
     def kind(self, settings: Settings) -> tuple[str, ...]:
         """Task and split."""
         return settings.task, settings.split

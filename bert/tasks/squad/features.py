@@ -189,10 +189,6 @@ class SquadForm(FeatureForm[Settings, SquadFeatures]):
             **fields,
         )
 
-    def settings_of(self, features: SquadFeatures) -> Settings:
-        """Return the settings that features were made with."""
-        return features.settings
-
     def further_of(self, vocabulary: Vocabulary) -> str:
         """Return the ids of special pieces."""
         special = {"pad": vocabulary.pad_id, "cls": vocabulary.cls_id, "sep": vocabulary.sep_id}

@@ -179,20 +179,3 @@ def test_resuming_on_other_features_is_refused(files: dict[str, dict[str, Path]]
     other = squad_settings(files["2.0"], steps=2, eval_every=0)
     with refused("data-mismatch", files["1.1"]["training"], files["2.0"]["training"]):
         run(other, tmp_path)
-
-
-def test_the_vocabulary_is_found_where_it_lay_beside_the_features_or_where_it_is_said(tmp_path: Path) -> None:
-    made = squad_runs.features(tmp_path)["evaluation"]
-    settings, vocab = FORM.open(made).settings, tmp_path / "vocab.txt"
-    assert FORM.vocabulary_of(made, settings).fingerprint == settings.vocabulary
-    vocab.rename(tmp_path / "moved.txt")
-    assert FORM.vocabulary_of(made, settings).fingerprint == settings.vocabulary, "its copy beside the features"
-    made.with_name("vocab.txt").unlink()
-    with refused("vocabulary-mismatch", "vocab.txt or ", "features/vocab.txt"):
-        FORM.vocabulary_of(made.parent, settings)
-    assert FORM.vocabulary_of(made, settings, tmp_path / "moved.txt").fingerprint == settings.vocabulary
-    (tmp_path / "moved.txt").rename(made.parent / "vocab.txt")
-    assert FORM.vocabulary_of(made.parent, settings).fingerprint == settings.vocabulary
-    (made.parent / "vocab.txt").write_text("\n".join([*squad_runs.SPECIAL, "a"]) + "\n")
-    with refused("vocabulary-mismatch", "vocab.txt"):
-        FORM.vocabulary_of(made, settings)
