@@ -193,7 +193,7 @@ def _ended(
     world: World | None,
 ) -> Result:
     """What an attempt came to that ended well; a finished run leaves its files."""
-    from analysis.render.tables import Facts
+    from analysis.render.tables import Facts, Plain
 
     options, found = call.options, dict(result["outcome"])
     following = next_command(options, call.words, place, plan, bool(found["finished"]))
@@ -210,7 +210,7 @@ def _ended(
     append_log(_log_of(options), "\n".join([*(f"{name:<11} {value}" for name, value in facts), ending]))
     return Result(
         document=None if failure else _document(place, directory, result, next=following),
-        blocks=[Facts(facts), ending],
+        blocks=[Facts(facts), Plain(ending)],
         failure=failure,
         code=130 if stop.signal == signal.SIGINT and not found["finished"] else 0,
     )
