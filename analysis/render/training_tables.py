@@ -38,7 +38,7 @@ def _texts(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> tables.Ta
 
 
 def comparison_rows(comparison: TrainingComparison) -> list[Row]:
-    """Return a row of a CSV file per variant: COMPARISON_COLUMNS, score_<name> of the last evaluation; lists as text."""
+    """Return a row of a CSV file per variant: COMPARISON_COLUMNS, score_<name> of the last evaluation; no lists."""
     names = dict.fromkeys(name for row in comparison.rows for name in row["scores"])
     return [
         {
