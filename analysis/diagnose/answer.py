@@ -57,7 +57,7 @@ class Winner:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Card:
     """One big number."""
 
     label: str
@@ -71,7 +71,7 @@ class Answer:
     """What was found for one model (preset, precision, sequence length, device)."""
 
     headline: str
-    figures: tuple[Figure, ...]
+    cards: tuple[Card, ...]
     sentences: tuple[str, ...]
 
 
@@ -150,7 +150,7 @@ def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:
         f"({row['precision']}, sequences of {wording.lengths(row)})."
     )
     sentences = [*_step_sentence(best), *_versus(best, ratios), *_smaller(best, group), *_close(winner)]
-    return Answer(headline, tuple(_figures(best, ratios)), tuple(sentences))
+    return Answer(headline, tuple(_cards(best, ratios)), tuple(sentences))
 
 
 def _where(row: Row) -> str:
@@ -164,27 +164,25 @@ def _where(row: Row) -> str:
     return f"{count} GPU{'s' if count > 1 else ''}"
 
 
-def _figures(best: Point, ratios: Sequence[Row]) -> list[Figure]:
+def _cards(best: Point, ratios: Sequence[Row]) -> list[Card]:
     row = best.row
     per_sample = best.samples_per_second / row["samples_per_second"]
     tokens = row["tokens_per_second"] * per_sample if row.get("tokens_per_second") is not None else None
-    figures = [
-        Figure(
-            "samples per second", wording.number(best.samples_per_second), f"{wording.interval(*best.rate_interval)}"
-        ),
-        Figure("real tokens per second", wording.number(tokens), _padding(row)),
+    cards = [
+        Card("samples per second", wording.number(best.samples_per_second), f"{wording.interval(*best.rate_interval)}"),
+        Card("real tokens per second", wording.number(tokens), _padding(row)),
     ]
     if row.get("mfu") is not None:
         in_fp8 = str((row.get("measured_peak") or {}).get("dtype")).startswith("float8")
         peak = f"of {wording.flops(row['measured_peak_flops'])} measured{' in FP8' if in_fp8 else ''}"
-        figures.append(Figure("MFU", wording.percent(row["mfu"] * per_sample), peak))
+        cards.append(Card("MFU", wording.percent(row["mfu"] * per_sample), peak))
     found = _ratio(best, ratios)
     if found is not None and found["throughput_ratio"] is not None:
         span = wording.interval(found["throughput_ratio_low"], found["throughput_ratio_high"], lambda x: f"{x:.2f}")
         label = f"throughput against {found['reference']}"
         decided = "" if found["decided"] != "cannot decide" else ", not decided"
-        figures.append(Figure(label, wording.ratio(found["throughput_ratio"]), f"{span}{decided}"))
-    return figures
+        cards.append(Card(label, wording.ratio(found["throughput_ratio"]), f"{span}{decided}"))
+    return cards
 
 
 def _padding(row: Row) -> str:

@@ -1,11 +1,26 @@
 """What a source says: every analysis that its content allows, in the order in which people ask."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem
 from analysis.sources import Source
 from analysis.timeline import STEP_COLUMNS, empty
+
+# Findings by how much they decide.
+_FIRST = (
+    "temporal_breakdown",
+    "idle_causes",
+    "idle_gaps",
+    "all_reduce_by_rank",
+    "stragglers",
+    "what_if",
+    "kernel_families",
+    "operator_families",
+    "phases",
+    "core_utilization",
+    "roofline",
+)
 
 
 def explain(
@@ -57,3 +72,12 @@ def over_all_work(source: Source) -> Source:
     """Return the source with no step marked, so that every analysis is over all work, from first start to last end."""
     without = [dataclasses.replace(found, steps=empty(STEP_COLUMNS)) for found in source.timelines]
     return dataclasses.replace(source, timelines=tuple(without))
+
+
+def by_weight(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings by how much they decide; what is not listed comes last, in its order."""
+
+    def place(finding: Finding) -> int:
+        return next((place for place, name in enumerate(_FIRST) if finding.name.startswith(name)), len(_FIRST))
+
+    return sorted(findings, key=place)

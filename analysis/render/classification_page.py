@@ -1,200 +1,194 @@
-"""The HTML page of a text classification, its pictures, and its tables."""
+"""The HTML page of a text classification, its figures, and its tables."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from analysis import wording
-from analysis.metrics.classification import Classification, Float64, Int64
+from analysis.metrics.classification import Classification, Float64
 from analysis.render import tables
-from analysis.render.drawing import (
-    BLUE,
-    GREEN,
-    NOTE,
-    ORANGE,
-    PALE,
-    STYLE,
-    VERMILION,
-    Picture,
-    canvas,
-    picture_names,
-    save,
+from analysis.render.figure import (
+    Axis,
+    Figure,
+    Line,
+    Matrix,
+    Panel,
+    Rule,
+    Series,
+    Text,
+    categories,
     short_label,
+    stacked,
 )
-from analysis.render.page import render_page
-from common.atomic import write_text
+from analysis.render.page import Block, Cards, Facts, Gallery, Page, Prose, Section, write_page
+from analysis.render.png import drawable_names
 from common.scores import score
 from records.classification import ClassificationResult
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_COLOURS = {"train": BLUE, "validate": ORANGE, "test": VERMILION}
+_SPLITS = {"train": "blue", "validate": "orange", "test": "vermilion"}
 _MOST_BARS = 40
 _MOST_NUMBERS = 12
 """Labels up to which the cells of a matrix have numbers."""
 _MOST_NAMES = 100
 _NUMBERED_CELL, _CELL, _LETTER = 0.62, 0.24, 0.075
 """Inches: side of a cell with a number, of one without, width of a letter of a name."""
-_LETTER_SHARE = 0.62
-"""Width of a digit as a share of the size of its font."""
 _LONGEST_UPRIGHT = 7
 """Letters of names that fit under a cell beside each other."""
 _SMOOTH = 40
 """Points of the smoothed curve of losses at most."""
 _LEAST_MEAN = 8
 """Updates that each of them is the mean of at least."""
+_FEW = 6
+"""Labels up to which two matrices stand beside each other."""
+MOST_CONFUSED = 15
+_RUN_NAMES = {"instead_of": "files were before of run"}
+
+Names = Mapping[str, str]
 
 
-def draw_distribution(
-    path: Path, distribution: Mapping[str, Mapping[str, int]], names: Mapping[str, str] | None = None
-) -> Path:
-    """Draw how many texts of each split have each label, the most frequent first; return `path`.
+def distribution_figure(distribution: Mapping[str, Mapping[str, int]], caption: str, names: Names) -> Figure:
+    """Return how many texts of each split have each label, the most frequent first.
 
     Args:
-        path: PNG to write.
         distribution: split -> label -> texts, at least one label.
-        names: label -> its name in the picture, where that is another one.
-
-    Raises:
-        StorageError: the picture cannot be written.
+        caption: of the figure.
+        names: label -> its name in figures, where that is another one.
     """
-    import matplotlib
-
     totals: dict[str, int] = {}
     for counts in distribution.values():
         for label, count in counts.items():
             totals[label] = totals.get(label, 0) + count
     labels = sorted(totals, key=lambda label: -totals[label])
     shown = labels[:_MOST_BARS]
-    with matplotlib.rc_context(STYLE):
-        figure, (axis,) = canvas(8.2, max(2.2, 0.9 + 0.21 * len(shown)))
-        left = np.zeros(len(shown))
-        for split, counts in distribution.items():
-            values = np.array([counts.get(label, 0) for label in shown], dtype=float)
-            name = f"{split}: {sum(counts.values()):,} texts"
-            axis.barh(range(len(shown)), values, left=left, color=_COLOURS.get(split, GREEN), label=name, height=0.72)
-            left += values
-        axis.set_yticks(range(len(shown)), [(names or {}).get(label) or short_label(label) for label in shown])
-        axis.invert_yaxis()
-        axis.grid(axis="y", visible=False)
-        axis.set_xlabel("texts")
-        more = f" (the {len(shown)} most frequent)" if len(labels) > len(shown) else ""
-        axis.set_title(f"Texts of each of {len(labels)} labels{more}")
-        figure.legend(loc="outside lower left", ncols=3, fontsize=8.5)
-        save(figure, path)
-    return path
+    series, left = [], np.zeros(len(shown))
+    for split, counts in distribution.items():
+        right = left + np.array([counts.get(label, 0) for label in shown], dtype=float)
+        series.append(stacked(f"{split}: {sum(counts.values()):,} texts", _SPLITS.get(split, "green"), left, right))
+        left = right
+    more = f" (the {len(shown)} most frequent)" if len(labels) > len(shown) else ""
+    return Figure(
+        name="label_distribution",
+        title="Labels",
+        caption=caption,
+        panels=[
+            Panel(
+                title=f"Texts of each of {len(labels)} labels{more}",
+                x=Axis(label="texts"),
+                y=categories([names.get(label) or short_label(label) for label in shown]),
+                series=series,
+            )
+        ],
+        size=(8.2, max(2.2, 0.9 + 0.21 * len(shown))),
+        legend="below",
+        legend_columns=3,
+    )
 
 
-def draw_confusion(path: Path, found: Classification, normalized: bool, shown: Mapping[str, str] | None = None) -> Path:
-    """Draw the confusion matrix, in texts or in shares of each row; return `path`.
+def confusion_figure(found: Classification, normalized: bool, names: Names) -> Figure:
+    """Return the confusion matrix, in texts or in shares of each row.
 
     Args:
-        path: PNG to write.
         found: the predictions, with a matrix.
         normalized: shares instead of texts.
-        shown: label -> its name in the picture, where that is another one.
-
-    Raises:
-        StorageError: the picture cannot be written.
+        names: label -> its name in figures, where that is another one.
     """
-    import matplotlib
-
     count = len(found.labels)
-    values: Int64 | Float64 = found.normalized if normalized else found.confusion
-    names = [(shown or {}).get(label) or short_label(label) for label in found.labels]
-    numbers, named = count <= _MOST_NUMBERS, count <= _MOST_NAMES
-    upright = numbers and max(map(len, names)) <= _LONGEST_UPRIGHT
-    matrix = float(np.clip((_NUMBERED_CELL if numbers else _CELL) * count, 2.4, 13 if named else 7.5))
-    beside = _LETTER * max(map(len, names)) if named else 0.3
-    with matplotlib.rc_context(STYLE):
-        figure, (axis,) = canvas(matrix + beside + 1.3, matrix + (0.3 if upright else beside) + 0.8)
-        image = axis.imshow(values, cmap="Blues", vmin=0, vmax=1 if normalized else None, aspect="equal")
-        axis.grid(visible=False)
-        size = 8.5 if count <= 30 else 6
-        # Of too many labels the places in the table would say nothing.
-        axis.set_xticks(
-            range(count if named else 0), names if named else [], rotation=0 if upright else 90, fontsize=size
-        )
-        axis.set_yticks(range(count if named else 0), names if named else [], fontsize=size)
-        if numbers:
-            cell = 72 * matrix / count
-            _write_numbers(axis, values, normalized, cell, dark=0.55 * (1 if normalized else float(np.nanmax(values))))
-        order = "" if named else f", {count:,} labels in the order of the table"
-        axis.set_xlabel(f"prediction{order}")
-        axis.set_ylabel("true label")
-        axis.set_title("Confusion, share of each row" if normalized else "Confusion, texts")
-        bar = figure.colorbar(image, ax=axis, shrink=0.7)
-        if normalized:
-            bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-        bar.outline.set_visible(False)
-        save(figure, path)
-    return path
+    values: Float64 = 100 * found.normalized if normalized else found.confusion.astype(np.float64)
+    shown = [names.get(label) or short_label(label) for label in found.labels]
+    numbered, named = count <= _MOST_NUMBERS, count <= _MOST_NAMES
+    upright = numbered and max(map(len, shown)) <= _LONGEST_UPRIGHT
+    matrix = float(np.clip((_NUMBERED_CELL if numbered else _CELL) * count, 2.4, 13 if named else 7.5))
+    beside = _LETTER * max(map(len, shown)) if named else 0.3
+    # Of too many labels the places in the table would say nothing.
+    ticks = [*enumerate(shown)] if named else []
+    order = "" if named else f", {count:,} labels in the order of the table"
+    cells = Matrix(
+        name="confusion",
+        values=values,
+        labels=[[_cell(value, normalized) for value in row] for row in values.tolist()] if numbered else (),
+        most=100 if normalized else float(np.nanmax(values)),
+        key=True,
+        form="percent" if normalized else "",
+    )
+    return Figure(
+        name="confusion_matrix_normalized" if normalized else "confusion_matrix",
+        title="Confusion matrix",
+        caption=f"{'shares of each row' if normalized else 'texts'}: true labels down, predictions across",
+        panels=[
+            Panel(
+                title="Confusion, share of each row" if normalized else "Confusion, texts",
+                x=Axis(label=f"prediction{order}", ticks=ticks, steep=not upright, small=count > 30),
+                y=Axis(label="true label", ticks=ticks, small=count > 30),
+                series=[cells],
+                square=True,
+            )
+        ],
+        size=(matrix + beside + 1.3, matrix + (0.3 if upright else beside) + 0.8),
+        legend="",
+        half=count <= _FEW,
+    )
 
 
-def _write_numbers(axis: "Axes", values: Int64 | Float64, normalized: bool, cell: float, dark: float) -> None:
-    """Write each number into its cell, of `cell` points; above `dark` in white."""
-    numbers = [(place, value) for place, value in np.ndenumerate(values) if not np.isnan(value)]
-    texts = [f"{100 * value:.1f} %" if normalized else f"{value:,}" for _, value in numbers]
-    size = min(8.5, 0.92 * cell / (_LETTER_SHARE * max(map(len, texts))))
-    for ((row, column), value), text in zip(numbers, texts, strict=True):
-        colour = "white" if value > dark else NOTE if value else PALE
-        axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
+def _cell(value: float, normalized: bool) -> str:
+    if np.isnan(value):
+        return ""
+    return f"{value:.1f} %" if normalized else f"{value:,.0f}"
 
 
-def draw_curves(
-    path: Path, curve: Sequence[tuple[int, float]], evaluations: Sequence[Mapping[str, Any]], majority: float
-) -> Path:
-    """Draw training and validation loss, and the scores on the validation split, over the updates; return `path`.
+def curves_figure(
+    curve: Sequence[tuple[int, float]], evaluations: Sequence[Mapping[str, Any]], majority: float
+) -> Figure:
+    """Return training and validation loss, and the scores on the validation split, over the updates.
 
     Args:
-        path: PNG to write.
         curve: (updates, training loss), at least one.
         evaluations: scores by name, with `applied_steps`.
         majority: accuracy of the most frequent label in the test split, from 0 to 1.
-
-    Raises:
-        StorageError: the picture cannot be written.
     """
-    import matplotlib
+    steps, values = np.array(curve, dtype=float).T
+    smooth_steps, smooth = _smoothed(steps, values)
+    losses: list[Series] = [
+        Line(name="training, each update", x=steps, y=values, colour="pale", width=0.8),
+        Line(name="training, mean", x=smooth_steps, y=smooth),
+        *_evaluated(evaluations, "log_loss", "vermilion", "validation"),
+    ]
+    most = "always the most frequent label"
+    scores: list[Series] = [
+        *_evaluated(evaluations, "accuracy", "blue", score("accuracy").label),
+        *_evaluated(evaluations, "balanced_accuracy", "green", score("balanced_accuracy").label),
+        Rule(name=most, axis="y", at=100 * majority, colour="note", dash="dashed"),
+        Text(name=most, x=float(steps[0]), y=100 * majority, text=most, shift=(0, 3), upright="bottom", colour="note"),
+    ]
+    ends = (float(steps.min()) - 0.5, float(steps.max()) + 0.5)
+    updates = Axis(label="updates", whole=True, low=ends[0], high=ends[1])
+    return Figure(
+        name="loss_and_accuracy",
+        title="Loss and accuracy",
+        caption="over the updates; validation texts are never trained on",
+        panels=[
+            Panel(title="Loss, nats", x=updates, y=Axis(low=0), series=losses, legend="inside"),
+            Panel(
+                title="Scores on the validation split",
+                x=updates,
+                y=Axis(form="percent", low=0, high=102),
+                series=scores,
+                legend="inside",
+            ),
+        ],
+        columns=2,
+        size=(9.8, 3.6),
+    )
 
-    with matplotlib.rc_context(STYLE):
-        figure, (losses, scores) = canvas(9.8, 3.6, 1, 2)
-        steps, values = np.array(curve, dtype=float).T
-        losses.plot(steps, values, color=PALE, linewidth=0.8, label="training, each update")
-        smooth_steps, smooth = _smoothed(steps, values)
-        losses.plot(smooth_steps, smooth, color=BLUE, linewidth=1.8, label="training, mean")
-        _plot(losses, evaluations, "log_loss", VERMILION, "validation")
-        losses.set_ylim(bottom=0)
-        losses.set_xlabel("updates")
-        losses.set_title("Loss, nats")
-        losses.legend(fontsize=8.5)
-        for name, colour in (("accuracy", BLUE), ("balanced_accuracy", GREEN)):
-            _plot(scores, evaluations, name, colour, score(name).label)
-        scores.axhline(100 * majority, color=NOTE, linewidth=1, linestyle=(0, (3, 2)))
-        scores.annotate(
-            "always the most frequent label", (0.01, 100 * majority), (0, 3), xycoords=("axes fraction", "data"),
-            textcoords="offset points", fontsize=8, color=NOTE,
-        )  # fmt: skip
-        scores.set_ylim(0, 102)
-        scores.set_xlim(losses.get_xlim())
-        scores.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-        scores.set_xlabel("updates")
-        scores.set_title("Scores on the validation split")
-        if scores.get_legend_handles_labels()[0]:
-            scores.legend(fontsize=8.5, loc="lower right")
-        save(figure, path)
-    return path
 
-
-def _plot(axis: "Axes", evaluations: Sequence[Mapping[str, Any]], name: str, colour: str, label: str) -> None:
+def _evaluated(evaluations: Sequence[Mapping[str, Any]], name: str, colour: str, label: str) -> list[Line]:
     found = [(one["applied_steps"], one[name]) for one in evaluations if one.get(name) is not None]
-    if found:
-        steps, values = np.array(found, dtype=float).T
-        factor = 1 if name == "log_loss" else 100
-        axis.plot(steps, factor * values, color=colour, marker="o", markersize=4.5, linewidth=1.6, label=label)
+    if not found:
+        return []
+    steps, values = np.array(found, dtype=float).T
+    factor = 1 if name == "log_loss" else 100
+    return [Line(name=label, x=steps, y=factor * values, colour=colour, marker="circle", size=4.5, width=1.6)]
 
 
 def _smoothed(steps: Float64, values: Float64) -> tuple[Float64, Float64]:
@@ -203,36 +197,48 @@ def _smoothed(steps: Float64, values: Float64) -> tuple[Float64, Float64]:
     return np.array([steps[part].mean() for part in parts]), np.array([values[part].mean() for part in parts])
 
 
-MOST_CONFUSED = 15
-_RUN_NAMES = {"instead_of": "files were before of run"}
-_FEW = 6
-"""Labels up to which two matrices stand beside each other."""
-PAGE = "report.html"
-
-
-def write_page(result: ClassificationResult, found: Classification, folder: Path) -> Path:
-    """Write the page, which holds its pictures, and the pictures and tables themselves; return the page.
+def write_classification_report(result: ClassificationResult, found: Classification, folder: Path) -> Path:
+    """Write the page, which holds its figures, and the figures and tables themselves; return the page.
 
     Raises:
         StorageError: the folder cannot be written.
     """
-    report, confused = report_table(found), confused_table(found)
     tables.write_csv(folder / "classification_report.csv", found.report())
     _write_confusion(found, folder)
-    names = picture_names(found.labels)
-    legend = [(f"{name} in the pictures", label) for label, name in names.items() if name != short_label(label)]
-    context = {
-        "title": result.root.name,
-        "headline": headline(found),
-        "cards": cards(found),
-        "facts": [*facts(result), *legend],
-        "pictures": _pictures(result, found, folder, names),
-        "report": report,
-        "confused": confused,
-    }
-    path = folder / PAGE
-    write_text(path, render_page("classification.html", context))
-    return path
+    return write_page(classification_page(result, found), folder)[0]
+
+
+def classification_page(result: ClassificationResult, found: Classification) -> Page:
+    """Return the page of a classification."""
+    names = drawable_names(found.labels)
+    legend = [(f"{name} in the figures", label) for label, name in names.items() if name != short_label(label)]
+    confused = confused_table(found)
+    answer: list[Block] = [Prose(headline(found), "headline"), Cards([(*card, "") for card in cards(found)])]
+    return Page(
+        result.root.name,
+        "bertbench classification",
+        [
+            Section("", answer, "answer"),
+            Section("What was read", [Facts([*facts(result), *legend])]),
+            Section("Figures", [Gallery(classification_figures(result, found, names))]),
+            Section("Each label", [Prose("Of the test split. Click a heading to sort.", "faint"), report_table(found)]),
+            Section("Most frequent errors", [confused] if confused.rows else []),
+        ],
+    )
+
+
+def classification_figures(result: ClassificationResult, found: Classification, names: Names) -> list[Figure]:
+    """Return the figures of a classification; `names` are those of labels in figures."""
+    distribution, source = result.distribution, "texts of each split by label"
+    if not any(distribution.values()):
+        distribution = {"test": {one.label: one.support for one in found.scores}}
+        source = "texts of the test split by label"
+    shown = [distribution_figure(distribution, source, names)]
+    if found.has_matrix:
+        shown += [confusion_figure(found, normalized, names) for normalized in (False, True)]
+    if result.curve:
+        shown.append(curves_figure(result.curve, result.evaluations, found.majority))
+    return shown
 
 
 def _write_confusion(found: Classification, folder: Path) -> None:
@@ -299,26 +305,3 @@ def confused_table(found: Classification) -> tables.Table:
     names = ("true", "given", "texts", "share")
     rows: Sequence[dict[str, Any]] = [dict(zip(names, one, strict=True)) for one in found.most_confused(MOST_CONFUSED)]
     return tables.build("confused", columns, rows)
-
-
-def _pictures(
-    result: ClassificationResult, found: Classification, folder: Path, names: Mapping[str, str]
-) -> list[Picture]:
-    shown = []
-    distribution = result.distribution
-    source = "texts of each split by label"
-    if not any(distribution.values()):
-        distribution = {"test": {one.label: one.support for one in found.scores}}
-        source = "texts of the test split by label"
-    path = draw_distribution(folder / "label_distribution.png", distribution, names)
-    shown.append(Picture(path, "Labels", source))
-    matrices = ((False, "confusion_matrix"), (True, "confusion_matrix_normalized"))
-    for normalized, name in matrices if found.has_matrix else ():
-        path = draw_confusion(folder / f"{name}.png", found, normalized, names)
-        caption = "shares of each row" if normalized else "texts"
-        caption = f"{caption}: true labels down, predictions across"
-        shown.append(Picture(path, "Confusion matrix", caption, half=len(found.labels) <= _FEW))
-    if result.curve:
-        path = draw_curves(folder / "loss_and_accuracy.png", result.curve, result.evaluations, found.majority)
-        shown.append(Picture(path, "Loss and accuracy", "over the updates; validation texts are never trained on"))
-    return shown

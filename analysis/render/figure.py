@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from analysis import wording
+
 # Okabe and Ito's palette: told apart also by the colour-blind. A thing has the same colour in every figure.
 COLOURS: Mapping[str, str] = {
     "blue": "#0072B2",
@@ -28,6 +30,7 @@ COLOURS: Mapping[str, str] = {
     "note": "#52606D",
     "line": "#9AA5B1",
     "faint": "#E4E7EB",
+    "paper": "#FFFFFF",
     "stripe": "#F5F7FA",
     "warmup": "#F3D9B1",
     "hidden": "#F5B68A",
@@ -37,10 +40,16 @@ COLOURS: Mapping[str, str] = {
 CYCLE = ("blue", "vermilion", "green", "orange", "purple", "sky", "pink", "grey")
 """Of series that only their order tells apart."""
 
+_SIZE_TICKS = 6
+
 Dash = Literal["solid", "dashed", "dotted", "dashdot", "none"]
 Marker = Literal["", "circle", "square", "triangle", "diamond", "down", "plus", "cross", "dot"]
 Form = Literal["", "percent", "size", "si", "number"]
 Legend = Literal["", "above", "below", "right", "inside"]
+
+
+Numbers = Any
+"""A sequence or an array of numbers, None and NaN where one is not known; a series keeps them as a tuple of floats."""
 
 
 def numbers(values: Iterable[Any]) -> tuple[float, ...]:
@@ -88,18 +97,18 @@ class _Series:
 class Line(_Series):
     """Points, joined by a line unless `dash` is "none"; NaN is a gap."""
 
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] = ()
+    x: Numbers
+    y: Numbers
+    low: Numbers = ()
     """Ends of the interval of each point, as far as they are known; what lies beyond the axis is cut, with an arrow."""
-    high: Sequence[float] = ()
+    high: Numbers = ()
     dash: Dash = "solid"
     width: float = 1.8
     """Points of the line."""
     marker: Marker = ""
     size: float = 5.0
     """Diameter of the marker in points."""
-    areas: Sequence[float] = ()
+    areas: Numbers = ()
     """Area of each marker in square points, in place of one size."""
     hollow: bool = False
     step: Literal["", "before", "after"] = ""
@@ -116,9 +125,9 @@ class Line(_Series):
 class Bars(_Series):
     """Rectangles at `at` on one axis, from `begin` to `end` on the other."""
 
-    at: Sequence[float]
-    end: Sequence[float]
-    begin: Sequence[float] = ()
+    at: Numbers
+    end: Numbers
+    begin: Numbers = ()
     """Empty for 0."""
     thickness: float | Sequence[float] = 0.68
     """Along the axis of `at`, centred; in its units."""
@@ -142,9 +151,9 @@ class Bars(_Series):
 class Area(_Series):
     """What lies between two curves."""
 
-    x: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
+    x: Numbers
+    low: Numbers
+    high: Numbers
 
     def __post_init__(self) -> None:
         for name in ("x", "low", "high"):
@@ -177,7 +186,7 @@ class Rule(_Series):
 class Matrix(_Series):
     """Cells [row][column], from the top, coloured from pale at 0 to dark at `most`."""
 
-    values: Sequence[Sequence[float]]
+    values: Numbers
     labels: Sequence[Sequence[str]] = ()
     """What stands in each cell."""
     most: float
@@ -274,6 +283,31 @@ def _plain(value: Any) -> Any:
 
 def _fields(value: Any) -> dict[str, Any]:
     return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def stacked(name: str, colour: str, begin: Numbers, end: Numbers, labels: Sequence[str] = ()) -> Bars:
+    """Return one part of lying bars, one bar per category."""
+    return Bars(name=name, colour=colour, at=range(len(end)), begin=begin, end=end, labels=labels, across=True)
+
+
+def categories(labels: Sequence[str]) -> Axis:
+    """Return a y axis of categories, from top to bottom."""
+    return Axis(
+        ticks=[(float(place), text) for place, text in enumerate(labels)],
+        low=-0.55,
+        high=len(labels) - 0.45,
+        down=True,
+        grid=False,
+    )
+
+
+def size_axis(label: str, sizes: Iterable[float]) -> Axis:
+    """Return an axis of sizes in bytes, with ticks at powers of two that are easily read."""
+    known = sorted(sizes)
+    first, last = math.floor(math.log2(known[0])), math.ceil(math.log2(known[-1]))
+    step = max(1, -(-(last - first + 1) // _SIZE_TICKS))
+    ticks = [(2.0**power, wording.size(2.0**power)) for power in range(first, last + 1, step)]
+    return Axis(label=label, scale="log2", ticks=ticks)
 
 
 def short_label(text: str) -> str:

@@ -80,6 +80,7 @@ _SMALL, _NOTE = 8.5, 8.0
 # Letters of small text, and of a bold title, in an inch; and those that the handle of a legend's entry takes.
 _LETTERS, _TITLE_LETTERS, _HANDLE_LETTERS = 14.0, 12.5, 7
 _FEW_PANELS = 3
+_FEW_DECADES = 2
 _LETTER_SHARE = 0.62
 """Width of a digit as a share of the size of its font."""
 _DARK = 0.5
@@ -182,7 +183,7 @@ def _lowest(panel: Panel, which: str, axis: Axis) -> float | None:
 
 
 def _dress(axes: "Axes", which: Literal["x", "y"], axis: Axis, low: float | None) -> None:
-    from matplotlib.ticker import MaxNLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     target = axes.xaxis if which == "x" else axes.yaxis
     if axis.ticks is not None:
@@ -193,6 +194,8 @@ def _dress(axes: "Axes", which: Literal["x", "y"], axis: Axis, low: float | None
         form = _FORMS[axis.form]
         target.set_major_formatter(lambda value, _: form(value))
     if axis.scale != "linear":
+        if axis.ticks is None and abs(np.diff(np.log10(target.get_view_interval()))[0]) < _FEW_DECADES:
+            target.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
         # The style writes no formulas, which logarithmic axes use for their numbers.
         target.set_minor_formatter(NullFormatter())
         if axis.ticks is not None:
@@ -215,12 +218,10 @@ def _dress(axes: "Axes", which: Literal["x", "y"], axis: Axis, low: float | None
 def _words_around(figure: Figure, canvas: "Canvas") -> None:
     handles = _handles([panel for panel in figure.panels if not panel.legend])
     if figure.legend and handles:
-        longest = max(len(name) for name in handles) + _HANDLE_LETTERS
-        fitting = 1 if figure.legend == "right" else max(1, int(_LETTERS * figure.size[0] / longest))
         canvas.legend(
             handles.values(), [_clean(name) for name in handles], fontsize=_SMALL, alignment="left",
             loc=_LEGENDS[figure.legend],
-            ncols=min(figure.legend_columns, fitting, len(handles)), title=figure.legend_title or None,
+            ncols=_legend_columns(figure, [*handles]), title=figure.legend_title or None,
             title_fontsize=_SMALL,
         )  # fmt: skip
     if figure.heading:
@@ -229,6 +230,16 @@ def _words_around(figure: Figure, canvas: "Canvas") -> None:
         letters = int(1.06 * _LETTERS * figure.size[0])
         lines = [part for line in figure.note.split("\n") for part in textwrap.wrap(_clean(line), letters)]
         canvas.supxlabel("\n".join(lines), fontsize=_NOTE, color=COLOURS["note"], x=0.01, ha="left")
+
+
+def _legend_columns(figure: Figure, names: Sequence[str]) -> int:
+    """As many columns as are wanted and fit; entries fill one column after the other."""
+    for columns in range(min(figure.legend_columns, len(names)), 1, -1):
+        rows = -(-len(names) // columns)
+        widths = [max(map(len, names[start : start + rows])) for start in range(0, len(names), rows)]
+        if sum(widths) + _HANDLE_LETTERS * len(widths) <= _LETTERS * figure.size[0]:
+            return columns
+    return 1
 
 
 def _handles(panels: Sequence[Panel]) -> dict[str, Any]:
@@ -278,11 +289,9 @@ def _draw_line(axes: "Axes", panel: Panel, one: Line, order: float) -> None:
         low, high = np.fmin(np.array(one.low), y), np.fmax(np.array(one.high), y)
         errors = np.nan_to_num([y - low, np.maximum(np.fmin(high, top) - y, 0)])
         axes.errorbar(x, y, yerr=errors, color=look["color"], linestyle="none", capsize=3, zorder=order)
-        cut = high > top
-        axes.plot(
-            x[cut], np.full(cut.sum(), top), color=look["color"], linestyle="none", marker="^", markersize=7,
-            clip_on=False,
-        )  # fmt: skip
+        if (cut := high > top).any():
+            marks = axes.plot(x[cut], np.full(cut.sum(), top), color=look["color"], linestyle="none", marker="^")
+            marks[0].set(markersize=7, clip_on=False)
     steps = {"": "default", "before": "steps-pre", "after": "steps-post"}
     axes.plot(x, y, drawstyle=steps[one.step], **look)
 
@@ -356,10 +365,15 @@ def _draw_matrix(axes: "Axes", panel: Panel, one: Matrix, order: float) -> None:
 
 
 def _draw_text(axes: "Axes", panel: Panel, one: Text, order: float) -> None:
+    from matplotlib.patheffects import withStroke
+
+    # Lines that cross words stop round them.
+    halo = [] if one.colour == "paper" else [withStroke(linewidth=2.5, foreground="white")]
     if one.along is None:
         axes.annotate(
             _clean(one.text, lines=True), (one.x, one.y), one.shift, textcoords="offset points", ha=one.align,
             va=one.upright, color=COLOURS[one.colour], fontsize=_NOTE, zorder=5, annotation_clip=False,
+            path_effects=halo,
         )  # fmt: skip
 
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis import wording
+from analysis.diagnose.run import grouped_cautions, trial_name
 from analysis.load import LoadedTrial
 from analysis.metrics.comparison.regression import Comparison
 from analysis.render import tables
-from analysis.render.sections import NOT_MEASURED, grouped_cautions, short_name, shown_rows
+from analysis.render.sections import NOT_MEASURED, shown_rows
 
 Row = Mapping[str, Any]
 
@@ -160,7 +161,7 @@ def rank_tables(trials: Sequence[LoadedTrial]) -> list[tables.Table]:
     if not several:
         return []
     several = sorted(several, key=lambda trial: -(trial.row["rank_skew"] or 0.0))[:_MOST_RANK_TRIALS]
-    rows = [{**rank, "trial": short_name(trial)} for trial in several for rank in trial.row["per_rank"]]
+    rows = [{**rank, "trial": trial_name(trial)} for trial in several for rank in trial.row["per_rank"]]
     columns = [
         tables.plain("trial", "trial"),
         tables.measured("rank", "rank", wording.count),

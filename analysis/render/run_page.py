@@ -1,30 +1,38 @@
 """The HTML page of a run: one file that opens anywhere, without network."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from analysis import wording
-from analysis.diagnose.answer import answers, nothing_measured, points
+from analysis.diagnose import run as doubts
+from analysis.diagnose.answer import Answer, answers, nothing_measured, points
 from analysis.diagnose.profiles import open_profile
 from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
-from analysis.metrics import cautions as cautions_of
 from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.scaling import measured_efficiency
-from analysis.render import figures, sections, tables
-from analysis.render.drawing import Picture
-from analysis.render.light_figures import draw_waterfalls, taken_apart
+from analysis.render import sections, tables
 from analysis.render.light_tables import ceilings_text, components_table, waterfall_table
-from analysis.render.link_sections import link_part
-from analysis.render.page import render_page
-from analysis.render.panels import Panel, panels
-from analysis.render.report_folder import report_folder
+from analysis.render.links import link_part
+from analysis.render.page import (
+    Article,
+    Block,
+    Cards,
+    Caution,
+    Details,
+    Facts,
+    Gallery,
+    Heading,
+    Page,
+    Prose,
+    Section,
+    report_folder,
+    write_page,
+)
 from analysis.render.result_tables import input_tables, rank_tables, results_table, scaling_tables
+from analysis.render.run_figures import run_figures, taken_apart, waterfall_figure
+from analysis.render.source_page import source_panels
 from analysis.render.training import training_part
-from common.atomic import write_text
-from common.errors import SchemaError
-from records.files import read_record
 from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS
 from records.training import TrainRun
@@ -112,119 +120,27 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ("status", "ok, oom (out of memory), crashed, timeout, interrupted, refused (cannot run here)."),
 )
 
-
 Row = Mapping[str, Any]
 
-MAX_BATCH_FILE = "max_batch.json"
-_NUMBERS = ("seq_len", "world_size", "micro_batch_size")
-
-
-def read_largest(run: RunDirectory) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return what the search found, and what is wrong with its file; both empty where no search was made."""
-    path = run.path / MAX_BATCH_FILE
-    if not path.exists():
-        return [], []
-    try:
-        found = read_record(path).get("found")
-    except SchemaError as error:
-        return [], [str(error)]
-    if not isinstance(found, list):
-        return [], [f"{path} holds no list of what was found: search again, or remove it"]
-    rows, notes = [], []
-    for number, item in enumerate(found, start=1):
-        if isinstance(item, dict) and _is_whole(item):
-            rows.append(item)
-        else:
-            notes.append(f"{path}: entry {number} is damaged and left out: search again, or remove it")
-    return rows, notes
-
-
-def _is_whole(item: Row) -> bool:
-    words = all(isinstance(item.get(name), str) for name in ("implementation", "preset", "precision"))
-    return words and all(_is_count(item.get(name)) for name in _NUMBERS) and _is_count(item.get("fails_at", 0) or 0)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def largest_tables(found: list[dict[str, Any]]) -> list[tables.Table]:
-    """Return the table of what fits and what fails, one line per search; none where nothing was searched."""
-    if not found:
-        return []
-    columns = [
-        tables.plain("implementation", "implementation"),
-        tables.Column("model", wording.model, wording.model, False),
-        tables.recorded("world_size"),
-        tables.Column("largest batch that fits", lambda row: row["micro_batch_size"], _fits),
-        tables.Column("fails at", lambda row: row.get("fails_at"), _fails_at),
-        tables.Column("why the search ended", _why, _why, False),
-        tables.Column("proved", _proved, _proved, False),
-        tables.Column("sizes tried", _tried, _tried, False),
-    ]
-    return [tables.build("largest", columns, found)]
-
-
-def _fits(row: Row) -> str:
-    return wording.count(row["micro_batch_size"]) if row["micro_batch_size"] else "none"
-
-
-def _fails_at(row: Row) -> str:
-    return wording.count(row["fails_at"]) if row.get("fails_at") else "no size tried"
-
-
-def _why(row: Row) -> str:
-    return str(row.get("failure") or "not recorded").strip().rstrip(":")
-
-
-def _proved(row: Row) -> str:
-    proved = row.get("proved")
-    return ("yes" if proved else "no") if isinstance(proved, bool) else "not recorded"
-
-
-def _tried(row: Row) -> str:
-    tried = row.get("tried")
-    pairs = [item for item in tried if isinstance(item, list) and len(item) == 2] if isinstance(tried, list) else []
-    return ", ".join(f"{size} {status}" for size, status in pairs) or "not recorded"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LightPart:
-    """The section about one step."""
-
-    sentence: str
-    ceilings: str
-    picture: Picture
-    waterfall: tables.Table
-    components: tables.Table
-
-
-def light_parts(trials: Sequence[LoadedTrial], folder: Path) -> list[LightPart]:
-    """Draw and tabulate every step of a run that was taken apart, and write both tables of each as CSV files.
-
-    Args:
-        trials: all of the run.
-        folder: where the PNGs and CSVs go.
-
-    Raises:
-        StorageError: a picture or a table cannot be written.
-    """
-    found = []
-    measured = taken_apart(trials)
-    for number, (trial, picture) in enumerate(zip(measured, draw_waterfalls(folder, measured), strict=True)):
-        row = trial.row
-        tables.write_csv(folder / f"waterfall-{number}.csv", row["waterfall"])
-        tables.write_csv(folder / f"components-{number}.csv", row["components"])
-        found.append(
-            LightPart(
-                sentence=wording.floor_sentence(row),
-                ceilings=ceilings_text(row),
-                picture=picture,
-                waterfall=waterfall_table(row["waterfall"]),
-                components=components_table(row["components"]),
-            )
-        )
-    return found
+_MOST_ANSWERS = 3
+_SORT = "Click a heading to sort. Hover over a number or a dash for more."
+_LARGEST = (
+    "Micro batch per device, found by doubling, then bisection, each size in a process of its own. Proved: it ran on "
+    "for more steps, and the next size was seen to run out of memory or was beyond the limit of the search."
+)
+_INPUT = (
+    "Batches drawn, adapted and pinned as in training, and nothing done with them. Where the input is many times as "
+    "fast as training, training does not wait for it."
+)
+_GAP = (
+    "The same trials on batches made up beforehand, with the lengths of the real samples: what is left of a difference "
+    "is the input pipeline and the content. Below 0, real data cost speed."
+)
+_RANKS = "Medians per rank. Ranks wait for each other in the all-reduce, so own work, not step time, shows who is late."
+_RECORDED = (
+    "Recorded steps are slower than measured ones: recording costs time. Read shares, not absolute times. On a CPU an "
+    "operator's time is its own, less what it called, added up over threads; on a GPU it is its kernels'."
+)
 
 
 def write_report(
@@ -234,9 +150,9 @@ def write_report(
     project_to: Sequence[int] = (),
     same_links: bool = False,
 ) -> Path:
-    """Write report.html, its pictures and its CSV tables into the run's report folder; return the page.
+    """Write report.html, its figures and its CSV tables into the run's report folder; return the page.
 
-    Everything is computed afresh from the raw records. The page holds its pictures, style and script.
+    Everything is computed afresh from the raw records. The page holds its figures, style and script.
 
     Args:
         run: the run directory.
@@ -262,93 +178,138 @@ def _write(run: RunDirectory, everything: LoadedRun, folder: Path, project_to: S
     whole = tuple(trial for trial in everything if trial.trial.kind not in TAKEN_APART)
     trials = LoadedRun(whole, everything.problems)
     rows = sorted((trial.row for trial in trials), key=wording.order)
-    shown = sections.shown_rows(rows)
-    reference = _reference(trials)
-    ratios = ratios_of(trials, reference)
+    ratios = ratios_of(trials, doubts.reference(trials))
     inputs, gaps = input_ratios(trials), synthetic_gaps(trials)
     scaling = measured_efficiency(trials)
-    links = link_part(everything, scaling, folder, project_to, same_links)
+    links = link_part(everything, scaling, project_to, same_links)
     found = points(trials)
-    profiles, profile_errors = _profiles(trials, folder)
-    largest, largest_errors = read_largest(run)
-    pictures = figures.draw_all(folder, trials, found, scaling)
     training = training_part(TrainRun(run.path), trials, folder)
-    said = answers(found, ratios)
-    said = said if training is None else [training.answer, *said]
+    said = [*([] if training is None else [training.answer]), *answers(found, ratios)]
     extra = {"ratios": ratios, "scaling": scaling, "input": inputs, "real_against_synthetic": gaps, **links.rows}
     _write_csvs(folder, rows, extra, trials)
-    shown_tables = [
-        results_table(shown, ratios),
-        *largest_tables(largest),
-        *rank_tables(trials),
-        *scaling_tables(scaling),
-        *input_tables(inputs, gaps),
-    ]
-    page = render_page(
-        "page.html",
-        {
-            "title": run.path.resolve().name,
-            "answers": said or [nothing_measured(everything)],
-            "links": links,
-            "taken_apart": light_parts(everything, folder),
-            "training": training,
-            "facts": sections.facts(trials or everything),
-            "failures": sections.failures(everything),
-            "decides": sections.what_it_decides(trials, ratios),
-            "cautions": sections.grouped_cautions(everything, _run_cautions(trials, ratios, scaling)),
-            "largest_errors": largest_errors,
-            "tables": {table.name: table for table in shown_tables},
-            "pictures": pictures,
-            "profiles": profiles,
-            "profile_errors": profile_errors,
-            "environment": sections.environment(trials or everything),
-            "glossary": GLOSSARY,
-        },
+    figures = run_figures(trials, found, scaling)
+    made = {table.name: table for table in input_tables(inputs, gaps)}
+    page = Page(
+        run.path.resolve().name,
+        "bertbench report",
+        [
+            Section("", _answer_blocks(said or [nothing_measured(everything)]), "answer"),
+            _what_ran(trials, everything, ratios),
+            *([] if training is None else [training.section()]),
+            *_waterfalls(everything, folder),
+            Section("Read with care", _caution_blocks(trials, everything, ratios, scaling)),
+            _results(rows, ratios, everything),
+            Section("Largest batch", _largest_blocks(run)),
+            Section("Figures", [Gallery(figures)] if figures else []),
+            Section("Input", _explained(_INPUT, [made["input"]] if "input" in made else [])),
+            Section("Real against made-up data", _explained(_GAP, [made["gap"]] if "gap" in made else [])),
+            Section("Scaling", scaling_tables(scaling)),
+            *links.sections,
+            Section("Ranks", _explained(_RANKS, rank_tables(trials))),
+            Section("Profile", _profile_blocks(trials, folder)),
+            Section("", _details(trials or everything)),
+        ],
     )
-    path = folder / "report.html"
-    write_text(path, page)
-    return path
+    return write_page(page, folder)[0]
 
 
-def _reference(trials: Sequence[LoadedTrial]) -> str:
-    """hf where it was measured, else another implementation that ours can be held against."""
-    names = sorted({str(trial.row["implementation"]) for trial in trials if trial.trial.kind == "throughput"})
-    others = [name for name in names if name != "bertbench"]
-    return "hf" if "hf" in names or not others else others[0]
+def _explained(text: str, blocks: Sequence[Block]) -> list[Block]:
+    """Blocks with what they are before them; none where there are none."""
+    return [Prose(text, "faint"), *blocks] if blocks else []
 
 
-def _run_cautions(
-    trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[Row]
-) -> list[cautions_of.Caution]:  # fmt: skip
-    found = [cautions_of.damaged(problem) for problem in trials.problems]
-    found += cautions_of.of_run([trial.environment for trial in trials])
-    found += cautions_of.of_scaling(scaling)
-    rounds = [min(row["rounds"], row["reference_rounds"]) for row in ratios if row["throughput_ratio"] is not None]
-    fewest = min(rounds, default=3)
-    return [*found, cautions_of.one_round(fewest)] if fewest < 3 else found
+def _answer_blocks(said: Sequence[Answer]) -> list[Block]:
+    shown: list[Block] = []
+    for number, answer in enumerate(said):
+        blocks: list[Block] = [Heading(answer.headline, "headline")]
+        if answer.cards:
+            blocks.append(Cards([(card.label, card.value, card.note) for card in answer.cards]))
+        blocks += [Prose(sentence) for sentence in answer.sentences]
+        shown.append(Article("", blocks, style="further" if number else ""))
+    if len(shown) <= _MOST_ANSWERS:
+        return shown
+    return [*shown[:_MOST_ANSWERS], Details(f"{len(shown) - _MOST_ANSWERS} more models", shown[_MOST_ANSWERS:])]
 
 
-def _profiles(trials: Sequence[LoadedTrial], folder: Path) -> tuple[list[tuple[str, list[Panel]]], list[str]]:
-    """Read what profilers left, draw it, write its tables; a damaged profile is named, and the rest is still shown."""
-    found: list[tuple[str, list[Panel]]] = []
-    errors: list[str] = []
+def _what_ran(trials: LoadedRun, everything: LoadedRun, ratios: Sequence[Row]) -> Section:
+    decides = doubts.what_it_decides(trials, ratios)
+    blocks: list[Block] = [Facts(sections.facts(trials or everything))]
+    if decides:
+        blocks.append(Prose(f"What this run can decide: {decides}", "decides"))
+    return Section("What ran", blocks)
+
+
+def _waterfalls(everything: LoadedRun, folder: Path) -> list[Section]:
+    """One part for every step that was taken apart; both tables of each are written as CSV files too."""
+    found = []
+    for number, trial in enumerate(taken_apart(everything)):
+        row = trial.row
+        tables.write_csv(folder / f"waterfall-{number}.csv", row["waterfall"])
+        tables.write_csv(folder / f"components-{number}.csv", row["components"])
+        components = components_table(row["components"])
+        blocks: list[Block] = [
+            Prose(wording.floor_sentence(row)),
+            Prose(ceilings_text(row), "faint"),
+            Gallery([waterfall_figure(row, f"waterfall-{number}")]),
+            waterfall_table(row["waterfall"]),
+            Details(f"{len(components.rows)} parts, each timed alone", [components]),
+        ]
+        found.append(Section("Speed of light", blocks))
+    return found
+
+
+def _caution_blocks(
+    trials: LoadedRun, everything: LoadedRun, ratios: Sequence[Row], scaling: Sequence[Row]
+) -> list[Block]:
+    groups = doubts.grouped_cautions(everything, doubts.cautions_of_run(trials, ratios, scaling))
+    return [Caution(group.messages, group.where, group.remedy) for group in groups]
+
+
+def _results(rows: Sequence[Row], ratios: Sequence[Row], everything: LoadedRun) -> Section:
+    blocks: list[Block] = [Prose(_SORT, "faint"), results_table(sections.shown_rows(rows), ratios)]
+    failures = doubts.failures(everything)
+    if failures:
+        blocks += [Heading("Trials without a result"), Facts(failures, wide=True)]
+    return Section("Results", blocks)
+
+
+def _largest_blocks(run: RunDirectory) -> list[Block]:
+    largest, errors = sections.read_largest(run)
+    problems = [Prose(error, "decides") for error in errors]
+    return _explained(_LARGEST, [*problems, *sections.largest_tables(largest)])
+
+
+def _profile_blocks(trials: Sequence[LoadedTrial], folder: Path) -> list[Block]:
+    """What profilers left, with its figures and tables; a damaged profile is named, and the rest is still shown."""
+    found: list[Block] = []
+    errors: list[Block] = []
+    profiles = 0
     for trial in trials:
         if trial.trial.kind != "profile":
             continue
-        name = f"{trial.row['implementation']}, {wording.place(trial.row)}"
-        name = f"{name}, {trial.trial.profiler}"
+        name = f"{trial.row['implementation']}, {wording.place(trial.row)}, {trial.trial.profiler}"
         if not trial.directory.profile.is_dir():
             why = f"{trial.row['status']}: {trial.row.get('reason') or 'nothing was written'}"
-            errors.append(f"{name}: no profile ({why})")
+            errors.append(Prose(f"{name}: no profile ({why})", "decides"))
             continue
         opened = open_profile(trial.directory)
-        errors += [f"{name}: {problem}" for problem in opened.source.problems]
+        errors += [Prose(f"{name}: {problem}", "decides") for problem in opened.source.problems]
         findings = opened.explained()
-        own = folder / "profiles" / trial.trial.trial_id
-        found.append((name, panels(opened.source, findings, own, f"profile-{len(found)}-", opened.measured)))
+        own = f"profiles/{trial.trial.trial_id}"
+        panels = source_panels(opened.source, findings, f"profile-{profiles}-", own, opened.measured)
+        found += [Heading(name, "profile"), *panels]
+        profiles += 1
         for finding in findings:
-            tables.write_frame(own / f"{finding.name}.csv", finding.table)
-    return found, errors
+            tables.write_frame(folder / own / f"{finding.name}.csv", finding.table)
+    return [*errors, *found, Prose(_RECORDED, "faint")] if errors or found else []
+
+
+def _details(trials: Sequence[LoadedTrial]) -> list[Block]:
+    machine = Facts(sections.environment(trials), wide=True)
+    return [
+        Details("Machine and software in detail", [machine], heading=True),
+        Details("What the numbers mean", [Facts(GLOSSARY, wide=True)], heading=True),
+    ]
 
 
 def _write_csvs(

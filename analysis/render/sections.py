@@ -1,33 +1,23 @@
-"""The parts of a report between the answer and the pictures: facts, cautions, tables, environment."""
+"""The tables and facts of a run: what ran and on what, results, the largest batch, ranks, scaling, the machine."""
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from analysis import wording
+from analysis.diagnose.run import without_probes
 from analysis.load import LoadedTrial
-from analysis.metrics.cautions import Caution
+from analysis.render import tables
 from analysis.wording import task_label
+from common.errors import SchemaError
+from records.files import read_record
+from records.run import RunDirectory
 
 Row = Mapping[str, Any]
 
-_MOST_NAMED = 3
+MAX_BATCH_FILE = "max_batch.json"
+_NUMBERS = ("seq_len", "world_size", "micro_batch_size")
 NOT_MEASURED = ("profile", "probe", "comm", "components")
-
-
-@dataclass(frozen=True, slots=True)
-class CautionGroup:
-    """One kind of doubt, and the trials it is about."""
-
-    code: str
-    messages: tuple[str, ...]
-    """What was seen, each message once."""
-    where: str
-    """Which trials, in words; empty for the whole run."""
-    remedy: str
-    trials: int = 1
 
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
@@ -36,11 +26,6 @@ def shown_rows(rows: Sequence[Row]) -> list[Row]:
     """
     measured = [row for row in rows if row.get("kind") not in NOT_MEASURED]
     return measured or [row for row in rows if row.get("kind") != "profile"]
-
-
-def _without_probes(trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
-    """Probes of the largest batch are meant to fail at last: the section of that search tells how."""
-    return [trial for trial in trials if trial.trial.kind != "probe"]
 
 
 def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
@@ -55,7 +40,7 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     tasks = sorted({task_label(value.task, value.task_options) for value in values})
     lengths = ", ".join(sorted({wording.lengths(dataclasses.asdict(value)) for value in values}))
     strategies = ", ".join(sorted({str(trial.row["strategy"]) for trial in shown}))
-    others = _without_probes(trials)
+    others = without_probes(trials)
     probes = _probes(trials)
     statuses = [str(trial.row["status"]) for trial in others]
     tally = ", ".join(f"{statuses.count(name)} {name}" for name in dict.fromkeys(statuses))
@@ -115,77 +100,6 @@ def _software(environment: Mapping[str, Any]) -> str:
     return ", ".join([*names, *python, *system]) or "not recorded"
 
 
-def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str:
-    """Return what this run can and cannot decide, in two sentences at most; empty where nothing was compared."""
-    measured = [row for row in ratios if row["throughput_ratio"] is not None]
-    if not measured:
-        return ""
-    undecided = [row for row in measured if row["decided"] == "cannot decide"]
-    if not undecided:
-        return f"Repeated rounds decide every comparison with {ratios[0]['reference']} ({len(measured)})."
-    if all(trial.trial.round == 0 for trial in trials):
-        return (
-            "One round was run. It decides how fast each trial was in its own process, and how precisely that median "
-            "is known. It cannot decide whether two implementations differ by as much as is shown: a process can be "
-            "fast or slow as a whole. Three interleaved rounds (--rounds 3) decide that."
-        )
-    return (
-        f"{len(measured) - len(undecided)} of {len(measured)} comparisons with {ratios[0]['reference']} are decided; "
-        "the others need three rounds per side, more rounds, or a quieter machine."
-    )
-
-
-def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -> list[CautionGroup]:
-    """Return the cautions of the run, then those of its trials, equal ones together, the most frequent first."""
-    trials = sorted(_without_probes(trials), key=lambda trial: wording.order(trial.row))
-    groups: dict[str, list[tuple[LoadedTrial, Row]]] = defaultdict(list)
-    for trial in trials:
-        for caution in trial.row.get("cautions") or []:
-            groups[caution["code"]].append((trial, caution))
-    found = [CautionGroup(item.code, (item.message,), "", item.remedy) for item in of_run]
-    for code, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-        named = [(short_name(trial), str(item["message"])) for trial, item in members]
-        found.append(_group(code, named, str(members[0][1]["remedy"]), len(trials)))
-    failed = [trial for trial in trials if trial.row["status"] != "ok"]
-    if failed:
-        messages = tuple(dict.fromkeys(f"{short_name(trial)}: {wording.status(trial.row)}" for trial in failed))
-        again = "--retry-failed runs such trials again"
-        if all(trial.trial.kind == "train" for trial in failed):
-            again = "the same `bertbench train` resumes from the last checkpoint"
-        remedy = f"more stands in log.txt of the trial's folder; {again}"
-        found.append(CautionGroup("failed", messages[:_MOST_NAMED], "", remedy))
-    return found
-
-
-def _group(code: str, members: Sequence[tuple[str, str]], remedy: str, trials: int) -> CautionGroup:
-    """One message for all trials it is true of, or each trial with its own."""
-    names, messages = ([*dict.fromkeys(part)] for part in zip(*members, strict=True))
-    left = len(members) - _MOST_NAMED
-    more = f"and {left} more trial{'s' if left > 1 else ''}" if left > 0 else ""
-    if len(messages) > 1:
-        shown = tuple(f"{name}: {message}" for name, message in members[:_MOST_NAMED])
-        return CautionGroup(code, shown, more, remedy, len(members))
-    where = (
-        "every trial" if len(members) == trials > 1 else "; ".join([*names[:_MOST_NAMED], *([more] if more else [])])
-    )
-    return CautionGroup(code, (messages[0],), where, remedy, len(members))
-
-
-def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
-    """Return every trial that has no result, with its status and the whole reason."""
-    left = [trial for trial in _without_probes(trials) if trial.row["status"] != "ok"]
-    return [(short_name(trial), wording.status(trial.row)) for trial in left]
-
-
-def short_name(trial: LoadedTrial) -> str:
-    """Return what a trial is called beside others of its run."""
-    row = trial.row
-    if row["kind"] == "comm":
-        return f"{row['collective'].get('name')} {row['precision']} on {wording.devices(row)}"
-    profile = {"profile": "profile of ", "components": "parts of "}.get(row["kind"], "")
-    return f"{profile}{wording.implementation(row)} {wording.place(row)}"
-
-
 def environment(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     """Return the machine in detail, from the first trial that recorded it, as (name, value)."""
     first = next((trial.environment for trial in trials if trial.environment), {})
@@ -218,3 +132,72 @@ def _flat(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_flat("", item) for item in value)
     return wording.number(value) if isinstance(value, float) else str(value)
+
+
+def read_largest(run: RunDirectory) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what the search found, and what is wrong with its file; both empty where no search was made."""
+    path = run.path / MAX_BATCH_FILE
+    if not path.exists():
+        return [], []
+    try:
+        found = read_record(path).get("found")
+    except SchemaError as error:
+        return [], [str(error)]
+    if not isinstance(found, list):
+        return [], [f"{path} holds no list of what was found: search again, or remove it"]
+    rows, notes = [], []
+    for number, item in enumerate(found, start=1):
+        if isinstance(item, dict) and _is_whole(item):
+            rows.append(item)
+        else:
+            notes.append(f"{path}: entry {number} is damaged and left out: search again, or remove it")
+    return rows, notes
+
+
+def _is_whole(item: Row) -> bool:
+    words = all(isinstance(item.get(name), str) for name in ("implementation", "preset", "precision"))
+    return words and all(_is_count(item.get(name)) for name in _NUMBERS) and _is_count(item.get("fails_at", 0) or 0)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def largest_tables(found: list[dict[str, Any]]) -> list[tables.Table]:
+    """Return the table of what fits and what fails, one line per search; none where nothing was searched."""
+    if not found:
+        return []
+    columns = [
+        tables.plain("implementation", "implementation"),
+        tables.Column("model", wording.model, wording.model, False),
+        tables.recorded("world_size"),
+        tables.Column("largest batch that fits", lambda row: row["micro_batch_size"], _fits),
+        tables.Column("fails at", lambda row: row.get("fails_at"), _fails_at),
+        tables.Column("why the search ended", _why, _why, False),
+        tables.Column("proved", _proved, _proved, False),
+        tables.Column("sizes tried", _tried, _tried, False),
+    ]
+    return [tables.build("largest", columns, found)]
+
+
+def _fits(row: Row) -> str:
+    return wording.count(row["micro_batch_size"]) if row["micro_batch_size"] else "none"
+
+
+def _fails_at(row: Row) -> str:
+    return wording.count(row["fails_at"]) if row.get("fails_at") else "no size tried"
+
+
+def _why(row: Row) -> str:
+    return str(row.get("failure") or "not recorded").strip().rstrip(":")
+
+
+def _proved(row: Row) -> str:
+    proved = row.get("proved")
+    return ("yes" if proved else "no") if isinstance(proved, bool) else "not recorded"
+
+
+def _tried(row: Row) -> str:
+    tried = row.get("tried")
+    pairs = [item for item in tried if isinstance(item, list) and len(item) == 2] if isinstance(tried, list) else []
+    return ", ".join(f"{size} {status}" for size, status in pairs) or "not recorded"

@@ -1,37 +1,70 @@
 """The HTML page of a profile that lies outside a run directory: a trace, a folder of ranks, a table, a log."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from analysis import wording
+from analysis.diagnose.explain import by_weight, counter_endings
 from analysis.diagnose.finding import Finding
 from analysis.render import tables
-from analysis.render.page import render_page
-from analysis.render.panels import Panel, panels
-from analysis.render.report_folder import report_folder
+from analysis.render.page import (
+    Article,
+    Block,
+    Details,
+    Facts,
+    Heading,
+    Items,
+    Page,
+    Prose,
+    Section,
+    finding_panel,
+    report_folder,
+    write_page,
+)
+from analysis.render.trace_figures import Figures, trace_figures
 from analysis.sources import Source
 from analysis.timeline import Timeline
-from common.atomic import write_text
 
-# Findings by how much they decide.
-_FIRST = (
-    "temporal_breakdown",
-    "idle_causes",
-    "idle_gaps",
-    "all_reduce_by_rank",
-    "stragglers",
-    "what_if",
-    "kernel_families",
-    "operator_families",
-    "phases",
-    "core_utilization",
-    "roofline",
-)
 _MOST_FIRST = 6
 
 
+def source_figures(source: Source, measured: Mapping[str, float] | None = None) -> Figures:
+    """Return every figure that a source has the numbers for, by the name of the finding that it belongs to.
+
+    Args:
+        source: what was read.
+        measured: measured ceilings, as roofline takes them.
+    """
+    found = trace_figures(source.timelines) if source.timelines else {}
+    for counters, ending in zip(source.counters, counter_endings(source), strict=True):
+        from analysis.render.kernel_figures import kernel_figures
+
+        found |= kernel_figures(counters, ending, measured)
+    return found
+
+
+def source_panels(
+    source: Source,
+    findings: Sequence[Finding],
+    prefix: str = "",
+    folder: str = "",
+    measured: Mapping[str, float] | None = None,
+) -> list[Article]:
+    """Return the panels of the findings of a source, in their order.
+
+    Args:
+        source: what was read.
+        findings: what `explain` said of it.
+        prefix: begins the anchors, where a page shows several sources.
+        folder: of the figures' files, below that of the page.
+        measured: measured ceilings, the same that `explain` was given.
+    """
+    figures = source_figures(source, measured)
+    return [finding_panel(finding, figures.get(finding.name, ()), prefix, folder) for finding in findings]
+
+
 def write_source_report(source: Source, findings: Sequence[Finding], folder: Path) -> Path:
-    """Write report.html, its pictures and its CSV tables into a folder; return the page, which holds its pictures.
+    """Write report.html, its figures and its CSV tables into a folder; return the page, which holds its figures.
 
     Args:
         source: what was read.
@@ -42,30 +75,33 @@ def write_source_report(source: Source, findings: Sequence[Finding], folder: Pat
         StorageError: the folder cannot be written.
     """
     with report_folder(folder):
-        return _write(source, findings, folder)
+        for finding in findings:
+            tables.write_frame(folder / f"{finding.name}.csv", finding.table)
+        return write_page(source_page(source, findings), folder)[0]
 
 
-def _write(source: Source, findings: Sequence[Finding], folder: Path) -> Path:
-    shown = panels(source, findings, folder)
-    for finding in findings:
-        tables.write_frame(folder / f"{finding.name}.csv", finding.table)
-    said = sorted((panel for panel in shown if panel.sentence), key=_place)
-    context = {
-        "title": source.path.resolve().name,
-        "facts": facts(source),
-        "problems": source.problems,
-        "panels": shown,
-        "first": said[:_MOST_FIRST],
-        "further": said[_MOST_FIRST:],
-    }
-    path = folder / "report.html"
-    write_text(path, render_page("source.html", context))
-    return path
-
-
-def _place(panel: Panel) -> int:
-    """What decides most comes first; what is not listed, last, in its order."""
-    return next((place for place, name in enumerate(_FIRST) if panel.anchor.startswith(name)), len(_FIRST))
+def source_page(source: Source, findings: Sequence[Finding]) -> Page:
+    """Return the page of a source and of what `explain` said of it."""
+    said = [(one.name, one.title, one.sentence) for one in by_weight(findings) if one.sentence]
+    answer: list[Block] = [Prose("There is nothing to say about this profile.")]
+    if said:
+        answer = [Items(said[:_MOST_FIRST], start=1)]
+    if said[_MOST_FIRST:]:
+        further = Items(said[_MOST_FIRST:], start=_MOST_FIRST + 1)
+        answer.append(Details(f"{len(said) - _MOST_FIRST} more", [further]))
+    read: list[Block] = [Facts(facts(source))]
+    if source.problems:
+        problems = Items([("", "", problem) for problem in source.problems])
+        read += [Heading("What could not be read, or is not in it"), problems]
+    return Page(
+        source.path.resolve().name,
+        "bertbench profile report",
+        [
+            Section("What it says", answer, "answer"),
+            Section("What was read", read),
+            Section("In detail", [Prose("Click a heading to sort.", "faint"), *source_panels(source, findings)]),
+        ],
+    )
 
 
 def facts(source: Source) -> list[tuple[str, str]]:

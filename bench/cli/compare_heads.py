@@ -159,8 +159,9 @@ def _without_head(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"], majority: float) -> None:
-    from analysis.render.gap_figures import HeadCurve, draw_heads
+    from analysis.render.png import write_png
     from analysis.render.tables import write_csv
+    from analysis.render.training_figures import HeadCurve, heads_figure
     from records.files import write_record
     from records.schema import HEAD_COLUMNS
 
@@ -181,7 +182,7 @@ def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult
     if curves:
         settings = document["settings"]
         words = ("GAP", settings["preset"], settings["precision"], f"batch {settings['global_batch_size']}")
-        draw_heads(out / PICTURE_FILE, curves, majority, ", ".join(map(str, words)))
+        write_png(heads_figure(curves, majority, ", ".join(map(str, words))), out)
 
 
 def _blocks(document: Mapping[str, Any], results: Sequence["HeadResult"]) -> list["Block"]:

@@ -238,8 +238,9 @@ def _document(
 
 
 def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> None:
+    from analysis.render.png import write_png
     from analysis.render.tables import write_csv
-    from analysis.render.training_comparison_figures import draw_comparison
+    from analysis.render.training_figures import comparison_figure
     from analysis.render.training_tables import comparison_rows
     from records.files import write_record
 
@@ -248,7 +249,9 @@ def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparis
     write_csv(out / "comparison.csv", comparison_rows(comparison), line_end="\n")
     precisions = dict.fromkeys(row["precision"] for row in comparison.rows if row["precision"])
     words = (settings["task"], settings["preset"], " and ".join(precisions), f"batch {settings['global_batch_size']:,}")
-    draw_comparison(out / "comparison.png", comparison, ", ".join(words), _caption(document, comparison))
+    figure = comparison_figure(comparison, ", ".join(words), _caption(document, comparison))
+    if figure is not None:
+        write_png(figure, out)
 
 
 def _caption(document: Mapping[str, Any], comparison: "TrainingComparison") -> str:

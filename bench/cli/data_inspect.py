@@ -93,7 +93,8 @@ def run(options: InspectOptions) -> Result:
 
 def _draw(found: Sequence["Inspection"], above: Path, out: Path) -> list[Path]:
     """One picture per folder, named by its place below `above`."""
-    from analysis.render.dataset_figures import LengthCounts, draw_lengths
+    from analysis.render.png import write_png
+    from analysis.render.task_figures import LengthCounts, lengths_figure
 
     paths = []
     for one in found:
@@ -103,7 +104,7 @@ def _draw(found: Sequence["Inspection"], above: Path, out: Path) -> list[Path]:
         name = "_".join((*parts, "lengths"))[-_LONGEST_NAME:]
         splits = [LengthCounts(s.split, s.lengths, s.first_lengths, s.second_lengths) for s in one.splits]
         title = f"{one.folder.resolve().name}, {one.splits[0].seq_len} tokens"
-        paths.append(draw_lengths(out / f"{name}.png", splits, title))
+        paths.append(write_png(lengths_figure(splits, title, name), out))
     return paths
 
 

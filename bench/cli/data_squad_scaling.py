@@ -95,7 +95,7 @@ def run(options: SquadScalingOptions) -> Result:
     written = [out / f"squad-scaling.{ending}" for ending in ("json", "csv", "png")]
     write_json(written[0], document)
     write_text(written[1], _table(found))
-    _draw(options, found, written[2])
+    _draw(options, found, out)
     return Result(document=document, blocks=[Plain(_text(found))], written=written)
 
 
@@ -177,8 +177,9 @@ def _table(found: Scaling) -> str:
     return text.getvalue()
 
 
-def _draw(options: SquadScalingOptions, found: Scaling, path: Path) -> None:
-    from analysis.render.squad_scaling_figures import ScalingPoint, draw_scaling
+def _draw(options: SquadScalingOptions, found: Scaling, out: Path) -> None:
+    from analysis.render.png import write_png
+    from analysis.render.task_figures import ScalingPoint, squad_scaling_figure
 
     points = [ScalingPoint(row.mode, row.workers, row.seconds, row.rounds, row.shares) for row in found.rows]
     title = f"{found.questions:,} questions of {options.input.name}"
@@ -186,7 +187,7 @@ def _draw(options: SquadScalingOptions, found: Scaling, path: Path) -> None:
         f"{cpu_count()} CPUs. The start of the processes is part of the time. Work of several counts divided by their "
         "number; transfer: what is left, which is handing over and waiting."
     )
-    draw_scaling(path, points, title, note)
+    write_png(squad_scaling_figure(points, title, note), out)
 
 
 def _text(found: Scaling) -> str:

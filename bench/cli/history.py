@@ -58,10 +58,12 @@ def run(options: HistoryOptions) -> Result:
 
 def _write(folder: Path, found: "History") -> list[Path]:
     """Write picture and table. Raises StorageError."""
-    from analysis.render.history_figures import draw_history
+    from analysis.render.png import write_png
+    from analysis.render.run_figures import history_figure
     from analysis.render.tables import write_csv
 
     rows = [{**one.row, **asdict(point)} for one in found.series for point in one.points]
     table = folder / "history.csv"
     write_csv(table, [{**row, "changed": "; ".join(row["changed"])} for row in rows])
-    return [table, *(picture.path for picture in draw_history(folder, found))]
+    figure = history_figure(found)
+    return [table] if figure is None else [table, write_png(figure, folder)]

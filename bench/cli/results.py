@@ -38,7 +38,7 @@ OPTIONS = {"results": ResultsOptions}
 def run(options: ResultsOptions) -> Result:
     """Read what was left, show it and write the page."""
     from analysis.metrics.classification import classify
-    from analysis.render.classification_page import write_page
+    from analysis.render.classification_page import write_classification_report
     from records.classification import read_result
 
     result = read_result(options.file)
@@ -46,7 +46,7 @@ def run(options: ResultsOptions) -> Result:
     root = result.root
     folder = run_folder(options.out) if options.out else root.with_name(f"{root.name}{_ENDING}")
     blocks = _blocks(result, found)
-    pages, failure = when_writable(lambda: [write_page(result, found, folder)])
+    pages, failure = when_writable(lambda: [write_classification_report(result, found, folder)])
     document = {
         "file": str(options.file),
         "run": dict(result.run),

@@ -145,8 +145,9 @@ def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
 
 def _measured(run: RunDirectory, trial: Trial) -> Result:
     from analysis.load import load_run
-    from analysis.render.light_figures import draw_waterfall
     from analysis.render.light_tables import light_blocks
+    from analysis.render.png import write_png
+    from analysis.render.run_figures import waterfall_figure
     from analysis.render.tables import Facts
 
     found = [loaded for loaded in load_run(run) if loaded.trial.trial_id == trial.trial_id]
@@ -155,11 +156,11 @@ def _measured(run: RunDirectory, trial: Trial) -> Result:
         raise UsageError(
             "run-incomplete", f"{run.trial(trial.trial_id).path} cannot be shown ({reason}): give another --out"
         )
-    picture = draw_waterfall(run.trial(trial.trial_id).path / "waterfall.png", found[0].row)
+    picture = write_png(waterfall_figure(found[0].row), run.trial(trial.trial_id).path)
     more = [
-        ("picture", str(picture.path)), ("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")
+        ("picture", str(picture)), ("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")
     ]  # fmt: skip
     return Result(
-        document={"run": str(run.path), "picture": str(picture.path), **found[0].row},
+        document={"run": str(run.path), "picture": str(picture), **found[0].row},
         blocks=[*light_blocks(found[0]), Facts(more)],
     )

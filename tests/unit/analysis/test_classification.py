@@ -18,8 +18,8 @@ from support.refusals import refused
 
 from analysis.metrics import classification
 from analysis.metrics.classification import classify
-from analysis.render.classification_page import write_page
-from analysis.render.drawing import picture_names
+from analysis.render.classification_page import write_classification_report
+from analysis.render.png import drawable_names
 from bert.tasks.classify.store import APPLICATION_ID, SCHEMA_VERSION, TABLES
 from common.errors import Code, LockedError
 from records.classification import DATABASE_ID, DATABASE_VERSION, FORMAT, read_result, root_of
@@ -207,15 +207,15 @@ def test_the_reader_knows_the_databases_that_are_written() -> None:
 
 def test_labels_that_no_font_can_draw_have_numbers_that_the_page_explains(tmp_path: Path) -> None:
     labels = ["plain", "Größe", "\U00012000\U00012001"]  # cuneiform
-    assert list(picture_names(labels).values()) == ["plain", "Größe", "label 3"]
+    assert list(drawable_names(labels).values()) == ["plain", "Größe", "label 3"]
     (tmp_path / "a_train_test_stats.json").write_text(
         json.dumps(document(labels=labels, test={"confusion": [[name, name, 5] for name in labels]}))
     )
     result = read_result(tmp_path / "a_train_test_stats.json")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        page = write_page(result, classify(result.pairs, result.labels), tmp_path / "page").read_text()
-    assert f"<dt>label 3 in the pictures</dt><dd>{labels[2]}</dd>" in page
+        page = write_classification_report(result, classify(result.pairs, result.labels), tmp_path / "page").read_text()
+    assert f"<dt>label 3 in the figures</dt><dd>{labels[2]}</dd>" in page
 
 
 @pytest.mark.parametrize("count", [2, 40])
@@ -225,7 +225,7 @@ def test_the_page_holds_its_pictures_and_escapes_labels(tmp_path: Path, count: i
     content = document(labels=names, test={"confusion": pairs}, label_distribution={"train": dict.fromkeys(names, 3)})
     (tmp_path / "a_train_test_stats.json").write_text(json.dumps(content))
     result = read_result(tmp_path / "a_train_test_stats.json")
-    page = write_page(result, classify(result.pairs, result.labels), tmp_path / "out").read_text()
+    page = write_classification_report(result, classify(result.pairs, result.labels), tmp_path / "out").read_text()
     assert page.count("data:image/png;base64,") == 4 and "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
     files = {path.name for path in (tmp_path / "out").iterdir()}
@@ -240,7 +240,7 @@ def test_labels_without_a_matrix_have_all_other_results(tmp_path: Path, monkeypa
     result = read_result(tmp_path / "a_train_test_stats.json")
     found = classify(result.pairs, result.labels)
     assert found.to_json()["confusion"] is None and found.to_json()["confusion_pairs"] == pairs
-    write_page(result, found, tmp_path / "out")
+    write_classification_report(result, found, tmp_path / "out")
     rows = (tmp_path / "out/confusion_pairs.csv").read_text().split()
     assert rows == ["true_label,prediction,texts", "a,a,2", "a,b,1", "c,a,1"]
     assert not list((tmp_path / "out").glob("confusion_matrix*"))
@@ -260,7 +260,7 @@ def test_labels_of_any_letters_are_drawn_and_written(tmp_path: Path) -> None:
     content = document(labels=names, test={"confusion": [[name, names[0], 2] for name in names]})
     (tmp_path / "a_train_test_stats.json").write_text(json.dumps(content))
     result = read_result(tmp_path / "a_train_test_stats.json")
-    page = write_page(result, classify(result.pairs, result.labels), tmp_path / "out")
+    page = write_classification_report(result, classify(result.pairs, result.labels), tmp_path / "out")
     assert "\u05e9\u05dc\u05d5\u05dd" in page.read_text() and "half a character ?" in page.read_text()
 
 

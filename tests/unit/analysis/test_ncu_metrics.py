@@ -15,9 +15,9 @@ from support import shared_files
 from analysis.counters import KernelCounters
 from analysis.diagnose.cores import findings
 from analysis.diagnose.rooflines import advice, roofline_findings
-from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, Roofline, roofline
+from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu.reader import read
-from analysis.render.core_figures import draw_roofline
+from analysis.render.kernel_figures import roofline_figure
 
 TRACES = shared_files.TRACES / "ncu"
 SOL = "GPU Speed Of Light Throughput"
@@ -223,23 +223,10 @@ def test_shares_of_several_launches_are_weighted_by_their_time(tmp_path: Path) -
     assert text.index("second (75 % of the time)") < text.index("first (25 % of the time)")
 
 
-def test_the_picture_says_that_it_is_of_dram_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from matplotlib.text import Text
-
-    from analysis.render import core_figures
-
-    words: list[str] = []
-    save = core_figures.save
-
-    def recording(figure: Any, path: Path) -> None:
-        words.extend(item.get_text() for item in figure.findobj(Text))
-        save(figure, path)
-
-    monkeypatch.setattr(core_figures, "save", recording)
-    found: Roofline = roofline(raw(tmp_path, {"gpu__time_duration.sum": 1, L2: 80, MEMORY: 80, SM: 5}))
-    draw_roofline(tmp_path / "r.png", found)
-    note = " ".join(words).replace("\n", " ")
-    assert "those of DRAM; L2 holds back 1 of 1 kernels" in note and "FLOP per byte of DRAM" in note
+def test_the_figure_says_that_it_is_of_dram_alone(tmp_path: Path) -> None:
+    figure = roofline_figure(roofline(raw(tmp_path, {"gpu__time_duration.sum": 1, L2: 80, MEMORY: 80, SM: 5})))
+    assert "those of DRAM; L2 holds back 1 of 1 kernels" in figure.note
+    assert figure.panels[0].x.unit == "FLOP per byte of DRAM"
 
 
 # ---- what real kernels showed ----

@@ -250,7 +250,7 @@ def test_other_circumstances_are_no_rounds_of_each_other(tmp_path: Path, other: 
     assert sorted(row["rounds"] for row in ratios) == [1, 2]
     find = ratio_lookup(ratios)
     assert all((find(point.row) or {})["rounds"] == point.rounds for point in found)
-    assert answers(found, ratios)[0].figures[-1].label == "throughput against hf"
+    assert answers(found, ratios)[0].cards[-1].label == "throughput against hf"
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: next(iter(other)))

@@ -3,11 +3,9 @@ import dataclasses
 import html.parser
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
-from matplotlib.axes import Axes
 from support.kineto_events import event, write
 from support.refusals import refused
 
@@ -15,7 +13,8 @@ from analysis.diagnose.answer import answers, points
 from analysis.load import load_run
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import ratios_of
-from analysis.render.report_folder import report_folder
+from analysis.render.page import report_folder
+from analysis.render.run_figures import run_figures
 from analysis.render.run_page import write_report
 from common.errors import UsageError
 from records.files import write_record
@@ -113,33 +112,25 @@ def test_the_answer_names_the_best_configuration_and_holds_it_against_hf(tmp_pat
     (answer,) = answers(points(trials), ratios_of(trials))
     assert answer.headline.startswith("bertbench trains BERT-mini fastest: 18")
     assert "micro batch 16" in answer.headline
-    values = {figure.label: figure.value for figure in answer.figures}
+    values = {card.label: card.value for card in answer.cards}
     assert values["throughput against hf"].startswith(("2.5", "2.6"))
     text = " ".join(answer.sentences)
     assert "it is not decided: one round per side" in text
 
 
-def test_other_data_and_padding_are_curves_of_their_own_and_padded_lengths_are_at_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_data_and_padding_are_curves_of_their_own_and_padded_lengths_are_at_most(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     base = Trial(task="squad", preset="mini", seq_len=384, data="synthetic")
     for batch in (8, 16):
         for padding in ("longest", "fixed"):
             trial = dataclasses.replace(base, micro_batch_size=batch, padding=padding)
             write_trial(run, trial, {0: step_rows([50.0] * 12, batch)})
-    curves: dict[str, list[int]] = {}
-    original = Axes.plot
-
-    def noting(self: Axes, x: list[int], *given: Any, **options: Any) -> Any:
-        if "all pad" in options.get("label", "") or x == [8, 16]:
-            curves[options["label"]] = list(x)
-        return original(self, x, *given, **options)
-
-    monkeypatch.setattr(Axes, "plot", noting)
+    trials = load_run(run)
+    throughput, *_ = run_figures(trials, points(trials), [])
+    curves = {line.name: line.x for line in throughput.panels[0].series}
+    assert len(curves) == 2 and all(batches == (8, 16) for batches in curves.values())
+    assert sum("all pad" in name for name in curves) == 1, curves
     text = write_report(run).read_text(encoding="utf-8")
-    assert len(curves) == 2 and all(batches == [8, 16] for batches in curves.values())
-    assert sum("all pad" in label for label in curves) == 1, curves
     assert "sequences of 384, at most 384" in text
 
 

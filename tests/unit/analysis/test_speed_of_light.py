@@ -17,8 +17,8 @@ from analysis.metrics.speed_of_light import (
     summarize_components,
     waterfall,
 )
-from analysis.render.light_figures import spans
 from analysis.render.light_tables import light_blocks, with_floor
+from analysis.render.run_figures import spans
 from analysis.render.run_page import write_report
 from common.errors import Code
 from records.files import write_record

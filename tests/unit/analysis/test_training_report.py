@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from support.refusals import refused
 
 from analysis.load import load_run
+from analysis.render.figure import Line
 from analysis.render.run_page import write_report
 from analysis.render.training import TrainingPart, training_part
 from records.files import write_record
@@ -72,55 +71,42 @@ def part(attempt: TrialDirectory) -> TrainingPart:
     return found
 
 
-def figures(attempt: TrialDirectory) -> dict[str, str]:
-    return {figure.label: figure.value for figure in part(attempt).answer.figures}
+def cards(attempt: TrialDirectory) -> dict[str, str]:
+    return {card.label: card.value for card in part(attempt).answer.cards}
 
 
-def drawn_lines(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """What will be drawn, by the label of the line."""
-    lines: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    original = Axes.plot
-
-    def noting(self: Axes, x: Any, y: Any, **options: Any) -> Any:
-        lines[options.get("label", "")] = (np.asarray(x), np.asarray(y))
-        return original(self, x, y, **options)
-
-    monkeypatch.setattr(Axes, "plot", noting)
-    return lines
+def drawn(attempt: TrialDirectory, figure: str) -> dict[str, Line]:
+    """The lines of one of its figures by name."""
+    (found,) = [one for one in part(attempt).figures if one.name == figure]
+    return {one.name: one for one in found.panels[0].series if isinstance(one, Line)}
 
 
 def test_the_training_loss_is_a_median_of_several_steps_not_the_last_one(attempt: TrialDirectory) -> None:
     write_curve(run_of(attempt).curve_csv, [row(step, step + 1, 5.0 if step < 39 else 500.0) for step in range(40)])
-    assert figures(attempt)["training loss"] == "5.000"
+    assert cards(attempt)["training loss"] == "5.000"
 
 
-def test_the_running_median_ends_in_a_median_of_the_last_steps(
-    attempt: TrialDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_running_median_ends_in_a_median_of_the_last_steps(attempt: TrialDirectory) -> None:
     losses = [5.0] * 399 + [500.0]
     write_curve(run_of(attempt).curve_csv, [row(step, step + 1, loss) for step, loss in enumerate(losses)])
-    lines = drawn_lines(monkeypatch)
-    part(attempt)
-    assert set(lines["its running median"][1]) == {5.0}
+    assert set(drawn(attempt, "loss")["its running median"].y) == {5.0}
 
 
 def test_a_last_loss_that_is_not_finite_is_said(attempt: TrialDirectory) -> None:
     write_curve(run_of(attempt).curve_csv, [row(step, step + 1, 5.0 if step < 39 else math.nan) for step in range(40)])
-    assert figures(attempt)["training loss"] == "not finite"
+    assert cards(attempt)["training loss"] == "not finite"
 
 
-def test_losses_and_evaluations_share_the_axis_also_after_skipped_steps(
-    attempt: TrialDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_and_evaluations_share_the_axis_also_after_skipped_steps(attempt: TrialDirectory) -> None:
     write_curve(run_of(attempt).curve_csv, [row(step, max(0, step - 9)) for step in range(40)])
     tell(attempt, EVALUATED, EVALUATED | {"applied_steps": 30})
-    lines = drawn_lines(monkeypatch)
+    lines = drawn(attempt, "loss")
     assert part(attempt).problems == ()
-    trained, _ = lines["training loss, every step (MLM + NSP)"]
+    trained = lines["training loss, every step (MLM + NSP)"].x
     assert (trained[0], trained[-1]) == (0, 30)
-    after, loss = lines["held-out loss (MLM + NSP)"]
-    assert list(after) == [20, 30] and list(loss) == [3.5, 3.5], "the same sum as the training loss"
-    assert list(lines["held-out MLM loss"][1]) == [3.0, 3.0]
+    both = lines["held-out loss (MLM + NSP)"]
+    assert both.x == (20, 30) and both.y == (3.5, 3.5), "the same sum as the training loss"
+    assert lines["held-out MLM loss"].y == (3.0, 3.0)
 
 
 def test_a_batch_that_changed_between_attempts_is_said(attempt: TrialDirectory) -> None:
@@ -167,7 +153,7 @@ def test_a_damaged_event_is_named_and_the_rest_is_shown(attempt: TrialDirectory,
 def test_losses_that_were_not_finite_and_events_of_later_versions_are_no_damage(attempt: TrialDirectory) -> None:
     tell(attempt, {"event": "danced"}, EVALUATED | {"mlm_loss": None})
     assert [event["event"] for event in read_events(attempt)] == ["evaluated"]
-    assert figures(attempt)["held-out MLM loss"] == "–"  # noqa: RUF001
+    assert cards(attempt)["held-out MLM loss"] == "–"  # noqa: RUF001
 
 
 HEADING = "step,applied_steps,samples,loss,learning_rate\n"
@@ -224,40 +210,24 @@ def steps_at(attempt: TrialDirectory, starts_s: list[float]) -> None:
     attempt.steps_csv(0).write_text("\n".join(["step,start_ns,step_time_ms,samples", *lines]) + "\n")
 
 
-def test_the_line_of_throughput_stops_where_it_was_evaluated_or_saved(
-    attempt: TrialDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_line_of_throughput_stops_where_it_was_evaluated_or_saved(attempt: TrialDirectory) -> None:
     steps_at(attempt, [0, 1, 2, 12, 13, 14])
     saved = {"event": "saved", "applied_steps": 5, "path": "step-5", "seconds": 0.1, "size_bytes": 9}
     # The last one follows the last step: no line is left to break.
     tell(attempt, *(event | {"time_ns": int(at * 1e9)} for event, at in
                     ((EVALUATED, 11), (saved, 11.5), (saved, 13.9), (EVALUATED, 20))))  # fmt: skip
-    drawn: list[tuple[np.ndarray, float]] = []
-    original = Axes.plot
-
-    def noting(self: Axes, x: Any, y: Any, **options: Any) -> Any:
-        if self.get_figure().axes[0] is self and "label" not in options:
-            drawn.append((np.asarray(x, float), options.get("markersize", 0)))
-        return original(self, x, y, **options)
-
-    monkeypatch.setattr(Axes, "plot", noting)
-    part(attempt)
-    (dots, size), (line, _) = drawn[-2:]
-    assert list(dots) == [1, 2, 3, 13, 14, 15] and size >= 4, "a few steps are seen"
-    assert [bool(np.isnan(at)) for at in line] == [False, False, False, True, False, False, True, False]
+    lines = drawn(attempt, "training_throughput")
+    dots = lines["every step"]
+    assert dots.x == (1, 2, 3, 13, 14, 15) and dots.size >= 4, "a few steps are seen"
+    gaps = [math.isnan(at) for at in lines["running median"].x]
+    assert gaps == [False, False, False, True, False, False, True, False]
 
 
-def test_steps_are_counted_in_whole_numbers(attempt: TrialDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    from analysis.render import training
-
-    write_curve(run_of(attempt).curve_csv, [row(step, step + 1) for step in range(3)])
+def test_steps_are_counted_in_whole_numbers(attempt: TrialDirectory) -> None:
     tell(attempt, EVALUATED | {"applied_steps": 2}, EVALUATED | {"applied_steps": 3})
-    figures_drawn: list[Any] = []
-    original = training.save
-    monkeypatch.setattr(training, "save", lambda figure, path: (figures_drawn.append(figure), original(figure, path)))
-    part(attempt)
-    ticks = [tick for figure in figures_drawn for tick in figure.axes[0].get_xticks()]
-    assert len(figures_drawn) == 3 and all(tick == round(tick) for tick in ticks)
+    axes = {figure.name: figure.panels[0].x for figure in part(attempt).figures}
+    assert list(axes) == ["loss", "learning_rate", "evaluation"]
+    assert all(axis.label == "step" and axis.whole for axis in axes.values())
 
 
 def test_the_facts_of_a_run_name_the_options_of_its_task(attempt: TrialDirectory) -> None:

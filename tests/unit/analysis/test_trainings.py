@@ -14,8 +14,9 @@ from support.commands import text as shown
 from analysis.metrics.communication import exposure as profiled_communication
 from analysis.metrics.communication.exposure import all_reduce
 from analysis.metrics.comparison.trainings import VariantRun, compare_heads, compare_trainings
+from analysis.render.figure import Line
 from analysis.render.tables import Table
-from analysis.render.training_comparison_figures import draw_comparison, line_style, scores_text, variant_label
+from analysis.render.training_figures import comparison_figure, line_look, scores_text, variant_label
 from analysis.render.training_tables import comparison_rows, comparison_table, head_summary, heads_blocks
 from bench.cli.compare_strategies import _caption
 from records.files import write_record
@@ -232,50 +233,42 @@ def test_exposed_communication_names_the_step_that_it_is_a_share_of(pair: list[V
 
 
 @pytest.mark.parametrize("steps", [4, 150])
-def test_the_picture_is_drawn_also_of_one_step_and_of_many(tmp_path: Path, steps: int) -> None:
+def test_the_figure_has_every_step_and_of_many_their_median_too(tmp_path: Path, steps: int) -> None:
     runs = []
     for name in ("single-1", "ddp-2"):
         runs.append(variant(tmp_path, name, list(np.linspace(4, 2, steps))))
         write_attempt(runs[-1].run, [[10.0] * steps] * int(name[-1]), total=steps)
-    path = tmp_path / "picture.png"
-    assert draw_comparison(path, compare_trainings(runs), "title $x", "note") == path
-    assert path.read_bytes()[:4] == b"\x89PNG"
+    figure = comparison_figure(compare_trainings(runs), "title $x", "note")
+    assert figure is not None and figure.note == "note"
+    progress, losses, rates = figure.panels
+    assert progress.title == "title $x" and progress.series[0].x[-1] == pytest.approx(steps / 100)
+    assert len(losses.series) == (4 if steps == 150 else 2) and losses.series[0].y[0] == 4.0
+    assert [len(line.y) for line in rates.series] == [steps, steps]
 
 
 @pytest.mark.parametrize("count", [2, 8])
-def test_the_legend_shows_each_line_as_both_panels_do(
-    tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variant_looks_the_same_in_every_panel_and_those_that_meet_are_seen(tmp_path: Path, count: int) -> None:
     runs = [variant(tmp_path, f"ddp-{number + 1}", [4.0, 3.0, 2.5, 2.0]) for number in range(count)]
     for number, one in enumerate(runs):
         write_attempt(one.run, [[100.0 - number] * TOTAL] * (number + 1))
-    figures: list[Any] = []
-    monkeypatch.setattr("analysis.render.training_comparison_figures.save", lambda figure, path: figures.append(figure))
-    draw_comparison(tmp_path / "picture.png", compare_trainings(runs))
-    progress, losses = figures[0].axes[:2]
-
-    def looks(lines: Any) -> list[tuple[Any, ...]]:
-        drawn = [line for line in lines if len(line.get_xdata()) != 1]  # without the dots at the ends
-        return [(line.get_color(), line.get_linestyle(), line.get_alpha() or 1.0) for line in drawn]
-
-    legend = figures[0].legends[0]
-    assert looks(legend.get_lines()) == looks(progress.get_lines()) == looks(losses.get_lines())
-    assert len(set(looks(legend.get_lines()))) == count == len(legend.get_texts())
-    widths = {line.get_linewidth() for line in [*legend.get_lines(), *progress.get_lines()] if line.get_marker() != "o"}
-    assert len(widths) == 1
-    assert (
-        losses.get_lines()[0].get_linewidth() > losses.get_lines()[1].get_linewidth()
-    )  # both are seen where they meet
+    figure = comparison_figure(compare_trainings(runs))
+    assert figure is not None
+    looks = [
+        {one.name: (one.colour, one.dash) for one in panel.series if isinstance(one, Line) and len(one.x) > 1}
+        for panel in figure.panels
+    ]
+    assert looks[0] == looks[1] == looks[2] and len(set(looks[0].values())) == len(looks[0]) == count
+    widths = [one.width for one in figure.panels[1].series if isinstance(one, Line)]
+    assert widths[0] > widths[1] == widths[-1], "the first is broad, the others lie on it"
 
 
 def test_no_two_of_many_lines_look_the_same() -> None:
-    looks = [(line_style(number)["color"], line_style(number)["linestyle"]) for number in range(32)]
-    assert len(set(looks)) == 32
+    assert len({(line_look(number)["colour"], line_look(number)["dash"]) for number in range(32)}) == 32
 
 
 def test_nothing_is_drawn_where_nothing_was_trained(tmp_path: Path) -> None:
     absent = VariantRun(strategy="single", devices=1, run=TrainRun(tmp_path / "gone"))
-    assert draw_comparison(tmp_path / "picture.png", compare_trainings([absent])) is None
+    assert comparison_figure(compare_trainings([absent])) is None
     assert "not begun" in shown([comparison_table(compare_trainings([absent]))])
 
 

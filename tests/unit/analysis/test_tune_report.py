@@ -1,35 +1,13 @@
 """Texts and pictures of a study: the best first and always inside the picture, names from outside harmless."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from every_figure import study, trial
 from support.commands import facts, text
 
-from analysis.render.drawing import canvas
 from analysis.render.search_tables import ordered, tune_blocks
-from analysis.render.tune_page import _robust_limits, choice_labels, write_tune_report
-
-
-def trial(number: int, state: str, value: float | None, **more: Any) -> dict[str, Any]:
-    own = {"values": {"learning_rate": 1e-4 * (number + 1), "init": "/w/<b>a"}, "readings": [[0, 1.0], [1, 2.0]]}
-    rest = {"seconds": 2.5, "reason": "", "killed": 0, "same_as": None, "folder": f"trial-{number:04d}"}
-    return {"number": number, "state": state, "value": value, **own, **rest, **more}
-
-
-def study(maximize: bool = True) -> dict[str, Any]:
-    trials = [
-        trial(0, "failed", None, reason="oom: no memory"), trial(1, "complete", 70.0), trial(2, "complete", 90.0),
-        trial(3, "pruned", 20.0), trial(4, "complete", 80.0, same_as=1),
-        trial(5, "failed", None, reason="oom: no memory"),
-    ]  # fmt: skip
-    return {
-        "task": "squad", "objective": {"name": "f1", "label": "F1", "maximize": maximize},
-        "space": {"learning_rate": "log:0.0001:0.001", "init": "/w/<b>a,/w/$b"}, "training": {"data": "/d", "steps": 3},
-        "search": {"sampler": "tpe", "seed": 0, "startup_trials": 3, "pruner": "median", "trials": 6}, "trials": trials,
-        "best": {**trials[2 if maximize else 1], "command": "bertbench train squad --init '/w/<b>a'", "replaces": []},
-        "importance": {"evaluator": "ped-anova", "shares": {"learning_rate": 0.9, "init": 0.1}, "absent": ""},
-    }  # fmt: skip
+from analysis.render.tune_page import choice_labels, robust_limits, tune_figures, write_tune_report
 
 
 def test_complete_trials_come_first_by_value_then_the_others() -> None:
@@ -85,15 +63,16 @@ def test_a_study_without_results_has_a_page_too(tmp_path: Path) -> None:
     assert "unknown, two complete trials are needed" in text(tune_blocks(empty))
 
 
-def test_results_that_are_far_worse_are_cut_off_and_the_best_never() -> None:
-    for maximize, values in ((True, [78.0] * 8 + [93.0, 5.0]), (False, [4.0] * 8 + [2.0, 400.0])):
-        figure, (axis,) = canvas(4, 3)
-        axis.scatter(range(len(values)), values)
-        _robust_limits(axis, study(maximize), [{"value": value} for value in values])
-        low, high = axis.get_ylim()
-        best, worst = (max(values), min(values)) if maximize else (min(values), max(values))
-        assert low < best < high and not low < worst < high and axis.get_title().startswith("1 far worse")
-        figure.clear()
+@pytest.mark.parametrize(("maximize", "values"), [(True, [78.0] * 8 + [93.0, 5.0]), (False, [4.0] * 8 + [2.0, 400.0])])
+def test_results_that_are_far_worse_are_cut_off_and_the_best_never(maximize: bool, values: list[float]) -> None:
+    ends = robust_limits(values, maximize)
+    assert ends is not None and robust_limits(values[:-1], maximize) is None
+    low, high = ends
+    best, worst = (max(values), min(values)) if maximize else (min(values), max(values))
+    assert low < best < high and not low < worst < high
+    found = {**study(maximize), "trials": [trial(number, "complete", value) for number, value in enumerate(values)]}
+    history = next(figure for figure in tune_figures(found) if figure.name == "history")
+    assert history.panels[0].title.startswith("1 far worse")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +85,7 @@ def test_results_that_are_far_worse_are_cut_off_and_the_best_never() -> None:
             ["runs/a/checkpoints/step-10", "runs/b/checkpoints/step-10"],
             ["1: …eckpoints/step-10", "2: …eckpoints/step-10"],
         ),
-        (["x" * 60, "_y"], ["…" + "x" * 17, " _y"]),
+        (["x" * 60, "_y"], ["…" + "x" * 17, "_y"]),
     ],
     ids=["words", "ends", "whole", "alike", "long"],
 )

@@ -1,6 +1,7 @@
 """`data gap`, `predict gap`, `eval gap` and `compare-heads gap` as a user calls them."""
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
 from support.refusals import check_refusal, refused
 
 from analysis.metrics.comparison.trainings import HeadResult
-from analysis.render.gap_figures import Bar, Confusion, HeadCurve, draw_gap_scores, draw_heads
+from analysis.render.png import write_png
 from analysis.render.tables import Table
+from analysis.render.task_figures import Confusion, GroupAccuracy, gap_figure
+from analysis.render.training_figures import HeadCurve, heads_figure
 from analysis.render.training_tables import head_summary, heads_blocks
 from bench.cli.main import run
 from bench.plan.options import TaskFlags
@@ -205,16 +208,21 @@ def test_the_table_of_heads_names_the_best_epoch_and_the_time(tmp_path: Path) ->
     assert [cell.text for cell in heads.rows[-1]][:2] == ["(majority)", "45.0 %"]
     assert head_summary(results[0])["best"]["epoch"] == 2.0
     curves = [HeadCurve(r.head, [1.0, 2.0], [0.9, None], [0.5, 0.625], r.seconds) for r in results]
-    assert draw_heads(tmp_path / "heads.png", curves, 0.45, "GAP").stat().st_size > 10_000
+    losses, accuracies, times = heads_figure(curves, 0.45, "GAP").panels
+    assert losses.series[0].name == "mul" and losses.series[0].y[0] == 0.9 and math.isnan(losses.series[0].y[1])
+    assert accuracies.series[1].y == (50.0, 62.5) and accuracies.series[-1].at == 45
+    assert times.series[0].end == tuple(result.seconds for result in results)
 
 
 def test_pictures_stand_empty_groups_and_rows_without_counts(tmp_path: Path) -> None:
     import numpy as np
 
     confusion = Confusion(np.zeros((3, 3), np.int64), ["neither", "A", "B"], ["neither", "A", "B"])
-    path = draw_gap_scores(tmp_path / "a.png", confusion, [Bar("gender", "feminine", 1, 0.0)], 0.0)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    draw_heads(tmp_path / "b.png", [HeadCurve("mul", [1.0], [None], [None], None)], None)
+    scores = gap_figure(confusion, [GroupAccuracy("gender", "feminine", 1, 0.0)], 0.0)
+    assert scores.panels[0].series[0].labels[0] == ["0\n0 %"] * 3 and scores.panels[1].series[0].labels == ["0.0"]
+    heads = heads_figure([HeadCurve("mul", [1.0], [None], [None], None)], None)
+    assert heads.panels[2].series[0].labels == ["not measured"]
+    assert all(write_png(figure, tmp_path).is_file() for figure in (scores, heads))
 
 
 def test_heads_are_held_against_the_rows_they_are_evaluated_on_and_record_their_training(

@@ -10,7 +10,8 @@ import pytest
 from support import pretraining_shards as shards
 from support.refusals import refused
 
-from analysis.render.dataset_figures import LengthCounts, draw_lengths
+from analysis.render.png import write_png
+from analysis.render.task_figures import LengthCounts, lengths_figure
 from bench.cli.dispatch import call
 
 FIRST = "small_training_0.hdf5"
@@ -141,5 +142,7 @@ def test_any_length_is_drawn(tmp_path: Path, seq_len: int) -> None:
     counts = np.zeros(seq_len + 1, np.int64)
     counts[-1] = 3
     split = LengthCounts("_$odd", counts.tolist(), counts.tolist(), np.roll(counts, 1).tolist())
-    path = draw_lengths(tmp_path / "new" / "lengths.png", [split, split], "$name_")
-    assert path.read_bytes().startswith(b"\x89PNG")
+    figure = lengths_figure([split, split], "$name_")
+    bars = figure.panels[0].series[0]
+    assert bars.end[-1] == 100 and set(bars.end[:-1]) <= {0.0} and bars.at[-1] < seq_len
+    assert write_png(figure, tmp_path / "new").is_file()

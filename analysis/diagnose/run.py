@@ -1,0 +1,121 @@
+"""What a run can decide, and what is doubtful about it: of the whole, and of its trials, with what to do."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis import wording
+from analysis.load import LoadedRun, LoadedTrial
+from analysis.metrics import cautions
+from analysis.metrics.cautions import Caution
+
+Row = Mapping[str, Any]
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CautionGroup:
+    """One kind of doubt, and the trials it is about."""
+
+    code: str
+    messages: tuple[str, ...]
+    """What was seen, each message once."""
+    where: str
+    """Which trials, in words; empty for the whole run."""
+    remedy: str
+    trials: int = 1
+
+
+def reference(trials: Sequence[LoadedTrial]) -> str:
+    """Return what others are compared with: hf where it was measured, else another implementation than ours."""
+    names = sorted({str(trial.row["implementation"]) for trial in trials if trial.trial.kind == "throughput"})
+    others = [name for name in names if name != "bertbench"]
+    return "hf" if "hf" in names or not others else others[0]
+
+
+def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str:
+    """Return what this run can and cannot decide, in two sentences at most; empty where nothing was compared."""
+    measured = [row for row in ratios if row["throughput_ratio"] is not None]
+    if not measured:
+        return ""
+    undecided = [row for row in measured if row["decided"] == "cannot decide"]
+    if not undecided:
+        return f"Repeated rounds decide every comparison with {ratios[0]['reference']} ({len(measured)})."
+    if all(trial.trial.round == 0 for trial in trials):
+        return (
+            "One round was run. It decides how fast each trial was in its own process, and how precisely that median "
+            "is known. It cannot decide whether two implementations differ by as much as is shown: a process can be "
+            "fast or slow as a whole. Three interleaved rounds (--rounds 3) decide that."
+        )
+    return (
+        f"{len(measured) - len(undecided)} of {len(measured)} comparisons with {ratios[0]['reference']} are decided; "
+        "the others need three rounds per side, more rounds, or a quieter machine."
+    )
+
+
+def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -> list[CautionGroup]:
+    """Return the cautions of the run, then those of its trials, equal ones together, the most frequent first."""
+    trials = sorted(without_probes(trials), key=lambda trial: wording.order(trial.row))
+    groups: dict[str, list[tuple[LoadedTrial, Row]]] = defaultdict(list)
+    for trial in trials:
+        for caution in trial.row.get("cautions") or []:
+            groups[caution["code"]].append((trial, caution))
+    found = [CautionGroup(item.code, (item.message,), "", item.remedy) for item in of_run]
+    for code, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+        named = [(trial_name(trial), str(item["message"])) for trial, item in members]
+        found.append(_group(code, named, str(members[0][1]["remedy"]), len(trials)))
+    failed = [trial for trial in trials if trial.row["status"] != "ok"]
+    if failed:
+        messages = tuple(dict.fromkeys(f"{trial_name(trial)}: {wording.status(trial.row)}" for trial in failed))
+        again = "--retry-failed runs such trials again"
+        if all(trial.trial.kind == "train" for trial in failed):
+            again = "the same `bertbench train` resumes from the last checkpoint"
+        remedy = f"more stands in log.txt of the trial's folder; {again}"
+        found.append(CautionGroup("failed", messages[:_MOST_NAMED], "", remedy))
+    return found
+
+
+def _group(code: str, members: Sequence[tuple[str, str]], remedy: str, trials: int) -> CautionGroup:
+    """One message for all trials it is true of, or each trial with its own."""
+    names, messages = ([*dict.fromkeys(part)] for part in zip(*members, strict=True))
+    left = len(members) - _MOST_NAMED
+    more = f"and {left} more trial{'s' if left > 1 else ''}" if left > 0 else ""
+    if len(messages) > 1:
+        shown = tuple(f"{name}: {message}" for name, message in members[:_MOST_NAMED])
+        return CautionGroup(code, shown, more, remedy, len(members))
+    where = (
+        "every trial" if len(members) == trials > 1 else "; ".join([*names[:_MOST_NAMED], *([more] if more else [])])
+    )
+    return CautionGroup(code, (messages[0],), where, remedy, len(members))
+
+
+def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[Row]) -> list[Caution]:
+    """Return what is doubtful about a run as a whole: its records, its machine, its scaling, too few rounds."""
+    found = [cautions.damaged(problem) for problem in trials.problems]
+    found += cautions.of_run([trial.environment for trial in trials])
+    found += cautions.of_scaling(scaling)
+    rounds = [min(row["rounds"], row["reference_rounds"]) for row in ratios if row["throughput_ratio"] is not None]
+    fewest = min(rounds, default=3)
+    return [*found, cautions.one_round(fewest)] if fewest < 3 else found
+
+
+def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
+    """Return every trial that has no result, with its status and the whole reason."""
+    left = [trial for trial in without_probes(trials) if trial.row["status"] != "ok"]
+    return [(trial_name(trial), wording.status(trial.row)) for trial in left]
+
+
+def trial_name(trial: LoadedTrial) -> str:
+    """Name a trial in a line about it."""
+    row = trial.row
+    if row["kind"] == "comm":
+        return f"{row['collective'].get('name')} {row['precision']} on {wording.devices(row)}"
+    profile = {"profile": "profile of ", "components": "parts of "}.get(row["kind"], "")
+    return f"{profile}{wording.implementation(row)} {wording.place(row)}"
+
+
+def without_probes(trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
+    """Return the trials that are no probes, which are meant to fail at last: their search tells how."""
+    return [trial for trial in trials if trial.trial.kind != "probe"]

@@ -1,0 +1,521 @@
+"""Figures of tasks' data and scores: lengths of instances, making of features, SQuAD's no-answer scores, GAP."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.render.figure import (
+    Axis,
+    Bars,
+    Dash,
+    Figure,
+    Line,
+    Marker,
+    Matrix,
+    Panel,
+    Rule,
+    Series,
+    Text,
+    short_label,
+)
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LengthCounts:
+    """The lengths of one split's instances; each field counts instances by length, index 0 to L."""
+
+    name: str
+    lengths: Sequence[int]
+    """[L + 1] by real tokens."""
+    first: Sequence[int]
+    """[L + 1] by pieces of segment A."""
+    second: Sequence[int]
+    """[L + 1] by pieces of segment B."""
+
+
+_SPLITS = ("blue", "orange", "vermilion")
+_MOST_BARS = 32
+_LEAST_SHARE = 0.003
+"""The logarithmic axis begins at this percentage, or at the smallest bar."""
+
+
+def lengths_figure(splits: Sequence[LengthCounts], title: str = "", name: str = "lengths") -> Figure:
+    """Return the lengths of pretraining instances, and of the two segments of the first split's.
+
+    Shares of lengths are logarithmic: instances of full length outnumber all others by far.
+
+    Args:
+        splits: at least one, of equal L, each with at least one instance.
+        title: name of the data.
+        name: of the figure.
+    """
+    seq_len = len(splits[0].lengths) - 1
+    ticks = [(float(place), f"{place}") for place in np.unique(np.linspace(0, seq_len, 9).round().astype(int)).tolist()]
+    per_bar = f"{_bar_width(seq_len)} lengths per bar" if _bar_width(seq_len) > 1 else ""
+    segments = [
+        _outline("segment A", *_binned(splits[0].first), colour="green"),
+        _outline("segment B", *_binned(splits[0].second), colour="pink", dash="dashed"),
+    ]
+    share = "share of the instances"
+    shares = np.concatenate([_binned(split.lengths)[1] for split in splits])
+    bottom = float(max(_LEAST_SHARE, 0.7 * shares[shares > 0].min(initial=100.0)))
+    cut = "A pair that is too long loses pieces of its longer segment, until it fits."
+    return Figure(
+        name=name,
+        title="Lengths of instances",
+        panels=[
+            Panel(
+                title=", ".join(part for part in (short_label(title) or "Lengths", per_bar) if part),
+                x=Axis(label="real tokens per instance", low=0, high=1.01 * seq_len, ticks=ticks, grid=False),
+                y=Axis(label=share, scale="log", form="percent", low=bottom, high=160),
+                series=[one for split, colour in zip(splits, _SPLITS, strict=False)
+                        for one in _split_series(split, colour, first=split is splits[0])],
+            ),
+            Panel(
+                title=f"Segments of the {short_label(splits[0].name)} instances",
+                x=Axis(label="word pieces per segment", low=0, high=1.01 * seq_len, ticks=ticks, grid=False),
+                y=Axis(label=share, form="percent"),
+                series=segments,
+            ),
+        ],
+        columns=2,
+        note="\n".join([*map(_lengths_summary, splits), cut]),
+    )  # fmt: skip
+
+
+def _outline(
+    name: str, edges: npt.NDArray[np.generic], shares: Floats, *, colour: str, dash: Dash = "solid"
+) -> Line:  # fmt: skip
+    """The upper edge of a histogram, down to 0 at both ends."""
+    return Line(
+        name=name, x=[edges[0], *edges], y=[0.0, *shares, 0.0], colour=colour, dash=dash, step="after"
+    )  # fmt: skip
+
+
+def _split_series(split: LengthCounts, colour: str, *, first: bool) -> list[Series]:
+    edges, shares = _binned(split.lengths)
+    name = short_label(split.name)
+    if not first:
+        return [_outline(name, edges, shares, colour=colour)]
+    bars = Bars(
+        name=name, colour=colour, opacity=0.75, at=(edges[:-1] + edges[1:]) / 2, end=shares,
+        thickness=(0.9 * np.diff(edges)).tolist(),
+    )  # fmt: skip
+    full = 100 * split.lengths[-1] / max(1, sum(split.lengths))
+    if full < 1:
+        return [bars]
+    words = Text(
+        name="full", x=float(edges[-2]), y=float(shares[-1]), text=f"{full:.1f} % are full", shift=(-3, 0),
+        align="right", upright="top",
+    )  # fmt: skip
+    return [bars, words]
+
+
+def _bar_width(seq_len: int) -> int:
+    """Lengths per bar: as few as leave at most 32 bars."""
+    return max(1, -(-seq_len // _MOST_BARS))
+
+
+def _binned(counts: Sequence[int]) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Edges of the bars and the share of each, in percent; the last bar ends at L."""
+    values = np.asarray(counts, dtype=np.int64)
+    seq_len, width = len(values) - 1, _bar_width(len(values) - 1)
+    edges = np.arange(seq_len, -1, -width, dtype=np.int64)[::-1]
+    if edges[0] > 0:
+        edges = np.concatenate([[0], edges])
+    sums = np.add.reduceat(values, np.concatenate([[0], edges[1:-1] + 1]))
+    shares: Floats = 100 * sums / max(1, int(values.sum()))
+    return edges, shares
+
+
+def _lengths_summary(split: LengthCounts) -> str:
+    every = np.arange(len(split.lengths))
+    instances = max(1, sum(split.lengths))
+    mean, first, second = (
+        float(np.asarray(counts) @ every) / instances for counts in (split.lengths, split.first, split.second)
+    )
+    return (
+        f"{short_label(split.name)}: {sum(split.lengths):,} instances, {mean:.1f} real tokens on average "
+        f"({100 * mean / (len(split.lengths) - 1):.1f} % of all tokens are real), segments of {first:.1f} and "
+        f"{second:.1f} pieces"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPoint:
+    """One way of handing over, with one number of workers."""
+
+    mode: str
+    workers: int
+    seconds: float
+    rounds: Sequence[float]
+    """Seconds of every round."""
+    shares: Mapping[str, float]
+    """What the time consists of; the values add up to `seconds`."""
+
+
+_SHARES = ("pale", "grey", "blue", "sky", "vermilion", "green", "orange", "pink")
+_MODES: tuple[tuple[str, Marker, Dash], ...] = (
+    ("blue", "circle", "solid"), ("vermilion", "square", "dashed"), ("green", "triangle", "dotted"),
+)  # fmt: skip
+_LEAST_LABELLED = 0.06
+"""Part of the tallest bar from which a part is labelled."""
+
+
+def squad_scaling_figure(points: Sequence[ScalingPoint], title: str = "", note: str = "") -> Figure:
+    """Return time against workers with the ideal line, and its parts as stacked bars.
+
+    Args:
+        points: at least one; all with the same names of shares.
+        title: name of the data.
+        note: a line below the panels, such as the machine.
+    """
+    workers = sorted({point.workers for point in points})
+    modes = list(dict.fromkeys(point.mode for point in points))
+    lines: list[Series] = []
+    for mode, (colour, marker, dash) in zip(modes, _MODES, strict=False):
+        line = sorted((point for point in points if point.mode == mode), key=lambda point: point.workers)
+        lines.append(
+            Line(
+                name=short_label(mode),
+                x=[point.workers for point in line],
+                y=[point.seconds for point in line],
+                low=[min(point.rounds) for point in line],
+                high=[max(point.rounds) for point in line],
+                colour=colour,
+                marker=marker,
+                dash=dash,
+            )
+        )
+    first = min((point for point in points if point.workers == workers[0]), key=lambda point: point.seconds)
+    ideal = [first.seconds * first.workers / number for number in workers]
+    lines.append(Line(name="ideal: time / workers", x=workers, y=ideal, colour="note", dash="dotted"))
+    ordered = sorted(points, key=lambda point: (point.workers, point.mode))
+    ticks = [(float(place), f"{point.workers}\n{short_label(point.mode)}") for place, point in enumerate(ordered)]
+    return Figure(
+        name="squad-scaling",
+        title="Time to make the features",
+        panels=[
+            Panel(
+                title=short_label(title) or "Time to make the features",
+                x=Axis(label="worker processes", ticks=[(number, f"{number}") for number in workers],
+                       low=workers[0] - 0.5, high=workers[-1] + 0.5),
+                y=Axis(label="seconds, bars: all rounds", low=0),
+                series=lines,
+                legend="inside",
+            ),
+            Panel(
+                title="What the time consists of",
+                x=Axis(label="worker processes", ticks=ticks, grid=False),
+                y=Axis(label="seconds"),
+                series=_share_bars(ordered),
+                legend="right",
+            ),
+        ],
+        columns=2,
+        widths=(2, 3),
+        note=note,
+    )  # fmt: skip
+
+
+def _share_bars(ordered: Sequence[ScalingPoint]) -> list[Bars]:
+    tallest = max(point.seconds for point in ordered)
+    below = np.zeros(len(ordered))
+    found = []
+    for name, colour in zip(ordered[0].shares, _SHARES, strict=False):
+        heights = np.array([point.shares[name] for point in ordered])
+        labels = [
+            f"{100 * height / point.seconds:.0f} %" if height >= _LEAST_LABELLED * tallest else ""
+            for height, point in zip(heights, ordered, strict=True)
+        ]
+        found.append(
+            Bars(name=short_label(name), colour=colour, at=range(len(ordered)), begin=below, end=below + heights,
+                 labels=labels)
+        )  # fmt: skip
+        below = below + heights
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Precision against recall."""
+
+    name: str
+    """'exact', 'f1' or 'oracle', what counts as right; another name is shown as it is."""
+    precisions: Sequence[float]
+    """0 to 1."""
+    recalls: Sequence[float]
+    """0 to 1, ascending."""
+    average_precision: float
+    """Area below the steps, in percent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The scores with each threshold."""
+
+    thresholds: Sequence[float]
+    """Ascending; a question whose no-answer score is above the threshold is answered with "no answer"."""
+    exact: Sequence[float]
+    """Exact match in percent."""
+    f1: Sequence[float]
+    """F1 in percent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best of one score."""
+
+    name: str
+    """'exact match' or 'F1'."""
+    score: float
+    """In percent."""
+    threshold: float
+    """Where."""
+
+
+_BINS = 40
+_OUTLIERS = 0.5
+"""Percent of the scores at either end that may lie beyond the axis."""
+_RIGHT = {"exact": ("exact match", "blue"), "f1": ("F1", "vermilion"), "oracle": ("every answer right", "grey")}
+
+
+def precision_recall_figure(curves: Sequence[Curve], title: str = "") -> Figure:
+    """Return precision against recall, one curve per way of counting what is right.
+
+    Args:
+        curves: at least one.
+        title: name of the predictions.
+    """
+    series: list[Series] = []
+    for curve in curves:
+        name, colour = _RIGHT.get(curve.name, (short_label(curve.name), "orange"))
+        precision, recall = 100 * np.asarray(curve.precisions), 100 * np.asarray(curve.recalls)
+        label = f"{name}: {curve.average_precision:.1f} % average precision"
+        # The area is that below steps which hold a precision from the recall before up to its own.
+        dash: Dash = "dashed" if curve.name == "oracle" else "solid"
+        series.append(Line(name=label, x=recall, y=precision, colour=colour, dash=dash, step="before"))
+        series.append(
+            Line(name=label, x=recall[-1:], y=precision[-1:], colour=colour, dash="none", marker="circle", size=4.5,
+                 beyond=True, legend=False)
+        )  # fmt: skip
+    return Figure(
+        name="precision_recall",
+        title="Precision and recall",
+        panels=[
+            Panel(
+                title=_titled("Precision and recall", title),
+                x=Axis(
+                    label="recall: right answers of all questions that have one", form="percent", low=-1.5, high=101.5
+                ),
+                y=Axis(label="precision: right answers of all given", form="percent", low=0, high=103),
+                series=series,
+            )
+        ],
+        size=(6.4, 4.4),
+        legend="below",
+        legend_columns=1,
+    )
+
+
+def null_odds_figure(
+    with_answer: Sequence[float], without_answer: Sequence[float], best: Sequence[Best], title: str = ""
+) -> Figure:
+    """Return how the no-answer scores of questions with and without an answer are distributed.
+
+    Args:
+        with_answer: no-answer scores of questions with an answer; may be empty.
+        without_answer: those of questions without one; may be empty, but not both.
+        best: thresholds to mark.
+        title: name of the predictions.
+    """
+    low, high = _range(np.asarray([*with_answer, *without_answer], dtype=np.float64))
+    edges = np.linspace(low, high, _BINS + 1)
+    series: list[Series] = []
+    tallest = 0.0
+    for group, scores, colour in (("with an answer", with_answer, "blue"), ("without", without_answer, "orange")):
+        if len(scores):
+            # What lies beyond the axis is counted in its first or last bar.
+            inside = np.clip(np.asarray(scores, dtype=np.float64), low, high)
+            share = 100 * np.histogram(inside, edges)[0] / len(scores)
+            tallest = max(tallest, float(share.max()))
+            name = f"{len(scores):,} questions {group}"
+            series.append(
+                Bars(name=name, colour=colour, opacity=0.35, at=(edges[:-1] + edges[1:]) / 2, end=share,
+                     thickness=float(edges[1] - edges[0]), legend=False)
+            )  # fmt: skip
+            series.append(_outline(name, edges, share, colour=colour))
+    beyond = "" if (low, high) == (0.0, 1.0) else "; outermost bars: and beyond"
+    return Figure(
+        name="no_answer_scores",
+        title="No-answer scores",
+        panels=[
+            Panel(
+                title=_titled("No-answer scores", title),
+                x=Axis(label=f"no-answer score (higher: none is more likely{beyond})", low=low, high=high, grid=False),
+                y=Axis(label="share of these questions", form="percent", low=0, high=1.25 * tallest),
+                series=[*series, *_thresholds(best, low, high, 1.25 * tallest)],
+            )
+        ],
+        size=(6.8, 4.0),
+        legend="below",
+    )
+
+
+def _thresholds(best: Sequence[Best], low: float, high: float, top: float) -> list[Series]:
+    found: list[Series] = []
+    thresholds = {one.threshold for one in best if low <= one.threshold <= high}
+    for row, threshold in enumerate(sorted(thresholds)):
+        names = " and ".join(one.name for one in best if one.threshold == threshold)
+        left, words = threshold <= (low + high) / 2, f"best {names}: {threshold:.3g}"
+        found.append(Rule(name=f"best {names}", axis="x", at=threshold, colour="ink", dash="dashed"))
+        found.append(
+            Text(name=f"best {names}", x=threshold, y=top * (0.985 - 0.075 * row), colour="note", upright="top",
+                 text=words, shift=(4 if left else -4, 0), align="left" if left else "right")
+        )  # fmt: skip
+    return found
+
+
+def thresholds_figure(sweep: Sweep, best: Sequence[Best], title: str = "") -> Figure:
+    """Return exact match and F1 against the threshold on the no-answer score, the best ones marked.
+
+    Args:
+        sweep: at least one threshold.
+        best: what to mark.
+        title: name of the predictions.
+    """
+    thresholds = np.asarray(sweep.thresholds, dtype=np.float64)
+    low, high = _range(thresholds)
+    inside = (thresholds >= low) & (thresholds <= high)
+    if not inside.any():
+        inside[:] = True
+    scores = np.concatenate([np.asarray(sweep.exact)[inside], np.asarray(sweep.f1)[inside]])
+    room = max(1.0, 0.06 * float(np.ptp(scores)))
+    series: list[Series] = [
+        Line(name=name, x=thresholds, y=values, colour=colour, step="after")
+        for name, values, colour in (("exact match", sweep.exact, "blue"), ("F1", sweep.f1, "vermilion"))
+    ]
+    for one, colour in zip(best, ("blue", "vermilion"), strict=False):
+        series.append(
+            Line(name=f"best {one.name}: {one.score:.2f} % at {one.threshold:.3g}",
+                 x=[min(max(one.threshold, low), high)], y=[one.score], colour=colour, dash="none", marker="circle",
+                 size=7, beyond=True)
+        )  # fmt: skip
+    return Figure(
+        name="thresholds",
+        title="Scores by threshold",
+        panels=[
+            Panel(
+                title=_titled("Scores by threshold", title),
+                x=Axis(label="threshold: a question with a higher no-answer score counts as not answered", low=low,
+                       high=high),
+                y=Axis(label="score over all questions", form="percent", low=max(0.0, float(scores.min()) - room),
+                       high=float(scores.max()) + room),
+                series=series,
+            )
+        ],
+        size=(6.8, 4.0),
+        legend="below",
+        legend_columns=2,
+    )  # fmt: skip
+
+
+def _titled(what: str, name: str) -> str:
+    return f"{what}, {short_label(name)}" if name else what
+
+
+def _range(scores: Floats) -> tuple[float, float]:
+    """Ends of the axis: 0 to 1 for probabilities, otherwise where all but the outermost scores are."""
+    if scores.min() >= 0 and scores.max() <= 1:
+        return 0.0, 1.0
+    low, high = (float(end) for end in np.percentile(scores, [_OUTLIERS, 100 - _OUTLIERS]))
+    margin = 0.02 * (high - low) or 1.0
+    return low - margin, high + margin
+
+
+@dataclass(frozen=True, slots=True)
+class Confusion:
+    """Rows by what is right and what was answered."""
+
+    counts: npt.NDArray[np.int64]
+    """[right, answered]."""
+    right: Sequence[str]
+    answered: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAccuracy:
+    """The accuracy on some of the rows."""
+
+    group: str
+    name: str
+    rows: int
+    accuracy: float
+    """A fraction."""
+
+
+_GROUPS = ("blue", "green", "orange", "pink", "pale")
+
+
+def gap_figure(
+    confusion: Confusion, groups: Sequence[GroupAccuracy], overall: float, names: Sequence[str] = (), facts: str = ""
+) -> Figure:
+    """Return a confusion matrix, and beside it the accuracy on parts of the rows.
+
+    Args:
+        confusion: at least one line.
+        groups: at least one; those of a group stand next to each other.
+        overall: accuracy on all rows, a fraction.
+        names: of the dataset and the predictions, for the heading.
+        facts: what else the heading says.
+    """
+    shares = confusion.counts / np.maximum(confusion.counts.sum(1, keepdims=True), 1)
+    cells = [
+        [f"{count:,}\n{100 * share:.0f} %" for count, share in zip(*row, strict=True)]
+        for row in zip(confusion.counts.tolist(), shares.tolist(), strict=True)
+    ]
+    matrix = Matrix(name="confusion", values=shares, labels=cells, most=1, form="percent")
+    return Figure(
+        name="scores",
+        title="GAP scores",
+        heading=", ".join(filter(None, [*map(short_label, names), facts])),
+        panels=[
+            Panel(
+                title="what is right, and what was answered",
+                x=Axis(label="answered", ticks=[*enumerate(confusion.answered)]),
+                y=Axis(label="right", ticks=[*enumerate(confusion.right)]),
+                series=[matrix],
+            ),
+            _accuracies(groups, overall),
+        ],
+        columns=2,
+        widths=(1, 1.45),
+        size=(9.6, 4.0),
+        legend="",
+    )
+
+
+def _accuracies(groups: Sequence[GroupAccuracy], overall: float) -> Panel:
+    order = list(dict.fromkeys(one.group for one in groups))
+    places, place, group = [], 0.0, None
+    for one in groups:
+        place += 1.6 if group not in (None, one.group) else 1.0
+        group = one.group
+        places.append(place)
+    ticks = [(at, f"{one.name} ({one.rows:,})") for at, one in zip(places, groups, strict=True)]
+    bars = Bars(
+        name="accuracy", at=places, end=[100 * one.accuracy for one in groups], thickness=0.75, across=True,
+        colours=[_GROUPS[order.index(one.group) % len(_GROUPS)] for one in groups],
+        # At the edge, where no bar and not the line of all rows cross them.
+        labels=[f"{100 * one.accuracy:.1f}" for one in groups], place="edge",
+    )  # fmt: skip
+    return Panel(
+        title=f"accuracy, %; all rows {100 * overall:.1f}",
+        x=Axis(low=0, high=112),
+        y=Axis(ticks=ticks, low=places[0] - 0.6, high=places[-1] + 0.6, down=True, grid=False),
+        series=[bars, Rule(name="all rows", axis="x", at=100 * overall, colour="ink", dash="dashed", width=1.2)],
+    )

@@ -1,0 +1,461 @@
+"""Figures of trainings: loss, learning rate, evaluations and throughput of one, and several beside each other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis import wording
+from analysis.load import LoadedTrial
+from analysis.metrics.comparison.trainings import TrainingComparison, VariantCurve
+from analysis.render.figure import (
+    CYCLE,
+    Axis,
+    Bars,
+    Dash,
+    Figure,
+    Line,
+    Panel,
+    Rule,
+    Series,
+    Text,
+    categories,
+    clock_unit,
+    short_label,
+)
+from common.scores import Score, in_words, loss_unit, score, scores_in
+
+Row = Mapping[str, Any]
+Array = npt.NDArray[np.float64]
+
+_HELD_OUT = ("vermilion", "orange", "blue", "green")
+# The bold line of the loss is the median of this share of the steps around each.
+_SMOOTHED_SHARE = 0.02
+
+
+def loss_figure(curve: Sequence[Row], evaluations: Sequence[Row], resumes: Sequence[int], sum_of: str) -> Figure:
+    """Return the training loss of every step, its running median, and the held-out losses.
+
+    Args:
+        curve: rows of the run's curve, one per step, over all attempts.
+        evaluations: rows of the evaluations, with `applied_steps` and their scores.
+        resumes: steps after which an attempt resumed.
+        sum_of: what the training loss is made of; "" where that is not known.
+    """
+    # Evaluations and resumes are counted in applied steps, which a step that overflowed in fp16 does not add to.
+    steps, losses = column(curve, "applied_steps"), column(curve, "loss")
+    raw = f"training loss, every step{_in_brackets(sum_of)}"
+    series: list[Series] = [
+        Line(name=raw, x=steps, y=losses, colour="pale", width=0.8),
+        Line(name="its running median", x=steps, y=running_median(losses)),
+    ]
+    after = column(evaluations, "applied_steps")
+    for (label, held_out), colour in zip(_held_out_losses(evaluations, sum_of).items(), _HELD_OUT, strict=False):
+        series.append(Line(name=label, x=after, y=held_out, colour=colour, marker="circle", size=4, width=1))
+    caption = "One curve over all attempts: steps made again after a resume replace the earlier ones."
+    return Figure(
+        name="loss",
+        title="Loss",
+        caption=f"{caption} Dotted: where an attempt resumed." if resumes else caption,
+        panels=[
+            Panel(
+                x=Axis(label="step", whole=True),
+                y=Axis(label="loss", unit=loss_unit(sum_of)),
+                series=[*series, *_resumed(resumes)],
+                legend="inside",
+            )
+        ],
+    )
+
+
+def learning_rate_figure(curve: Sequence[Row], resumes: Sequence[int]) -> Figure:
+    """Return the learning rate of every step; arguments are those of `loss_figure`."""
+    rate = Line(
+        name="learning rate", x=column(curve, "applied_steps"), y=column(curve, "learning_rate"), colour="green"
+    )
+    return Figure(
+        name="learning_rate",
+        title="Learning rate",
+        caption="What the optimizer was given, step by step.",
+        panels=[
+            Panel(
+                x=Axis(label="step", whole=True),
+                y=Axis(label="learning rate", low=0, form="number"),
+                series=[rate, *_resumed(resumes)],
+            )
+        ],
+        size=(5.2, 3.2),
+        legend="",
+        half=True,
+    )
+
+
+def evaluation_figure(evaluations: Sequence[Row], best_step: float | None) -> Figure | None:
+    """Return the scores that are shares of a hundred after each evaluation; None where there are none, or only one."""
+    found = {name: known for name, known in shown_scores(evaluations).items() if known.headline}
+    shares = {name: known for name, known in found.items() if known.unit in ("fraction", "percent")}
+    if len(evaluations) < 2 or not shares:
+        return None
+    steps = column(evaluations, "applied_steps")
+    series: list[Series] = []
+    lowest = 0.0
+    for (name, known), colour in zip(shares.items(), _HELD_OUT, strict=False):
+        values = (100 if known.unit == "fraction" else 1) * column(evaluations, name)
+        lowest = min(lowest, float(np.nanmin(values, initial=0.0)))
+        series.append(Line(name=known.label, x=steps, y=values, colour=colour, marker="circle", size=4))
+    if "nsp_accuracy" in shares:
+        chance = Rule(name="NSP by chance", axis="y", at=50, colour="ink", dash="dotted", width=0.8, legend=True)
+        series.append(chance)
+    if best_step is not None:
+        best = Rule(name="best checkpoint", axis="x", at=best_step, colour="ink", dash="dashed", width=0.9, legend=True)
+        series.append(best)
+    return Figure(
+        name="evaluation",
+        title="Held-out scores",
+        caption="What the evaluations found, on data that is not trained on.",
+        panels=[
+            Panel(
+                x=Axis(label="step", whole=True),
+                y=Axis(label="held-out scores", unit="%", low=1.05 * lowest, high=100),
+                series=series,
+                legend="inside",
+            )
+        ],
+        size=(5.2, 3.2),
+        half=True,
+    )
+
+
+def throughput_figure(attempts: Sequence[LoadedTrial], pauses: Sequence[Sequence[int]]) -> Figure | None:
+    """Return samples per second of every step over the time in the loop; None where no step was made.
+
+    Args:
+        attempts: of one run, in their order.
+        pauses: of each attempt: when evaluations and checkpoints were done, Unix time in ns.
+    """
+    curves: list[tuple[Array, Array]] = []
+    breaks: list[npt.NDArray[np.int64]] = []
+    before = 0.0
+    for attempt, done in zip(attempts, pauses, strict=True):
+        rows = [row for row in attempt.steps if row["end_ns"] is not None and row["samples"] is not None]
+        if rows:
+            own = np.array([(row["end_ns"] - rows[0]["start_ns"]) / 1e9 for row in rows], dtype=np.float64)
+            rates = np.array([1000 * row["samples"] / row["step_time_ms"] for row in rows], dtype=np.float64)
+            curves.append((before + own, rates))
+            # What came before a step was told of before it began.
+            breaks.append(np.unique(np.searchsorted([row["start_ns"] for row in rows], done)))
+            before += own[-1]
+    if not curves:
+        return None
+    unit, seconds = clock_unit(before)
+    # Each dot is seen where they are few, and they make no blot where they are many.
+    size = float(np.clip(60 / np.sqrt(sum(len(rates) for _, rates in curves)), 1.5, 6))
+    series: list[Series] = []
+    for number, (times, rates) in enumerate(curves):
+        x, y = _broken(times / seconds, running_median(rates), breaks[number])
+        dots = Line(
+            name="every step", x=times / seconds, y=rates, colour="grey", opacity=0.6, dash="none", marker="dot",
+            size=size,
+        )  # fmt: skip
+        series.append(dots)
+        series.append(Line(name="running median", x=x, y=y, width=1.5))
+        if number:
+            end = curves[number - 1][0][-1] / seconds
+            series.append(Rule(name="new attempt", axis="x", at=end, colour="grey", dash="dotted", width=0.9))
+    return Figure(
+        name="training_throughput",
+        title="Throughput over time",
+        caption="Every step, and the running median; gaps are evaluations and checkpoints, dotted lines new attempts.",
+        panels=[
+            Panel(
+                x=Axis(label="time in the loop, attempt after attempt", unit=unit),
+                y=Axis(label="samples/s", low=0),
+                series=series,
+            )
+        ],
+        size=(10.6, 3.2),
+        legend="",
+    )
+
+
+def column(rows: Sequence[Row], name: str) -> Array:
+    """Return one column of rows, NaN where a value is not known."""
+    return np.array([np.nan if row.get(name) is None else row[name] for row in rows], dtype=np.float64)
+
+
+def shown_scores(rows: Sequence[Row]) -> dict[str, Score]:
+    """Return what evaluations found, in the order in which they told it."""
+    return {name: score(name) for row in rows for name in scores_in(row)}
+
+
+def running_median(values: Array) -> Array:
+    """Return the median over a window around each step, which a few odd steps do not move; cut off at the ends."""
+    half = max(1, round(len(values) * _SMOOTHED_SHARE / 2))
+    padded = np.pad(values, half, constant_values=np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+    known = ~np.isnan(windows).all(axis=1)
+    result = np.full(len(values), np.nan)
+    result[known] = np.nanmedian(windows[known], axis=1)
+    return result
+
+
+def _resumed(resumes: Sequence[int]) -> list[Rule]:
+    steps = sorted(set(resumes))
+    return [
+        Rule(name="resumed", axis="x", at=step, colour="grey", dash="dotted", width=0.9, legend=True) for step in steps
+    ]
+
+
+def _in_brackets(words: str) -> str:
+    return f" ({words})" if words else ""
+
+
+def _held_out_losses(evaluations: Sequence[Row], sum_of: str) -> dict[str, Array]:
+    """The curves of the held-out losses by label: what the training loss is compared with first, then parts of it."""
+    losses = {name: known for name, known in shown_scores(evaluations).items() if known.unit == "nats"}
+    found = {}
+    if "+" in sum_of and len(losses) > 1:
+        found[f"held-out loss{_in_brackets(sum_of)}"] = sum(
+            (column(evaluations, name) for name in losses), start=np.zeros(len(evaluations))
+        )
+    found |= {f"held-out {known.label}": column(evaluations, name) for name, known in losses.items() if known.headline}
+    return found
+
+
+def _broken(times: Array, values: Array, breaks: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+    """Return a curve with a gap before each of these places, which a line does not cross."""
+    inner = breaks[(breaks > 0) & (breaks < len(times))]
+    return np.insert(times, inner, np.nan), np.insert(values, inner, np.nan)
+
+
+_DASHES: tuple[Dash, ...] = get_args(Dash)[:4]
+# The first line is drawn broad, so that those that lie on it can be seen.
+_BROAD, _WIDTH, _EVEN_WIDTH = 3.6, 1.7, 2.0
+_FEWEST_SMOOTHED = 100
+_MOST_SCORES = 2
+# More curves have shorter labels, and their times there.
+_MOST_IN_WORDS = 4
+
+
+class Look(TypedDict):
+    """How a line is told apart from others."""
+
+    colour: str
+    dash: Dash
+
+
+def line_look(number: int) -> Look:
+    """Return how a line looks; no two of the first 32 are alike: each round of colours moves the dashes on by one."""
+    again, place = divmod(number, len(CYCLE))
+    return {"colour": CYCLE[place], "dash": _DASHES[(place + again) % len(_DASHES)]}
+
+
+def comparison_figure(comparison: TrainingComparison, title: str = "", note: str = "") -> Figure | None:
+    """Return progress against time, loss and learning rate against progress; None where no variant made a step.
+
+    Args:
+        comparison: what is drawn.
+        title: what was trained.
+        note: lines below the panels, such as the machine.
+    """
+    if not comparison.curves:
+        return None
+    names = [_label(curve, comparison) for curve in comparison.curves]
+    return Figure(
+        name="comparison",
+        title="Trainings beside each other",
+        panels=[
+            _progress(comparison, names, short_label(title) or "Progress against time"),
+            _losses(comparison, names),
+            _rates(comparison, names),
+        ],
+        columns=3,
+        widths=(10, 10, 6),
+        size=(12.2, 4.6),
+        note=note,
+        legend_columns=1 if len(names) <= _MOST_IN_WORDS else 2,
+    )
+
+
+def variant_label(strategy: str, devices: int, device: str | None) -> str:
+    """Return a strategy on its devices in words: "ddp on 2 GPUs", "single on 1 CPU process"."""
+    kind = {"cuda": "GPU"}.get(device or "", "CPU process")
+    return f"{strategy} on {devices} {kind}{('es' if kind.endswith('s') else 's') if devices > 1 else ''}"
+
+
+def scores_text(curve: VariantCurve) -> str:
+    """Return the first scores of the last evaluation that are no losses, in words; losses where there is nothing else.
+
+    An empty text where nothing was evaluated.
+    """
+    known = [name for name in curve.scores if score(name).headline]
+    names = [name for name in known if score(name).unit != "nats"] or known
+    names.sort(key=lambda name: name != "f1")
+    return ", ".join(in_words(name, curve.scores[name]) for name in names[:_MOST_SCORES])
+
+
+def _label(curve: VariantCurve, comparison: TrainingComparison) -> str:
+    row = curve.row
+    rows = [other.row for other in comparison.curves]
+    differ = {name: len({other[name] for other in rows}) > 1 for name in ("implementation", "precision")}
+    words = variant_label(row["strategy"], row["devices"], row["device"])
+    words = ", ".join([*([row["implementation"]] if differ["implementation"] else []), words])
+    words += f", {row['precision']}" if differ["precision"] else ""
+    scores = scores_text(curve)
+    speed = "" if row["samples_per_second"] is None else f", {wording.number(row['samples_per_second'])} samples/s"
+    if len(comparison.curves) > _MOST_IN_WORDS:  # the table has the scores
+        end = _last_second(curve)
+        return f"{words}{speed}" if end is None else f"{words}{speed}, {wording.number(end)} s"
+    return f"{words}: {scores}{speed}" if scores else f"{words}{speed}"
+
+
+def _last_second(curve: VariantCurve) -> float | None:
+    """When the last step ended, where that is known."""
+    return float(np.nanmax(curve.seconds)) if np.isfinite(curve.seconds).any() else None
+
+
+def _percent_of(comparison: TrainingComparison) -> str:
+    if comparison.epochs is None:
+        return "percent of the run"
+    if abs(comparison.epochs - 1) < 0.05:
+        return "percent of the epoch"
+    return f"percent of {comparison.epochs:.3g} epochs" if comparison.epochs > 1 else "percent of the run"
+
+
+def _progress(comparison: TrainingComparison, names: Sequence[str], title: str) -> Panel:
+    ends = [_last_second(curve) for curve in comparison.curves]
+    longest = max((end for end in ends if end is not None), default=0.0)
+    unit, seconds = clock_unit(longest)
+    series: list[Series] = []
+    for number, (curve, name, end) in enumerate(zip(comparison.curves, names, ends, strict=True)):
+        if end is None:
+            continue
+        known = np.isfinite(curve.seconds)
+        times, percents = curve.seconds[known] / seconds, curve.percent[known]
+        look = line_look(number)
+        series.append(Line(name=name, x=[0, *times], y=[0, *percents], width=_EVEN_WIDTH, **look))
+        series.append(
+            Line(name=name, x=times[-1:], y=percents[-1:], colour=look["colour"], dash="none", marker="circle",
+                 beyond=True, legend=False)
+        )  # fmt: skip
+        if len(names) <= _MOST_IN_WORDS:
+            text, shift = f"{wording.number(times[-1])} {unit}", (7.0, 5.0 if number % 2 == 0 else -8.0)
+            series.append(Text(name="end", x=float(times[-1]), y=float(percents[-1]), text=text, shift=shift))
+    return Panel(
+        title=title,
+        x=Axis(label="time in the loop, evaluations and checkpoints included", unit=unit, low=0,
+               high=1.16 * longest / seconds or 1),
+        y=Axis(label=_percent_of(comparison), low=0, high=108, ticks=[(tick, f"{tick}") for tick in range(0, 101, 20)]),
+        series=series,
+    )  # fmt: skip
+
+
+def _losses(comparison: TrainingComparison, names: Sequence[str]) -> Panel:
+    smoothed = max(len(curve.loss) for curve in comparison.curves) >= _FEWEST_SMOOTHED
+    series: list[Series] = []
+    for number, (curve, name) in enumerate(zip(comparison.curves, names, strict=True)):
+        look = line_look(number)
+        if smoothed:
+            raw = Line(
+                name=f"{name}, every step", x=curve.percent, y=curve.loss, colour=look["colour"], width=0.6,
+                opacity=0.25, legend=False,
+            )  # fmt: skip
+            series.append(raw)
+        loss = running_median(curve.loss) if smoothed else curve.loss
+        series.append(Line(name=name, x=curve.percent, y=loss, width=_width(number), **look))
+    return Panel(
+        title="Loss: the same curve?",
+        x=Axis(label=_percent_of(comparison), low=0, high=100),
+        y=Axis(label="training loss", unit="nats, every step and running median" if smoothed else "nats, every step"),
+        series=series,
+    )
+
+
+def _rates(comparison: TrainingComparison, names: Sequence[str]) -> Panel:
+    lines = [
+        Line(name=name, x=curve.percent, y=curve.learning_rate, width=_width(number), **line_look(number))
+        for number, (curve, name) in enumerate(zip(comparison.curves, names, strict=True))
+    ]
+    return Panel(
+        title="Learning rate",
+        x=Axis(label=_percent_of(comparison), low=0, high=100),
+        y=Axis(low=0, form="number"),
+        series=lines,
+    )
+
+
+def _width(number: int) -> float:
+    return _BROAD if number == 0 else _WIDTH
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCurve:
+    """How a head does after each epoch, on data that it is not trained on."""
+
+    name: str
+    epochs: Sequence[float]
+    """Epochs trained, ascending."""
+    losses: Sequence[float | None]
+    """Log loss in nats; None where it was not finite."""
+    accuracies: Sequence[float | None]
+    """A fraction, likewise."""
+    seconds: float | None
+    """Of the whole training; None where it is not known."""
+
+
+def heads_figure(curves: Sequence[HeadCurve], majority: float | None, title: str = "") -> Figure:
+    """Return log loss and accuracy after each epoch, and the time of each head.
+
+    Args:
+        curves: at least one, each with at least one epoch.
+        majority: accuracy of always answering what is most frequent, a fraction; None where it is not known.
+        title: what was trained.
+    """
+    colours = [CYCLE[number % len(CYCLE)] for number in range(len(curves))]
+    losses: list[Series] = []
+    accuracies: list[Series] = []
+    for curve, colour in zip(curves, colours, strict=True):
+        name, percents = short_label(curve.name), [None if a is None else 100 * a for a in curve.accuracies]
+        for series, values in ((losses, curve.losses), (accuracies, percents)):
+            series.append(
+                Line(name=name, x=curve.epochs, y=values, colour=colour, marker="circle", size=3.5, width=1.6)
+            )
+    if majority is not None:
+        accuracies.append(
+            Rule(name="most frequent answer", axis="y", at=100 * majority, colour="grey", dash="dashed", width=1.2,
+                 legend=True)
+        )  # fmt: skip
+    seconds = [curve.seconds or 0.0 for curve in curves]
+    bars = Bars(
+        name="time",
+        at=range(len(curves)),
+        end=seconds,
+        across=True,
+        colours=colours,
+        labels=["not measured" if curve.seconds is None else f"{curve.seconds:,.0f} s" for curve in curves],
+        place="end",
+        legend=False,
+    )
+    epoch = Axis(label="epoch", whole=True)
+    return Figure(
+        name="heads",
+        title="Heads beside each other",
+        heading=short_label(title),
+        panels=[
+            Panel(title="validation log loss, nats", x=epoch, series=losses),
+            Panel(title="validation accuracy, %", x=epoch, series=accuracies),
+            Panel(
+                title="time, s",
+                x=Axis(low=0, high=1.4 * max(seconds) or 1.0),
+                y=categories([short_label(curve.name) for curve in curves]),
+                series=[bars],
+            ),
+        ],
+        columns=3,
+        widths=(1.2, 1.2, 0.9),
+        size=(10.4, 3.7),
+        legend="below",
+        legend_columns=len(curves) + 1,
+    )
