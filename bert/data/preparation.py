@@ -126,6 +126,48 @@ def keep_or_make(
     return path, counts, kept
 
 
+def check_inputs(inputs: Sequence[Path], split: str | None, what: str) -> None:
+    """Refuse no input, and one split for several.
+
+    Args:
+        inputs: files, as --input gives them.
+        split: as --split gives it.
+        what: an --input that is meant, in words.
+
+    Raises:
+        UsageError: either.
+    """
+    if not inputs:
+        raise UsageError("option-missing", f"give --input {what}")
+    if split is not None and len(inputs) > 1:
+        raise UsageError(
+            "option-conflict", f"--split {split} is for one --input, and these are {len(inputs)}: give it alone"
+        )
+
+
+def split_by_name(path: Path, splits: Mapping[str, Sequence[str]]) -> str:
+    """Return what a file is for by its name.
+
+    Args:
+        path: the file.
+        splits: the words that tell each of them.
+
+    Raises:
+        UsageError: it does not say, or says several.
+    """
+    name = path.name.lower()
+    found = [split for split, words in splits.items() if any(word in name for word in words)]
+    if len(found) == 1:
+        return found[0]
+    why = f"it says {' and '.join(found)}" if found else "it has none of the words that would tell it"
+    words = "; ".join(f"{' or '.join(some)} for {split}" for split, some in splits.items())
+    raise UsageError(
+        "option-missing",
+        f"what {path.name} is for cannot be told from its name, {why} ({words}): give "
+        f"{' or '.join(f'--split {split}' for split in splits)}, or another name",
+    )
+
+
 @contextmanager
 def new_folder(folder: Path) -> Iterator[None]:
     """Leave no folder that was not there before where nothing came of it."""

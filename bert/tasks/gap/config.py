@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
+from bert.data.preparation import check_inputs, split_by_name
 from common.errors import UsageError
 
 Split = Literal["training", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("training", "validation", "test")
-_WORDS: dict[Split, tuple[str, ...]] = {
+_WORDS = {
     "training": ("train", "dev"),
     "validation": ("valid",),
     "test": ("test", "eval"),
@@ -39,15 +40,7 @@ class GapConfig:
 
     def __post_init__(self) -> None:
         """Refuse options no features can be made with."""
-        if not self.input:
-            raise UsageError(
-                "option-missing", "give --input GAP.tsv: development, validation or test of GAP, or a file of that form"
-            )
-        if self.split is not None and len(self.input) > 1:
-            raise UsageError(
-                "option-conflict",
-                f"--split {self.split} is for one --input, and these are {len(self.input)}: give it alone",
-            )
+        check_inputs(self.input, self.split, "GAP.tsv: development, validation or test of GAP, or a file of that form")
         smallest = MENTIONS + SPECIAL_TOKENS
         if self.max_seq_length < smallest:
             raise UsageError(
@@ -58,16 +51,4 @@ class GapConfig:
 
     def split_of(self, path: Path) -> Split:
         """Return what the features of a file are for. Raises UsageError: its name does not say."""
-        if self.split is not None:
-            return self.split
-        name = path.name.lower()
-        found = [split for split, words in _WORDS.items() if any(word in name for word in words)]
-        if len(found) != 1:
-            words = "; ".join(f"{' or '.join(some)} for {split}" for split, some in _WORDS.items())
-            why = f"it says {' and '.join(found)}" if found else "it has none of the words that would tell it"
-            raise UsageError(
-                "option-missing",
-                f"what {path.name} is for cannot be told from its name, {why} ({words}): give --split "
-                f"{' | '.join(SPLITS)}, or another name",
-            )
-        return found[0]
+        return self.split or cast(Split, split_by_name(path, _WORDS))

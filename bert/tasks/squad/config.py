@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from bert.data.preparation import check_inputs, split_by_name
 from bert.tasks.squad.features import Settings
 from bert.tasks.squad.windows import SPECIAL_TOKENS
 from common.errors import UsageError
@@ -13,6 +14,7 @@ from common.flags import flag
 Mode = Literal["merge", "spill"]
 MODES: tuple[Mode, ...] = ("merge", "spill")
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Settings)}
+_WORDS = {"training": ("train",), "evaluation": ("dev", "test", "valid", "eval")}
 DEFAULT_OUTPUT = Path("runs/squad")
 
 
@@ -47,16 +49,11 @@ class SquadConfig:
 
     def __post_init__(self) -> None:
         """Refuse options no windows can be made with."""
-        if not self.input:
-            raise UsageError(
-                "option-missing",
-                "give --input DATASET.json: SQuAD 1.1 or 2.0 (`bertbench data download squad` gets it)",
-            )
-        if self.split is not None and len(self.input) > 1:
-            raise UsageError(
-                "option-conflict",
-                f"--split {self.split} is for one --input, and these are {len(self.input)}: give it alone",
-            )
+        check_inputs(
+            self.input,
+            self.split,
+            "DATASET.json: SQuAD 1.1 or 2.0 (`bertbench data download squad` gets it)",
+        )
         for name in ("doc_stride", "max_query_length"):
             if getattr(self, name) < 1:
                 raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
@@ -77,17 +74,7 @@ class SquadConfig:
 
     def split_of(self, path: Path) -> str:
         """Return what the features of a file are for. Raises UsageError: its name does not say."""
-        if self.split is not None:
-            return self.split
-        name = path.name.lower()
-        splits = {"training": ("train",), "evaluation": ("dev", "test", "valid", "eval")}
-        found = [split for split, words in splits.items() if any(word in name for word in words)]
-        if len(found) != 1:
-            raise UsageError(
-                "option-missing",
-                f"what {path.name} is for cannot be told from its name: give --split training or --split evaluation",
-            )
-        return found[0]
+        return self.split or split_by_name(path, _WORDS)
 
 
 def cpu_count() -> int:
