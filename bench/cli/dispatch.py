@@ -109,8 +109,6 @@ def find(argv: Sequence[str]) -> Call | Result:
 
 def _of_module(module_name: str, program: str, words: list[str]) -> Call:
     module = importlib.import_module(module_name)
-    if hasattr(module, "main"):  # not converted yet: it prints by itself
-        return Call(program, words, lambda given, _: given, lambda given: Result(code=int(module.main(given))))
     return Call(program, words, getattr(module, "read_words", None) or _parser_of(module), module.run)
 
 
