@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -140,6 +140,14 @@ def build(name: str, columns: Sequence[Column], rows: Sequence[Row], title: str 
         tuple(column.numeric for column in columns),
         title,
     )
+
+
+def texts(
+    name: str, headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", *, numeric: bool = True
+) -> Table:
+    """Return a table of texts that are ready to show; with `numeric` all but the first column to the right."""
+    cells = tuple(tuple(Cell(text, text) for text in row) for row in rows)
+    return Table(name, tuple(headings), cells, (False, *(numeric for _ in headings[1:])), title)
 
 
 def ratio_lookup(ratios: Sequence[Row]) -> Callable[[Row], Row | None]:

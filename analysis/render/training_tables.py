@@ -1,6 +1,6 @@
 """Trainings beside each other: variants of one training, and the heads of GAP epoch by epoch."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from analysis import wording
@@ -26,15 +26,9 @@ def comparison_table(comparison: TrainingComparison) -> tables.Table:
     found = [(label, [cell or wording.UNKNOWN for cell in cells]) for label, cells in found if any(cells)]
     names = row_names(rows)
     if beside:
-        return _texts(("", *names), [(label, *cells) for label, cells in found])
+        return tables.texts("comparison", ("", *names), [(label, *cells) for label, cells in found])
     lines = zip(names, *(cells for _, cells in found), strict=True)
-    return _texts(("", *(label for label, _ in found)), lines)
-
-
-def _texts(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> tables.Table:
-    """A table of texts, all but the first column to the right."""
-    rows = tuple(tuple(tables.Cell(text, text) for text in line) for line in lines)
-    return tables.Table("comparison", tuple(headings), rows, (False, *(True for _ in headings[1:])))
+    return tables.texts("comparison", ("", *(label for label, _ in found)), lines)
 
 
 def comparison_rows(comparison: TrainingComparison) -> list[Row]:

@@ -1,26 +1,25 @@
 """`bertbench data inspect DIR`: what a folder of HDF5 shards holds, and whether it is what the format says."""
 
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from analysis.render.terminal import printable
+from analysis.wording import UNKNOWN, interval, size
 from bench.cli.options import Printed
 from bench.cli.progress import show_stages
-from bench.cli.result import Result, terminal_width
+from bench.cli.result import Result
 from common.errors import UsageError
 
 if TYPE_CHECKING:
+    from analysis.render.tables import Block, Table
     from bert.tasks.pretrain.inspecting.figures import Share, SplitFigures
     from bert.tasks.pretrain.inspecting.inspection import Check, Inspection
 
 _BARS = 16
-_WIDE = 80
-"""Characters of a line from which columns stand beside each other."""
+_LONGEST_BAR = 40
 _LONGEST_NAME = 200
 
 
@@ -65,7 +64,6 @@ OPTIONS = {"data inspect DIR": InspectOptions}
 
 def run(options: InspectOptions) -> Result:
     """Inspect each preparation; exit code 1 when a check failed."""
-    from analysis.render.tables import Plain
     from bert.data.pool import Workers
     from bert.tasks.pretrain.inspecting.inspection import inspect
 
@@ -85,7 +83,7 @@ def run(options: InspectOptions) -> Result:
     inspections = [one.to_json() for one in found]
     return Result(
         document={"passed": passed, "inspections": inspections, "pictures": [str(path) for path in pictures]},
-        blocks=[Plain(_text(one, terminal_width())) for one in found],
+        blocks=[block for one in found for block in _blocks(one)],
         written=pictures,
         code=0 if passed else 1,
     )
@@ -108,68 +106,44 @@ def _draw(found: Sequence["Inspection"], above: Path, out: Path) -> list[Path]:
     return paths
 
 
-def _text(one: "Inspection", width: int) -> str:
-    parts = ["\n".join(_wrap(str(one.folder), width))]
+def _blocks(one: "Inspection") -> "Iterator[Block]":
+    from analysis.render.tables import Plain, texts
+
+    yield Plain(str(one.folder))
     if one.splits:
-        parts.append(_figures(one, width))
-        for figures in one.splits:
-            parts += [_histogram(figures, width), _frequent(figures, width)]
-    parts += [_checks(one.checks, width), *_samples(one, width)]
-    failed = sum(check.status == "failed" for check in one.checks)
-    skipped = sum(check.status == "skipped" for check in one.checks)
-    lines = [wrapped for note in one.notes for wrapped in _wrap(f"note: {note}", width)]
-    passed = len(one.checks) - failed - skipped
-    lines.append(f"{passed} checks passed, {failed} failed, {skipped} skipped")
-    return "\n\n".join((*parts, "\n".join(lines)))
-
-
-def _figures(one: "Inspection", width: int) -> str:
-    """One column per split; where the lines are too short for that, one block per split."""
-    rows = [(name, [form(figures) for figures in one.splits]) for name, form in _ROWS]
-    if one.test_in_training is not None:
-        rows.append(("  of them in training, too", ["", f"{one.test_in_training:,}"]))
-    headings = [figures.split for figures in one.splits]
-    first = max(len(name) for name, _ in rows)
-    wide = [max(len(headings[number]), *(len(values[number]) for _, values in rows)) for number in range(len(headings))]
-    if first + sum(2 + column for column in wide) > width:
-        return "\n".join(
-            line
-            for number, heading in enumerate(headings)
-            for text in (heading, *(f"  {name}: {values[number]}" for name, values in rows if values[number]))
-            for line in _wrap(text, width, "      ")
-        )
-    lines = [
-        f"{name:<{first}}" + "".join(f"  {text:>{column}}" for text, column in zip(values, wide, strict=True))
-        for name, values in (("", headings), *rows)
-    ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _frequent(figures: "SplitFigures", width: int) -> str:
-    pieces = "  ".join(f"{name} {100 * count / figures.real_tokens:.1f}%" for name, count in figures.frequent)
-    return "\n".join(_wrap(f"{figures.split}: most frequent pieces, of the real tokens: {pieces}", width))
+        rows = [(name, *(form(figures) for figures in one.splits)) for name, form in _ROWS]
+        if one.test_in_training is not None:
+            rows.append(("  of them in training, too", "", f"{one.test_in_training:,}"))
+        yield texts("figures", ("", *(figures.split for figures in one.splits)), rows)
+    for figures in one.splits:
+        yield _histogram(figures)
+        pieces = "  ".join(f"{name} {100 * count / figures.real_tokens:.1f}%" for name, count in figures.frequent)
+        yield f"{figures.split}: most frequent pieces, of the real tokens: {pieces}"
+    yield texts("checks", ("state", "check", "what must hold"), map(_check, one.checks), numeric=False)
+    for sample in one.samples:
+        label = "1, B is random" if sample.label else "0, B follows A"
+        yield Plain(f"{sample.shard} row {sample.row}: {sample.tokens} tokens, {sample.masked} masked, label {label}")
+        yield f"  A: {sample.first}"
+        yield f"  B: {sample.second}"
+    states = [check.status for check in one.checks]
+    failed, skipped = states.count("failed"), states.count("skipped")
+    yield Plain(f"{len(states) - failed - skipped} checks passed, {failed} failed, {skipped} skipped")
+    yield from (f"note: {note}" for note in one.notes)
 
 
 def _chance(share: "Share | None") -> str:
     if share is None or share.interval is None:
-        return "–"  # noqa: RUF001  an en dash, as tables have it
-    low, high = share.interval
-    text = f"{100 * low:.2f}–{100 * high:.2f} %"  # noqa: RUF001
+        return UNKNOWN
+    text = f"{interval(*share.interval, lambda value: f'{100 * value:.2f}')} %"
     return f"{text} NO" if share.by_chance is False else text
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f} %"  # noqa: RUF001
+    return UNKNOWN if value is None else f"{100 * value:.2f} %"
 
 
 def _count(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"  # noqa: RUF001
-
-
-def _size(value: float) -> str:
-    from analysis.wording import size
-
-    return size(value)
+    return UNKNOWN if value is None else f"{value:,}"
 
 
 _ROWS: tuple[tuple[str, Callable[["SplitFigures"], str]], ...] = (
@@ -184,7 +158,7 @@ _ROWS: tuple[tuple[str, Callable[["SplitFigures"], str]], ...] = (
     ("bins of length", lambda f: f"{f.bins}" if f.bins else "none"),
     ("pieces in segment A", lambda f: f"{f.mean_first:.1f}"),
     ("pieces in segment B", lambda f: f"{f.mean_second:.1f}"),
-    ("bytes on disk", lambda f: _size(f.file_bytes)),
+    ("bytes on disk", lambda f: size(f.file_bytes)),
     ("bytes per instance", lambda f: f"{f.file_bytes / f.instances:.1f}"),
     ("masked / real tokens", lambda f: _percent(f.mask_rate)),
     ("masked / real tokens without [CLS], [SEP]", lambda f: _percent(f.mask_rate_of_pieces)),
@@ -201,54 +175,33 @@ _ROWS: tuple[tuple[str, Callable[["SplitFigures"], str]], ...] = (
 )
 
 
-def _histogram(figures: "SplitFigures", width: int) -> str:
-    """Lengths as bars of #, the fullest as long as the line has place."""
+def _histogram(figures: "SplitFigures") -> "Table":
+    """Lengths with bars of #, the fullest the longest."""
+    from analysis.render.tables import Cell, Table
+
     step = max(1, -(-figures.seq_len // _BARS))
-    ends = list(range(figures.seq_len, 0, -step))[::-1]
-    rows = []
-    for end in ends:
+    counts = []
+    for end in range(figures.seq_len, 0, -step):
         begin = max(0, end - step + 1)
-        count = sum(figures.lengths[begin : end + 1])
-        rows.append((f"{begin}-{end}" if step > 1 else str(end), count))
-    label = max(len(text) for text, _ in rows)
-    number = max(len(f"{count:,}") for _, count in rows)
-    most = max(1, max(count for _, count in rows))
-    room = max(4, min(60, width - label - number - 14))
-    lines = [f"{figures.split}: instances by real tokens"]
-    for text, count in rows:
-        share = f"{100 * count / figures.instances:.2f} %"
-        bar = "#" * (-(-count * room // most))
-        lines.append(f"  {text:>{label}} {count:>{number},} {share:>8} {bar}".rstrip())
-    return "\n".join(lines)
+        counts.append((f"{begin}-{end}" if step > 1 else str(end), sum(figures.lengths[begin : end + 1])))
+    most = max(1, *(count for _, count in counts))
+    rows = tuple(
+        (
+            Cell(tokens, tokens),
+            Cell(f"{count:,}", count),
+            Cell(f"{100 * count / figures.instances:.2f} %", count),
+            Cell("#" * -(-count * _LONGEST_BAR // most), count),
+        )
+        for tokens, count in reversed(counts)
+    )
+    title = f"{figures.split}: instances by real tokens"
+    return Table("lengths", ("tokens", "instances", "share", ""), rows, (True, True, True, False), title)
 
 
-def _checks(checks: Sequence["Check"], width: int) -> str:
-    """A line per check: what holds, or the first violation."""
-    name = max(len(check.name) for check in checks) if width >= _WIDE else 0
-    lines = []
-    for check in checks:
-        text = check.says
-        if check.status == "failed":
-            text = f"{check.violations:,} x, the first: {check.first}; must hold: {check.says}"
-        elif check.status == "skipped":
-            text = f"{check.skipped}"
-        status = "FAILED" if check.status == "failed" else check.status
-        lines += _wrap(f"{status:<7}  {check.name:<{name}}  {text}", width, " " * (name + 11))
-    return "\n".join(lines)
-
-
-def _samples(one: "Inspection", width: int) -> list[str]:
-    parts = []
-    for sample in one.samples:
-        label = "1, B is random" if sample.label else "0, B follows A"
-        head = f"{sample.shard} row {sample.row}: {sample.tokens} tokens, {sample.masked} masked, label {label}"
-        lines = _wrap(head, width)
-        for name, text in (("A", sample.first), ("B", sample.second)):
-            lines += _wrap(f"  {name}: {text}", width, "     ")
-        parts.append("\n".join(lines))
-    return parts
-
-
-def _wrap(text: str, width: int, indent: str = "  ") -> list[str]:
-    lines = textwrap.wrap(printable(text), width, subsequent_indent=indent, break_on_hyphens=False)
-    return lines or [""]
+def _check(check: "Check") -> tuple[str, str, str]:
+    """What holds, or the first violation."""
+    says = {
+        "failed": f"{check.violations:,} x, the first: {check.first}; must hold: {check.says}",
+        "skipped": f"{check.skipped}",
+    }
+    return "FAILED" if check.status == "failed" else check.status, check.name, says.get(check.status, check.says)

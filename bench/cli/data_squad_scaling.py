@@ -1,22 +1,23 @@
 """`bertbench data squad-scaling`: the time to make SQuAD features against the number of workers, in both modes."""
 
-import csv
 import dataclasses
 import hashlib
-import io
 import platform
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.cli.options import Printed, parse, plain_words, run_folder
 from bench.cli.result import Result
 from bert.tasks.squad.config import MODES, Mode, SquadConfig, cpu_count
-from common.atomic import storage_errors, write_json, write_text
+from common.atomic import storage_errors, write_json
 from common.errors import UsageError
+
+if TYPE_CHECKING:
+    from analysis.render.tables import Table
 
 SCHEMA_VERSION = 1
 
@@ -80,7 +81,7 @@ def read_words(words: list[str], program: str) -> Any:
 
 def run(options: SquadScalingOptions) -> Result:
     """Measure, write and draw."""
-    from analysis.render.tables import Plain
+    from analysis.render.tables import write_csv
     from bert.tasks.squad.reading import check_there
 
     check_there(options.input)
@@ -94,9 +95,10 @@ def run(options: SquadScalingOptions) -> Result:
     document = _document(options, found)
     written = [out / f"squad-scaling.{ending}" for ending in ("json", "csv", "png")]
     write_json(written[0], document)
-    write_text(written[1], _table(found))
+    write_csv(written[1], _plain_rows(found), line_end="\n")
     _draw(options, found, out)
-    return Result(document=document, blocks=[Plain(_text(found))], written=written)
+    said = f"{found.questions:,} questions, {found.windows:,} windows, the same file every time"
+    return Result(document=document, blocks=[_table(found), said], written=written)
 
 
 def measure(config: SquadConfig, workers: Sequence[int], rounds: int, folder: Path) -> Scaling:
@@ -166,15 +168,17 @@ def _document(options: SquadScalingOptions, found: Scaling) -> dict[str, object]
     }
 
 
-def _table(found: Scaling) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    shares = list(found.rows[0].shares)
-    table.writerow(["mode", "workers", "seconds", "speedup", *(f"{name}_s" for name in shares)])
-    for row in found.rows:
-        values = (row.seconds, row.speedup, *row.shares.values())
-        table.writerow([row.mode, row.workers, *(f"{value:.4f}" for value in values)])
-    return text.getvalue()
+def _plain_rows(found: Scaling) -> list[dict[str, Any]]:
+    """The rows of the CSV file."""
+    return [
+        {
+            "mode": row.mode,
+            "workers": row.workers,
+            **{name: f"{value:.4f}" for name, value in (("seconds", row.seconds), ("speedup", row.speedup))},
+            **{f"{name}_s": f"{value:.4f}" for name, value in row.shares.items()},
+        }
+        for row in found.rows
+    ]
 
 
 def _draw(options: SquadScalingOptions, found: Scaling, out: Path) -> None:
@@ -190,11 +194,13 @@ def _draw(options: SquadScalingOptions, found: Scaling, out: Path) -> None:
     write_png(squad_scaling_figure(points, title, note), out)
 
 
-def _text(found: Scaling) -> str:
-    shares = list(found.rows[0].shares)
-    lines = [f"{'mode':<6} {'workers':>7} {'seconds':>8} {'speed-up':>8}" + "".join(f" {name:>11}" for name in shares)]
-    for row in found.rows:
-        parts = "".join(f" {100 * seconds / row.seconds:>9.1f} %" for seconds in row.shares.values())
-        lines.append(f"{row.mode:<6} {row.workers:>7} {row.seconds:>8.3f} {row.speedup:>8.2f}{parts}")
-    lines.append(f"{found.questions:,} questions, {found.windows:,} windows, the same file every time")
-    return "\n".join(lines)
+def _table(found: Scaling) -> "Table":
+    from analysis.render.tables import texts
+
+    headings = ("mode", "workers", "seconds", "speed-up", *found.rows[0].shares)
+    rows = [
+        (row.mode, str(row.workers), f"{row.seconds:.3f}", f"{row.speedup:.2f}",
+         *(f"{100 * seconds / row.seconds:.1f} %" for seconds in row.shares.values()))
+        for row in found.rows
+    ]  # fmt: skip
+    return texts("scaling", headings, rows)

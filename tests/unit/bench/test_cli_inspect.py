@@ -1,6 +1,5 @@
 """`data inspect` and `data verify`: exit codes, what they print, what they write."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,11 +7,12 @@ import h5py
 import numpy as np
 import pytest
 from support import pretraining_shards as shards
+from support.commands import document, result, text
 from support.refusals import refused
 
 from analysis.render.png import write_png
+from analysis.render.tables import Table
 from analysis.render.task_figures import LengthCounts, lengths_figure
-from bench.cli.dispatch import call
 
 FIRST = "small_training_0.hdf5"
 
@@ -22,89 +22,79 @@ def folder(tmp_path: Path) -> Path:
     return shards.write_folder(tmp_path / "small")
 
 
-def test_inspect_prints_figures_checks_and_samples_and_writes_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "150")
+def inspected(*words: object) -> tuple[str, int]:
+    """What a terminal of 150 characters shows, and the exit code."""
+    found = result("data", "inspect", *words)
+    return text(found.blocks), found.code
+
+
+def test_inspect_shows_figures_checks_and_samples_and_writes_nothing(folder: Path) -> None:
     before = sorted(path.name for path in folder.parent.rglob("*"))
-    assert call(["data", "inspect", str(folder)]) == 0
-    shown = capsys.readouterr().out
-    for text in (
-        "padding efficiency",
-        "chance gives",
-        "instances by real tokens",
-        "####",
-        "30 checks passed, 0 failed",
-    ):
-        assert text in shown
-    assert "cls_first" in shown and "most frequent pieces" in shown and "[MASK:" in shown
+    shown, code = inspected(folder)
+    assert code == 0
+    for fact in (
+        "padding efficiency", "chance gives", "instances by real tokens", "####", "30 checks passed, 0 failed",
+        "cls_first", "most frequent pieces", "[MASK:", "masked / real tokens without [CLS], [SEP]",
+    ):  # fmt: skip
+        assert fact in shown
     assert sorted(path.name for path in folder.parent.rglob("*")) == before
 
 
-def test_a_broken_shard_gives_exit_code_1_and_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def checks(folder: Path) -> dict[str, tuple[str, str]]:
+    """State of each check, and what is said of it."""
+    (table,) = (
+        block
+        for block in result("data", "inspect", folder, "--samples", 0).blocks
+        if isinstance(block, Table) and block.name == "checks"
+    )
+    return {name.text: (state.text, said.text) for state, name, said in table.rows}
+
+
+def test_a_broken_shard_gives_exit_code_1_and_says_where(folder: Path) -> None:
     with h5py.File(folder / FIRST, "r+") as file:
         file["input_ids"][7, 0] = 9
-    assert call(["data", "inspect", str(folder), "--samples", "0"]) == 1
-    shown = capsys.readouterr().out
-    assert f"FAILED   cls_first                 1 x, the first: {FIRST} row 7" in shown and "1 failed" in shown
+    state, said = checks(folder)["cls_first"]
+    assert state == "FAILED" and said.startswith(f"1 x, the first: {FIRST} row 7")
+    shown, code = inspected(folder, "--samples", "0")
+    assert "1 failed" in shown and code == 1
 
 
-def test_truncated_shards_are_named_and_no_traceback_comes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_shards_are_named_and_no_picture_is_drawn(folder: Path) -> None:
     for path in folder.glob("*.hdf5"):
         path.write_bytes(path.read_bytes()[:3000])
-    assert call(["data", "inspect", str(folder), "--out", str(folder / "pictures")]) == 1
-    assert "FAILED   readable" in capsys.readouterr().out and not (folder / "pictures").exists()
+    assert inspected(folder, "--out", folder / "pictures")[1] == 1
+    assert checks(folder)["readable"][0] == "FAILED" and not (folder / "pictures").exists()
 
 
-def test_pieces_from_outside_neither_style_nor_break_the_output(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pieces_from_outside_neither_style_nor_break_the_output(folder: Path) -> None:
     pieces = [*shards.PIECES[:-2], "[/red]\x1b[31m", "[bold]"]
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
-    call(["data", "inspect", str(folder), "--samples", "90"])
-    shown = capsys.readouterr().out
+    shown, _ = inspected(folder, "--samples", "90")
     assert "[bold]" in shown and "[/red] [31m" in shown and "\x1b" not in shown
 
 
-@pytest.mark.parametrize("width", [40, 60, 100])
-def test_narrow_terminals_get_whole_lines(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    assert call(["data", "inspect", str(folder)]) == 0
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= width
-    words = " ".join(shown.split())
-    for text in ("instances", "70", "masked / real tokens without [CLS], [SEP]", "segment_switch_after_sep"):
-        assert text in words
-
-
-def test_json_holds_everything(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["data", "inspect", str(folder), "--json", "--split", "test", "--samples", "2"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_json_holds_everything(folder: Path) -> None:
+    found = document("data", "inspect", folder, "--split", "test", "--samples", "2")
     assert found["passed"] is True and found["pictures"] == []
     (one,) = found["inspections"]
     assert [split["split"] for split in one["splits"]] == ["test"] and len(one["samples"]) == 2
     assert sum(one["splits"][0]["lengths"]) == 20 and one["test_in_training"] is None
 
 
-def test_the_picture_goes_into_the_given_folder_one_per_preparation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_picture_goes_into_the_given_folder_one_per_preparation(tmp_path: Path) -> None:
     for length in (24, 32):
         place = tmp_path / "all" / f"hdf5_lower_case_1_seq_len_{length}_max_pred_3" / "small"
         shards.write(place / FIRST, shards.instances(30, 1, seq_len=length))
     out = tmp_path / "out"
-    assert call(["data", "inspect", str(tmp_path / "all"), "--out", str(out), "--workers", "1"]) == 0
-    assert capsys.readouterr().out.count("wrote ") == 2
+    assert len(result("data", "inspect", tmp_path / "all", "--out", out, "--workers", 1).written) == 2
     names = sorted(path.name for path in out.iterdir())
     assert names == [f"hdf5_lower_case_1_seq_len_{length}_max_pred_3_small_lengths.png" for length in (24, 32)]
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in names)
 
 
 def test_a_picture_beside_the_shards_disturbs_nothing(folder: Path) -> None:
-    assert call(["data", "inspect", str(folder), "--out", str(folder), "--json"]) == 0
-    assert (folder / "lengths.png").is_file() and call(["data", "inspect", str(folder), "--json"]) == 0
+    assert result("data", "inspect", folder, "--out", folder).code == 0
+    assert (folder / "lengths.png").is_file() and result("data", "inspect", folder).code == 0
 
 
 def test_bad_input_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -116,25 +106,21 @@ def test_bad_input_is_refused(folder: Path, tmp_path: Path) -> None:
         ([str(folder), "--workers", "0"], "option-value", ("--workers 0", 1)),
     ):
         with refused(code, *facts):
-            call(["data", "inspect", *argv])
+            result("data", "inspect", *argv)
 
 
-def test_verify_says_equal_or_what_differs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_says_equal_or_what_differs(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder, other)
-    assert call(["data", "verify", str(folder), str(other)]) == 0
-    shown = capsys.readouterr().out
-    assert "5 file(s) identical byte for byte" in shown and "the folders hold the same" in shown
+    found = result("data", "verify", folder, other)
+    assert found.code == 0 and found.blocks[0] == "5 file(s) identical byte for byte"
     with h5py.File(other / FIRST, "r+") as file:
         file["masked_lm_ids"][3, 1] = 42
-    assert call(["data", "verify", str(folder), str(other)]) == 1
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"differs: {FIRST}: masked_lm_ids[3, 1] is" in shown and "1 file(s) differ" in shown
-    assert call(["data", "verify", str(folder), str(other), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["equal_content"] is False and found["differences"][0]["first_row"] == 3
+    found = result("data", "verify", folder, other)
+    assert found.code == 1 and str(found.blocks[0]).startswith(f"differs: {FIRST}: masked_lm_ids[3, 1] is")
+    assert found.document["equal_content"] is False and found.document["differences"][0]["first_row"] == 3
     with refused("path-missing", tmp_path / "none"):
-        call(["data", "verify", str(folder), str(tmp_path / "none")])
+        result("data", "verify", folder, tmp_path / "none")
 
 
 @pytest.mark.parametrize("seq_len", [1, 5, 31, 128, 512])
