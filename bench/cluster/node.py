@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from bench.cluster import BACKEND, GRACE_SECONDS, LISTENER_VARIABLE, RESTARTS_FI
 from bench.cluster.layout import Layout
 from bench.cluster.meeting import Agreement, Hub, Spoke
 from bench.cluster.rank import CPUS_VARIABLE, PYTHONPATH_VARIABLE, QUIET_VARIABLE
-from bench.cluster.statements import Failure, Report, Statement, Verdict, restart_in_words
+from bench.cluster.statements import Failure, Report, Statement, Stop, Verdict, restart_in_words
 from bench.machine.devices import Devices, core_groups, shares_of_cores
 from bench.machine.gpu_load import near_cpus
 from bench.run.processes import PARENT_VARIABLE, STOP_VARIABLE, StopRequest, end_tree, own_folder, send
@@ -96,7 +96,7 @@ def launch_node(job: Job, devices: Devices, stop: StopRequest, told: Callable[[s
         folder = stack.enter_context(own_folder("bertbench-launch-"))
         stack.enter_context(stop)
         child = _start(job, devices, agreement, store, link.own_address, folder)
-        return _watch(child, link, stop, own, folder, _Restarts(folder, agreement, told))
+        return _Watch(child, link, stop, own, agreement.nodes, folder, told).to_end()
 
 
 def _shortened(text: str) -> str:
@@ -241,80 +241,76 @@ def _variables(job: Job, devices: Devices, own_address: str | None, folder: Path
     return variables
 
 
-def _watch(
-    child: "subprocess.Popen[bytes]",
-    link: Hub | Spoke,
-    stop: StopRequest,
-    own: Statement,
-    folder: Path,
-    restarts: "_Restarts",
-) -> Verdict:
-    """Look after torchrun and the other nodes until both have ended."""
-    try:
-        _run_to_end(child, link, stop, own, folder, restarts)
-    except BaseException:  # a second signal
-        end_tree(child.pid)
-        child.wait()
-        link.report(Report(False, error="it was ended at once"))
-        link.look()
-        raise
-    link.report(_report(child.returncode, folder))
-    while link.verdict is None:
-        link.look()
-        time.sleep(_POLL_SECONDS)
-    return link.verdict
+@dataclass(slots=True)
+class _Watch:
+    """Looks after torchrun on this node and the other nodes until both have ended."""
 
-
-def _run_to_end(
-    child: "subprocess.Popen[bytes]",
-    link: Hub | Spoke,
-    stop: StopRequest,
-    own: Statement,
-    folder: Path,
-    restarts: "_Restarts",
-) -> None:
-    asked = False
-    signalled: set[int] = set()
-    shown = ""
+    child: "subprocess.Popen[bytes]"
+    link: Hub | Spoke
+    stop: StopRequest
+    own: Statement
+    nodes: dict[int, Statement]
+    folder: Path
+    told: Callable[[str], None]
+    asked: bool = False
+    """Whether the other nodes were asked to stop because of `stop`."""
+    shown: str = ""
+    signalled: set[int] = field(default_factory=set)
     kill_at: float | None = None
-    while child.poll() is None:
-        link.look()
-        restarts.look()
-        if stop.wanted() and not asked:
-            asked = True
-            link.ask(f"stopped by {stop.why()} on {own.name()}")
-        if link.stop is not None:
-            if link.stop.why != shown:
-                shown = link.stop.why
-                restarts.told(f"{shown}: ending the processes here")
-                write_text(folder / "stopping", "" if link.stop.asked else link.stop.why)
-            fresh = set(_ranks(child.pid)) - signalled
-            send(sorted(fresh), signal.SIGTERM)
-            signalled |= fresh
-            if not link.stop.asked and kill_at is None:
-                kill_at = time.monotonic() + GRACE_SECONDS
-        if kill_at is not None and time.monotonic() >= kill_at:
-            end_tree(child.pid)
-        time.sleep(_POLL_SECONDS)
+    """When what is left is killed, by time.monotonic; None while nothing failed."""
+    restarts: int = 0
+    """Restarts of the world that were told."""
 
+    def to_end(self) -> Verdict:
+        """Return how it all ended."""
+        try:
+            while self.child.poll() is None:
+                self._look()
+                time.sleep(_POLL_SECONDS)
+        except BaseException:  # a second signal
+            end_tree(self.child.pid)
+            self.child.wait()
+            self.link.report(Report(False, error="it was ended at once"))
+            self.link.look()
+            raise
+        self.link.report(_report(self.child.returncode, self.folder))
+        while self.link.verdict is None:
+            self.link.look()
+            time.sleep(_POLL_SECONDS)
+        return self.link.verdict
 
-class _Restarts:
-    """Tells of each restart of the world that torchrun's agent of this node has written down."""
+    def _look(self) -> None:
+        self.link.look()
+        self._tell_restarts()
+        if self.stop.wanted() and not self.asked:
+            self.asked = True
+            self.link.ask(f"stopped by {self.stop.why()} on {self.own.name()}")
+        if self.link.stop is not None:
+            self._end_ranks(self.link.stop)
+        if self.kill_at is not None and time.monotonic() >= self.kill_at:
+            end_tree(self.child.pid)
 
-    def __init__(self, folder: Path, agreement: Agreement, told: Callable[[str], None]) -> None:
-        self.told = told
-        self._file = folder / RESTARTS_FILE
-        self._nodes = agreement.nodes
-        self._seen = 0
+    def _end_ranks(self, stop: Stop) -> None:
+        """Send SIGTERM to ranks that have not got it; after a failure what is left is killed in GRACE_SECONDS."""
+        if stop.why != self.shown:
+            self.shown = stop.why
+            self.told(f"{stop.why}: ending the processes here")
+            write_text(self.folder / "stopping", "" if stop.asked else stop.why)
+        fresh = set(_ranks(self.child.pid)) - self.signalled
+        send(sorted(fresh), signal.SIGTERM)
+        self.signalled |= fresh
+        if not stop.asked and self.kill_at is None:
+            self.kill_at = time.monotonic() + GRACE_SECONDS
 
-    def look(self) -> None:
-        """Tell what is new."""
-        if not self._file.exists():
+    def _tell_restarts(self) -> None:
+        """Tell of the restarts of the world that torchrun's agent of this node has written down."""
+        file = self.folder / RESTARTS_FILE
+        if not file.exists():
             return
-        lines = [line for line in self._file.read_text(encoding="ascii").splitlines(keepends=True) if line[-1] == "\n"]
-        for line in lines[self._seen :]:
-            self.told(restart_in_words(line, self._nodes))
-        self._seen = len(lines)
+        lines = [line for line in file.read_text(encoding="ascii").splitlines(keepends=True) if line[-1] == "\n"]
+        for line in lines[self.restarts :]:
+            self.told(restart_in_words(line, self.nodes))
+        self.restarts = len(lines)
 
 
 def _ranks(agent: int) -> list[int]:
