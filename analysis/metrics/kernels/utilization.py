@@ -36,29 +36,28 @@ CPU_OPERATORS = "CPU operators"
 _COMPUTING = ("kernel", "graph")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Utilization:
-    """Compute utilisation of one rank."""
+    """Compute utilisation of one rank; None is not known."""
 
-    rank: int | None
-    """Rank, None where the trace does not say."""
-    steps: int
+    rank: int | None = None
+    steps: int = 0
     """Steps in the window, 0 where none is marked."""
-    window_ms: float | None
+    window_ms: float | None = None
     """Length of the window, None for a trace without any event."""
-    busy_ms: float | None
+    busy_ms: float | None = None
     """Time in the window in which something was being computed; the mean over devices where the rank used several."""
-    compute_utilization: float | None
-    """busy_ms / window_ms, 0 to 1; None with a reason where the trace cannot say."""
-    compute_utilization_without_communication: float | None
+    compute_utilization: float | None = None
+    """busy_ms / window_ms, 0 to 1."""
+    compute_utilization_without_communication: float | None = None
     """The same of computation alone."""
-    sm_weighted_utilization: float | None
-    """Each kernel weighted with the share of the SMs that its blocks can fill; None where they are not known."""
-    devices: int | None
+    sm_weighted_utilization: float | None = None
+    """Each kernel weighted with the share of the SMs that its blocks can fill."""
+    devices: int | None = None
     """GPUs that the rank computed on, None on a CPU."""
-    counted: str
+    counted: str = ""
     """What was counted: GPU_KERNELS, CPU_OPERATORS, or empty for nothing."""
-    reason: str
+    reason: str = ""
     """Why a number is not known; empty where all are."""
 
 
@@ -67,9 +66,7 @@ def compute_utilization(timeline: Timeline) -> Utilization:
     steps = len(timeline.steps)
     window = analysis_window(timeline)
     if window is None or window[1] <= window[0]:
-        return Utilization(
-            timeline.rank, steps, None, None, None, None, None, None, "", "the trace has no event with a length"
-        )
+        return Utilization(rank=timeline.rank, steps=steps, reason="the trace has no event with a length")
     begin, end = window
     length = end - begin
     kernels = timeline.kernels[timeline.kernels["kind"].isin(_COMPUTING)]
@@ -83,7 +80,7 @@ def compute_utilization(timeline: Timeline) -> Utilization:
         weighted, reason = None, ""
     else:
         reason = _without_work(timeline)
-        return Utilization(timeline.rank, steps, length / 1e6, None, None, None, None, None, "", reason)
+        return Utilization(rank=timeline.rank, steps=steps, window_ms=length / 1e6, reason=reason)
     return Utilization(
         rank=timeline.rank,
         steps=steps,
@@ -112,7 +109,7 @@ def compute_utilization_rows(
     found = [compute_utilization(timeline) for timeline in timelines]
     found.sort(key=lambda item: (item.rank is None, item.rank or 0))
     if not found:
-        found = [Utilization(None, 0, None, None, None, None, None, None, "", reason or "the trial has no trace")]
+        found = [Utilization(reason=reason or "the trial has no trace")]
     return [{**fields, **{name: getattr(item, name) for name in COMPUTE_COLUMNS}} for item in found]
 
 

@@ -19,8 +19,8 @@ from analysis.readers.nsys import reader as nsys
 from analysis.readers.nsys import summary_csv as nsys_csv
 from analysis.readers.nsys import trace_csv as nsys_trace_csv
 from analysis.readers.nvprof import nvvp
-from analysis.readers.nvprof import summary as nvprof
-from analysis.readers.nvprof import trace as nvprof_trace
+from analysis.readers.nvprof import summary_csv as nvprof
+from analysis.readers.nvprof import trace_csv as nvprof_trace
 from analysis.readers.registry import read_head
 from common.errors import InputError
 

@@ -10,8 +10,8 @@ from analysis.counters import Summary
 from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.readers.nsys import summary_csv as nsys_csv
 from analysis.readers.nsys import trace_csv as nsys_trace_csv
-from analysis.readers.nvprof import summary as nvprof
-from analysis.readers.nvprof import trace as nvprof_trace
+from analysis.readers.nvprof import summary_csv as nvprof
+from analysis.readers.nvprof import trace_csv as nvprof_trace
 from analysis.readers.registry import find_reader, read_head
 
 TRACES = shared_files.TRACES / "nsys"

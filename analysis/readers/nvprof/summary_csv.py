@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.counters import Summary
-from analysis.readers.nvprof.trace import BYTES
+from analysis.readers.nvprof.trace_csv import BYTES
 from analysis.readers.profiler_csv import NS, Statistics, Table, header_cells, number, read_tables, totals, whole
 from common.errors import InputError
 
