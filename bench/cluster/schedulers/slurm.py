@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from bench.cluster.schedulers.base import Group, JobOptions, Rendered, groups_of
 from bench.cluster.schedulers.words import (
-    PATIENT_TORCHRUN,
     assignments,
     check_command,
     fill,
@@ -21,6 +20,13 @@ from bench.cluster.schedulers.words import (
 )
 from common.errors import UsageError
 from common.flags import flag
+
+# torchrun that outlives a SIGTERM sent to every process of a job: the ranks save and end, and it ends with them. A
+# handler, and not SIG_IGN, since ranks would inherit that.
+_PATIENT_TORCHRUN = (
+    "import runpy, signal; signal.signal(signal.SIGTERM, lambda *_: None); "
+    'runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)'
+)
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:+/@%=\[\]*&|()-]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -151,7 +157,7 @@ class Slurm:
             axes=_axes(grid),
             combinations=_combinations(grid),
             torchrun=options.launcher == "torchrun",
-            patient_torchrun=PATIENT_TORCHRUN,
+            patient_torchrun=_PATIENT_TORCHRUN,
             python=options.python or ("python3" if options.image else sys.executable),
             prefix=list(_container_prefix(options)),
             components=[_component(options, group, number, len(groups)) for number, group in enumerate(groups)],

@@ -8,13 +8,6 @@ from typing import Any
 
 from common.errors import UsageError
 
-# torchrun that outlives a SIGTERM sent to every process of a job: the ranks save and end, and it ends with them. A
-# handler, and not SIG_IGN, since ranks would inherit that.
-PATIENT_TORCHRUN = (
-    "import runpy, signal; signal.signal(signal.SIGTERM, lambda *_: None); "
-    'runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)'
-)
-
 _TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d+)(?::(\d+))?)?)|(?:(?:(\d+):)?(\d+):(\d+))|(\d+)")
 _MEMORY = re.compile(r"(\d+)([MGT])")
 _GIB = {"M": 1 / 1024, "G": 1, "T": 1024}
