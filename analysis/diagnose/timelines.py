@@ -11,10 +11,14 @@ from analysis.diagnose.finding import Finding
 from analysis.diagnose.sentences import balance_sentence, least_to_most, number, precision_clause, range_over_ranks
 from analysis.metrics.kernels import tables as copies
 from analysis.metrics.kernels import tables as kernel_tables
+from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
+from analysis.metrics.kernels.tables import operators_over_ranks
 from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time import phases, temporal
 from analysis.metrics.time.idle import idle_causes
-from analysis.metrics.time.launches import launched_compute
+from analysis.metrics.time.launches import before_recording, launched_compute
+from analysis.metrics.time.ranges import range_rows
+from analysis.metrics.time.temporal import analysis_window
 from analysis.timeline import Timeline, lost_kernels
 from records.schema import COMPUTE_COLUMNS
 
@@ -319,3 +323,113 @@ def _joined(tables: "Sequence[pd.DataFrame]") -> "pd.DataFrame | None":
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
+
+
+_MOVES_DATA = ("elementwise", "norm", "dropout", "activation", "copy")
+
+
+def range_findings(timelines: Sequence[Timeline]) -> list[Finding]:
+    """Return ranges: the named ranges of the program; nothing where there are none.
+
+    Ranges nest: shares would add up to more than the time that there is, so inclusive and own time stand side by side.
+    """
+    table = range_rows(timelines)
+    if not len(table):
+        return []
+    first = table.iloc[0]
+    said = f"{int(table['count'].sum()):,} ranges of {len(table)} names; {first['name'][:80]} takes the longest, "
+    said += f"{number(float(first['total_ms']))} ms in {int(first['count']):,} with all ranges within it. "
+    if not any(len(timeline.steps) for timeline in timelines):
+        said += "These are of the whole recording. "
+    said += f"With each moment of a thread counted once (self time), they cover {number(table['self_ms'].sum())} ms"
+    own = table.iloc[int(table["self_ms"].to_numpy().argmax())]
+    said += f", the largest is {own['name'][:80]} ({number(float(own['self_ms']))} ms)."
+    return [Finding("ranges", f"Named ranges, time on the CPU (at most {_TOP})", table.head(_TOP), said)]
+
+
+def operator_findings(timelines: Sequence[Timeline]) -> list[Finding]:
+    """Return operator_families and top_operators; nothing where a GPU worked, or no operator was recorded."""
+    if any(len(timeline.kernels) for timeline in timelines):
+        return []
+    families, names = (operators_over_ranks(timelines, by) for by in ("family", "name"))
+    if not len(families):
+        return []
+    if not int(names["calls"].sum()) or not float(names["self_ms"].sum()):
+        said = "No operator of the window took any time, by this trace."
+        return [Finding("operator_families", "Operators by family", families, said)]
+    share = {str(name): float(part) for name, part in zip(families["family"], families["self_time_share"], strict=True)}
+    largest = next(iter(share))
+    said = f"{largest} takes {_percent(share[largest])} of the operators' own time"
+    moving = sum(share.get(name, 0.0) for name in _MOVES_DATA)
+    if share.get("GEMM", 0.0) > 0.5:
+        said += f"; it {ran}" if (ran := precision_clause(timelines)) else ""
+    elif moving > 0.4 and not lost_kernels(timelines):  # what operators of a GPU take on the CPU is their launch
+        said += f", operators that only move memory {_percent(moving)}: fuse them (torch.compile), use a larger batch"
+        narrow = [label for label in gemm_time_by_precision(timelines) if label in ("bf16", "fp16")]
+        if share.get("copy", 0.0) > 0.4 and narrow:
+            said += f", and see whether casts cost more than {narrow[0]} saves on this CPU"
+    few = int((names["self_time_share"].cumsum() < 0.8).sum()) + 1
+    first = names.iloc[0]
+    longest = f"{few} of {len(names)} operators make up 80 % of the operators' own time, the longest, "
+    longest += f"{first['name']}, {_percent(float(first['self_time_share']))}."
+    return [
+        Finding("operator_families", "Operators by family", families, said + "."),
+        Finding("top_operators", f"Longest operators (at most {_TOP})", names.head(_TOP), longest),
+    ]
+
+
+def window_findings(timelines: Sequence[Timeline]) -> list[Finding]:
+    """Return window: rank, window ("steps" | "work"), first_step, last_step, steps, span_ms; nothing without events.
+
+    Args:
+        timelines: what readers returned, one per rank.
+    """
+    import pandas as pd
+
+    rows = []
+    for timeline in timelines:
+        bounds, steps = analysis_window(timeline), timeline.steps["step"]
+        if bounds is None:
+            continue
+        rows.append(
+            {
+                "rank": timeline.rank,
+                "window": "steps" if len(steps) else "work",
+                "first_step": int(steps.iloc[0]) if len(steps) else None,
+                "last_step": int(steps.iloc[-1]) if len(steps) else None,
+                "steps": len(steps),
+                "span_ms": (bounds[1] - bounds[0]) / 1e6,
+            }
+        )
+    if not rows:
+        return []
+    whole = {"rank": "Int64", "first_step": "Int64", "last_step": "Int64"}
+    table = pd.DataFrame(rows).astype(whole)
+    return [Finding("window", "Window of the tables below", table, _window_sentence(table, timelines))]
+
+
+def _lengths(ms: Sequence[float]) -> str:
+    """Name a length, of several ranks the shortest and the longest."""
+    ends = dict.fromkeys(number(value) for value in (min(ms), max(ms)))
+    return f"{' to '.join(ends)} ms"
+
+
+def _window_sentence(table: "pd.DataFrame", timelines: Sequence[Timeline]) -> str:
+    span = _lengths(table["span_ms"].tolist())
+    on_gpu = any(len(timeline.work) for timeline in timelines)
+    if len(table[["window", "first_step", "last_step", "steps"]].drop_duplicates()) > 1:
+        what = f"the windows of the table, which differ between the ranks, {span}"
+    elif table["window"].iloc[0] == "work":
+        worked = on_gpu or any(len(timeline.operators) for timeline in timelines)
+        what = "all work, from its first start to its last end" if worked else "all that was recorded"
+        what += f", {span}"
+    else:
+        first, last, steps = (int(table[name].iloc[0]) for name in ("first_step", "last_step", "steps"))
+        what = f"step {first}, {span}" if steps == 1 else f"the {steps} steps {first} to {last}, {span}"
+    tables = "All tables of the trace are" if len(timelines) == 1 else "All tables of the traces are"
+    said = f"{tables} of {what}, unless a sentence names another stretch"
+    if not on_gpu or "steps" not in set(table["window"]):
+        return f"{said}."
+    early = sum(map(before_recording, timelines))
+    left = f", less {early:,} that were launched before the recording began" if early else ""
+    return f"{said}: times are of what ran in it, sums over kernels and copies of what was launched in it{left}."

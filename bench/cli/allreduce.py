@@ -30,8 +30,8 @@ OPTIONS = {"allreduce PATH...": AllreduceOptions}
 
 def run(options: AllreduceOptions) -> Result:
     """Read the traces and take communication apart; a trace without any is no error."""
-    from analysis.diagnose import window as window_finding
     from analysis.diagnose.communication import findings, no_communication
+    from analysis.diagnose.timelines import window_findings
     from analysis.metrics.communication.what_if import SCENARIOS, parse_scenario
     from analysis.sources import open_sources
 
@@ -52,4 +52,4 @@ def run(options: AllreduceOptions) -> Result:
     if not found:
         said = no_communication(source.timelines)
         return Result(document=document([], [*source.problems, said], **about), blocks=[said], problems=source.problems)
-    return findings_result([*window_finding.findings(source.timelines), *found], source.problems, options, **about)
+    return findings_result([*window_findings(source.timelines), *found], source.problems, options, **about)

@@ -80,7 +80,7 @@ def _runs(options: CompareOptions) -> Result:
 
 
 def _traces(options: CompareOptions) -> Result:
-    from analysis.diagnose.trace_comparison import findings
+    from analysis.diagnose.explain import comparison_findings
     from analysis.metrics.comparison.traces import THRESHOLD, compare_traces
     from analysis.sources import is_run, open_sources, trial_of
 
@@ -104,7 +104,7 @@ def _traces(options: CompareOptions) -> Result:
         before.timelines, after.timelines, threshold, trials=(trial_of(options.a), trial_of(options.b))
     )
     return findings_result(
-        findings(found),
+        comparison_findings(found),
         [*(f"differs: {difference}" for difference in found.differences), *before.problems, *after.problems],
         options,
         code=1 if found.verdict == "slower" else 0,

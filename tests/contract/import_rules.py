@@ -21,6 +21,8 @@ LAYERS = {
     "analysis.metrics": ("analysis.diagnose", "analysis.render"),
     "analysis.diagnose": ("analysis.render",),
 }
+# What one module alone may use: everything else makes figures, which are data.
+ALONE = {"matplotlib": "analysis.render.png"}
 HEAVY = ("torch", "pandas", "matplotlib", "transformers", "h5py", "scipy")
 PROFILERS = (
     "nvtx",
@@ -126,9 +128,12 @@ def wrong_arrows(tree: Tree) -> list[str]:
 
 
 def forbidden_libraries(tree: Tree) -> list[str]:
-    """Torch in analysis, profilers in bert, third-party packages in common and records."""
+    """Torch in analysis, profilers in bert, third-party packages in common and records, what one module has alone."""
     found = [tree.where(n, u) for n, u in tree.select("analysis") if within(u.target, ("torch",))]
     found += [tree.where(n, u) for n, u in tree.select("bert") if within(u.target, PROFILERS)]
+    for library, only in ALONE.items():
+        others = ((name, use) for name, uses in tree.uses.items() if name != only for use in uses)
+        found += [tree.where(name, use) for name, use in others if within(use.target, (library,))]
     standard = sys.stdlib_module_names | set(PACKAGES)
     for name, uses in tree.uses.items():
         if within(name, ("common", "records")):

@@ -9,7 +9,6 @@ from support import shared_files
 from support.timelines import timeline
 
 from analysis.diagnose import communication as communication_findings
-from analysis.diagnose import operators as operator_findings
 from analysis.diagnose import timelines as timeline_findings
 from analysis.metrics.time.idle import idle_causes
 from analysis.sources import open_sources
@@ -237,7 +236,7 @@ def test_nothing_is_still_computed_in_a_trace_without_computation() -> None:
 def test_the_largest_range_is_not_called_most_of_the_time() -> None:
     """Five ranges of 10, 11, 12, 13 and 14 ms: the last is 23 % of 60 ms."""
     ranges = [(f"IO {number}", 20 * number * MS, (20 * number + 10 + number) * MS) for number in range(5)]
-    (found,) = operator_findings.range_findings([timeline(ranges=ranges)])
+    (found,) = timeline_findings.range_findings([timeline(ranges=ranges)])
     assert "the largest is IO 4 (14 ms)" in found.sentence and "most of it" not in found.sentence
 
 

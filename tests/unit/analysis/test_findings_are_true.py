@@ -12,12 +12,10 @@ from support.timelines import timeline
 
 from analysis.counters import KernelCounters, Summary
 from analysis.diagnose import communication as communication_findings
-from analysis.diagnose import operators as operator_findings
 from analysis.diagnose import timelines as timeline_findings
-from analysis.diagnose import window as window_finding
+from analysis.diagnose.cores import roofline_findings
 from analysis.diagnose.explain import counter_endings, explain
 from analysis.diagnose.finding import Finding, distinct_names
-from analysis.diagnose.rooflines import roofline_findings
 from analysis.diagnose.summaries import findings as summary_findings
 from analysis.metrics.communication.exposure import (
     buckets,
@@ -63,7 +61,7 @@ def gloo(rank: int, compute: int, *spans: tuple[int, int]) -> Timeline:
 def test_a_cpu_trace_is_not_said_to_have_a_gpu_nor_columns_of_one() -> None:
     ranks = [gloo(0, 60, (60, 90)), gloo(1, 20, (20, 90))]
     found = {**of_time(*ranks), **by_name(communication_findings.findings(ranks)),
-             **by_name(operator_findings.findings(ranks))}  # fmt: skip
+             **by_name(timeline_findings.operator_findings(ranks))}  # fmt: skip
     said = " ".join(one.sentence + one.title for one in found.values())
     assert "GPU" not in said and "CUDA" not in said and "kernel" not in said
     columns = {name for one in found.values() for name in one.table.columns}
@@ -95,7 +93,7 @@ def test_a_trace_of_ranges_alone_is_not_said_to_be_idle() -> None:
 
 def test_windows_of_several_ranks_are_named_from_the_shortest_to_the_longest() -> None:
     short, long = (timeline(rank, kernels=[("gemm", 7, 0, (rank + 1) * MS)]) for rank in (0, 1))
-    (both,), (one,) = window_finding.findings([short, long]), window_finding.findings([short])
+    (both,), (one,) = timeline_findings.window_findings([short, long]), timeline_findings.window_findings([short])
     assert "all work, from its first start to its last end, 1 to 2 ms," in both.sentence
     assert "last end, 1 ms," in one.sentence
     assert both.table[["window", "steps", "span_ms"]].to_numpy().tolist() == [["work", 0, 1.0], ["work", 0, 2.0]]
@@ -103,7 +101,7 @@ def test_windows_of_several_ranks_are_named_from_the_shortest_to_the_longest() -
 
 def test_work_without_length_gives_words_not_nan() -> None:
     found = of_time(timeline(steps=[(0, 0, 10)], kernels=[("gemm", 7, 5, 5), ("gelu", 7, 6, 6)]))
-    operators = by_name(operator_findings.findings([timeline(operators=[("aten::mm", 5, 5)])]))
+    operators = by_name(timeline_findings.operator_findings([timeline(operators=[("aten::mm", 5, 5)])]))
     for one in (*found.values(), *operators.values()):
         assert "nan" not in one.sentence, one.name
     assert "took any time" in found["top_kernels"].sentence and "took any time" in found["kernel_families"].sentence

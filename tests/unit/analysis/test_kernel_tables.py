@@ -17,7 +17,7 @@ from support.timelines import timeline
 
 from analysis.counters import KernelCounters
 from analysis.diagnose.explain import explain
-from analysis.diagnose.operators import findings, range_findings
+from analysis.diagnose.timelines import operator_findings, range_findings
 from analysis.metrics.kernels.tables import (
     COPY_ROW_COLUMNS,
     FAMILY_ROW_COLUMNS,
@@ -200,11 +200,11 @@ def test_own_time_adds_up_inside_the_steps_alone(tmp_path: Path) -> None:
 
 def test_the_longest_is_named_and_a_gpu_trace_has_its_kernels_instead() -> None:
     cpu = timeline(operators=[("aten::mm", 0, 900), ("aten::gelu", 1000, 1100)])
-    families, names = findings([cpu, cpu])
+    families, names = operator_findings([cpu, cpu])
     assert "GEMM takes 90 %" in families.sentence and "aten::mm" in names.sentence
     assert names.table["calls"].tolist() == [2, 2]
     gpu = timeline(operators=[("aten::mm", 0, 900)], kernels=[("sgemm", 7, 0, 10)])
-    assert findings([gpu]) == [] == findings([timeline()])
+    assert operator_findings([gpu]) == [] == operator_findings([timeline()])
 
 
 def test_ranges_are_counted_by_name_inside_the_steps() -> None:

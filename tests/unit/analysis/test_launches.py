@@ -20,7 +20,6 @@ from analysis.counters import KernelCounters
 from analysis.diagnose import communication as communication_findings
 from analysis.diagnose import cores as core_findings
 from analysis.diagnose import timelines as timeline_findings
-from analysis.diagnose import window as window_finding
 from analysis.diagnose.explain import explain
 from analysis.metrics.communication.matching import clock_offsets, match_collectives
 from analysis.metrics.communication.what_if import what_if
@@ -130,7 +129,7 @@ def test_the_work_of_each_step_counts_once_where_the_gpu_runs_behind() -> None:
     assert rows["calls"].to_dict() == {"GEMM": 30, "communication": 3}
     assert rows["total_ms"].to_dict() == {"GEMM": 240, "communication": 78}
     assert before_recording(deep()) == 6
-    (said,) = window_finding.findings([deep(0), deep(1)])
+    (said,) = timeline_findings.window_findings([deep(0), deep(1)])
     assert "less 12 that were launched before the recording" in said.sentence
 
 

@@ -11,7 +11,6 @@ from support.timelines import timeline
 
 from analysis.counters import KernelCounters
 from analysis.diagnose import cores as core_findings
-from analysis.diagnose import operators as operator_findings
 from analysis.diagnose import timelines as timeline_findings
 from analysis.diagnose.finding import Finding
 from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
@@ -304,17 +303,19 @@ def test_input_types_tell_what_a_kernel_s_name_does_not(tmp_path: Path) -> None:
 )
 def test_on_a_cpu_the_operators_inputs_decide(tmp_path: Path, types: list[str], said: str, advised: bool) -> None:
     trace = kineto.read(write(tmp_path / "trace-rank0.json", [mm(1, 0, types)]))
-    sentence = operator_findings.findings([trace])[0].sentence
+    sentence = timeline_findings.operator_findings([trace])[0].sentence
     assert said in sentence and ("avx512_bf16" in sentence) == advised
     untold = kineto.read(write(tmp_path / "bare-rank0.json", [mm(1, 0, None)]))
-    assert "precision" not in untold.operators and "bf16" not in operator_findings.findings([untold])[0].sentence
+    assert (
+        "precision" not in untold.operators and "bf16" not in timeline_findings.operator_findings([untold])[0].sentence
+    )
 
 
 @pytest.mark.parametrize(("types", "named"), [("c10::BFloat16", True), ("float", False), (None, False)])
 def test_casts_to_bf16_are_spoken_of_where_it_ran(tmp_path: Path, types: str | None, named: bool) -> None:
     """80 us of copies, 20 of a product: copies may be casts only where something ran in another type."""
     events = [event("aten::copy_", 100, 80), mm(1, 0, None if types is None else [types, types])]
-    (families, _) = operator_findings.findings([kineto.read(write(tmp_path / "trace-rank0.json", events))])
+    (families, _) = timeline_findings.operator_findings([kineto.read(write(tmp_path / "trace-rank0.json", events))])
     assert "only move memory 80 %" in families.sentence and ("bf16" in families.sentence) == named
 
 

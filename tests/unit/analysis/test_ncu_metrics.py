@@ -13,8 +13,7 @@ import pytest
 from support import shared_files
 
 from analysis.counters import KernelCounters
-from analysis.diagnose.cores import findings
-from analysis.diagnose.rooflines import advice, roofline_findings
+from analysis.diagnose.cores import advice, findings, roofline_findings
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu.reader import read
 from analysis.render.kernel_figures import roofline_figure

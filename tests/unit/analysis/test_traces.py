@@ -9,7 +9,7 @@ from support import shared_files
 from support.refusals import check_refusal, refused
 from support.timelines import timeline
 
-from analysis.diagnose.trace_comparison import findings
+from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.traces import compare_traces, trace_diff
 from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
@@ -64,7 +64,7 @@ def test_without_steps_the_whole_traces_are_compared() -> None:
     old, new = (timeline(kernels=[("k", 7, 0, 10), ("k", 7, 90, end)]) for end in (100, 200))
     found = compare_traces([old], [new])
     assert (found.per, found.ratio) == ("trace", 2.0)
-    assert "per trace" in findings(found)[0].title.lower()
+    assert "per trace" in comparison_findings(found)[0].title.lower()
 
 
 def test_a_trace_of_a_gpu_and_one_of_a_cpu_do_not_compare() -> None:

@@ -12,7 +12,6 @@ from support.kineto_events import event, write
 from support.timelines import timeline
 
 from analysis.diagnose import timelines as timeline_findings
-from analysis.diagnose import window as window_finding
 from analysis.diagnose.explain import explain, over_all_work
 from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time.launches import launched_compute
@@ -75,7 +74,7 @@ def test_every_span_of_a_page_is_that_of_its_window() -> None:
     """Steps 0..200 ms, work 50..260 ms: 200 ms with the steps, 210 with all work, everywhere alike."""
     made = behind(0, 50, 100)
     for source, span in ((made, 200), (without_steps(made), 210)):
-        (window,) = window_finding.findings([source])
+        (window,) = timeline_findings.window_findings([source])
         time, use = temporal_breakdown(source), compute_utilization(source)
         assert time is not None
         assert (window.table["span_ms"].iloc[0], time.span_ns / MS, use.window_ms) == (span, span, span)
