@@ -34,7 +34,7 @@ def test_no_import_cycle_between_modules(tree: Tree) -> None:
     assert cycles(tree) == []
 
 
-def test_no_torch_in_analysis_no_profiler_in_bert_no_third_party_in_common_and_records_one_module_draws(
+def test_libraries_are_where_they_may_be(
     tree: Tree,
 ) -> None:
     assert forbidden_libraries(tree) == []
