@@ -1,10 +1,15 @@
 """Reading what may be anything: no more of a file than makes sense, and notes that may be missing or damaged."""
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from common.errors import InputError, content_code
+
+_GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 2**22
 
 
@@ -27,6 +32,60 @@ def _chunks(file: Readable, left: int) -> Iterator[bytes]:
     while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
         left -= len(chunk)
         yield chunk
+
+
+def read_content(path: Path, what: str, remedy: str, most_bytes: int, packed: bool = False) -> bytes:
+    """Return the content of a file that a user names.
+
+    Args:
+        path: the file.
+        what: what it has to be, for the messages: "SQuAD dataset".
+        remedy: what the user can do where it is none.
+        most_bytes: size beyond which it is taken for something else.
+        packed: whether it may be gzip, which is told by its first bytes; its content is returned then.
+
+    Raises:
+        InputError: it cannot be read, is cut off or damaged, or larger.
+    """
+    try:
+        with path.open("rb") as file:
+            is_gzip = packed and file.read(2) == _GZIP
+            file.seek(0)
+            if is_gzip:
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    content = read_at_most(unpacked, most_bytes)
+            else:
+                content = read_at_most(file, most_bytes)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(
+            content_code(error), f"the {what} {path} is a cut off or damaged gzip file ({error}): get it again"
+        ) from error
+    except OSError as error:
+        raise InputError(
+            content_code(error), f"cannot read the {what} {path}: {error.strerror or error}; {remedy}"
+        ) from error
+    if len(content) > most_bytes:
+        size = f"{most_bytes >> 20} MiB"
+        raise InputError("file-limit", f"{path} has more than {size}, too much for a {what}: {remedy}")
+    return content
+
+
+def decoded(path: Path, content: bytes, what: str, remedy: str) -> str:
+    """Return UTF-8 as text, without a byte order mark.
+
+    Raises:
+        InputError: it is empty, or no UTF-8; the message has the line.
+    """
+    if not content.strip():
+        raise InputError("file-empty", f"the {what} {path} is empty: {remedy}")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            "file-encoding",
+            f"the {what} {path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8: save it as UTF-8",
+        ) from error
 
 
 def read_notes(path: Path) -> dict[str, Any]:

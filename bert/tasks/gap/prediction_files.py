@@ -12,8 +12,8 @@ import numpy as np
 from bert.tasks.gap.reading import told_lines
 from bert.tasks.gap.scores import DECISIONS, Decision
 from common.atomic import write_text
-from common.errors import InputError, read_code
-from common.reading import read_at_most
+from common.errors import InputError
+from common.reading import decoded, read_content
 
 KAGGLE_COLUMNS = ("ID", "A", "B", "NEITHER")
 _KAGGLE_DELIMITERS = (",", "\t")
@@ -48,7 +48,8 @@ def read_predictions(path: Path) -> GapPredictions:
     Raises:
         InputError: it cannot be read or is neither of them; the message has the line.
     """
-    text = _text(path)
+    what, remedy = "file of predictions", "give a file of `bertbench predict gap`, or of that form"
+    text = decoded(path, read_content(path, what, remedy, MOST_BYTES), what, remedy)
     first = text.split("\n", 1)[0]
     for delimiter in _KAGGLE_DELIMITERS:
         names = [name.strip().strip('"').upper() for name in first.split(delimiter)]
@@ -99,33 +100,6 @@ def write_kaggle(path: Path, probabilities: Mapping[str, Sequence[float]]) -> Pa
     writer.writerows([name, *(f"{p:.9g}" for p in (a, b, neither))] for name, (neither, a, b) in probabilities.items())
     write_text(path, text.getvalue())
     return path
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = read_at_most(file, MOST_BYTES)
-    except OSError as error:
-        raise InputError(
-            read_code(error),
-            f"cannot read the predictions {path}: {error.strerror}; give a file of `bertbench predict gap`, or "
-            "of that form",
-        ) from error
-    if len(content) > MOST_BYTES:
-        raise InputError(
-            "file-limit", f"the predictions {path} have more than {MOST_BYTES // 2**20} MiB: give a file of predictions"
-        )
-    if not content.strip():
-        raise InputError(
-            "file-empty", f"the predictions {path} are empty: give a file of `bertbench predict gap`, or of that form"
-        )
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            "file-encoding", f"the predictions {path} are no UTF-8 text (line {line}): save them so"
-        ) from error
 
 
 def _read_official(path: Path, text: str) -> GapPredictions:

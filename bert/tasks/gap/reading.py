@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import InputError, read_code
-from common.reading import read_at_most
+from common.errors import InputError
+from common.reading import decoded, read_content
 
 COLUMNS = ("ID", "Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "B", "B-offset")
 """Columns that a file needs; others, such as URL, are not looked at."""
@@ -80,6 +80,7 @@ class GapExample:
 
 MOST_BYTES = 2**30
 """Size beyond which a file is taken for something else (GAP's largest has 1 MB)."""
+_REMEDY = "give a TSV of GAP"
 _MOST_TOLD = 5
 _TRUTHS = {"true": True, "false": False, "": None}
 
@@ -125,8 +126,8 @@ def read_gap(path: Path) -> GapFile:
         InputError: it cannot be read, is no UTF-8 text, has no header or another one, or no row of it can be used; the
             message has the lines.
     """
-    content = _content(path)
-    lines = _decoded(path, content).split("\n")
+    content = read_content(path, "TSV of GAP", _REMEDY, MOST_BYTES)
+    lines = decoded(path, content, "TSV of GAP", _REMEDY).split("\n")
     names = _header(path, lines[0].removesuffix("\r"))
     labelled = set(LABEL_COLUMNS) <= set(names)
     examples: dict[str, GapExample] = {}
@@ -168,29 +169,6 @@ def told_lines(numbers: Sequence[int]) -> str:
     """Return the numbers of lines in words, the first few of many."""
     some = ", ".join(map(str, numbers[:_MOST_TOLD]))
     return f"line{'s' * (len(numbers) > 1)} {some}{', ...' if len(numbers) > _MOST_TOLD else ''}"
-
-
-def _content(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = read_at_most(file, MOST_BYTES)
-    except OSError as error:
-        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; give a TSV of GAP") from error
-    if len(content) > MOST_BYTES:
-        raise InputError("file-limit", f"{path} has more than {MOST_BYTES // 2**20} MiB: too long for a TSV of GAP")
-    if not content.strip():
-        raise InputError("file-empty", f"{path} is empty: give a TSV of GAP")
-    return content
-
-
-def _decoded(path: Path, content: bytes) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            "file-encoding", f"{path}, line {line}, is not UTF-8 text: offsets count its characters, save it so"
-        ) from error
 
 
 def _header(path: Path, line: str) -> list[str]:

@@ -13,6 +13,7 @@ from bert.corpus.files import blocks, refuse_other_files
 from bert.data.stages import Counts
 from bert.tasks.glue.tasks import REGRESSION_RANGE, TASKS, TRAIN, GlueSpec
 from common.errors import InputError, content_code
+from common.reading import decoded
 
 MOST_UNUSABLE = 0.1
 """Share of lines that cannot be used from which on a table is taken for something else."""
@@ -176,14 +177,7 @@ def read_lines(path: Path, wanted: str = "a table of GLUE") -> list[str]:
         raise InputError(
             content_code(error), f"cannot read {path}: {error.strerror or error}; give {wanted}"
         ) from error
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            "file-encoding",
-            f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8: GLUE's tables are; save it as UTF-8",
-        ) from error
+    text = decoded(path, bytes(content), "table", f"give {wanted}")
     if "\0" in text[:4096]:
         raise InputError("file-encoding", f"{path} holds NUL bytes, it is no text: get it again")
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]

@@ -1,9 +1,7 @@
 """The published JSON of SQuAD: articles of paragraphs, each a context with its questions. Imports no torch."""
 
-import gzip
 import hashlib
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bert.corpus.files import refuse_other_files
-from common.errors import Code, InputError, content_code, read_code
-from common.reading import read_at_most
+from common.errors import Code, InputError, read_code
+from common.reading import read_content
 
 MOST_BYTES = 2 * 2**30
 """Decompressed size beyond which a file is taken for something else (SQuAD 2.0's training set has 42 MB)."""
@@ -122,27 +120,8 @@ def content_of(path: Path) -> bytes:
     Raises:
         InputError: it cannot be read, is damaged, or something else.
     """
-    try:
-        refuse_other_files(path)
-        with path.open("rb") as file:
-            is_gzip = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            if is_gzip:
-                with gzip.GzipFile(fileobj=file) as plain:
-                    content = read_at_most(plain, MOST_BYTES)
-            else:
-                content = read_at_most(file, MOST_BYTES)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(
-            content_code(error),
-            f"{path} is cut off or damaged ({error}): get it again",
-        ) from error
-    except OSError as error:
-        raise InputError(content_code(error), f"cannot read {path}: {error.strerror or error}; {_REMEDY}") from error
-    if len(content) > MOST_BYTES:
-        raise InputError(
-            "file-limit", f"{path} holds more than {MOST_BYTES / 2**30:g} GiB, too much for SQuAD: {_REMEDY}"
-        )
+    content = read_content(path, "SQuAD dataset", _REMEDY, MOST_BYTES, packed=True)
+    refuse_other_files(path)
     return content.removeprefix(b"\xef\xbb\xbf")
 
 

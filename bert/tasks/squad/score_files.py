@@ -4,10 +4,8 @@ They are read as the official scripts do: by the standard library's parser, plai
 """
 
 import functools
-import gzip
 import json
 import math
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,15 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert.tasks.squad.reading import declares_2_0
-from common.errors import InputError, content_code
-from common.reading import read_at_most
+from common.errors import InputError
+from common.reading import read_content
 
 if TYPE_CHECKING:
     from bert.tasks.squad.features import SquadFeatures
 
 MOST_BYTES = 2**30
 """Size, unpacked, beyond which a file is taken for something else (SQuAD's largest has 42 MB)."""
-_GZIP = b"\x1f\x8b"
 
 
 def read_json(path: Path, what: str, repeated: list[str] | None = None) -> Any:
@@ -37,19 +34,11 @@ def read_json(path: Path, what: str, repeated: list[str] | None = None) -> Any:
     Raises:
         InputError: the file cannot be read, is damaged, too large or no JSON.
     """
+    raw = read_content(path, what, "give a JSON file", MOST_BYTES, packed=True)
     try:
-        raw = _bytes(path)
         if repeated is None:
             return json.loads(raw)
         return json.loads(raw, object_pairs_hook=functools.partial(_object, repeated=repeated))
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(
-            content_code(error),
-            f"the {what} {path} is a damaged gzip file ({error}): get or pack it again",
-        ) from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(content_code(error), f"cannot read the {what} {path}: {reason}; give a JSON file") from error
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}: {error.msg}"
         raise InputError(
@@ -62,22 +51,6 @@ def read_json(path: Path, what: str, repeated: list[str] | None = None) -> Any:
             "file-limit" if isinstance(error, RecursionError) else "file-damaged",
             f"the {what} {path} is no JSON that could be one ({error}): give another file",
         ) from error
-
-
-def _bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        packed = file.read(2) == _GZIP
-        file.seek(0)
-        if packed:
-            with gzip.open(file) as unpacked:
-                raw = read_at_most(unpacked, MOST_BYTES)
-        else:
-            raw = read_at_most(file, MOST_BYTES)
-    if len(raw) > MOST_BYTES:
-        raise InputError(
-            "file-limit", f"{path} has more than {MOST_BYTES // 2**20} MiB: too long for questions or their answers"
-        )
-    return raw
 
 
 def _object(pairs: list[tuple[str, Any]], repeated: list[str]) -> dict[str, Any]:

@@ -131,8 +131,8 @@ def test_without_the_columns_of_the_answers_a_file_can_be_predicted(tmp_path: Pa
     [
         (b"", "file-empty", ()),
         (b" \n\n", "file-empty", ()),
-        (b"\xff\xfeI\x00D\x00", "file-encoding", ("line 1,", "UTF-8")),
-        (("\t".join(COLUMNS) + "\n1\tcaf\xe9").encode("latin-1"), "file-encoding", ("line 2,", "UTF-8")),
+        (b"\xff\xfeI\x00D\x00", "file-encoding", ("line 1", "UTF-8")),
+        (("\t".join(COLUMNS) + "\n1\tcaf\xe9").encode("latin-1"), "file-encoding", ("line 2", "UTF-8")),
         (b"ID\tText\n", "columns-missing", ("Pronoun, Pronoun-offset",)),
         (b"development-1\tAda ...\tshe\n", "file-format", ("line 1", "development-1")),
         (",".join(COLUMNS).encode() + b"\n", "file-format", ("line 1", "commas")),
