@@ -23,6 +23,7 @@ def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none
     from bert.train.loop import Training, train
     from bert.train.observer import Observer, StepResult
     from common.registry import load
+    from common.train_spec import TrainSpec
 
     torch.set_num_threads(1)
     strategy = load(STRATEGIES, strategy_name, "strategy")()
@@ -57,7 +58,8 @@ def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none
         pair = [iter(SyntheticBatches(spec)) for spec in specs]
         stream = (next(side) for _ in iter(int, 1) for side in pair)
     observer = Ear()
-    plan = StepPlan(grad_accum_steps=accumulation, levers=resolve_levers(levers, "cpu"))
+    spec = TrainSpec(precision="fp32", grad_accum_steps=accumulation)
+    plan = StepPlan(train=spec, levers=resolve_levers(levers, "cpu"))
     model = strategy.wrap(task.build_model(config, observer), observer, plan)
     training = Training(
         model=model, optimizer=adamw(model, learning_rate=1e-3), compute_loss=task.loss, batches=stream,
