@@ -7,6 +7,7 @@ Stage 0 in fp32 keeps parameters and state as they are, in half precision as one
 one flat float32 vector per parameter group and rank; stage 3 one for each part of a group.
 """
 
+import dataclasses
 import importlib.util
 import logging
 import os
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 from bert.optim.precision import Precision
 from bert.parallel.base import NO_OPTIONS, NO_PLAN, Moments, Options, StepPlan
-from bert.parallel.deepspeed_config import Resolved, Run, resolve
+from bert.parallel.deepspeed_config import Resolved, resolve
 from bert.parallel.process_group import ProcessGroupStrategy, WholeModel
 from bert.train.observer import Observer
 from common.errors import MissingToolError, UsageError
@@ -60,19 +61,9 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
     def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
         """Check the configuration; the model is taken over together with its optimizer, by `prepare`."""
         self._plan = plan
-        run = Run(
-            micro_batch_size=plan.train.micro_batch_size,
-            grad_accum_steps=plan.train.grad_accum_steps,
-            world_size=self.world_size,
-            precision=plan.train.precision,
-            max_grad_norm=plan.max_grad_norm,
-            optimizer_norm=plan.optimizer_norm,
-            optimizer=plan.optimizer,
-            learning_rate=plan.learning_rate,
-            weight_decay=plan.weight_decay,
-            zero_stage=self.options.get("zero_stage"),
-        )
-        self._resolved = resolve(self.options.get("config") or {}, run)
+        train = dataclasses.replace(plan.train, world_size=self.world_size)
+        plan = dataclasses.replace(plan, train=train)
+        self._resolved = resolve(self.options.get("config") or {}, plan, self.options.get("zero_stage"))
         _check_precision(plan.train.precision)
         self._whole = WholeModel(model, observer)
         self._model = _EngineModel(model.to(self.device))

@@ -13,12 +13,15 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert.optim.registry import DEFAULT_BETAS, DEFAULT_EPS
 from bert.parallel.options import ZERO_STAGES
 from common.errors import UsageError
 from common.json_file import read_json
+
+if TYPE_CHECKING:
+    from bert.parallel.base import StepPlan
 
 AUTO = "auto"
 
@@ -97,30 +100,6 @@ _KNOWN = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """What the run says."""
-
-    micro_batch_size: int
-    """Sequences per device and micro-step."""
-    grad_accum_steps: int
-    """Micro-steps per update."""
-    world_size: int
-    precision: str
-    """fp32, tf32, bf16 or fp16."""
-    max_grad_norm: float | None
-    """Norm that gradients are clipped to; None does not clip."""
-    optimizer_norm: float | None = None
-    """Norm to which the optimizer itself clips (LAMB), DeepSpeed then not."""
-    optimizer: str
-    """A name in bert.optim.registry.OPTIMIZERS."""
-    learning_rate: float | None
-    """Highest learning rate; None where the run does not say."""
-    weight_decay: float | None
-    zero_stage: int | None
-    """0 to 3; None where the run does not say: the file's, else 0."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved:
     """A configuration that holds for the run."""
 
@@ -153,8 +132,13 @@ def said_of_training(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in numbers.items() if not isinstance(value, bool)}
 
 
-def resolve(config: Mapping[str, Any], run: Run) -> Resolved:
+def resolve(config: Mapping[str, Any], plan: "StepPlan", zero_stage: int | None = None) -> Resolved:
     """Hold a configuration against the run, and fill in what it leaves to it.
+
+    Args:
+        config: of DeepSpeed.
+        plan: the steps of the run.
+        zero_stage: 0 to 3; None where the run does not say: the file's, else 0.
 
     Raises:
         UsageError: the two say different things (each is named, with both values), or it asks for what is not done.
@@ -169,14 +153,14 @@ def resolve(config: Mapping[str, Any], run: Run) -> Resolved:
                 "option-not-applicable",
                 f'the section "{name}" of the DeepSpeed configuration cannot be used here: {remedy}',
             )
-    stage = _stage(filled, run)
+    stage = _stage(filled, zero_stage)
     clipped = filled.get("gradient_clipping")
-    if run.optimizer_norm is not None and clipped == run.optimizer_norm and not isinstance(clipped, bool):
+    if plan.optimizer_norm is not None and clipped == plan.optimizer_norm and not isinstance(clipped, bool):
         filled["gradient_clipping"] = 0.0  # the file agrees; clipped twice would be something else
     differences = [
-        found for path, value, meaning in _expected(run, stage) if (found := _fill(filled, path, value, meaning))
+        found for path, value, meaning in _expected(plan, stage) if (found := _fill(filled, path, value, meaning))
     ]
-    optimizer, more = _optimizer(filled.pop("optimizer", None), run)
+    optimizer, more = _optimizer(filled.pop("optimizer", None), plan)
     differences += more
     if differences:
         raise UsageError(
@@ -184,8 +168,8 @@ def resolve(config: Mapping[str, Any], run: Run) -> Resolved:
             f"the DeepSpeed configuration and the run do not agree: {'; '.join(differences)}. Change one of them, or "
             'write "auto" in the file to take what the run says',
         )
-    _check_zero(filled["zero_optimization"], stage, run)
-    if run.precision == "fp16":
+    _check_zero(filled["zero_optimization"], stage, plan)
+    if plan.train.precision == "fp16":
         filled["fp16"] = {**_LOSS_SCALING, **_without_auto(filled["fp16"])}
     filled.setdefault("steps_per_print", 2**31 - 1)
     return Resolved(config=_without_auto(filled), zero_stage=stage, optimizer=optimizer)
@@ -207,22 +191,21 @@ def check_names(config: Mapping[str, Any]) -> None:
             )
 
 
-def _expected(run: Run, stage: int) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+def _expected(plan: "StepPlan", stage: int) -> Iterator[tuple[tuple[str, ...], Any, str]]:
     """Where the file says what the run says too, what it is, and how it is called there."""
-    yield ("train_micro_batch_size_per_gpu",), run.micro_batch_size, "micro batch size"
-    yield ("gradient_accumulation_steps",), run.grad_accum_steps, "accumulation"
-    total = run.micro_batch_size * run.grad_accum_steps * run.world_size
-    yield ("train_batch_size",), total, "global batch size"
+    yield ("train_micro_batch_size_per_gpu",), plan.train.micro_batch_size, "micro batch size"
+    yield ("gradient_accumulation_steps",), plan.train.grad_accum_steps, "accumulation"
+    yield ("train_batch_size",), plan.train.global_batch_size, "global batch size"
     clipped = "norm gradients are clipped to (0 is none)"
-    if run.optimizer_norm is not None:
-        clipped = f"{run.optimizer} clips to {run.optimizer_norm:g} itself, which the file may say too;"
-    yield ("gradient_clipping",), run.max_grad_norm or 0.0, clipped
-    yield ("fp16", "enabled"), run.precision == "fp16", f"precision {run.precision}"
-    yield ("bf16", "enabled"), run.precision == "bf16", f"precision {run.precision}"
+    if plan.optimizer_norm is not None:
+        clipped = f"{plan.optimizer} clips to {plan.optimizer_norm:g} itself, which the file may say too;"
+    yield ("gradient_clipping",), plan.max_grad_norm or 0.0, clipped
+    yield ("fp16", "enabled"), plan.train.precision == "fp16", f"precision {plan.train.precision}"
+    yield ("bf16", "enabled"), plan.train.precision == "bf16", f"precision {plan.train.precision}"
     yield ("zero_optimization", "stage"), stage, "ZeRO stage"
 
 
-def _stage(filled: dict[str, Any], run: Run) -> int:
+def _stage(filled: dict[str, Any], wanted: int | None) -> int:
     if "bfloat16" in filled:  # its former name
         filled.setdefault("bf16", filled.pop("bfloat16"))
     for name in ("zero_optimization", "fp16", "bf16"):
@@ -231,7 +214,7 @@ def _stage(filled: dict[str, Any], run: Run) -> int:
                 "option-value", f'"{name}" of the DeepSpeed configuration must be an object, not {filled[name]!r}'
             )
     given = filled["zero_optimization"].get("stage", AUTO)
-    stage = run.zero_stage if run.zero_stage is not None else 0 if given == AUTO else given
+    stage = wanted if wanted is not None else 0 if given == AUTO else given
     if isinstance(stage, bool) or stage not in ZERO_STAGES:
         raise UsageError(
             "option-choice",
@@ -254,7 +237,7 @@ def _fill(filled: dict[str, Any], path: tuple[str, ...], value: Any, meaning: st
     return "" if same else f"{'.'.join(path)} is {given!r}, the run's {meaning} makes it {value!r}"
 
 
-def _optimizer(section: Any, run: Run) -> tuple[dict[str, Any], list[str]]:
+def _optimizer(section: Any, plan: "StepPlan") -> tuple[dict[str, Any], list[str]]:
     """Return what only the file gives of the optimizer, and how it differs from the run's."""
     if not _given(section):
         return {}, []
@@ -264,19 +247,19 @@ def _optimizer(section: Any, run: Run) -> tuple[dict[str, Any], list[str]]:
         )
     kind, params = section.get("type", AUTO), {**section.get("params", {})}
     differences = []
-    if kind != AUTO and str(kind).lower() not in _OPTIMIZERS[run.optimizer]:
-        differences.append(f"optimizer.type is {kind!r}, the run's optimizer is {run.optimizer!r}")
+    if kind != AUTO and str(kind).lower() not in _OPTIMIZERS[plan.optimizer]:
+        differences.append(f"optimizer.type is {kind!r}, the run's optimizer is {plan.optimizer!r}")
     if str(kind).lower() == "adam" and params.pop("adam_w_mode", True) not in (True, AUTO):
         differences.append("optimizer.params.adam_w_mode is false, the run decouples the decay (AdamW)")
     own = {}
-    known = {"lr": run.learning_rate, "weight_decay": run.weight_decay}
+    known = {"lr": plan.learning_rate, "weight_decay": plan.weight_decay}
     for name, value in params.items():
         if value == AUTO or name == "torch_adam":
             continue
         if name not in ("lr", "weight_decay", "betas", "eps"):
             raise UsageError(
                 "option-not-applicable",
-                f"optimizer.params.{name} of the DeepSpeed configuration has no place in {run.optimizer}",
+                f"optimizer.params.{name} of the DeepSpeed configuration has no place in {plan.optimizer}",
             )
         _check_number(name, value)
         if known.get(name) not in (None, value):
@@ -299,7 +282,7 @@ def _check_number(name: str, value: Any) -> None:
         )
 
 
-def _check_zero(zero: dict[str, Any], stage: int, run: Run) -> None:
+def _check_zero(zero: dict[str, Any], stage: int, plan: "StepPlan") -> None:
     for name in ("offload_optimizer", "offload_param", "cpu_offload"):
         section = zero.get(name)
         device = section.get("device") if isinstance(section, dict) else section
@@ -316,7 +299,7 @@ def _check_zero(zero: dict[str, Any], stage: int, run: Run) -> None:
             "zero_optimization.mics_shard_size of the DeepSpeed configuration divides the model among some of the "
             "ranks, which checkpoints here cannot put together: take it out",
         )
-    if stage > 0 and run.optimizer == "lamb":
+    if stage > 0 and plan.optimizer == "lamb":
         raise UsageError(
             "unsupported-combination",
             f"ZeRO stage {stage} keeps the parameters as one flat vector in pieces, LAMB needs the norm of each of "

@@ -13,7 +13,8 @@ from support.refusals import refused
 from bert.data.synthetic import SyntheticBatches
 from bert.model.config import ModelConfig
 from bert.parallel import STRATEGIES, devices_per_rank
-from bert.parallel.deepspeed_config import Run, check_names, read_deepspeed_config, resolve, said_of_training
+from bert.parallel.base import StepPlan
+from bert.parallel.deepspeed_config import check_names, read_deepspeed_config, resolve, said_of_training
 from bert.parallel.dp import joined, split_batch
 from bert.parallel.fsdp import layers
 from bert.parallel.options import make_strategy, options_text, read_options
@@ -25,6 +26,7 @@ from bert.tasks.squad.task import SquadTask
 from bert.train.observer import Observer
 from common.errors import Code
 from common.registry import load
+from common.train_spec import TrainSpec
 
 SHIPPED = Path(__file__).resolve().parents[3] / "bench" / "deepspeed"
 CONFIG = ModelConfig(
@@ -33,12 +35,12 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 
 
-def run(**changes: Any) -> Run:
-    values: dict[str, Any] = {
-        "micro_batch_size": 8, "grad_accum_steps": 2, "world_size": 4, "precision": "bf16", "max_grad_norm": 1.0,
-        "optimizer": "adamw", "learning_rate": 3e-5, "weight_decay": 0.01, "zero_stage": None, **changes,
-    }  # fmt: skip
-    return Run(**values)
+def run(zero_stage: int | None = None, **changes: Any) -> tuple[StepPlan, int | None]:
+    """The steps of a run, and its stage of ZeRO."""
+    train = {"micro_batch_size": 8, "grad_accum_steps": 2, "world_size": 4, "precision": "bf16"}
+    own = {"max_grad_norm": 1.0, "optimizer": "adamw", "learning_rate": 3e-5, "weight_decay": 0.01}
+    spec = TrainSpec(**{name: changes.pop(name, value) for name, value in train.items()})  # type: ignore[arg-type]
+    return StepPlan(train=spec, **{**own, **changes}), zero_stage
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -85,7 +87,7 @@ def test_damaged_options_are_refused(text: str) -> None:
 
 def test_auto_and_absent_values_come_from_the_run() -> None:
     for config in ({}, read_deepspeed_config(SHIPPED / "auto.json")):
-        found = resolve(config, run(zero_stage=2))
+        found = resolve(config, *run(zero_stage=2))
         assert found.zero_stage == 2 and not found.optimizer
         assert found.config["train_micro_batch_size_per_gpu"] == 8
         assert found.config["gradient_accumulation_steps"] == 2
@@ -113,7 +115,7 @@ def test_what_file_and_run_say_otherwise_is_refused_with_both_values() -> None:
         "optimizer.params.lr is 0.001, the run's is 3e-05", "optimizer.params.weight_decay is 0.5",
     )  # fmt: skip
     with refused("option-conflict", *both, '"auto"'):
-        resolve(config, run(zero_stage=1))
+        resolve(config, *run(zero_stage=1))
 
 
 @pytest.mark.parametrize(
@@ -148,17 +150,17 @@ def test_what_file_and_run_say_otherwise_is_refused_with_both_values() -> None:
 )
 def test_what_cannot_be_done_is_refused(config: dict[str, Any], code: Code, facts: list[str]) -> None:
     with refused(code, *facts):
-        resolve(config, run())
+        resolve(config, *run())
 
 
 def test_lamb_runs_where_whole_tensors_are_kept() -> None:
-    resolve({}, run(optimizer="lamb", max_grad_norm=None, zero_stage=0))
+    resolve({}, *run(optimizer="lamb", max_grad_norm=None, zero_stage=0))
     with refused("unsupported-combination", "stage 1", "LAMB", "adamw"):
-        resolve({}, run(optimizer="lamb", max_grad_norm=None, zero_stage=1))
+        resolve({}, *run(optimizer="lamb", max_grad_norm=None, zero_stage=1))
 
 
 def test_loss_scaling_is_pytorchs_where_the_file_leaves_it_open() -> None:
-    found = resolve({"fp16": {"enabled": "auto", "initial_scale_power": 12}}, run(precision="fp16"))
+    found = resolve({"fp16": {"enabled": "auto", "initial_scale_power": 12}}, *run(precision="fp16"))
     assert found.config["fp16"]["initial_scale_power"] == 12 and found.config["fp16"]["loss_scale_window"] == 2000
     assert found.config["fp16"]["enabled"] is True and found.config["fp16"]["hysteresis"] == 1
 
@@ -167,12 +169,12 @@ def test_loss_scaling_is_pytorchs_where_the_file_leaves_it_open() -> None:
 def test_the_shipped_files_hold_the_published_values(name: str, micro: int, stage: int) -> None:
     config = read_deepspeed_config(SHIPPED / f"{name}.json")
     asked = run(micro_batch_size=micro, learning_rate=None, weight_decay=None, precision="fp16", zero_stage=None)
-    found = resolve(config, asked)
+    found = resolve(config, *asked)
     assert found.zero_stage == stage
     assert found.optimizer == {"lr": 3e-5, "betas": (0.8, 0.999), "eps": 1e-8, "weight_decay": 3e-7}
     assert said_of_training(config) == {"micro_batch_size": micro, "learning_rate": 3e-5, "weight_decay": 3e-7}
     with refused("option-conflict", f"is {micro},", "8"):
-        resolve(config, run())
+        resolve(config, *run())
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": NaN}', "", "\x00", "[" * 50_000, '{"a": 1} x'])
@@ -232,17 +234,17 @@ def test_layers_are_found_in_models_of_any_make() -> None:
 
 def test_a_section_that_is_switched_off_says_nothing_and_is_not_passed_on() -> None:
     off = {"autotuning": {"enabled": False, "fast": True}, "amp": {"enabled": False, "opt_level": "O1"}}
-    assert not resolve(off, run()).config.keys() & off.keys()
+    assert not resolve(off, *run()).config.keys() & off.keys()
 
 
 def test_a_file_may_say_the_norm_to_which_lamb_clips_by_itself() -> None:
     lamb = run(optimizer="lamb", max_grad_norm=None, optimizer_norm=5.0)
     for given in ({"gradient_clipping": 5}, {"gradient_clipping": 0}, {"gradient_clipping": "auto"}, {}):
-        assert resolve(given, lamb).config["gradient_clipping"] == 0
+        assert resolve(given, *lamb).config["gradient_clipping"] == 0
     with refused("option-conflict", "gradient_clipping is 4", "lamb clips to 5"):
-        resolve({"gradient_clipping": 4}, lamb)
+        resolve({"gradient_clipping": 4}, *lamb)
     with refused("option-conflict", "gradient_clipping is True"):
-        resolve({"gradient_clipping": True}, run(optimizer="lamb", max_grad_norm=None, optimizer_norm=1.0))
+        resolve({"gradient_clipping": True}, *run(optimizer="lamb", max_grad_norm=None, optimizer_norm=1.0))
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ def test_a_misspelt_key_of_a_deepspeed_file_is_refused_with_the_nearest(
     config: dict[str, Any], facts: list[str]
 ) -> None:
     with refused("option-unknown", *facts):
-        resolve(config, run())
+        resolve(config, *run())
 
 
 def test_every_key_of_the_installed_deepspeed_is_known() -> None:
