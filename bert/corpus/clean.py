@@ -95,24 +95,6 @@ MOST_PARAGRAPH_CHARACTERS = 2**20
 """A longer run without a blank line is cut at white space: memory stays bounded."""
 VERSION = 1
 """Raised when the same input gives other bytes."""
-COUNTS = (
-    "files",
-    "documents",
-    "paragraphs",
-    "characters",
-    "empty files",
-    "NUL bytes",
-    "Gutenberg frames",
-    "credits",
-    "paragraphs without a letter",
-    "cut paragraphs",
-    "UTF-16 files",
-    "UTF-32 files",
-    "windows-1252 files",
-    "latin-1 files",
-    "damaged UTF-8 files",
-)
-"""Names of what is counted; those of files come with the names of the first few."""
 
 # All white space but blank and line feed; looked for in whole blocks, which is faster than splitting each paragraph.
 _OTHER_SPACES = (

@@ -13,36 +13,10 @@ SMALLEST_CORPUS = 10_000
 WORDS = 24_000
 """Different words; a text of 200,000 words meets about two thirds of them."""
 
-_ONSETS = (
-    "b",
-    "c",
-    "d",
-    "f",
-    "g",
-    "h",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "t",
-    "v",
-    "w",
-    "br",
-    "ch",
-    "cl",
-    "dr",
-    "fl",
-    "gr",
-    "pl",
-    "pr",
-    "sh",
-    "st",
-    "th",
-    "tr",
-)
+_ONSETS = [
+    "b", "c", "d", "f", "g", "h", "k", "l", "m", "n", "p", "r", "s", "t", "v", "w", "br", "ch", "cl", "dr", "fl",
+    "gr", "pl", "pr", "sh", "st", "th", "tr",
+]  # fmt: skip
 _VOWELS = ("a", "e", "i", "o", "u", "a", "e", "o", "ai", "ea", "ou")
 _CODAS = ["", "", "", "n", "r", "s", "l", "t", "nd", "st", "m", "ng"]
 

@@ -10,56 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 REMOVED_TAGS = [
-    "ref",
-    "references",
-    "math",
-    "chem",
-    "ce",
-    "gallery",
-    "timeline",
-    "imagemap",
-    "score",
-    "graph",
-    "hiero",
-    "templatedata",
-    "templatestyles",
-    "categorytree",
-    "inputbox",
-    "source",
-    "syntaxhighlight",
-    "pre",
-    "includeonly",
-    "table",
-    "mapframe",
-    "maplink",
-    "indicator",
-]
+    "ref", "references", "math", "chem", "ce", "gallery", "timeline", "imagemap", "score", "graph", "hiero",
+    "templatedata", "templatestyles", "categorytree", "inputbox", "source", "syntaxhighlight", "pre", "includeonly",
+    "table", "mapframe", "maplink", "indicator",
+]  # fmt: skip
 """Tags that go with all that is between them."""
-_BLOCKS = frozenset(
-    [
-        "p",
-        "div",
-        "li",
-        "ul",
-        "ol",
-        "dl",
-        "dt",
-        "dd",
-        "blockquote",
-        "center",
-        "poem",
-        "hr",
-        "tr",
-        "td",
-        "th",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-    ]
-)
+_BLOCKS = frozenset((
+    "p", "div", "li", "ul", "ol", "dl", "dt", "dd", "blockquote", "center", "poem", "hr", "tr", "td", "th", "h1",
+    "h2", "h3", "h4", "h5", "h6",
+))  # fmt: skip
 """Tags that end a paragraph; every other one is taken out without a trace (`br` leaves a blank)."""
 _MARK = re.compile(
     rf"<!--|<(?P<special>nowiki|{'|'.join(REMOVED_TAGS)})(?P<inner>\s[^<>]*|/)?>|</?(?P<tag>[a-z][a-z0-9]*)(?:\s[^<>]*|/)?>",
@@ -258,19 +217,9 @@ _UNITS = {"sqmi": "square miles", "sqkm": "km²", "km2": "km²", "m2": "m²", "s
 _UNITS |= {"mi": "miles", "in": "inches", "yd": "yards", "lb": "pounds", "C": "°C", "F": "°F", "acre": "acres"}
 _UNITS |= {"km3": "km³", "m3": "m³", "mph": "miles per hour", "kph": "km/h", "nmi": "nautical miles", "oz": "ounces"}
 _MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
     "December",
-]
+]  # fmt: skip
 _NAME = re.compile(r"\{\{\s*([^|{}\n<\[]*?)\s*[|}\n]")
 _LANGUAGE_NAME = re.compile(r"lang-[a-z]{2,3}(-[a-z]+)*")
 MOST_TEMPLATE_CHARACTERS = 8192

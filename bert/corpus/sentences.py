@@ -254,8 +254,6 @@ MOST_SENTENCE_CHARACTERS = 4_096
 """A longer sentence (text without stops) is cut at white space; the longest instance has room for about 2,500."""
 VERSION = 2
 """Raised when the same input gives other bytes."""
-COUNTS = ("documents", "empty documents", "sentences", "characters", "cut sentences")
-"""Names of what is counted."""
 BLOCK_BYTES = 2**16
 """Paragraphs of one document are given to the splitter together up to this size."""
 WINDOW_BYTES = 2**18

@@ -19,8 +19,7 @@ from typing import Any
 
 from bert.data.pool import Progress
 from bert.data.remote.download import Checksum, fetch, is_whole, part_of
-from bert.data.remote.listings import Choice, RemoteFile
-from bert.data.remote.sources import SOURCES, NamedSource
+from bert.data.remote.sources import SOURCES, Choice, NamedSource, RemoteFile
 from bert.data.remote.web import DownloadError, Transfer, WrongFileError, check_address, read_small
 from common.atomic import storage_errors, write_json, write_text
 from common.errors import InputError, StorageError, UsageError

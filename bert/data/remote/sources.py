@@ -1,9 +1,245 @@
-"""What can be had by name: where it is, on which terms, and how to get what this program does not fetch."""
+"""What can be had by name, on which terms, and which files it is made of, by the lists that its server publishes.
 
+Nothing here goes stale with the next dump; only SQuAD, which does not change, is written down.
+"""
+
+import base64
+import binascii
+import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
 
-from bert.data.remote.listings import Ask, Choice, RemoteFile, plan_dump, plan_exports, plan_pg19, plan_squad
+from bert.data.remote.download import Checksum
+from bert.data.remote.web import DownloadError
+from common.errors import UsageError
+
+Ask = Callable[[str], bytes]
+"""Returns what an address below the source's base holds. Raises DownloadError."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """Which part of a source is wanted."""
+
+    language: str = "en"
+    """Wikipedia: code of the language as in its address, such as en, de or simple."""
+    date: str = "latest"
+    """Wikipedia: date of the dump, YYYYMMDD, or `latest`, which stays the same dump for a folder once begun."""
+    books_limit: int | None = None
+    """pg19: books to fetch, the first of the list; all without it."""
+
+    def __post_init__(self) -> None:
+        """Refuse what names no dump and no number of books."""
+        if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", self.language):
+            raise UsageError(
+                "option-value",
+                f"--language {self.language!r} must be a Wikipedia's code, such as en, de, simple, zh-yue",
+            )
+        if self.date != "latest" and not re.fullmatch(r"20\d{6}", self.date):
+            raise UsageError(
+                "option-value", f"--date {self.date!r} must be `latest` or a day as YYYYMMDD, such as 20261101"
+            )
+        if self.books_limit is not None and self.books_limit < 1:
+            raise UsageError(
+                "option-value", f"--books-limit {self.books_limit} must be at least 1; leave it out for all books"
+            )
+
+    @property
+    def wiki(self) -> str:
+        """Name of the database, such as enwiki."""
+        return self.language.replace("-", "_") + "wiki"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a source."""
+
+    name: str
+    """Where it goes, relative to the source's folder, with `/`."""
+    address: str
+    """Where it is, relative to the source's base."""
+    size: int | None
+    """Bytes, where published."""
+    checksum: Checksum | None
+    """What it hashes to, where published."""
+
+
+# --- Wikipedia --------------------------------------------------------------------------------------------------------
+
+# Multistream before plain: its bz2 streams of 100 pages can be unpacked side by side. Parts before the single file: a
+# wrong checksum costs one of them, they are published earlier, and two come at a time.
+_JOBS = ("articlesmultistreamdump", "articlesmultistreamdumprecombine", "articlesdump", "articlesdumprecombine")
+_DUMP = r"{wiki}-{date}-pages-articles(-multistream)?\d*\.xml(-p(\d{{1,18}})p\d+)?\.bz2"
+
+
+def plan_dump(ask: Ask, choice: Choice) -> list[RemoteFile]:
+    """Return the files of a pages-articles dump. Raises DownloadError."""
+    dates = [choice.date] if choice.date != "latest" else _dates(ask, f"{choice.wiki}/", r"20\d{6}", choice)
+    for date in dates:
+        found = _dump_files(ask, choice.wiki, date)
+        if found:
+            return found
+    raise DownloadError(
+        "download-failed",
+        f"{choice.wiki} has no finished pages-articles dump of {' or '.join(dates)}: it may still be written, or be "
+        "gone (only the last few are kept). Choose another --date, use --mirror, or the name wikipedia-exports",
+    )
+
+
+def _dump_files(ask: Ask, wiki: str, date: str) -> list[RemoteFile]:
+    folder = f"{wiki}/{date}/"
+    pattern = re.compile(_DUMP.format(wiki=re.escape(wiki), date=date))
+    status = _optional(ask, folder + "dumpstatus.json")
+    sums: dict[str, str] | None = None
+    if status is None:
+        sums = _sums(_optional(ask, f"{folder}{wiki}-{date}-sha1sums.txt") or b"", 40)
+        # A list of sums grows while the dump is written: only the files that are made last say that it is whole.
+        names = (f"{wiki}-{date}-pages-articles-multistream.xml.bz2", f"{wiki}-{date}-pages-articles.xml.bz2")
+        known: dict[str, Any] = {name: {} for name in [name for name in names if name in sums][:1]}
+    else:
+        known = _finished(status, pattern)
+    if known and sums is None and not all(entry.get("sha1") for entry in known.values()):
+        sums = _sums(_optional(ask, f"{folder}{wiki}-{date}-sha1sums.txt") or b"", 40)
+    files = []
+    for name in sorted(known, key=lambda name: (_first_page(pattern, name), name)):
+        digits = known[name].get("sha1") or (sums or {}).get(name)
+        checksum = Checksum("sha1", str(digits).lower()) if digits else None
+        size = known[name].get("size")
+        files.append(
+            RemoteFile(f"{wiki}-{date}/{name}", folder + name, size if isinstance(size, int) else None, checksum)
+        )
+    return files
+
+
+def _finished(status: bytes, pattern: "re.Pattern[str]") -> dict[str, Any]:
+    """Return name -> entry of the best finished job in dumpstatus.json."""
+    try:
+        jobs = json.loads(status)["jobs"]
+        for job in _JOBS:
+            entry = jobs.get(job) or {}
+            if entry.get("status") != "done":
+                continue
+            found = {name: dict(about) for name, about in entry["files"].items() if pattern.fullmatch(name)}
+            if found:
+                return found
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DownloadError(
+            "download-mismatch", f"dumpstatus.json is not as expected ({error!r}): use another --date or --mirror"
+        ) from error
+    return {}
+
+
+def plan_exports(ask: Ask, choice: Choice) -> list[RemoteFile]:
+    """Return the files of a MediaWiki Content File Export, current pages. Raises DownloadError."""
+    root = f"other/mediawiki_content_current/{choice.wiki}/"
+    if choice.date == "latest":
+        dates = _dates(ask, root, r"20\d\d-\d\d-\d\d", choice)
+    else:
+        dates = [f"{choice.date[:4]}-{choice.date[4:6]}-{choice.date[6:]}"]
+    for date in dates:
+        folder = f"{root}{date}/xml/bzip2/"
+        sums = _sums(_optional(ask, folder + "SHA256SUMS") or b"", 64)
+        pattern = re.compile(rf"({re.escape(choice.wiki)})-{date}-p(\d{{1,18}})p\d+\.xml\.bz2")
+        names = sorted(filter(pattern.fullmatch, sums), key=lambda name: (_first_page(pattern, name), name))
+        if names:
+            target = f"{choice.wiki}-{date}/"
+            return [RemoteFile(target + name, folder + name, None, Checksum("sha256", sums[name])) for name in names]
+    raise DownloadError(
+        "download-failed",
+        f"{choice.wiki} has no finished export of {' or '.join(dates)}: choose another --date (they are made for the "
+        "first day of a month), or use --mirror",
+    )
+
+
+def _dates(ask: Ask, folder: str, pattern: str, choice: Choice) -> list[str]:
+    """Return the dates that a listing links to, the newest first."""
+    try:
+        page = ask(folder).decode("utf-8", "replace")
+    except DownloadError as error:
+        if error.status != 404:
+            raise
+        raise DownloadError(error.code, f"{error}; is {choice.language!r} the code of a Wikipedia?", 404) from error
+    dates = sorted(set(re.findall(rf"""href=["']?(?:[^"'>\s]*/)?({pattern})/?["'>\s]""", page)), reverse=True)
+    if not dates:
+        raise DownloadError(
+            "download-failed", f"{folder} lists no dumps: give --date YYYYMMDD, or use another --mirror"
+        )
+    return dates
+
+
+def _optional(ask: Ask, address: str) -> bytes | None:
+    try:
+        return ask(address)
+    except DownloadError as error:
+        if error.status not in (404, 410):
+            raise
+        return None
+
+
+def _sums(text: bytes, digits: int) -> dict[str, str]:
+    """Return name -> checksum of a list as sha1sum and sha256sum write it."""
+    lines = text.decode("utf-8", "replace").splitlines()
+    found = (re.fullmatch(rf"([0-9a-fA-F]{{{digits}}})[ *]+(?:\./)?(\S+)", line.strip()) for line in lines)
+    return {match[2]: match[1].lower() for match in found if match}
+
+
+def _first_page(pattern: "re.Pattern[str]", name: str) -> int:
+    match = pattern.fullmatch(name)
+    groups = match.groups() if match else ()
+    return int(groups[-1] or 0) if groups else 0
+
+
+# --- SQuAD ------------------------------------------------------------------------------------------------------------
+
+# Sizes and sums as TensorFlow Datasets and Hugging Face datasets (v1.1), Hugging Face datasets and ParlAI (v2.0) state.
+_SQUAD = {
+    "train-v1.1.json": (30288272, "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
+    "dev-v1.1.json": (4854279, "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
+    "train-v2.0.json": (42123633, "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
+    "dev-v2.0.json": (4370528, "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
+}
+
+
+def plan_squad(ask: Ask, choice: Choice) -> list[RemoteFile]:
+    """Return the files of SQuAD 1.1 and 2.0."""
+    return [RemoteFile(name, name, size, Checksum("sha256", digits)) for name, (size, digits) in _SQUAD.items()]
+
+
+# --- PG-19 ------------------------------------------------------------------------------------------------------------
+
+_PAGE_BOOKS = 1000
+
+
+def plan_pg19(ask: Ask, choice: Choice) -> list[RemoteFile]:
+    """Return the books of PG-19, training split. Raises DownloadError."""
+    files: list[RemoteFile] = []
+    wanted, token, pages = choice.books_limit, "", 0
+    while wanted is None or len(files) < wanted:
+        fields = quote("nextPageToken,items(name,size,md5Hash)", safe="(),")
+        address = f"storage/v1/b/deepmind-gutenberg/o?prefix=train/&maxResults={_PAGE_BOOKS}&fields={fields}"
+        try:
+            page = json.loads(ask(address + (f"&pageToken={quote(token, safe='')}" if token else "")))
+            files += [_book(item) for item in page.get("items", []) if re.fullmatch(r"train/\d+\.txt", item["name"])]
+            token, pages = str(page.get("nextPageToken") or ""), pages + 1
+        except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+            raise DownloadError(
+                "download-mismatch", f"the list of books is not as expected ({error!r}): use another --mirror"
+            ) from error
+        if not token or pages > 1000:
+            break
+    if not files:
+        raise DownloadError("download-mismatch", "the list of books is empty: use another --mirror")
+    return files[:wanted]
+
+
+def _book(item: dict[str, Any]) -> RemoteFile:
+    name, digits = item["name"], item.get("md5Hash")
+    checksum = Checksum("md5", base64.b64decode(digits, validate=True).hex()) if digits else None
+    size = int(item["size"]) if "size" in item else None
+    return RemoteFile(name, f"deepmind-gutenberg/{name}", size, checksum)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

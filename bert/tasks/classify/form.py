@@ -29,21 +29,12 @@ REMEDIES = (
     "where a space stands between delimiter and quote"
 )
 """What to give where a delimiter makes no sense, in words."""
-_TEXT_NAMES = (
-    "text",
-    "sentence",
-    "review",
-    "message",
-    "comment",
-    "content",
-    "body",
-    "tweet",
-    "question",
-    "description",
-)
-_LABEL_NAMES = (
+_TEXT_NAMES = [
+    "text", "sentence", "review", "message", "comment", "content", "body", "tweet", "question", "description",
+]  # fmt: skip
+_LABEL_NAMES = [
     "label", "class", "category", "sentiment", "intent", "target", "topic", "tag", "type", "emotion", "polarity",
-)  # fmt: skip
+]  # fmt: skip
 _LEAST_ROWS = 4
 """Rows below which a column is proposed for its name alone."""
 _MOST_LISTED = 500

@@ -16,9 +16,8 @@ from support.refusals import refused
 
 from bert.data.remote import obtain as obtaining
 from bert.data.remote.download import Fetched
-from bert.data.remote.listings import Choice
 from bert.data.remote.obtain import RemoteOptions, agent_of, download_named, obtain
-from bert.data.remote.sources import SOURCES
+from bert.data.remote.sources import SOURCES, Choice
 from bert.data.remote.web import Transfer
 from common.locks import locked
 

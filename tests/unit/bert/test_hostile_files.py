@@ -19,7 +19,7 @@ from support.refusals import refused
 from bert.checkpoints.tensor_files import read_tensors
 from bert.corpus import dumps, extract
 from bert.data.columns import NotWholeError, map_columns
-from bert.data.remote.listings import Choice, plan_dump
+from bert.data.remote.sources import Choice, plan_dump
 from bert.data.remote.web import range_of
 from bert.data.stages import Counts
 from bert.tasks.classify.store import opened
