@@ -27,17 +27,6 @@ FEWEST_SHARDS = 4
 """Training shards where no number is given: fewer would leave workers and ranks without one."""
 VERSION = 1
 """Raised when the same input gives other bytes."""
-COUNTS = (
-    "documents",
-    "sentences",
-    "training documents",
-    "training sentences",
-    "test documents",
-    "test sentences",
-    "shards with one document",
-    "empty documents",
-)
-"""Names of what is counted; shards with one document come with the names of the first few."""
 _BLOCK_BYTES = 8 * 2**20
 _BLOCK_DOCUMENTS = 2**16
 _SPARE_FILES = 64

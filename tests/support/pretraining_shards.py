@@ -96,3 +96,11 @@ def write_beside(folder: Path, sizes: Mapping[str, int], **changes: Any) -> None
         "complete": True,
     }
     (folder / "metadata.json").write_text(json.dumps({**known, **changes}), encoding="utf-8")
+
+
+def length_of(arrays: dict[str, Any], row: int) -> int:
+    return int(arrays["input_mask"][row].sum())
+
+
+def switch_of(arrays: dict[str, Any], row: int) -> int:
+    return int(arrays["segment_ids"][row].argmax())

@@ -2,20 +2,37 @@
 
 import codecs
 import csv
+import gzip
 import io
+import os
+import random
+import sqlite3
+import zipfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import shared_files
-from support.csv_files import pairs, read
+from support.csv_files import pairs, prepared, read
 from support.refusals import refused
 
 from bert.tasks.classify.config import CsvForm
 from bert.tasks.classify.form import find_form
-from bert.tasks.classify.reading import TextRow, read_rows
-from common.errors import Code
+from bert.tasks.classify.reading import (
+    BEHIND_QUOTE,
+    BROKEN,
+    HEADER_AGAIN,
+    LITERAL_QUOTE,
+    SEVERAL_LINES,
+    LeftOut,
+    TextRow,
+    read_rows,
+)
+from bert.tasks.classify.records import check_file
+from bert.tasks.classify.summary import notes
+from common.errors import Code, InputError
 
 CSV_FOLDER = shared_files.DATA / "csv"
 
@@ -272,3 +289,161 @@ def test_the_published_files_are_read_whole() -> None:
     }  # fmt: skip
     assert not any(left_out for _, _, left_out in found.values())
     assert found["sms_spam_latin1"][0].encoding == "cp1252"
+
+
+ROWS = "text,label\none two,a\ntwo three,b\nthree one,a\n"
+
+
+def test_another_file_of_the_user_is_not_to_be_removed(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(ROWS)
+    (tmp_path / "mine.csv").write_text(ROWS * 20)
+    with refused("folder-occupied", "mine.csv", "--output") as caught:
+        prepared(tmp_path / "a.csv", output=tmp_path / "mine.csv")
+    assert "remove" not in str(caught.value) and "data csv" not in str(caught.value)
+    assert (tmp_path / "mine.csv").read_text() == ROWS * 20
+
+
+def test_a_database_of_another_program_is_refused_as_that(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(ROWS)
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as connection:
+        connection.execute("CREATE TABLE mine (one)")
+        connection.commit()
+    with refused("file-format", "other.sqlite"):
+        prepared(tmp_path / "a.csv", output=tmp_path / "other.sqlite")
+
+
+def test_a_pipe_is_no_file_that_does_not_exist(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    with refused("path-kind", "pipe"):
+        prepared(tmp_path / "pipe.csv")
+    with refused("path-missing", "nothing.csv"):
+        prepared(tmp_path / "nothing.csv")
+
+
+def test_packed_files_are_to_be_unpacked(tmp_path: Path) -> None:
+    book, archive = io.BytesIO(), io.BytesIO()
+    with zipfile.ZipFile(book, "w") as file:  # the parts of a workbook, in the order in which Excel writes them
+        file.writestr("[Content_Types].xml", "<Types/>")
+        file.writestr("xl/workbook.xml", "<workbook/>")
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("a.csv", ROWS)
+    for content, said in (
+        (gzip.compress(ROWS.encode()), "gzip"),
+        (archive.getvalue(), "with zip"),
+        (book.getvalue(), "spreadsheet"),
+    ):
+        (tmp_path / "a.csv").write_bytes(content)
+        with refused("file-format", said):
+            check_file(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("BZh,PK\none,a\n")
+    check_file(tmp_path / "a.csv")
+
+
+def test_a_delimiter_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(ROWS)
+    with refused("columns-missing", "--delimiter", "semicolon", "comma"):
+        find_form(tmp_path / "a.csv", CsvForm(delimiter=";"))
+
+
+def test_the_header_again_is_met_in_other_letter_case(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(ROWS + "TEXT,Label\nText,other\n")
+    rows = list(read_rows(tmp_path / "a.csv", find_form(tmp_path / "a.csv", CsvForm())))
+    assert [(row.line, row.reason) for row in rows if isinstance(row, LeftOut)] == [(5, HEADER_AGAIN)]
+    assert len(rows) == 5
+
+
+def rows_in(path: Path, content: str) -> list[TextRow | LeftOut]:
+    path.write_text(content, encoding="utf-8", newline="")
+    return list(read_rows(path, find_form(path, CsvForm())))
+
+
+def is_strict(content: str, delimiter: str = ",") -> bool:
+    """Whether Python's csv module takes a file for one without fault."""
+    try:
+        list(csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("columns", [("label", "text"), ("text", "label")])
+@pytest.mark.parametrize("delimiter", [",", "\t"], ids=["comma", "tab"])
+def test_two_quotes_that_stand_alone_hold_no_row(tmp_path: Path, columns: tuple[str, str], delimiter: str) -> None:
+    plain = [{"text": f"plain text number {number}", "label": "ab"[number % 2]} for number in range(300)]
+    plain[100]["text"], plain[131]["text"] = '"unclosed start of it', '"another stray'
+    lines = [delimiter.join(columns), *(delimiter.join(row[name] for name in columns) for row in plain)]
+    content = "\n".join(lines) + "\n"
+    assert not is_strict(content, delimiter)
+    rows = rows_in(tmp_path / "a.csv", content)
+    assert [(row.text, row.label) for row in rows if isinstance(row, TextRow)] == [
+        (row["text"], row["label"]) for row in plain
+    ]
+    # Rows begin in line 2: those of numbers 100 and 131 stand in lines 102 and 133.
+    assert [(row.line, row.odd) for row in rows if isinstance(row, TextRow) and row.odd] == [
+        (102, (LITERAL_QUOTE,)), (133, (LITERAL_QUOTE,)),
+    ]  # fmt: skip
+
+
+def test_a_quote_that_stands_alone_holds_no_row_before_one_that_is_quoted_rightly(tmp_path: Path) -> None:
+    content = 'text,label\n"stray,a\nplain,b\n"one, two",a\n"of two\nlines",b\nlast,a\n'
+    rows = rows_in(tmp_path / "a.csv", content)
+    assert [(row.line, row.text) for row in rows if isinstance(row, TextRow)] == [
+        (2, '"stray'), (3, "plain"), (4, "one, two"), (5, "of two\nlines"), (7, "last"),
+    ]  # fmt: skip
+    assert len(rows) == 5
+
+
+def test_a_broken_text_of_several_lines_is_left_out_whole(tmp_path: Path) -> None:
+    # Lines 3 to 6 are one row whose inner quotes are not doubled; lines 5 and 6 alone would pass for other texts.
+    content = 'text,label\nfirst,a\n"It began\nand he said "no" to me\nand more\nthe end",b\nlast,b\n'
+    rows = rows_in(tmp_path / "a.csv", content)
+    assert [row.text for row in rows if isinstance(row, TextRow)] == ["first", "last"]
+    assert [(row.place, row.reason) for row in rows if isinstance(row, LeftOut)] == [("lines 3 to 6", BROKEN)]
+
+
+def test_text_behind_a_closing_quote_in_one_line_is_counted(tmp_path: Path) -> None:
+    content = 'label;text\npos;"Go away 0" he said\nneg;"a ""good"" one"\npos;plain\n'
+    assert not is_strict(content, ";")
+    rows = rows_in(tmp_path / "a.csv", content)
+    assert [row.odd for row in rows if isinstance(row, TextRow)] == [(BEHIND_QUOTE,), (), ()]
+    expected = list(csv.reader(io.StringIO(content, newline=""), delimiter=";"))[1:]
+    assert [(row.label, row.text) for row in rows if isinstance(row, TextRow)] == [tuple(row) for row in expected]
+
+
+def test_rows_of_several_lines_say_their_range(tmp_path: Path) -> None:
+    rows = rows_in(tmp_path / "a.csv", 'text,label\n"one\ntwo\nthree",a\nx,b\n')
+    assert isinstance(rows[0], TextRow) and (rows[0].odd, rows[0].place) == ((SEVERAL_LINES,), "lines 2 to 4")
+
+
+def test_a_quote_closed_by_none_is_still_refused(tmp_path: Path) -> None:
+    with refused("file-damaged", "line 3", "--no-quoting"):
+        rows_in(tmp_path / "a.csv", 'text,label\nx,a\n"never closed,b\ny,a\n')
+
+
+def test_no_line_of_a_file_with_stray_quotes_goes_without_a_word(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    for _ in range(300):
+        lines = [f"text {number},{chance.choice('ab')}" for number in range(12)]
+        for number in chance.sample(range(12), chance.randrange(1, 5)):
+            at = chance.choice([0, lines[number].index(",") + 1, 4])
+            lines[number] = lines[number][:at] + '"' + lines[number][at:]
+        content = "\n".join(["text,label", "x,a", "y,b", "z,a", *lines]) + "\n"
+        try:
+            rows = rows_in(tmp_path / "a.csv", content)
+        except InputError as error:
+            assert "--no-quoting" in str(error)
+            continue
+        covered = [line for row in rows for line in range(row.line, row.line + row.lines)]
+        assert covered == list(range(2, 17))
+        if not is_strict(content):
+            assert any(isinstance(row, LeftOut) or row.odd for row in rows)
+
+
+def test_a_note_names_the_option_for_quotes_that_are_text(tmp_path: Path) -> None:
+    lines = [f"one two {number},{'ab'[number % 2]}" for number in range(20)]
+    lines[5], lines[9] = '"' + lines[5], '"' + lines[9]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    summary = prepared(tmp_path / "a.csv")
+    assert summary.source.counts.get("rows") == summary.source.counts.get("texts") == 20
+    assert summary.source.counts.names[LITERAL_QUOTE] == ["line 7", "line 11"]
+    assert any("--no-quoting" in note and "line 7, line 11" in note for note in notes(summary))

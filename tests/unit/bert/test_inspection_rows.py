@@ -37,18 +37,15 @@ def _set(name: str, where: Callable[[dict[str, Any], int], Any], value: Any, sho
     return edit
 
 
-def switch_of(arrays: dict[str, Any], row: int) -> int:
-    return int(arrays["segment_ids"][row].argmax())
-
-
-def length_of(arrays: dict[str, Any], row: int) -> int:
-    return int(arrays["input_mask"][row].sum())
-
-
 def _unmasked(arrays: dict[str, Any], row: int) -> int:
     """A piece that is not masked."""
-    taken = {0, switch_of(arrays, row) - 1, length_of(arrays, row) - 1, *arrays["masked_lm_positions"][row].tolist()}
-    return next(column for column in range(1, length_of(arrays, row)) if column not in taken)
+    taken = {
+        0,
+        shards.switch_of(arrays, row) - 1,
+        shards.length_of(arrays, row) - 1,
+        *arrays["masked_lm_positions"][row].tolist(),
+    }
+    return next(column for column in range(1, shards.length_of(arrays, row)) if column not in taken)
 
 
 def _empty_first(arrays: dict[str, Any]) -> int:
@@ -82,7 +79,7 @@ def _fewer(arrays: dict[str, Any]) -> int:
 BROKEN: dict[str, Callable[[dict[str, Any]], int]] = {
     "mask_ones_then_zeros": _set("input_mask", lambda a, r: (2,), 0),
     "padding_is_zero": _set("input_ids", lambda a, r: (shards.SEQ_LEN - 1,), 7, short=True),
-    "segments_zero_then_one": _set("segment_ids", lambda a, r: (length_of(a, r) - 1,), 0),
+    "segments_zero_then_one": _set("segment_ids", lambda a, r: (shards.length_of(a, r) - 1,), 0),
     "no_empty_segment": _empty_first,
     "label_zero_or_one": _set("next_sentence_labels", lambda a, r: (), 2),
     "positions_inside": _set("masked_lm_positions", lambda a, r: (_last(a, r),), shards.SEQ_LEN, short=True),
@@ -95,7 +92,7 @@ BROKEN: dict[str, Callable[[dict[str, Any]], int]] = {
     "cls_first": _set("input_ids", lambda a, r: (0,), 9),
     "two_seps": _set("input_ids", lambda a, r: (_unmasked(a, r),), shards.SEP),
     "sep_last": _set("input_ids", lambda a, r: (shards.SEQ_LEN - 1,), 9),
-    "segment_switch_after_sep": _set("segment_ids", lambda a, r: (switch_of(a, r),), 0),
+    "segment_switch_after_sep": _set("segment_ids", lambda a, r: (shards.switch_of(a, r),), 0),
     "no_special_inside": _set("input_ids", lambda a, r: (_unmasked(a, r),), shards.MASK),
 }
 

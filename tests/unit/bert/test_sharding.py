@@ -10,7 +10,7 @@ import pytest
 from support.refusals import refused
 
 from bert.corpus import sharding as module
-from bert.corpus.sharding import COUNTS, ShardPlan, assign, automatic_shards, scan, shard
+from bert.corpus.sharding import ShardPlan, assign, automatic_shards, scan, shard
 from bert.data.stages import Finished, StageFolder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,7 +51,7 @@ def documents_in(path: Path) -> list[str]:
 
 def sharded(parts: list[Path], folder: Path, plan: ShardPlan) -> Finished:
     found = shard(parts, stage_folder(folder), "d", plan, ignore)
-    assert found is not None and set(found.counts.numbers) <= set(COUNTS)
+    assert found is not None
     return found
 
 
