@@ -22,8 +22,9 @@ from analysis.render.figure import (
     short_label,
     stacked,
 )
-from analysis.render.page import Block, Cards, Facts, Gallery, Page, Prose, Section, write_page
+from analysis.render.page import Block, Cards, Gallery, Page, Prose, Section, write_page
 from analysis.render.png import drawable_names
+from analysis.render.tables import Facts
 from common.scores import score
 from records.classification import ClassificationResult
 

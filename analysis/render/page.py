@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.diagnose.finding import Finding
+from analysis.render import tables
 from analysis.render.figure import Figure
 from analysis.render.finding_tables import table_of
 from analysis.render.png import write_png
-from analysis.render.tables import Table
 from common.atomic import remove_left_overs, write_text
 from common.locks import locked
 
@@ -31,16 +31,14 @@ _OPEN_ROWS = 16
 _HERE = Path(__file__).parent
 _LOCK = ".report.lock"
 
-Pairs = Sequence[tuple[str, str]]
-
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """A paragraph; options and commands in backticks are set apart."""
+    """A paragraph that is not like others; as in them, options and commands in backticks are set apart."""
 
     text: str
-    style: str = ""
-    """"faint", "decides", "meaning", "headline"; "" for none."""
+    style: str
+    """"faint", "decides", "meaning" or "headline"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +47,6 @@ class Heading:
 
     text: str
     style: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Names with what they are."""
-
-    rows: Pairs
-    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +72,6 @@ class Items:
     rows: Sequence[tuple[str, str, str]]
     start: int = 0
     """The number of the first one; 0 for a list without numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command to copy."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +103,8 @@ class Article:
     style: str = "panel"
 
 
-Block = Prose | Heading | Facts | Cards | Gallery | Items | Command | Caution | Details | Article | Table
+Block = tables.Block | Prose | Heading | Cards | Gallery | Items | Caution | Details | Article
+"""What a terminal shows too (tables, facts, lines as they are, sentences), and what a page alone has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from analysis.render.page import (
     Cards,
     Caution,
     Details,
-    Facts,
     Gallery,
     Heading,
     Page,
@@ -32,6 +31,7 @@ from analysis.render.page import (
 from analysis.render.result_tables import input_tables, rank_tables, results_table, scaling_tables
 from analysis.render.run_figures import run_figures, taken_apart, waterfall_figure
 from analysis.render.source_page import source_panels
+from analysis.render.tables import Facts
 from analysis.render.training import training_part
 from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS
@@ -224,7 +224,7 @@ def _answer_blocks(said: Sequence[Answer]) -> list[Block]:
         blocks: list[Block] = [Heading(answer.headline, "headline")]
         if answer.cards:
             blocks.append(Cards([(card.label, card.value, card.note) for card in answer.cards]))
-        blocks += [Prose(sentence) for sentence in answer.sentences]
+        blocks += answer.sentences
         shown.append(Article("", blocks, style="further" if number else ""))
     if len(shown) <= _MOST_ANSWERS:
         return shown
@@ -248,7 +248,7 @@ def _waterfalls(everything: LoadedRun, folder: Path) -> list[Section]:
         tables.write_csv(folder / f"components-{number}.csv", row["components"])
         components = components_table(row["components"])
         blocks: list[Block] = [
-            Prose(wording.floor_sentence(row)),
+            wording.floor_sentence(row),
             Prose(ceilings_text(row), "faint"),
             Gallery([waterfall_figure(row, f"waterfall-{number}")]),
             waterfall_table(row["waterfall"]),
@@ -269,7 +269,7 @@ def _results(rows: Sequence[Row], ratios: Sequence[Row], everything: LoadedRun) 
     blocks: list[Block] = [Prose(_SORT, "faint"), results_table(sections.shown_rows(rows), ratios)]
     failures = doubts.failures(everything)
     if failures:
-        blocks += [Heading("Trials without a result"), Facts(failures, wide=True)]
+        blocks += [Facts(failures, "Trials without a result")]
     return Section("Results", blocks)
 
 
@@ -305,10 +305,10 @@ def _profile_blocks(trials: Sequence[LoadedTrial], folder: Path) -> list[Block]:
 
 
 def _details(trials: Sequence[LoadedTrial]) -> list[Block]:
-    machine = Facts(sections.environment(trials), wide=True)
+    machine = Facts(sections.environment(trials))
     return [
         Details("Machine and software in detail", [machine], heading=True),
-        Details("What the numbers mean", [Facts(GLOSSARY, wide=True)], heading=True),
+        Details("What the numbers mean", [Facts(GLOSSARY)], heading=True),
     ]
 
 

@@ -11,7 +11,6 @@ from analysis.render.page import (
     Article,
     Block,
     Details,
-    Facts,
     Heading,
     Items,
     Page,
@@ -21,6 +20,7 @@ from analysis.render.page import (
     report_folder,
     write_page,
 )
+from analysis.render.tables import Facts
 from analysis.render.trace_figures import Figures, trace_figures
 from analysis.sources import Source
 from analysis.timeline import Timeline
@@ -83,7 +83,7 @@ def write_source_report(source: Source, findings: Sequence[Finding], folder: Pat
 def source_page(source: Source, findings: Sequence[Finding]) -> Page:
     """Return the page of a source and of what `explain` said of it."""
     said = [(one.name, one.title, one.sentence) for one in by_weight(findings) if one.sentence]
-    answer: list[Block] = [Prose("There is nothing to say about this profile.")]
+    answer: list[Block] = ["There is nothing to say about this profile."]
     if said:
         answer = [Items(said[:_MOST_FIRST], start=1)]
     if said[_MOST_FIRST:]:

@@ -20,7 +20,7 @@ from analysis.render.figure import (
     categories,
     short_label,
 )
-from analysis.render.page import Block, Command, Facts, Gallery, Heading, Items, Page, Prose, Section, write_page
+from analysis.render.page import Block, Gallery, Heading, Items, Page, Prose, Section, write_page
 from analysis.render.search_tables import (
     best_text,
     counts_text,
@@ -31,6 +31,7 @@ from analysis.render.search_tables import (
     trials_table,
     value_text,
 )
+from analysis.render.tables import Facts, Plain
 from common.scores import score
 
 Row = Mapping[str, Any]
@@ -297,13 +298,13 @@ def write_tune_report(found: Row, folder: Path) -> list[Path]:
 def tune_page(found: Row, title: str) -> Page:
     """Return the page of a study; `found` is tune.json."""
     best = found["best"]
-    answer: list[Block] = [Prose(f"The best: {best_text(found)}." if best else "No trial came to its end.")]
+    answer: list[Block] = [f"The best: {best_text(found)}." if best else "No trial came to its end."]
     if best:
         values = [(name.replace("_", " "), value_text(value)) for name, value in best["values"].items()]
-        answer += [Facts(values), Prose("To train it again:"), Command(best["command"])]
+        answer += [Facts(values), "To train it again:", Plain(best["command"])]
         answer += [Prose(f"It {text}.", "faint") for text in replaced_text(found)]
     figures = tune_figures(found)
-    pictures: list[Block] = [Gallery(figures) if figures else Prose("No trial has a result yet.")]
+    pictures: list[Block] = [Gallery(figures) if figures else "No trial has a result yet."]
     importance = importance_text(found)
     pictures += [Prose(f"Importance: {importance}", "faint")] if importance else []
     trials: list[Block] = [Prose("Click a heading to sort.", "faint"), trials_table(found, ordered(found))]
