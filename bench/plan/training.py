@@ -25,7 +25,7 @@ from bert.parallel.deepspeed_config import read_deepspeed_config, said_of_traini
 from bert.parallel.options import options_text
 from bert.tasks import check_task_options, make_task, resolve_options, task_data
 from bert.tasks.base import DataSource, TaskData
-from bert.train.settings import TrainSettings, resolve_settings, task_defaults
+from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, StorageError, UsageError
 from common.flags import flag, request_of
 from common.registry import lookup
@@ -171,13 +171,6 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("weight_decay", lambda value: 0 <= value < math.inf, "a number of at least 0"),
     ("max_grad_norm", lambda value: 0 < value < math.inf, "a number above 0"),
 )
-# Options that are fields of bert.train.settings.TrainSettings, `epochs` besides.
-_SETTINGS = (
-    "task", "preset", "dropout", "seq_len", "micro_batch_size", "grad_accum_steps", "global_batch_size", "optimizer",
-    "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "precision", "strategy", "seed",
-    "log_every", "eval_every", "eval_data", "eval_samples", "best_by", "save_every", "keep", "epochs", "padding",
-    "activation_checkpointing", "levers",
-)  # fmt: skip
 # Of each parameter in a checkpoint: itself and two moments of the optimizer, in float32.
 _WEIGHT_BYTES, _MOMENTS_BYTES = 4, 8
 
@@ -240,7 +233,8 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
     """
     check_loggers(options.log_to)
     lookup(TRAININGS, options.implementation, "implementation of training runs")
-    values = {name: getattr(options, name) for name in _SETTINGS}
+    fields = (field.name for field in dataclasses.fields(TrainOptions) if field.name in GIVEN)
+    values = {name: getattr(options, name) for name in fields}
     values |= {"world_size": options.devices, "data": options.data or options.file}
     task, phase = options.task, options.phase
     data = task_data(task)

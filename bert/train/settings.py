@@ -121,7 +121,7 @@ class TrainSettings(TrainSpec):
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "TrainSettings":
         """Return the settings that `to_json` wrote; fields that came later have their defaults. Raises InputError."""
-        unknown = sorted(set(content) - _names())
+        unknown = sorted(set(content) - _NAMES)
         if unknown:
             raise InputError(
                 "file-damaged", f"the settings of a run have no fields {', '.join(map(str, unknown))}: they are damaged"
@@ -132,8 +132,9 @@ class TrainSettings(TrainSpec):
             raise InputError("file-damaged", f"the settings of a run are damaged: {error}") from error
 
 
-def _names() -> set[str]:
-    return {field.name for field in dataclasses.fields(TrainSettings)} | {"global_batch_size"}
+_NAMES = {field.name for field in dataclasses.fields(TrainSettings)} | {"global_batch_size"}
+GIVEN = frozenset(_NAMES | {"epochs"})
+"""What `resolve_settings` can be given, by name."""
 
 
 def make_settings(values: Mapping[str, Any]) -> TrainSettings:
@@ -223,18 +224,17 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
 
     Args:
         phase: of pretraining, None is phase 1.
-        given: fields of TrainSettings; and `epochs`, which `steps` goes before.
+        given: settings by name; `steps` goes before `epochs`.
         samples: of an epoch; None where they are without end.
 
     Raises:
         UsageError: as TrainSettings, a field that does not exist, or no whole number of micro-steps fits.
     """
     own = {name: value for name, value in given.items() if value is not None}
-    known = _names() | {"epochs"}
-    if not own.keys() <= known:
+    if not own.keys() <= GIVEN:
         raise UsageError(
             "option-unknown",
-            f"{', '.join(sorted(own.keys() - known))}: no such setting; there are {', '.join(sorted(known))}",
+            f"{', '.join(sorted(own.keys() - GIVEN))}: no such setting; there are {', '.join(sorted(GIVEN))}",
         )
     if "seq_len" in own:
         own.setdefault("max_predictions", default_max_predictions(int(own["seq_len"])))
