@@ -16,8 +16,7 @@ from torch import Tensor
 from bert.data.batch import Batch
 from bert.model.attention import Where
 from bert.model.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
-from bert.model.packing import Packed
-from bert.model.sequences import Unpadded
+from bert.model.packing import Packed, Unpadded
 from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
 from bert.optim.precision import Precision
 from bert.speed.copies import LOW, copy_of, has_low_gradients

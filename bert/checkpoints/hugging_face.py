@@ -14,8 +14,13 @@ from torch import Tensor, nn
 
 from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder
-from bert.model.heads import PADDING_BIAS, MaskedWordHead
-from bert.model.models import BertForPretraining, BertForQuestionAnswering, BertForSequenceClassification
+from bert.model.heads import (
+    PADDING_BIAS,
+    BertForPretraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    MaskedWordHead,
+)
 from common.errors import InputError, UsageError
 
 _WORD = "embeddings.word_embeddings.weight"

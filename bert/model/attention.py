@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
 from bert.model.config import ModelConfig
-from bert.model.sequences import Bounds, Chunk, Unpadded, chunks
+from bert.model.packing import Bounds, Chunk, Unpadded, chunks
 from bert.speed.copies import Linear
 from bert.speed.dropout import own_kernels
-from bert.speed.softmax import Weights, softmax_dropout, softmax_dropout_backward
+from bert.speed.elementwise import Weights, softmax_dropout, softmax_dropout_backward
 
 Where = Tensor | Unpadded | Bounds | None
 """bool mask of rows, True for tokens that may be attended to, or None where all may: [B, 1, 1, S] of padded rows,
@@ -43,7 +43,7 @@ def attend(
         dropout_probability: of the weights.
         in_chunks: whether a CPU works on a few sequences at a time.
         in_bf16: whether a CPU multiplies bf16 matrices as such, if it has instructions for it; else in float32.
-        fused: whether a CPU does what stands between the products in one pass (bert.speed.softmax).
+        fused: whether a CPU does what stands between the products in one pass (bert.speed.elementwise).
 
     Returns:
         [B, S, N, D] or [T, N, D].

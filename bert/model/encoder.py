@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from bert.model.attention import SelfAttention, Where
 from bert.model.config import ModelConfig
-from bert.model.packing import Packed, pack
-from bert.model.sequences import Unpadded, unpad
+from bert.model.packing import Packed, Unpadded, pack, unpad
 from bert.speed.copies import Linear, add_embedding
 from bert.speed.dropout import dropout
 from bert.speed.elementwise import Stream, gelu, residual_norm, stream

@@ -4,9 +4,10 @@ A loop reads every value once. For dropout, residual connection and LayerNorm Py
 sum, the norm and the cast, and in the backward pass for the cast, the sum of two gradients, the norm, the mask and a
 cast again. The loop gives its result twice: in float32 for the next residual connection, and in the type of the
 products for the next linear layer. PyTorch's GELU is as fast as one pass over memory; of it the backward pass alone is
-done here.
+done here. For the softmax of attention with dropout on its weights PyTorch passes over all scores for the factor, the
+mask, the softmax, the dropout and the cast; a loop works on a row while it lies in the nearest cache.
 
-Shapes: T rows, H hidden width.
+Shapes: T rows, H hidden width; b sequences of m tokens, N heads, R = b x N.
 """
 
 from typing import Any, NamedTuple
@@ -82,7 +83,7 @@ class _ResidualNorm(Function):
         by_loops = _has_loops(x, residual)
         levels = random_levels(x, by_loops) if probability else None
         with torch.autocast("cpu", enabled=False):
-            forward = _loop_forward if by_loops else _forward
+            forward = _norm_loop_forward if by_loops else _norm_forward
             x, residual = x.contiguous(), residual.contiguous()
             *results, mean, inverse = forward(x, residual, levels, weight, bias, eps, probability)
         ctx.save_for_backward(x, residual, levels, weight, mean, inverse)
@@ -94,7 +95,7 @@ class _ResidualNorm(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, residual, levels, weight, mean, inverse = ctx.saved_tensors
         with torch.autocast("cpu", enabled=False):
-            backward = _loop_backward if _has_loops(x, residual) else _backward
+            backward = _norm_loop_backward if _has_loops(x, residual) else _norm_backward
             own = [grad.contiguous() for grad in grads]
             return *backward(own, x, residual, levels, weight, mean, inverse, ctx.probability), None, None
 
@@ -122,7 +123,7 @@ def _has_loops(x: Tensor, residual: Tensor) -> bool:
     return residual.dtype == torch.float32 and x.dtype in LOOP_TYPES and is_wanted()
 
 
-def _forward(
+def _norm_forward(
     x: Tensor, residual: Tensor, levels: Tensor | None, weight: Tensor, bias: Tensor, eps: float, probability: float
 ) -> tuple[Tensor, ...]:
     """Return the norm [..., H], in the type of x too if that is another one, and of the sum the mean and the inverse of
@@ -135,7 +136,7 @@ def _forward(
     return wide, *([] if x.dtype == wide.dtype else [wide.to(x.dtype)]), mean, inverse
 
 
-def _backward(
+def _norm_backward(
     grads: list[Tensor],
     x: Tensor,
     residual: Tensor,
@@ -165,10 +166,10 @@ def _factors(levels: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
     return keep_mask(levels, probability, dtype).mul_(keep_scale(probability))
 
 
-def _loop_forward(
+def _norm_loop_forward(
     x: Tensor, residual: Tensor, levels: Tensor | None, weight: Tensor, bias: Tensor, eps: float, probability: float
 ) -> tuple[Tensor, ...]:
-    """`_forward`, in one pass."""
+    """`_norm_forward`, in one pass."""
     width = x.shape[-1]
     wide = torch.empty_like(residual)
     narrow = None if x.dtype == wide.dtype else torch.empty_like(x)
@@ -182,7 +183,7 @@ def _loop_forward(
     return wide, *([] if narrow is None else [narrow]), mean, inverse
 
 
-def _loop_backward(
+def _norm_loop_backward(
     grads: list[Tensor],
     x: Tensor,
     residual: Tensor,
@@ -192,7 +193,7 @@ def _loop_backward(
     inverse: Tensor,
     probability: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`_backward`, in one pass."""
+    """`_norm_backward`, in one pass."""
     width, threads = x.shape[-1], torch.get_num_threads()
     grad_x, grad_residual = torch.empty_like(x), torch.empty_like(residual)
     sums, weight = torch.zeros(threads, 3, width), weight.contiguous()
@@ -209,3 +210,91 @@ def _loop_backward(
 def address(tensor: Tensor | None) -> int | None:
     """Return where the first element lies, for a loop; NULL for none."""
     return None if tensor is None else tensor.data_ptr()
+
+
+class Weights(NamedTuple):
+    """What the backward pass needs of the weights before dropout [R, m, m]."""
+
+    values: Tensor
+    """Of loops those that were dropped have their sign bit set."""
+    levels: Tensor | None
+    """Random bits of dropout; None without dropout, and of loops."""
+
+
+def softmax_dropout(
+    scores: Tensor, mask: Tensor | None, factor: float, probability: float, fused: bool
+) -> tuple[Tensor, Weights]:
+    """Return dropout(softmax(scores factor)) [R, m, m] in the type of the scores, and what its backward pass needs.
+
+    Args:
+        scores: [R, m, m] of a CPU, in one piece; written to.
+        mask: bool [b, 1, 1, m] or [b, 1, m, m], True where may be attended to; None where everywhere. A row that may
+            attend to nothing gets equal weights.
+        factor: of the scores.
+        probability: of dropout.
+        fused: whether it is done in one pass, with random numbers of its own.
+
+    Raises:
+        MissingToolError: there is no C compiler.
+    """
+    fused = fused and scores.dtype in LOOP_TYPES and is_wanted()
+    levels = random_levels(scores, fused) if probability else None
+    if fused:
+        return _softmax_loop_forward(scores, mask, factor, levels, probability)
+    weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).mul_(factor)
+    if mask is not None:
+        rows, length = mask.shape[0], scores.shape[-1]
+        # The lowest finite number: a sequence without any real token gets equal weights, not NaN.
+        weights.view(rows, -1, length, length).masked_fill_(~mask, torch.finfo(weights.dtype).min)
+    torch.softmax(weights, -1, out=weights)
+    if levels is None:
+        return weights.to(scores.dtype), Weights(weights, None)
+    kept = keep_mask(levels, probability, weights.dtype).mul_(weights)
+    return _scaled(kept, probability, scores), Weights(weights, levels)
+
+
+def softmax_dropout_backward(
+    grad: Tensor, saved: Weights, factor: float, probability: float, fused: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of the scores from that of the result, and the result again: [R, m, m] each.
+
+    The arguments are those of `softmax_dropout`. `grad` is written to.
+    """
+    weights, levels = saved
+    if fused and grad.dtype in LOOP_TYPES and is_wanted():
+        return _softmax_loop_backward(grad, weights, factor, probability)
+    wide, kept = grad.to(weights.dtype), weights
+    if levels is not None:
+        kept = keep_mask(levels, probability, weights.dtype)
+        wide.mul_(kept)
+        kept.mul_(weights)
+    scores = torch._softmax_backward_data(wide, weights, -1, weights.dtype)
+    return scores.mul_(factor * keep_scale(probability)).to(grad.dtype), _scaled(kept, probability, grad)
+
+
+def _scaled(kept: Tensor, probability: float, like: Tensor) -> Tensor:
+    return torch.mul(kept, keep_scale(probability), out=torch.empty_like(like)) if probability else kept.to(like.dtype)
+
+
+def _softmax_loop_forward(
+    scores: Tensor, mask: Tensor | None, factor: float, levels: Tensor | None, probability: float
+) -> tuple[Tensor, Weights]:
+    count, length, _ = scores.shape
+    allowed, heads, whole = None, 1, False
+    if mask is not None:
+        allowed, heads, whole = mask.contiguous(), count // len(mask), mask.shape[2] > 1
+    weights, kept = torch.empty(scores.shape), torch.empty_like(scores)
+    getattr(loops(), f"softmax_forward_{LOOP_TYPES[scores.dtype]}")(
+        count * length, length, torch.get_num_threads(), scores.data_ptr(), address(allowed), heads, whole, factor,
+        address(levels), threshold(probability), keep_scale(probability), weights.data_ptr(), kept.data_ptr(),
+    )  # fmt: skip
+    return kept, Weights(weights, None)
+
+
+def _softmax_loop_backward(grad: Tensor, weights: Tensor, factor: float, probability: float) -> tuple[Tensor, Tensor]:
+    kept, length = torch.empty_like(grad), grad.shape[-1]
+    getattr(loops(), f"softmax_backward_{LOOP_TYPES[grad.dtype]}")(
+        grad.numel() // length, length, torch.get_num_threads(), grad.data_ptr(), weights.data_ptr(), factor,
+        keep_scale(probability), kept.data_ptr(),
+    )  # fmt: skip
+    return grad, kept

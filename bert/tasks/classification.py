@@ -18,7 +18,7 @@ from bert.data.loading.batches import RowBatches, check_rows
 from bert.data.rows import Labels, TokenRows
 from bert.data.synthetic import Content, Slots, SyntheticBatches, row_batch
 from bert.model.config import ModelConfig
-from bert.model.models import BertForSequenceClassification
+from bert.model.heads import BertForSequenceClassification
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, EvaluationSpec
 from bert.tasks.classification_data import TRAINING, ClassificationData
 from bert.tasks.evaluation import Float32, LabelledRows

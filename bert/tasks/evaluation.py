@@ -10,7 +10,7 @@ import torch
 from bert.data.loading.batches import evaluation_rows
 from bert.data.loading.order import spread
 from bert.data.rows import Int64, Labels, TokenRows
-from bert.model.models import BertForLabels
+from bert.model.heads import BertForLabels
 from bert.optim.precision import Precision
 from bert.tasks.base import DataSpec, Evaluation
 from common.errors import InputError, UsageError

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.layouts import assert_same, batch_of, loss_and_gradients, model
 
-from bert.model.sequences import unpad
+from bert.model.packing import unpad
 from bert.optim.precision import Precision
 from bert.speed.registry import resolve_levers, use_levers, use_weight_copies
 

@@ -155,7 +155,7 @@ def test_predictions_refuse_what_was_not_trained_on_squad(
     from bench.cli.main import run
     from bert.checkpoints.ours import save_model
     from bert.model.config import PRESETS
-    from bert.model.models import BertForPretraining, BertForQuestionAnswering
+    from bert.model.heads import BertForPretraining, BertForQuestionAnswering
     from bert.tasks.squad.features import FORM
 
     config = PRESETS["tiny"].replace(vocab_size=FORM.open(files["evaluation"]).settings.vocab_size)

@@ -17,12 +17,11 @@ from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_fa
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.encoder import recompute_activations
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 from bert.speed import native
 from bert.speed.dropout import random_levels, threshold
-from bert.speed.elementwise import gelu, residual_norm
+from bert.speed.elementwise import gelu, residual_norm, softmax_dropout, softmax_dropout_backward
 from bert.speed.registry import use_levers
-from bert.speed.softmax import softmax_dropout, softmax_dropout_backward
 from records.run import TrialDirectory
 
 VOCAB = 101

@@ -4,7 +4,7 @@ import torch
 
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 
 VOCAB = 96
 SHAPE = ModelConfig(

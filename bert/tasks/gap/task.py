@@ -16,7 +16,7 @@ from bert.data.lengths import Lengths
 from bert.data.rows import Labels
 from bert.model.config import ModelConfig
 from bert.model.encoder import EncoderOutput, initialize, phase
-from bert.model.models import BertForLabels
+from bert.model.heads import BertForLabels
 from bert.speed.dropout import dropout
 from bert.tasks.classification import ClassificationTask
 from bert.tasks.evaluation import Float32, mean_log_loss

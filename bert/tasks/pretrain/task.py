@@ -14,8 +14,7 @@ from bert.data.lengths import is_synthetic
 from bert.data.loading.order import spread
 from bert.data.synthetic import SyntheticBatches
 from bert.model.config import ModelConfig
-from bert.model.heads import gather_positions
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining, gather_positions
 from bert.optim.precision import Precision
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, Evaluation, EvaluationSpec
 from bert.tasks.pretrain.batches import Hdf5Batches, Pieces, to_batch

@@ -12,7 +12,7 @@ import torch
 from bert.data.loading.batches import evaluation_rows
 from bert.data.loading.order import spread
 from bert.data.rows import Int64
-from bert.model.models import BertForQuestionAnswering
+from bert.model.heads import BertForQuestionAnswering
 from bert.optim.precision import Precision
 from bert.tasks.base import DataSpec, Evaluation
 from bert.tasks.evaluation import outputs

@@ -9,7 +9,7 @@ from bert.data.lengths import is_synthetic
 from bert.data.loading.batches import RowBatches
 from bert.data.synthetic import QUESTIONS, SyntheticBatches
 from bert.model.config import ModelConfig
-from bert.model.models import BertForQuestionAnswering
+from bert.model.heads import BertForQuestionAnswering
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, EvaluationSpec
 from bert.tasks.squad.evaluation import Questions
 from bert.tasks.squad.features import find_features

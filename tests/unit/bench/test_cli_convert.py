@@ -13,7 +13,7 @@ from support.refusals import refused
 
 from bert.checkpoints.ours import load_model, save_model
 from bert.model.config import ModelConfig
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 from common.errors import Code
 
 ROOT = Path(__file__).resolve().parents[3]

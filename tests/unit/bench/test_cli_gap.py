@@ -116,7 +116,7 @@ def _documents(text: str) -> list[str]:
 def test_a_model_that_was_not_trained_on_gap_is_refused(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bert.model.models import BertForQuestionAnswering
+    from bert.model.heads import BertForQuestionAnswering
 
     tmp_path.joinpath("model").mkdir()
     shape = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=100)

@@ -11,7 +11,7 @@ import torch
 from support import training_runs
 
 from bert.model.config import model_config
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 from bert.optim.registry import lamb
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataIdentity

@@ -16,7 +16,7 @@ from support.training_runs import Recorder, run, settings
 from bert.checkpoints.model_config import to_our_json
 from bert.checkpoints.ours import save_model
 from bert.model.config import model_config
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 from bert.train import checkpoint as checkpoints
 from bert.train.checkpoint import STATE_FILE, latest, load_rng, read, save_rng, saved_steps
 from common.errors import Code

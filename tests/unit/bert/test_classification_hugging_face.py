@@ -14,7 +14,7 @@ from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_fa
 from bert.checkpoints.ours import save_model
 from bert.data.loading.batches import row_batch
 from bert.model.config import preset
-from bert.model.models import BertForSequenceClassification
+from bert.model.heads import BertForSequenceClassification
 from bert.train.resume import Initial
 from bert.train.weights import load_initial
 

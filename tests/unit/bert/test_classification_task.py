@@ -13,8 +13,7 @@ from support.row_task import NAME, VOCAB, made_rows, write_rows
 from bert.data.rows import TokenRows
 from bert.data.synthetic import SyntheticBatches
 from bert.model.config import preset
-from bert.model.heads import label_loss
-from bert.model.models import BertForQuestionAnswering, BertForSequenceClassification
+from bert.model.heads import BertForQuestionAnswering, BertForSequenceClassification, label_loss
 from bert.optim.precision import Precision
 from bert.tasks import TASKS, given_options, make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec

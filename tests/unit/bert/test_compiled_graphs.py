@@ -24,8 +24,8 @@ from bench.profilers.ranges import RangeObserver
 from bench.run.clock import StepClock
 from bert.model.config import model_config
 from bert.model.encoder import BertEncoder, Layer
-from bert.model.models import BertForPretraining
-from bert.model.sequences import Bounds
+from bert.model.heads import BertForPretraining
+from bert.model.packing import Bounds
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.speed.registry import check_precision, use_levers

@@ -23,7 +23,7 @@ from torch import Tensor
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.ours import load_into, load_model, save_model
 from bert.data.batch import Batch, BatchCounts
-from bert.model.models import BertForPretraining, BertForQuestionAnswering
+from bert.model.heads import BertForPretraining, BertForQuestionAnswering
 from bert.train.resume import Initial
 from bert.train.weights import NotTaken, load_initial
 

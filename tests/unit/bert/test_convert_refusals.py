@@ -27,7 +27,7 @@ from bert.checkpoints.read import find_checkpoint
 from bert.checkpoints.tensor_files import read_tensors
 from bert.checkpoints.tensorflow_index import MAGIC
 from bert.model.encoder import BertEncoder
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 from bert.tasks.base import DataIdentity
 from bert.train.resume import find_weights
 from common.errors import BertbenchError, Code, InputError

@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from support.refusals import refused
+from support.softmax_formula import HEADS, LENGTH, MASKS, by_formula
 from torch import Tensor, nn
 
 from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder, Layer, recompute_activations
 from bert.speed import native
-from bert.speed.elementwise import gelu, residual_norm
+from bert.speed.dropout import keep_scale, random_levels, threshold
+from bert.speed.elementwise import gelu, residual_norm, softmax_dropout, softmax_dropout_backward
 from bert.speed.registry import LEVERS, Lever, default_levers, recorded_levers, resolve_levers, use_levers
 
 WIDTH = 24
+FACTOR = 0.3
 SHAPE = ModelConfig(
     num_layers=2, hidden_size=WIDTH, num_heads=2, intermediate_size=48, max_positions=16, vocab_size=64
 )  # fmt: skip
@@ -139,7 +142,7 @@ def test_evaluation_and_other_types_are_left_to_pytorch(monkeypatch: pytest.Monk
     def forbidden(*_: object) -> None:
         raise AssertionError("the formula was used")
 
-    monkeypatch.setattr("bert.speed.elementwise._forward", forbidden)
+    monkeypatch.setattr("bert.speed.elementwise._norm_forward", forbidden)
     low, x = norm_of(dtype=torch.bfloat16), torch.ones(2, WIDTH, dtype=torch.bfloat16)
     assert residual_norm(x, x, low, 0.1, True).wide.dtype == torch.bfloat16
     assert residual_norm(x.float(), x.float(), norm_of().eval(), 0.1, True).wide.dtype == torch.float32
@@ -203,3 +206,47 @@ def test_the_lever_is_a_switch_of_every_layer() -> None:
     assert [layer.fused for layer in layers] == [True, True]
     use_levers(encoder, frozenset())
     assert [layer.fused for layer in layers] == [False, False]
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize("name", MASKS)
+def test_softmax_is_the_formula(name: str, probability: float) -> None:
+    mask = MASKS[name]
+    scores = torch.randn(2 * HEADS, LENGTH, LENGTH, dtype=torch.float64)
+    torch.manual_seed(3)
+    found, _ = softmax_dropout(scores.clone(), mask, FACTOR, probability, False)
+    torch.manual_seed(3)
+    levels = random_levels(scores) if probability else None
+    expected = by_formula(scores, mask, FACTOR)
+    if levels is not None:
+        expected = torch.where(levels >= threshold(probability), expected * keep_scale(probability), 0)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3])
+@pytest.mark.parametrize("name", sorted(set(MASKS) - {"nothing allowed"}))
+def test_the_backward_pass_of_softmax_is_the_derivative(name: str, probability: float) -> None:
+    mask = MASKS[name]
+    scores = torch.randn(2 * HEADS, LENGTH, LENGTH, dtype=torch.float64, requires_grad=True)
+
+    def fixed(scores: Tensor) -> Tensor:
+        return Checked.apply(scores, mask, probability)  # type: ignore[no-untyped-call]
+
+    assert torch.autograd.gradcheck(fixed, scores)
+
+
+class Checked(torch.autograd.Function):
+    """The two functions as one for autograd's check."""
+
+    @staticmethod
+    def forward(ctx, scores: Tensor, mask: Tensor | None, probability: float) -> Tensor:
+        torch.manual_seed(3)
+        ctx.probability = probability
+        ctx.kept, ctx.saved = softmax_dropout(scores.clone(), mask, FACTOR, probability, False)
+        return ctx.kept.clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad_scores, again = softmax_dropout_backward(grad.clone(), ctx.saved, FACTOR, ctx.probability, False)
+        assert torch.equal(again, ctx.kept)
+        return grad_scores, None, None

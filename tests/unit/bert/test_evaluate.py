@@ -11,7 +11,7 @@ from support.pretraining_shards import PIECES
 from support.refusals import refused
 
 from bert.model.config import model_config
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec, Evaluation

@@ -20,7 +20,7 @@ from bert.checkpoints.hugging_face import load_hugging_face_state
 from bert.checkpoints.ours import load_into, load_model, save_model
 from bert.checkpoints.tensorflow import open_checkpoint
 from bert.model.encoder import BertEncoder
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECKPOINTS = shared_files.DATA / "checkpoints"

@@ -13,7 +13,7 @@ from support.training_runs import Recorder, run, settings
 from bert.checkpoints.ours import save_model, write_model
 from bert.model.config import shape_from_words, shape_in_words
 from bert.model.encoder import BertEncoder
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 from bert.tasks.base import DataIdentity
 from bert.train.resume import Initial, find_initial
 from bert.train.weights import NotTaken, load_initial

@@ -11,7 +11,7 @@ from support.refusals import refused
 from torch import nn
 
 from bert.model.config import ModelConfig
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 from bert.optim.lamb import Lamb
 from bert.optim.registry import adamw, lamb, parameter_groups
 

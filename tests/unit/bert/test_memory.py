@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bert.model.config import PRESETS, shape_in_words
+from bert.model.heads import BertForPretraining
 from bert.model.memory import predict_memory
-from bert.model.models import BertForPretraining
 from common.train_spec import TrainSpec
 
 SMALL = TrainSpec(

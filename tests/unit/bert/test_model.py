@@ -13,7 +13,7 @@ from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_fa
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import PRESETS, ModelConfig, preset
 from bert.model.encoder import BertEncoder
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 from bert.optim.registry import adamw
 from bert.train.observer import Observer
 

@@ -9,7 +9,7 @@ from support.layouts import LENGTHS, assert_same, batch_of, loss_and_gradients, 
 from bert.data.batch import Batch, BatchCounts
 from bert.model.attention import attend
 from bert.model.encoder import recompute_activations
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 from bert.model.packing import Packed, fit, pack, static_rows
 from bert.speed.registry import use_levers
 

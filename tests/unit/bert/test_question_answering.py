@@ -16,8 +16,7 @@ from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_fa
 from bert.data.batch import Batch, BatchCounts
 from bert.data.loading.batches import RowBatches
 from bert.model.config import ModelConfig, preset
-from bert.model.heads import span_losses
-from bert.model.models import BertForPretraining, BertForQuestionAnswering
+from bert.model.heads import BertForPretraining, BertForQuestionAnswering, span_losses
 from bert.tasks.base import DataSpec
 from bert.train.observer import Observer
 

@@ -7,7 +7,7 @@ from support.training_runs import Recorder, run, settings
 
 from bert.model.config import PRESETS
 from bert.model.encoder import recompute_activations
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 from bert.parallel.options import make_strategy
 from bert.tasks.pretrain.task import PretrainTask
 

@@ -13,7 +13,7 @@ from support.squad_runs import squad_settings
 from support.training_runs import Recorder, run
 
 from bert.model.config import model_config
-from bert.model.models import BertForPretraining, BertForQuestionAnswering
+from bert.model.heads import BertForPretraining, BertForQuestionAnswering
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec, EvaluationSpec

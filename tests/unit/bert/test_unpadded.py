@@ -10,7 +10,7 @@ from support.refusals import refused
 from bert.data.batch import Batch, BatchCounts
 from bert.model.attention import attend
 from bert.model.encoder import recompute_activations
-from bert.model.sequences import Unpadded, chunks, unpad
+from bert.model.packing import Unpadded, chunks, unpad
 from bert.speed.registry import levers_text, resolve_levers, use_levers
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.encoder import recompute_activations
-from bert.model.models import BertForPretraining
+from bert.model.heads import BertForPretraining
 from bert.optim.adamw import AdamW
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw, parameter_groups
