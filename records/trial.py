@@ -55,7 +55,7 @@ class Trial(TrainSpec):
     profiler_options: tuple[str, ...] = ()
     """What the profiler was told by --with and --nvtx: "name" or "name=value" words, sorted."""
     allocator: str = ""
-    """How processes keep main memory, a name of bench.run.allocators; empty is as the C library does."""
+    """How processes keep main memory, a name of bench.run.resources.ALLOCATORS; empty is as the C library does."""
     training: tuple[tuple[str, Any], ...] = ()
     """Of kind train: every setting of the training, (name, plain value), sorted; `round` is then the attempt."""
     collective: tuple[tuple[str, Any], ...] = ()

@@ -6,7 +6,7 @@ Communications of the ACM 52(4)). The floor of the step is
 
     floor = model FLOPs / measured peak + sum over parts bound by memory of their bytes / measured bandwidth.
 
-Model FLOPs are those of bert.model.flops. Parts bound by memory are those without products: GELU, dropout with residual
+Model FLOPs are those of bert.model.step. Parts bound by memory are those without products: GELU, dropout with residual
 and norm, embeddings, the losses, the optimizer; each is charged the traffic that cannot be avoided when it is done
 alone. What is only there because better kernels are not (copies between precisions, sums of gradients) has a floor of
 0.

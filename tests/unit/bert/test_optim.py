@@ -84,5 +84,5 @@ def test_those_that_clip_take_the_norm_and_are_lamb(name):
 
 
 def test_listing_optimizers_and_schedules_does_not_import_torch():
-    code = "import sys, bert.optim.registry, bert.optim.schedule; assert 'torch' not in sys.modules, 'torch was imported'"
+    code = "import sys, bert.optim.registry, bert.optim.schedule; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
