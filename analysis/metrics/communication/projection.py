@@ -49,8 +49,8 @@ def backward_pass(record: Mapping[str, Any], bucket_mib: int | None = None) -> B
     """Return the buckets of a measured pass.
 
     Args:
-        record: what bench.run.measure.backward_timeline wrote: bytes and ready_ms of each gradient in the order of the buckets, and
-            backward_ms.
+        record: what bench.run.measure.backward_timeline wrote: bytes and ready_ms of each gradient in the order of the
+            buckets, and backward_ms.
         bucket_mib: cap of every bucket in MiB, where one was asked for.
 
     Raises:
