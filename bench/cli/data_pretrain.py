@@ -33,14 +33,12 @@ def read_words(words: list[str], program: str) -> DataPretrainOptions:
 
 def run(options: DataPretrainOptions) -> Result:
     """Make what was asked for."""
-    from analysis.render.tables import Plain
-    from bert.tasks.commands import rows_of
+    from analysis.render.tables import Facts
     from bert.tasks.pretrain.prepare import prepare
 
     _show_terms(options.prepare)
     summary = prepare(options.prepare, show_stages())
-    lines = rows_of(*_rows(summary))
-    return Result(document=summary.to_json(), blocks=[Plain("\n".join(lines))], notes=summary.notes)
+    return Result(document=summary.to_json(), blocks=[Facts(list(_rows(summary)))], notes=summary.notes)
 
 
 def _show_terms(config: PrepareConfig) -> None:

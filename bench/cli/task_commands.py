@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import tyro
 
-from analysis.render.tables import Plain
+from analysis.render.tables import Block, Facts, Plain, texts
 from bench.cli.options import Printed, in_plural, parse, plain_words, run_folder
 from bench.cli.progress import note, show_stages
 from bench.cli.result import Result, when_writable
 from bench.machine.devices import find_devices
 from bench.plan.options import AUTO, resolve_precision
 from bert.tasks import TASKS, known_tasks, task_data
-from bert.tasks.commands import Outcome, Ready, TaskCommand
+from bert.tasks.commands import Grid, Outcome, Ready, Shown, TaskCommand
 from common.errors import InputError, UsageError
 from common.registry import load
 from records.training import TrainRun, is_train_run
@@ -104,9 +104,9 @@ class TaskRun:
         if keeps_scores and own.out is not None:
             _check_scores_folder(own.out, self._task)
         outcome = self._command.run(own, _Terminal(options.computing if self._command.computes else None))
-        lines = list(outcome.lines)
+        blocks = list(map(_block, outcome.shown))
         if outcome.following is not None:
-            lines.append(f"next: {shlex.join(['bertbench', *outcome.following])}")
+            blocks.append(Plain(f"next: {shlex.join(['bertbench', *outcome.following])}"))
         written: Sequence[Path] = ()
         failure, document = None, outcome.document
         if keeps_scores:
@@ -115,11 +115,19 @@ class TaskRun:
             document = {**document, "written": [str(path) for path in written]}
         return Result(
             document=document,
-            blocks=[Plain("\n".join(lines)), *outcome.remarks],
+            blocks=blocks,
             written=written,
             notes=outcome.notes,
             failure=failure,
         )
+
+
+def _block(shown: Shown) -> Block:
+    if isinstance(shown, str):
+        return shown
+    if isinstance(shown, Grid):
+        return texts("table", shown.headings, shown.rows)
+    return Facts([(name, str(value)) for name, value in shown])
 
 
 def _write_scores(task: str, outcome: Outcome, out: Path) -> list[Path]:

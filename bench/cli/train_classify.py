@@ -1,6 +1,7 @@
 """`bertbench train classify FILE`: the data of a CSV, prepared before a training, and what it leaves beside them."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
@@ -178,12 +179,12 @@ def _prepared(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -
 
 def _say(options: TrainClassifyOptions, summary: "CsvSummary") -> None:
     """Tell what the data are."""
-    from bert.tasks.classify.summary import notes, summary_lines
+    from bert.tasks.classify.summary import notes, summary_facts
 
-    lines = "\n".join(map(printable, summary_lines(summary)))
+    lines = "\n".join(f"{name:<11} {printable(value)}" for name, value in summary_facts(summary))
     append_log(options.logfile, lines)
     if not options.json:
-        print(lines)
+        print(lines, file=sys.stderr)
     for text in notes(summary):
         told(options, printable(text))
 

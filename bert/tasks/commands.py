@@ -36,15 +36,25 @@ _FIRST_COLUMNS = ["index", "prediction"]
 _MOST_NAMED = 5
 
 
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of texts; numbers in all but the first column."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+Shown = str | Grid | Sequence[tuple[str, object]]
+"""What people see in one piece: a sentence, a table, or facts, each a name and what there is to say of it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """What a call came to, for programs and for people."""
 
     document: Any
     """Plain JSON values: what --json prints."""
-    lines: Sequence[str]
-    remarks: Sequence[str] = ()
-    """Sentences below the lines."""
+    shown: Sequence[Shown]
     notes: Sequence[str] = ()
     """What the user should know besides; each is said once."""
     following: Sequence[str] | None = None
@@ -98,11 +108,6 @@ class TaskCommand(Protocol):
         """Do it. Raises BertbenchError."""
 
 
-def rows_of(*pairs: tuple[str, object]) -> list[str]:
-    """Return one line for each name and what there is to say of it."""
-    return [f"{name:<11} {text}" for name, text in pairs]
-
-
 def some_of(names: Sequence[object]) -> str:
     """Return the first few of some names, for a message that --json completes."""
     shown = ", ".join(str(name)[:60] for name in names[:_MOST_NAMED])
@@ -127,9 +132,13 @@ class PrepareCommand(ABC):
     def prepare(self, options: Any, progress: "Progress") -> "Sequence[Summary]":
         """Make what was asked for of every source."""
 
-    @abstractmethod
-    def lines(self, summaries: "Sequence[Any]") -> list[str]:
-        """Say what became of them."""
+    def facts(self, summary: Any) -> list[tuple[str, object]]:
+        """Say what became of one of them."""
+        raise NotImplementedError
+
+    def shown(self, summaries: "Sequence[Any]") -> list[Shown]:
+        """Say what became of all of them."""
+        return [self.facts(summary) for summary in summaries]
 
     def following(self, options: Any, summaries: "Sequence[Any]") -> list[str] | None:
         """Return the words of the next command."""
@@ -140,7 +149,7 @@ class PrepareCommand(ABC):
         summaries = self.prepare(options, host.progress)
         return Outcome(
             document=[summary.to_json() for summary in summaries],
-            lines=self.lines(summaries),
+            shown=self.shown(summaries),
             notes=[note for summary in summaries for note in summary.notes],
             following=self.following(options, summaries),
         )
@@ -242,10 +251,8 @@ class RowPredict:
         }
         words = ["eval", self._task, "--checkpoint", str(options.checkpoint), "--data", str(options.data)]
         words += ["--split", options.split, "--predictions", str(path)]
-        lines = rows_of(
-            ("checkpoint", found["checkpoint"]), ("rows", rate(len(rows), seconds)), *_told(scores), ("wrote", path)
-        )
-        return Outcome(document=found, lines=lines, following=words if rows.has_labels else None)
+        facts = [("checkpoint", found["checkpoint"]), ("rows", rate(len(rows), seconds)), *_told(scores)]
+        return Outcome(document=found, shown=[[*facts, ("wrote", path)]], following=words if rows.has_labels else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,7 +301,7 @@ class RowEval:
             "rows": len(rows),
             "scores": scores,
         }
-        return Outcome(document=found, lines=rows_of(("rows", f"{len(rows):,}"), *_told(scores)))
+        return Outcome(document=found, shown=[[("rows", f"{len(rows):,}"), *_told(scores)]])
 
 
 def _trained(name: str, checkpoint: Path) -> "ClassificationTask":

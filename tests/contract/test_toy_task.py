@@ -60,7 +60,7 @@ class Prepare:
             np.savez(options.output / f"{split}.npz", values=rows.values, offsets=rows.offsets,
                      labels=np.array([int(label) for _, label in lines[part]]), words=len(words) + FIRST)
         following = ["train", self.task, "--data", str(options.output)]
-        return Outcome(document={"lines": len(lines)}, lines=[f"{len(lines)} lines"], following=following)
+        return Outcome(document={"lines": len(lines)}, shown=[f"{len(lines)} lines"], following=following)
 
 
 class ToyData(ClassificationData):

@@ -36,7 +36,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ("--text", "what", "--label", "kind", "--vocab", folder / "vocab.txt", "--seq-len", "24")
     done = call("train", "classify", folder / "things.csv", *words, *SMALL, "--logfile", folder / "log.txt",
                 "--out", folder / "run")  # fmt: skip
-    assert "test        accuracy" in done.stdout and "encoding    utf-8" in done.stdout
+    assert "encoding    utf-8" in done.stderr
+    assert " ".join(done.stdout.split()).count("test accuracy") == 1
     return folder
 
 
@@ -97,7 +98,7 @@ def test_the_model_predicts_other_texts(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("what\nred green blue\n\ncat dog\none two three\n")
     done = call("predict", "classify", "--checkpoint", trained / "things_trained_model", "--data", tmp_path / "new.csv",
                 "--text", "what", "--device", "cpu")  # fmt: skip
-    assert "left out    1 row (line 3: blank line)" in done.stdout
+    assert "left out 1 row (line 3: blank line)" in " ".join(done.stdout.split())
     with (tmp_path / "new_predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["line"] for row in rows] == ["2", "4", "5"] and list(rows[0]) == ["line", "prediction", "probability"]
@@ -110,7 +111,7 @@ def test_a_run_that_takes_the_place_of_another_ones_files_says_so(trained: Path,
     said = call("train", "classify", tmp_path / "things.sqlite", *words).stderr
     assert f"were those of the run {trained / 'run'}; now they are of {tmp_path / 'other'}" in said
     done = call("results", tmp_path / "things_train_test_stats.json", "--out", tmp_path / "page")
-    assert f"files were before of run   {trained / 'run'}" in done.stdout
+    assert f"files were before of run {trained / 'run'}" in " ".join(done.stdout.split())
     assert len(read_runs(tmp_path / "things.sqlite")) == 2
 
 
@@ -132,8 +133,8 @@ def test_a_training_takes_the_division_that_is_there_unless_an_option_says_other
     for words in (columns, ()):
         done = call("train", "classify", path, *words, "--prep-only")
         assert "divided as there: validation 0.3, test 0.1, seed 7" in done.stderr
-        assert "validate 18, test 6" in done.stdout and "time        finished before" in done.stdout
-    assert "splits      " in call("train", "classify", tmp_path / "d.sqlite", "--prep-only").stdout
+        assert "validate 18, test 6" in done.stderr and "time        finished before" in done.stderr
+    assert "splits      " in call("train", "classify", tmp_path / "d.sqlite", "--prep-only").stderr
     done = call("train", "classify", path, "--validation", "0.1", "--prep-only")  # the default, but said
     assert "note: made anew: the one that was there had validation 0.3, not 0.1" in done.stderr
 

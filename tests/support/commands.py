@@ -10,8 +10,11 @@ from bench.cli.result import Result
 
 
 def result(*words: object) -> Result:
-    """Run a command. Raises what it refuses."""
-    return result_of([str(word) for word in words])
+    """Run a command. Raises what it refuses, and what ends it after there is something to show."""
+    found = result_of([str(word) for word in words])
+    if found.failure is not None:
+        raise found.failure
+    return found
 
 
 def document(*words: object) -> Any:

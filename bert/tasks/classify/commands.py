@@ -14,7 +14,7 @@ import numpy as np
 from bert.data.rows import Ragged, TokenRows
 from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary
 from bert.tasks.classify.config import CsvConfig, CsvForm
-from bert.tasks.commands import Host, Outcome, Ready, rows_of
+from bert.tasks.commands import Host, Outcome, Ready
 from common.atomic import atomic_path
 from common.errors import InputError, UsageError, content_code
 
@@ -45,12 +45,12 @@ class Prepare:
         """Make the database; the document has every line that was left out."""
         from bert.tasks.classify.prepare import prepare
         from bert.tasks.classify.store import left_out
-        from bert.tasks.classify.summary import notes, summary_lines
+        from bert.tasks.classify.summary import notes, summary_facts
 
         summary = prepare(options, host.progress)
         lines = [{"line": line, "reason": reason} for line, reason in left_out(summary.source.path)]
         document = {**summary.to_json(), "left_out": lines}
-        return Outcome(document=document, lines=summary_lines(summary), notes=notes(summary))
+        return Outcome(document=document, shown=[summary_facts(summary)], notes=notes(summary))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,7 +201,7 @@ def _outcome(options: PredictOptions, encoding: str, out: Path, tally: _Tally, s
         "written": str(out),
     }
     most = ", ".join(f"{label[:40]} {count:,}" for label, count in tally.given.most_common(_MOST_SHOWN))
-    rows = [
+    rows: list[tuple[str, object]] = [
         ("texts", f"{tally.texts:,} in {seconds:.1f} s, {tally.texts / seconds:,.1f} per second"),
         ("predictions", f"{most}{', ...' if len(tally.given) > _MOST_SHOWN else ''}"),
     ]
@@ -215,7 +215,7 @@ def _outcome(options: PredictOptions, encoding: str, out: Path, tally: _Tally, s
         count = len(tally.left_out)
         rows.append(("left out", f"{count:,} row{'s' * (count != 1)} ({', '.join(lines)})"))
     rows.append(("wrote", str(out)))
-    return Outcome(document=found, lines=rows_of(*rows))
+    return Outcome(document=found, shown=[rows])
 
 
 @dataclass(frozen=True, slots=True)

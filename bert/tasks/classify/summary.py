@@ -18,7 +18,6 @@ from bert.tasks.classify.reading import (
 )
 from bert.tasks.classify.records import MOST_LINES, encoding_name
 from bert.tasks.classify.store import COUNTED_FIELDS, DIVIDED_BY_PIECES, MENDED_QUOTES, TextSource
-from bert.tasks.commands import rows_of
 
 MANY_LABELS = 0.5
 """Labels per text from which on the column is taken for something else."""
@@ -139,9 +138,8 @@ def _share_notes(summary: CsvSummary) -> list[str]:
     return said
 
 
-def summary_lines(summary: CsvSummary) -> list[str]:
-    """Return what was made, in lines."""
-
+def summary_facts(summary: CsvSummary) -> list[tuple[str, str]]:
+    """Return what was made."""
     source = summary.source
     counts, settings = source.counts, source.settings
     quote = settings.get("quote_char", '"')
@@ -150,7 +148,7 @@ def summary_lines(summary: CsvSummary) -> list[str]:
     texts = counts.get("texts")
     folded = counts.get("folded texts")
     longer = f", {folded:,} texts have several" if folded else ""
-    rows = [
+    return [
         ("input", source.origin["name"]),
         ("encoding", f"{encoding_name(settings['encoding'])} ({settings['encoding_from']})"),
         ("delimiter", f"{delimiter_name(settings['delimiter'])} ({settings['delimiter_from']}){quotes}"),
@@ -165,7 +163,6 @@ def summary_lines(summary: CsvSummary) -> list[str]:
         ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s"),
         ("database", str(source.path)),
     ]
-    return rows_of(*rows)
 
 
 def _by_lines(counts: Counts, prefix: str, title: str) -> list[tuple[str, str]]:

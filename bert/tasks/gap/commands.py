@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from bert.tasks.commands import (
     PREDICTIONS_FILE,
+    Grid,
     Host,
     Outcome,
     PrepareCommand,
+    Shown,
     check_positions,
     rate,
-    rows_of,
     some_of,
     timed_logits,
 )
@@ -85,9 +86,9 @@ class Prepare(PrepareCommand):
 
         return prepare(options, progress)
 
-    def lines(self, summaries: "Sequence[GapSummary]") -> list[str]:
-        """Several for each input."""
-        return [line for summary in summaries for line in _prepared(summary)]
+    def facts(self, summary: "GapSummary") -> list[tuple[str, object]]:
+        """Of one input."""
+        return _prepared(summary)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +152,7 @@ class Predict:
             "answers": {name: int((classes == number).sum()) for number, name in enumerate(LABELS)},
             "written": [str(path) for path in written],
         }
-        return Outcome(document=found, lines=_predicted(found), following=_evaluation(found))
+        return Outcome(document=found, shown=[_predicted(found)], following=_evaluation(found))
 
 
 def _open_model(options: PredictOptions, features: "GapFeatures", host: Host) -> "tuple[Opened, str]":
@@ -168,10 +169,10 @@ def _open_model(options: PredictOptions, features: "GapFeatures", host: Host) ->
     return opened, head
 
 
-def _prepared(summary: "GapSummary") -> list[str]:
+def _prepared(summary: "GapSummary") -> list[tuple[str, object]]:
     counts, settings = summary.counts, summary.settings
     features = counts.get("features")
-    rows = [
+    return [
         ("input", f"{summary.input}, for {settings.split}"),
         ("rows", f"{counts.get('rows'):,}, {features:,} of them used, {counts.get('left out'):,} left out"),
         (
@@ -187,18 +188,17 @@ def _prepared(summary: "GapSummary") -> list[str]:
         ("features", str(summary.features)),
         ("readable", str(summary.features.with_suffix(".tsv"))),
     ]
-    return rows_of(*rows)
 
 
-def _predicted(found: dict[str, Any]) -> list[str]:
+def _predicted(found: dict[str, Any]) -> list[tuple[str, object]]:
     answers = ", ".join(f"{count:,} {name}" for name, count in found["answers"].items())
-    return rows_of(
+    return [
         ("checkpoint", found["checkpoint"]),
         ("head", found["head"]),
         ("rows", rate(found["rows"], found["seconds"])),
         ("answers", answers),
         *(("wrote", path) for path in found["written"]),
-    )
+    ]
 
 
 def _evaluation(found: dict[str, Any]) -> list[str] | None:
@@ -254,7 +254,7 @@ class Eval:
             **scores.to_json(),
             "slices": [part.to_json() for part in parts],
         }
-        return Outcome(document=document, lines=_scored(scores, parts), remarks=_remarks(scores), drawn=(scores, parts))
+        return Outcome(document=document, shown=[*_scored(scores, parts), *_remarks(scores)], drawn=(scores, parts))
 
 
 def used_answers(scores: "Scores") -> tuple[list[int], list[int]]:
@@ -271,43 +271,36 @@ def slice_name(part: "Slice") -> str:
     return {"distance": f"name {part.name} away", "length": f"text of {part.name}"}.get(part.by, part.name)
 
 
-def _scored(scores: "Scores", parts: "Sequence[Slice]") -> list[str]:
-    lines = [f"GAP, {scores.rows:,} rows", "", f"{'':<10}{'recall':>10}{'precision':>11}{'F1':>10}"]
-    lines[-1] += f"{'tp':>8}{'fp':>7}{'fn':>7}{'tn':>7}"
-    for name, tally in scores.tallies.items():
-        lines.append(
-            f"{name:<10}{tally.recall:>8.1f} %{tally.precision:>9.1f} %{tally.f1:>8.1f} %{tally.true_positives:>8,}"
-            f"{tally.false_positives:>7,}{tally.false_negatives:>7,}{tally.true_negatives:>7,}"
-        )
-    bias = "none: one of the two F1 is 0" if scores.bias is None else f"{scores.bias:.2f}, feminine F1 / masculine F1"
-    lines += ["", f"bias       {bias}", f"accuracy   {100 * scores.accuracy:.1f} %, both names of a row right"]
-    if scores.log_loss is None:
-        lines.append(
-            "log loss   none: these predictions have no probabilities; those with a header ID,A,B,NEITHER have"
-        )
-    else:
-        lines.append(f"log loss   {scores.log_loss:.4f} nats, {scores.probable:,} row{'s' * (scores.probable != 1)}")
-    lines += ["", *_confusion_lines(scores), "", *_slice_lines(parts)]
-    return [*lines, ""]
-
-
-def _confusion_lines(scores: "Scores") -> list[str]:
+def _scored(scores: "Scores", parts: "Sequence[Slice]") -> list[Shown]:
     from bert.tasks.gap.scores import ANSWERS
 
+    tallies = [
+        (name, *(f"{value:.1f} %" for value in (tally.recall, tally.precision, tally.f1)),
+         *(f"{count:,}" for count in (tally.true_positives, tally.false_positives, tally.false_negatives,
+                                      tally.true_negatives)))
+        for name, tally in scores.tallies.items()
+    ]  # fmt: skip
+    bias = "none: one of the two F1 is 0" if scores.bias is None else f"{scores.bias:.2f}, feminine F1 / masculine F1"
+    loss = "none: these predictions have no probabilities; those with a header ID,A,B,NEITHER have"
+    if scores.log_loss is not None:
+        loss = f"{scores.log_loss:.4f} nats, {scores.probable:,} row{'s' * (scores.probable != 1)}"
+    facts = [
+        ("bias", bias), ("accuracy", f"{100 * scores.accuracy:.1f} %, both names of a row right"), ("log loss", loss)
+    ]  # fmt: skip
     lines, columns = used_answers(scores)
-    found = [f"{'right / answered':<18}" + "".join(f"{ANSWERS[column]:>9}" for column in columns)]
-    return found + [
-        f"{ANSWERS[line]:<18}" + "".join(f"{scores.confusion[line, column]:>9,}" for column in columns)
-        for line in lines
+    confusion = [(ANSWERS[line], *(f"{scores.confusion[line, column]:,}" for column in columns)) for line in lines]
+    slices = [
+        (slice_name(part), f"{part.rows:,}", f"{100 * part.accuracy:.1f} %", f"{part.f1:.1f} %",
+         "-" if part.log_loss is None else f"{part.log_loss:.4f}")
+        for part in parts
+    ]  # fmt: skip
+    return [
+        f"GAP, {scores.rows:,} rows",
+        Grid(("", "recall", "precision", "F1", "tp", "fp", "fn", "tn"), tallies),
+        facts,
+        Grid(("right / answered", *(ANSWERS[column] for column in columns)), confusion),
+        Grid(("part", "rows", "accuracy", "F1", "log loss"), slices),
     ]
-
-
-def _slice_lines(parts: "Sequence[Slice]") -> list[str]:
-    found = [f"{'part':<27}{'rows':>7}{'accuracy':>11}{'F1':>10}{'log loss':>11}"]
-    for part in parts:
-        loss = "-" if part.log_loss is None else f"{part.log_loss:.4f}"
-        found.append(f"{slice_name(part):<27}{part.rows:>7,}{100 * part.accuracy:>9.1f} %{part.f1:>8.1f} %{loss:>11}")
-    return found
 
 
 def _remarks(scores: "Scores") -> list[str]:

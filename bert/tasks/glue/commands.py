@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert.tasks.commands import Host, Outcome, PrepareCommand, Ready, check_positions, plain_scores, timed_logits
+from bert.tasks.commands import (
+    Grid,
+    Host,
+    Outcome,
+    PrepareCommand,
+    Ready,
+    Shown,
+    check_positions,
+    plain_scores,
+    timed_logits,
+)
 from bert.tasks.glue.config import GlueConfig
 from bert.tasks.glue.tasks import TASKS, TRAIN, task_of
 from common.errors import InputError, UsageError
@@ -19,7 +29,6 @@ if TYPE_CHECKING:
     from bert.tasks.glue.prepare import GlueSummary
     from bert.tasks.glue.tasks import GlueSpec
 
-_ROW = "{:<6} {:<16} {:>9} {:>9} {:>7} {:>7}  {}"
 _MOST_NAMED = 5
 
 
@@ -36,9 +45,9 @@ class Prepare(PrepareCommand):
 
         return prepare(options, progress)
 
-    def lines(self, summaries: "Sequence[GlueSummary]") -> list[str]:
-        """One for each table."""
-        return _prepared(summaries)
+    def shown(self, summaries: "Sequence[GlueSummary]") -> list[Shown]:
+        """One line for each table."""
+        return [_prepared(summaries)]
 
     def following(self, options: GlueConfig, summaries: "Sequence[GlueSummary]") -> list[str] | None:
         """A training on what is there, or the preparation of its text."""
@@ -92,7 +101,7 @@ class Predict:
             for file, one in zip(files, features, strict=True)
         ]
         found = {"checkpoint": str(opened.source), "task": features[0].settings.task, "tables": tables}
-        return Outcome(document=found, lines=_predicted(found), following=_evaluation(found))
+        return Outcome(document=found, shown=_predicted(found), following=_evaluation(found))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,12 +147,11 @@ class Eval:
             "answers_to": _answers_to(options.predictions, spec),
             "left_out": {name: count for name, count in table.counts.numbers.items() if name.startswith("left out")},
         }
-        return Outcome(document={**found, "scores": plain_scores(found["scores"])}, lines=_scored(spec, found))
+        return Outcome(document={**found, "scores": plain_scores(found["scores"])}, shown=_scored(spec, found))
 
 
-def _prepared(summaries: Sequence["GlueSummary"]) -> list[str]:
-    """One line for each table."""
-    lines = [_ROW.format("task", "split", "rows", "left out", "tokens", "cut", "file")]
+def _prepared(summaries: Sequence["GlueSummary"]) -> Grid:
+    rows_shown = []
     for summary in summaries:
         numbers = summary.counts
         rows = numbers.get("rows")
@@ -154,10 +162,9 @@ def _prepared(summaries: Sequence["GlueSummary"]) -> list[str]:
         time = "finished before" if summary.kept else f"{summary.seconds:.1f} s"
         file = summary.features or summary.text
         named = "nothing" if file is None else f"{file} ({time})"
-        lines.append(_ROW.format(summary.task, summary.split, f"{rows:,}", f"{left_out:,}", tokens, cut, named))
-        if summary.text is not None and is_made:
-            lines.append(f"{'':<23} text: {summary.text}")
-    return [line.rstrip() for line in lines]
+        named += "" if summary.text is None or not is_made else f"; text: {summary.text}"
+        rows_shown.append((f"{summary.task} {summary.split}", f"{rows:,}", f"{left_out:,}", tokens, cut, named))
+    return Grid(("table", "rows", "left out", "tokens", "cut", "file"), rows_shown)
 
 
 def _next(config: GlueConfig, summaries: Sequence["GlueSummary"]) -> list[str] | None:
@@ -277,14 +284,14 @@ def _answer(ready: Ready, features: "GlueFeatures", out: Path, host: Host) -> di
     }
 
 
-def _predicted(found: dict[str, Any]) -> list[str]:
-    lines = [f"checkpoint  {found['checkpoint']}"]
+def _predicted(found: dict[str, Any]) -> list[Shown]:
+    facts: list[tuple[str, object]] = [("checkpoint", found["checkpoint"])]
     for table in found["tables"]:
         rate = f"{table['rows']:,} rows in {table['seconds']:.1f} s, {table['rows_per_second']:,.1f} per second"
-        lines.append(f"{table['split']:<11} {rate}: {table['written']}")
+        facts.append((table["split"], f"{rate}: {table['written']}"))
         if table["scores"] is not None:
-            lines.append(f"{'':<11} {', '.join(in_words(name, value) for name, value in table['scores'].items())}")
-    return lines
+            facts.append(("", ", ".join(in_words(name, value) for name, value in table["scores"].items())))
+    return [facts]
 
 
 def _evaluation(found: dict[str, Any]) -> list[str] | None:
@@ -318,19 +325,18 @@ def _confusion(spec: "GlueSpec", labels: list[float], predictions: list[float]) 
     return found
 
 
-def _scored(spec: "GlueSpec", found: dict[str, Any]) -> list[str]:
-    table = f"{spec.folder} {found['split']}" if found["split"] else spec.folder
-    lines = [f"{table}, {found['rows']:,} rows", ""]
+def _scored(spec: "GlueSpec", found: dict[str, Any]) -> list[Shown]:
+    facts: list[tuple[str, object]] = []
     for name, value in found["scores"].items():
-        label = score(name).label
         mark = "  <- headline" if name == spec.headline and len(found["scores"]) > 1 else ""
         shown = f"{100 * value:7.3f}" if math.isfinite(value) else "not defined: all predictions or labels are equal"
-        lines.append(f"{label:<45} {shown}{mark}")
+        facts.append((score(name).label, f"{shown}{mark}"))
+    table = f"{spec.folder} {found['split']}" if found["split"] else spec.folder
+    parts: list[Shown] = [f"{table}, {found['rows']:,} rows", facts]
     if found["confusion"] is not None:
-        width = max(12, *(len(name) + 2 for name in spec.classes))
-        lines += ["", f"{'label':<{width}}" + "".join(f"{name:>{width}}" for name in spec.classes) + "  predicted"]
-        for name, counts in zip(spec.classes, found["confusion"], strict=True):
-            lines.append(f"{name:<{width}}" + "".join(f"{count:>{width},}" for count in counts))
+        counts = zip(spec.classes, found["confusion"], strict=True)
+        rows = [(name, *(f"{count:,}" for count in line)) for name, line in counts]
+        parts.append(Grid(("label / predicted", *spec.classes), rows))
     notes = [f"note: {count:,} row(s) of the table {name}" for name, count in found["left_out"].items()]
     if None not in (found["split"], found["answers_to"]) and found["split"] != found["answers_to"]:
         named = Path(found["predictions"]).name
@@ -338,4 +344,4 @@ def _scored(spec: "GlueSpec", found: dict[str, Any]) -> list[str]:
     if found["extra"]:
         shown = ", ".join(map(str, found["extra"][:_MOST_NAMED])) + ", ..." * (len(found["extra"]) > _MOST_NAMED)
         notes.append(f"note: {len(found['extra']):,} answer(s) to rows that the table does not have (index {shown})")
-    return [*lines, *([""] if notes else []), *notes]
+    return [*parts, *notes]

@@ -1,12 +1,11 @@
 """`bertbench data squad`, `predict squad` and `eval squad`."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert.tasks.commands import Host, Outcome, PrepareCommand, check_positions, rate, rows_of, some_of, timed
+from bert.tasks.commands import Grid, Host, Outcome, PrepareCommand, Shown, check_positions, rate, some_of, timed
 from bert.tasks.squad.config import SquadConfig
 from common.errors import UsageError
 
@@ -35,9 +34,9 @@ class Prepare(PrepareCommand):
 
         return prepare(options, progress)
 
-    def lines(self, summaries: "Sequence[SquadSummary]") -> list[str]:
-        """Several for each input."""
-        return [line for summary in summaries for line in _prepared(summary)]
+    def facts(self, summary: "SquadSummary") -> list[tuple[str, object]]:
+        """Of one input."""
+        return _prepared(summary)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,13 +114,13 @@ class Predict:
             "windows_per_second": len(features) / seconds,
             "written": [str(path) for path in written],
         }
-        return Outcome(document=found, lines=_predicted(found, answers), following=_evaluation(found))
+        return Outcome(document=found, shown=[_predicted(found, answers)], following=_evaluation(found))
 
 
-def _prepared(summary: "SquadSummary") -> list[str]:
+def _prepared(summary: "SquadSummary") -> list[tuple[str, object]]:
     counts, settings = summary.counts, summary.settings
     left_out = sum(count for name, count in counts.numbers.items() if name.startswith("left out"))
-    rows = [("input", f"{summary.input}: SQuAD {settings.version}, for {settings.split}")]
+    rows: list[tuple[str, object]] = [("input", f"{summary.input}: SQuAD {settings.version}, for {settings.split}")]
     rows += [(title, f"{counts.get(name):,}") for name, title in _SHOWN if counts.get(name) or name == "windows"]
     rows.append(("left out", f"{left_out:,} questions"))
     if settings.split == "training":
@@ -136,10 +135,10 @@ def _prepared(summary: "SquadSummary") -> list[str]:
         workers = f"{summary.workers} process{'es' * (summary.workers > 1)}"
         rows.append(("time", f"{summary.seconds:.1f} s with {workers}, {summary.mode}"))
     rows.append(("features", str(summary.features)))
-    return rows_of(*rows)
+    return rows
 
 
-def _predicted(found: dict[str, Any], answers: "Answers") -> list[str]:
+def _predicted(found: dict[str, Any], answers: "Answers") -> list[tuple[str, object]]:
     empty = sum(not answer for answer in answers.predictions.values())
     rows = [
         ("checkpoint", found["checkpoint"]),
@@ -151,7 +150,7 @@ def _predicted(found: dict[str, Any], answers: "Answers") -> list[str]:
     if answers.without_spans:
         rows.append(("no span", f"{len(answers.without_spans):,} questions without any span that can be an answer"))
     rows += [("wrote", path) for path in found["written"]]
-    return rows_of(*rows)
+    return rows
 
 
 def _evaluation(found: dict[str, Any]) -> list[str] | None:
@@ -209,27 +208,27 @@ class Eval:
         found = replace(found, notes=(*found.notes, *notes))
         about = {"task": "squad", "dataset": str(options.dataset), "predictions": str(options.predictions)}
         document = {**about, **found.to_json()}
-        return Outcome(document=document, lines=_scored(found), remarks=_remarks(found), drawn=found)
+        return Outcome(document=document, shown=[*_scored(found), *_remarks(found)], drawn=found)
 
 
-def _scored(found: "Scores") -> list[str]:
-    values = found.values
-    lines = [f"SQuAD {found.version}, {found.questions:,} questions", ""]
+def _scored(found: "Scores") -> list[Shown]:
+    values, head = found.values, f"SQuAD {found.version}, {found.questions:,} questions"
     if found.version == "1.1":
-        lines += [f"exact match  {values['exact_match']:7.3f} %", f"F1           {values['f1']:7.3f} %"]
-    else:
-        lines.append(f"{'':<16}{'exact match':>12}{'F1':>12}{'questions':>12}")
-        for name, prefix in (("all", ""), ("with answer", "HasAns_"), ("without answer", "NoAns_")):
-            if f"{prefix}total" in values:
-                exact, f1 = values[f"{prefix}exact"], values[f"{prefix}f1"]
-                lines.append(f"{name:<16}{exact:>10.3f} %{f1:>10.3f} %{values[f'{prefix}total']:>12,}")
-        if found.analysis is not None:
-            lines += [f"{'best':<16}{values['best_exact']:>10.3f} %{values['best_f1']:>10.3f} %"]
-            lines += [f"{'  at threshold':<16}{values['best_exact_thresh']:>12.4g}{values['best_f1_thresh']:>12.4g}"]
-            if found.analysis.curves:
-                lines += [f"{'avg. precision':<16}{values['pr_exact_ap']:>10.3f} %{values['pr_f1_ap']:>10.3f} %"]
-                lines += [f"{'  if all right':<28}{values['pr_oracle_ap']:>10.3f} %"]
-    return [*lines, ""]
+        return [head, [("exact match", f"{values['exact_match']:.3f} %"), ("F1", f"{values['f1']:.3f} %")]]
+
+    def row(name: str, exact: str, f1: str, questions: str = "") -> tuple[str, ...]:
+        return name, *(f"{values[score]:.3f} %" if score else "" for score in (exact, f1)), questions
+
+    rows: list[tuple[str, ...]] = []
+    for name, prefix in (("all", ""), ("with answer", "HasAns_"), ("without answer", "NoAns_")):
+        if f"{prefix}total" in values:
+            rows.append(row(name, f"{prefix}exact", f"{prefix}f1", f"{values[f'{prefix}total']:,}"))
+    if found.analysis is not None:
+        limits = [f"{values[f'best_{score}_thresh']:.4g}" for score in ("exact", "f1")]
+        rows += [row("best", "best_exact", "best_f1"), ("  at threshold", *limits, "")]
+        if found.analysis.curves:
+            rows += [row("avg. precision", "pr_exact_ap", "pr_f1_ap"), row("  if all right", "", "pr_oracle_ap")]
+    return [head, Grid(("", "exact match", "F1", "questions"), rows)]
 
 
 def _remarks(found: "Scores") -> list[str]:

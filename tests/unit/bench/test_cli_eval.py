@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from support import gap_files, shared_files
+from support.commands import document, result
 from support.mutate import count_from_environment, mutations
-from support.refusals import check_refusal
+from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
 from bert.tasks.squad.score_files import read_golds, read_null_odds, read_predictions
@@ -49,7 +50,7 @@ def test_scores_of_1_1_are_printed_and_no_file_is_written(tmp_path: Path, capsys
     before = sorted(tmp_path.iterdir())
     assert run(["eval", "squad", "--dataset", names[0], "--predictions", names[1]]) == 0
     shown = capsys.readouterr().out
-    assert "SQuAD 1.1, 3 questions" in shown and "exact match   33.333 %" in shown and "F1            55.556 %" in shown
+    assert "SQuAD 1.1, 3 questions" in shown and "exact match  33.333 %" in shown and "F1           55.556 %" in shown
     assert "extra: 2 prediction(s) for ids that no question has: q4, q5" in shown and "missing" not in shown
     assert sorted(tmp_path.iterdir()) == before
 
@@ -71,8 +72,7 @@ def test_no_answer_scores_give_thresholds_and_pictures(tmp_path: Path, capsys: p
     for name in PICTURES:
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
         assert str(tmp_path / "out" / name) in shown.replace("\n", "")
-    assert run([*argv, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = document(*argv)
     kept = json.loads((tmp_path / "out" / "scores.json").read_text(encoding="utf-8"))
     assert kept == {name: value for name, value in printed.items() if name != "written"}
     assert printed["scores"]["total"] == 5 and printed["scores"]["best_exact_thresh"] == -5.5
@@ -122,10 +122,9 @@ def test_what_is_no_score_of_the_task_is_not_written_over(
 
 
 @pytest.mark.skipif(not SQUAD.is_dir(), reason="../shared/data/squad is not here")
-def test_json_has_every_digit_and_all_missing_ids(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_digit_and_all_missing_ids() -> None:
     files = ["--dataset", str(SQUAD / "dev-v1.1.json.gz"), "--predictions"]
-    assert run(["eval", "squad", *files, str(SQUAD / "v1.1.logistic-regression.json.gz"), "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = document("eval", "squad", *files, str(SQUAD / "v1.1.logistic-regression.json.gz"))
     assert printed["scores"] == {"exact_match": 40.14191106906339, "f1": 50.98153647324461}
     assert (len(printed["missing"]), len(printed["extra"]), printed["questions"]) == (13, 28, 10_570)
 
@@ -168,7 +167,7 @@ def test_scores_are_shown_also_where_the_disk_is_full(
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(
-    options: list[str], code: Code, facts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], code: Code, facts: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "old").mkdir()
     names = {
@@ -180,8 +179,8 @@ def test_bad_input_is_one_message_and_exit_code_2(
     }
     given = {"--dataset": names["{dataset}"], "--predictions": names["{predictions}"]}
     given |= dict(zip(options[::2], (names.get(word, word) for word in options[1::2]), strict=True))
-    assert run(["eval", "squad", *(word for pair in given.items() for word in pair)]) == 2
-    check_refusal(capsys.readouterr().err, code, *(names.get(fact, fact) for fact in facts))
+    with refused(code, *(names.get(fact, fact) for fact in facts)):
+        result("eval", "squad", *(word for pair in given.items() for word in pair))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +237,6 @@ def test_an_empty_file_of_predictions_is_scored_and_repeated_ids_are_told(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["scores.json"]
     twice = tmp_path / "twice.json"
     twice.write_text('{"q1": "York", "q1": "Normans"}')
-    assert run(["eval", "squad", "--dataset", dataset(tmp_path, "1.1"), "--predictions", str(twice), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = document("eval", "squad", "--dataset", dataset(tmp_path, "1.1"), "--predictions", str(twice))
     assert found["scores"]["exact_match"] == pytest.approx(100 / 3)
     assert "1 question id(s) stand several times" in found["notes"][0]

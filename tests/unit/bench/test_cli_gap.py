@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.figure import Figure
+from support.commands import document, result
 from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
 from support.refusals import check_refusal, refused
 
@@ -53,8 +54,7 @@ def test_data_gap_tells_what_became_of_every_row(tmp_path: Path, capsys: pytest.
     told = capsys.readouterr()
     assert "8, 7 of them used, 1 left out" in told.out
     assert "misaligned offsets, line 6" in told.err
-    assert run([*words, "--json"]) == 0
-    (summary,) = json.loads(capsys.readouterr().out)
+    (summary,) = document(*words)
     assert summary["kept"]
     assert summary["left_out"][0]["line"] == 6
 
@@ -65,14 +65,14 @@ def test_data_gap_tells_what_became_of_every_row(tmp_path: Path, capsys: pytest.
     ids=("header", "empty", "csv"),
 )
 def test_data_gap_refuses_with_one_message_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, code: Code, fact: str
+    tmp_path: Path, content: str, code: Code, fact: str
 ) -> None:
     source = tmp_path / "gap-development.tsv"
     source.write_text(content)
     vocab = vocabulary(tmp_path / "vocab.txt")
     words = ["data", "gap", "--input", str(source), "--vocab", str(vocab), "--output", str(tmp_path / "out")]
-    assert run(words) == 2
-    check_refusal(capsys.readouterr().err, code, source.name, fact)
+    with refused(code, source.name, fact):
+        result(*words)
     assert not (tmp_path / "out").exists()
 
 
@@ -113,17 +113,15 @@ def _documents(text: str) -> list[str]:
     return [first + "}", "{" + second]
 
 
-def test_a_model_that_was_not_trained_on_gap_is_refused(
-    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_was_not_trained_on_gap_is_refused(tmp_path: Path, folder: Path) -> None:
     from bert.model.heads import BertForQuestionAnswering
 
     tmp_path.joinpath("model").mkdir()
     shape = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=100)
     save_model(tmp_path / "model", BertForQuestionAnswering(shape))
     (features,) = folder.glob("gap-validation-*.safetensors")
-    assert run(["predict", "gap", "--checkpoint", str(tmp_path / "model"), "--features", str(features)]) == 2
-    check_refusal(capsys.readouterr().err, "checkpoint-missing", tmp_path / "model", "train gap")
+    with refused("checkpoint-missing", tmp_path / "model", "train gap"):
+        result("predict", "gap", "--checkpoint", str(tmp_path / "model"), "--features", str(features))
 
 
 def test_eval_gap_prints_scores_slices_and_writes_a_picture(
@@ -140,19 +138,19 @@ def test_eval_gap_prints_scores_slices_and_writes_a_picture(
     words = ["eval", "gap", "--dataset", str(gold), "--predictions", str(system)]
     assert run([*words, "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr().out
-    for part in ("overall", "masculine", "bias", "accuracy   33.3 %", "missing: 1 row(s)", "extra: 1 prediction(s)"):
+    for part in ("overall", "masculine", "bias", "accuracy  33.3 %", "missing: 1 row(s)", "extra: 1 prediction(s)"):
         assert part in told
     assert (tmp_path / "out" / "scores.png").read_bytes().startswith(b"\x89PNG")
     assert titles == ["gold.tsv, system.tsv, 12 rows, F1 40.0 %"]
     assert json.loads((tmp_path / "out" / "scores.json").read_text())["overall"]["true_positives"] == 4
 
 
-def test_predictions_of_another_dataset_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_of_another_dataset_are_refused(tmp_path: Path) -> None:
     gold = write(tmp_path / "gold.tsv", learnable(3))
     system = tmp_path / "system.tsv"
     system.write_text("x\tTRUE\tFALSE\n")
-    assert run(["eval", "gap", "--dataset", str(gold), "--predictions", str(system)]) == 2
-    check_refusal(capsys.readouterr().err, "answers-invalid", 1, system, gold)
+    with refused("answers-invalid", 1, system, gold):
+        result("eval", "gap", "--dataset", str(gold), "--predictions", str(system))
 
 
 @pytest.mark.parametrize(
@@ -170,12 +168,12 @@ def test_predictions_of_another_dataset_are_refused(tmp_path: Path, capsys: pyte
     ids=range(8),
 )
 def test_what_compares_no_heads_is_refused(
-    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: Code, fact: str
+    tmp_path: Path, folder: Path, words: list[str], code: Code, fact: str
 ) -> None:
     given = [str(folder) if word == "FOLDER" else word for word in words]
     out = ["--preset", "tiny", "--device", "cpu", "--out", str(tmp_path / "out")] if words else []
-    assert run(["compare-heads", *given, *out]) == 2
-    check_refusal(capsys.readouterr().err, code, fact)
+    with refused(code, fact):
+        result("compare-heads", *given, *out)
 
 
 def test_options_of_gap_are_of_no_other_task() -> None:

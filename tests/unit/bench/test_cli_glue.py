@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.commands import document, result
 from support.glue_folders import VOCABULARY, make_glue, write_vocabulary
 from support.refusals import check_refusal, refused
 
@@ -29,13 +30,11 @@ def test_data_glue_prints_a_line_for_each_table_and_what_comes_next(
     words = ["data", "glue", "--input", str(glue), "--vocab", str(vocab), "--output", str(tmp_path / "out")]
     assert run([*words, "--task", "cola"]) == 0
     told = capsys.readouterr()
-    assert [line.split()[:4] for line in told.out.splitlines()[1:4]] == [
-        ["cola", "train", "12", "0"], ["cola", "dev", "12", "1"], ["cola", "test", "12", "0"],
-    ]  # fmt: skip
+    rows = [line.split()[:4] for line in told.out.splitlines() if line.startswith(" cola")]
+    assert rows == [["cola", "train", "12", "0"], ["cola", "dev", "12", "1"], ["cola", "test", "12", "0"]]
     assert "1 row(s) left out: another number of fields than the header: line 13: 3 in place of 4" in told.err
     assert "next: bertbench train glue --task cola" in told.out
-    assert run([*words, "--tasks", "cola", "stsb", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = document(*words, "--tasks", "cola", "stsb")
     assert [(one["task"], one["kept"]) for one in found] == [("cola", True)] * 3 + [("stsb", False)] * 3
 
 
@@ -49,8 +48,7 @@ def test_eval_glue_prints_the_scores_of_the_benchmark(
 ) -> None:
     words = ["eval", "glue", "--predictions", str(tmp_path / "answers.tsv")]
     write_dev(tmp_path / "answers.tsv", "cola", ["0", "1"] * 5 + ["1", "0", "1"])
-    assert run([*words, "--task", "cola", "--labels", str(glue / "CoLA" / "dev.tsv"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = document(*words, "--task", "cola", "--labels", str(glue / "CoLA" / "dev.tsv"))
     assert found["scores"] == {"matthews": pytest.approx(2 / 3), "accuracy": pytest.approx(10 / 12)}
     assert found["confusion"] == [[5, 1], [1, 5]] and found["extra"] == [12]
     write_dev(tmp_path / "answers.tsv", "mnli", ["entailment", "neutral", "contradiction"] * 4)
@@ -74,22 +72,20 @@ def test_eval_glue_prints_the_scores_of_the_benchmark(
     ],
 )
 def test_answers_that_cannot_be_scored_are_refused_with_their_line(
-    content: str, code: Code, facts: list[str], glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, code: Code, facts: list[str], glue: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "answers.tsv"
     path.write_text(content)
     labels = str(glue / "CoLA" / "dev.tsv")
-    assert run(["eval", "glue", "--task", "cola", "--labels", labels, "--predictions", str(path)]) == 2
-    check_refusal(capsys.readouterr().err, code, path.name, *facts)
+    with refused(code, path.name, *facts):
+        result("eval", "glue", "--task", "cola", "--labels", labels, "--predictions", str(path))
 
 
-def test_a_table_without_labels_cannot_be_scored(
-    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_without_labels_cannot_be_scored(glue: Path, tmp_path: Path) -> None:
     path = write_dev(tmp_path / "answers.tsv", "mnli", ["neutral"] * 12)
     labels = str(glue / "MNLI" / "test_matched.tsv")
-    assert run(["eval", "glue", "--task", "mnli", "--labels", labels, "--predictions", str(path)]) == 2
-    check_refusal(capsys.readouterr().err, "columns-missing", "gold_label")
+    with refused("columns-missing", "gold_label"):
+        result("eval", "glue", "--task", "mnli", "--labels", labels, "--predictions", str(path))
 
 
 def test_eval_glue_says_which_table_it_scores_and_notes_answers_to_another_one(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support import squad_runs
+from support.commands import result
 from support.refusals import check_refusal, refused
 from support.training_runs import settings, shards
 
@@ -67,11 +68,11 @@ def data(tmp_path: Path) -> Path:
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_one_message_and_exit_code_2(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: Code, facts: list[object]
+    data: Path, tmp_path: Path, words: list[str], code: Code, facts: list[object]
 ) -> None:
     given = [str(data) if word == "DATA" else word for word in words]
-    assert run(["train", *given, *(["--device", "cpu", "--out", str(tmp_path / "run")] if words else [])]) == 2
-    check_refusal(capsys.readouterr().err, code, *facts)
+    with refused(code, *facts):
+        result("train", *given, *(["--device", "cpu", "--out", str(tmp_path / "run")] if words else []))
     assert not (tmp_path / "run" / "trials").exists()
 
 

@@ -15,7 +15,7 @@ from bert.tasks.classify.config import CsvForm
 from bert.tasks.classify.form import find_form
 from bert.tasks.classify.reading import TextRow, read_rows
 from bert.tasks.classify.store import left_out, open_source
-from bert.tasks.classify.summary import notes, summary_lines
+from bert.tasks.classify.summary import notes, summary_facts
 from common.errors import Code
 
 CSV_FOLDER = shared_files.DATA / "csv"
@@ -239,7 +239,7 @@ def test_texts_without_labels_in_a_single_column_are_read_whole(tmp_path: Path) 
 def test_how_it_is_cut_is_said_and_kept(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "".join(f"'red; {number}';'{'ab'[number % 2]}'\n" for number in range(30)))
     summary = prepared(path, **NUMBERS)
-    lines = "\n".join(summary_lines(summary))
+    lines = "\n".join(f"{name:<11} {value}" for name, value in summary_facts(summary))
     assert "semicolon (30 of the first 30 rows fit), quotes '" in lines and "label 'number 2', of 2" in lines
     settings = open_source(summary.source.path).settings
     assert (settings["quote_char"], settings["skip_initial_space"], settings["columns"]) == ("'", False, 2)
