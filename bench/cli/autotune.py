@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bench.cli.options import OUT_HELP, Printed, parse_task, run_folder
+from bench.cli.options import Printed, RunFolder, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
@@ -107,7 +107,7 @@ class AutotuneOptions(Printed):
     """Run failed trials again."""
     deepspeed_json: Path | None = None
     """Write a configuration for DeepSpeed here, whichever strategy won."""
-    out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/autotune")
+    out: RunFolder = Path("runs/autotune")
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing; what a sweep checks is checked there."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import OUT_HELP, Printed, run_folder
+from bench.cli.options import Printed, RunFolder, run_folder
 from bench.cli.progress import note, show_progress, tell_of_cpu
 from bench.cli.result import Result
 from bench.cluster.world import World, joined_world
@@ -26,7 +26,7 @@ class CommOptions(Printed):
     """
 
     sweep: Annotated[CommSweep, tyro.conf.arg(name="")] = field(default_factory=CommSweep)
-    out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/comm")
+    out: RunFolder = Path("runs/comm")
     device: str = "auto"
     """cpu cuda auto."""
     timeout_seconds: float = 900.0

@@ -20,7 +20,8 @@ from common.registry import lookup
 
 T = TypeVar("T")
 
-OUT_HELP = "Run directory; a call with the same folder continues it."
+RunFolder = Annotated[Path, tyro.conf.arg(help="Run directory; a call with the same folder continues it.")]
+"""What --out takes where trials are run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bench.cli.options import OUT_HELP, Printed, given_names, parse_task, run_folder
+from bench.cli.options import Printed, RunFolder, given_names, parse_task, run_folder
 from bench.cli.progress import describe, measured_anew, note, show_progress
 from bench.cli.result import Result
 from bench.implementations import OURS
@@ -60,7 +60,7 @@ class ProfileOptions(Printed):
     """Options of the profiler, NAME or NAME=VALUE; an unknown one lists those that exist."""
     winner_of: Path | None = None
     """Run directory whose fastest configuration, by its report, is profiled; no option of the sweep goes with it."""
-    out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/profile")
+    out: RunFolder = Path("runs/profile")
     device: str = "auto"
     """cpu cuda auto."""
     timeout_seconds: float = 900.0

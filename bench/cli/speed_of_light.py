@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from bench.cli.options import OUT_HELP, Printed, parse_task, run_folder
+from bench.cli.options import Printed, RunFolder, parse_task, run_folder
 from bench.cli.progress import note, show_progress, tell_of_cpu
 from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
@@ -67,7 +67,7 @@ class SpeedOfLightOptions(Printed):
     """A measurement that takes longer is ended as timeout."""
     retry_failed: bool = False
     """Measure again what failed."""
-    out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/speed-of-light")
+    out: RunFolder = Path("runs/speed-of-light")
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured; what a sweep checks is checked there."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import OUT_HELP, Printed, parse_task, run_folder
+from bench.cli.options import Printed, RunFolder, parse_task, run_folder
 from bench.cli.progress import measured_anew, note, show_progress, tell_of_cpu
 from bench.cli.result import Result
 from bench.cluster.inside import run_trial_inside
@@ -30,7 +30,7 @@ class ThroughputOptions(Printed):
     """Measure samples/s of every combination of the listed values; without --again no finished trial is run again."""
 
     sweep: Annotated[Sweep, tyro.conf.arg(name="")] = field(default_factory=Sweep)
-    out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/throughput")
+    out: RunFolder = Path("runs/throughput")
     nodes: tuple[int, ...] = ()
     """Nodes that its ranks must be on where `launch`, torchrun or a scheduler started it; by itself it is on one."""
     device: str = "auto"
