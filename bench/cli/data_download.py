@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.render.tables import Plain
-from bench.cli.download_progress import show_download, size_of
 from bench.cli.options import Printed
-from bench.cli.progress import note
+from bench.cli.progress import note, show_download, size_of
 from bench.cli.result import Result
 from bert.data.remote.obtain import CONTACT_VARIABLE, RemoteOptions, base_of, named, obtain
 from bert.data.remote.sources import SOURCES, NamedSource

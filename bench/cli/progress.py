@@ -2,12 +2,12 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from analysis.wording import strategy_label
-from bench.cli.download_progress import show_download
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy
 from bench.plan.sweep import Again, write_results
@@ -18,6 +18,10 @@ from records.trial import Trial
 if TYPE_CHECKING:
     from bert.data.pool import Progress as StageProgress
 
+# Seconds over which the rate of a download is taken, and between two lines of it.
+_WINDOW_SECONDS = 20.0
+_TERMINAL_SECONDS = 0.2
+_LOG_SECONDS = 60.0
 # Time between two updates of the line of a stage.
 _LINE_SECONDS = 0.1
 
@@ -130,3 +134,62 @@ def show_stages() -> "StageProgress":
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d} h" if minutes >= 60 else f"{minutes}:{rest:02d} min"
+
+
+def show_download(clock: Callable[[], float] = time.monotonic) -> "StageProgress":
+    """Return a callback that shows bytes, rate and time left on stderr: a line on a terminal, one a minute in a log.
+
+    A call with an empty stage ends the line.
+    """
+    terminal = sys.stderr.isatty()
+    marks: deque[tuple[float, int]] = deque()
+    shown = [float("-inf") if terminal else clock(), 0.0]
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        if not stage:
+            if terminal and shown[1]:
+                print(file=sys.stderr, flush=True)
+            return
+        now = clock()
+        if now - shown[0] < (_TERMINAL_SECONDS if terminal else _LOG_SECONDS) and done != total:
+            return
+        if done == total and not terminal:
+            return
+        shown[:] = [now, 1.0]
+        marks.append((now, done))
+        while len(marks) > 2 and now - marks[0][0] > max(_WINDOW_SECONDS, 2 * _LOG_SECONDS * (not terminal)):
+            marks.popleft()
+        line = f"{stage} {describe_bytes(done, total, marks[0], marks[-1])}"
+        print(f"\r{line}\033[K" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+    return progress
+
+
+def describe_bytes(done: int, total: int | None, first: tuple[float, int], last: tuple[float, int]) -> str:
+    """Return bytes, rate and time left in words.
+
+    Args:
+        done: bytes there.
+        total: bytes in all.
+        first: an earlier time in seconds, and the bytes there then.
+        last: now, and the bytes there now.
+    """
+    words = size_of(done) if total is None else f"{size_of(done)} of {size_of(total)}"
+    seconds, moved = last[0] - first[0], last[1] - first[1]
+    if seconds <= 0 or moved <= 0:
+        return words
+    rate = moved / seconds
+    words += f", {size_of(rate)}/s"
+    if total is None or total <= done:
+        return words
+    left = round((total - done) / rate)
+    hours, minutes = left // 3600, left % 3600 // 60
+    return words + f", {f'{hours} h {minutes} min' if hours else f'{minutes} min {left % 60} s'} left"
+
+
+def size_of(count: float) -> str:
+    """Return bytes in the unit that fits: kB, MB, GB, as powers of ten."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count:.0f} bytes"

@@ -14,7 +14,7 @@ from support.refusals import refused
 from test_obtain import LARGE, QUICK, ROOT, SMALL, add_dump
 
 from bench.cli.dispatch import call
-from bench.cli.download_progress import describe_bytes, show_download
+from bench.cli.progress import describe_bytes, show_download
 from bert.data.remote.obtain import RemoteOptions, obtain
 from bert.data.remote.sources import SOURCES
 from common.errors import Code
