@@ -34,6 +34,8 @@ class Statistics:
     """Average, minimum and so on by what the table may call them."""
     units: Mapping[str, float]
     """What a number in a unit is multiplied with."""
+    otherwise: float | None = None
+    """The same for a unit that is not known; None: as the totals."""
 
 
 _SIZES = {
@@ -202,10 +204,11 @@ def totals(
     assert counts is not None
     columns: dict[str, Any] = {"name": names, "count": whole(counts, rows, -1)}
     columns[f"total_{suffix}"] = whole(sums, rows, -1)
+    other = factor if statistics.otherwise is None else statistics.otherwise
     for own, theirs in statistics.columns.items():
         place = table.place(*theirs)
         if place is not None:
-            columns[f"{own}_{suffix}"] = table.numbers(*theirs, factor=statistics.units.get(table.units[place], factor))
+            columns[f"{own}_{suffix}"] = table.numbers(*theirs, factor=statistics.units.get(table.units[place], other))
     good = np.isfinite(counts) & np.isfinite(sums)
     if not good.all():
         problems.append(f"{int((~good).sum()):,} rows have no count or no total and were left out")

@@ -29,7 +29,7 @@ _NOTE = re.compile(r"^=+(\d+)=+\s*(.*?):?\s*$")
 _LEVEL = re.compile(r"^[A-Z][a-z]+ \((\d{1,2})\)$")
 _VALUE = re.compile(r"^([-+]?[\d.,]+(?:[eE][-+]?\d+)?)\s*(%|[KMGT]?B/s|[KMGT]?B|[munp]?s)?$")
 _TEXT = re.compile(r"\s*(?:Type\s+)?Time\(%\)\s+Time\s+Calls\s+Avg\b|Invocations\s+(?:Metric|Event) Name\b")
-_STATISTICS = Statistics({"average": ("avg",), "min": ("min",), "max": ("max",)}, NS)
+_STATISTICS = Statistics({"average": ("avg",), "min": ("min",), "max": ("max",)}, NS, math.nan)
 _WHAT = {"gpu activities": "kernels", "api calls": "api"}
 _TITLES = {"kernels": "GPU activities", "copies": "GPU copies", "api": "API calls"}
 
