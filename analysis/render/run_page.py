@@ -54,10 +54,7 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
         "Moving-block bootstrap interval of the median step time (Künsch 1989). With several rounds processes are "
         "resampled first, then blocks of steps. Of one round it holds the noise within that process only.",
     ),
-    (
-        "samples/s",
-        "Sequences per second over all devices: mean sequences of a step, divided by the median step time.",
-    ),
+    ("samples/s", "Sequences per second over all devices: mean sequences of a step, divided by the median step time."),
     ("tokens/s", "Real tokens per second (attention mask 1), over all devices. Padding is not counted."),
     ("padding efficiency", "Real tokens / all positions, padding included."),
     (
@@ -313,10 +310,7 @@ def _details(trials: Sequence[LoadedTrial]) -> list[Block]:
 
 
 def _write_csvs(
-    folder: Path,
-    rows: Sequence[Row],
-    extra: Mapping[str, Sequence[Row]],
-    trials: Sequence[LoadedTrial],
+    folder: Path, rows: Sequence[Row], extra: Mapping[str, Sequence[Row]], trials: Sequence[LoadedTrial]
 ) -> None:
     tables.write_csv(folder / "results.csv", rows, RESULT_COLUMNS)
     ranks = [

@@ -9,17 +9,7 @@ import numpy as np
 
 from analysis import wording
 from analysis.render import tables
-from analysis.render.figure import (
-    Axis,
-    Bars,
-    Figure,
-    Line,
-    Panel,
-    Rule,
-    Series,
-    categories,
-    short_label,
-)
+from analysis.render.figure import Axis, Bars, Figure, Line, Panel, Rule, Series, categories, short_label
 from analysis.render.page import Block, Gallery, Heading, Items, Page, Prose, Section, write_page
 from analysis.render.search_tables import (
     best_text,
