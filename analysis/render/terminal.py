@@ -68,7 +68,7 @@ def _table_text(table: tables.Table, width: int) -> str:
         view.add_row(*(Text(printable(cell.text)) for cell in row[:fitting]))
     output = StringIO()
     Console(file=output, width=width, color_system=None, force_terminal=False).print(view)
-    lines = [line.rstrip() for line in output.getvalue().strip("\n").splitlines()]
+    lines = "\n".join(line.rstrip() for line in output.getvalue().splitlines()).strip("\n").split("\n")
     if fitting < len(headings):
         said = f"too wide for here, in --json and --csv only: {', '.join(table.headings[fitting:])}"
         lines += textwrap.wrap(printable(said), width, break_on_hyphens=False)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.commands import result, text
 from support.refusals import check_refusal, refused
 
 from bench.cli.dispatch import call
@@ -12,9 +13,10 @@ ROOT = Path(__file__).resolve().parents[3]
 SMALL = ["--seq-len", "16", "--dupe-factor", "1", "--vocab-size", "400"]
 
 
-def test_generated_text_becomes_shards_and_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["data", "pretrain", "--generate", "20000", "--output", str(tmp_path), "--lower-case", *SMALL]) == 0
-    shown = capsys.readouterr().out
+def test_generated_text_becomes_shards_and_a_summary(tmp_path: Path) -> None:
+    shown = text(
+        result("data", "pretrain", "--generate", "20000", "--output", str(tmp_path), "--lower-case", *SMALL).blocks
+    )
     for word in ("documents", "sentences", "400 word pieces, trained on this text", "training +", "real", "folder"):
         assert word in shown
     (folder,) = tmp_path.glob("hdf5_lower_case_1_seq_len_16_max_pred_2_*/generated")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support import gap_files, shared_files
-from support.commands import document, result
+from support.commands import document, result, text
 from support.mutate import count_from_environment, mutations
 from support.refusals import check_refusal, refused
 
@@ -45,33 +45,31 @@ def null_odds(folder: Path) -> str:
     return write(folder / "null_odds.json", {"q1": -5.5, "q2": -2, "q3": 0.5, "q4": 3.0, "q5": 1.25})
 
 
-def test_scores_of_1_1_are_printed_and_no_file_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_of_1_1_are_printed_and_no_file_is_written(tmp_path: Path) -> None:
     names = [dataset(tmp_path, "1.1"), predictions(tmp_path)]
     before = sorted(tmp_path.iterdir())
-    assert run(["eval", "squad", "--dataset", names[0], "--predictions", names[1]]) == 0
-    shown = capsys.readouterr().out
+    shown = text(result("eval", "squad", "--dataset", names[0], "--predictions", names[1]).blocks)
     assert "SQuAD 1.1, 3 questions" in shown and "exact match  33.333 %" in shown and "F1           55.556 %" in shown
     assert "extra: 2 prediction(s) for ids that no question has: q4, q5" in shown and "missing" not in shown
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_scores_of_2_0_say_how_curves_are_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)]) == 0
-    shown = capsys.readouterr().out
+def test_scores_of_2_0_say_how_curves_are_had(tmp_path: Path) -> None:
+    shown = text(result("eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)).blocks)
     assert "with answer" in shown and "without answer" in shown and "--na-prob null_odds.json" in shown
     assert "--out DIR" in shown and "best" not in shown
 
 
-def test_no_answer_scores_give_thresholds_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_answer_scores_give_thresholds_and_pictures(tmp_path: Path) -> None:
     argv = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)]
     argv += ["--na-prob", null_odds(tmp_path), "--threshold", "1", "--out", str(tmp_path / "out")]
-    assert run(argv) == 0
-    shown = capsys.readouterr().out
+    found = result(*argv)
+    shown = text(found.blocks)
     assert "at threshold" in shown and "avg. precision" in shown and "--na-prob" not in shown
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*PICTURES, "scores.json"])
     for name in PICTURES:
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
-        assert str(tmp_path / "out" / name) in shown.replace("\n", "")
+        assert tmp_path / "out" / name in found.written
     printed = document(*argv)
     kept = json.loads((tmp_path / "out" / "scores.json").read_text(encoding="utf-8"))
     assert kept == {name: value for name, value in printed.items() if name != "written"}
@@ -129,11 +127,10 @@ def test_json_has_every_digit_and_all_missing_ids() -> None:
     assert (len(printed["missing"]), len(printed["extra"]), printed["questions"]) == (13, 28, 10_570)
 
 
-def test_a_best_threshold_that_answers_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_best_threshold_that_answers_nothing_is_told(tmp_path: Path) -> None:
     wrong = write(tmp_path / "wrong.json", dict.fromkeys(("q1", "q2", "q3", "q4", "q5"), "nonsense"))
     argv = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", wrong, "--na-prob", null_odds(tmp_path)]
-    assert run(argv) == 0
-    assert "to answer no question at all" in capsys.readouterr().out
+    assert "to answer no question at all" in text(result(*argv).blocks)
 
 
 def test_scores_are_shown_also_where_the_disk_is_full(
@@ -198,12 +195,9 @@ def test_a_task_is_needed(argv: list[str], code: int, text: str, capsys: pytest.
     assert text in shown.out + shown.err
 
 
-def test_names_from_outside_neither_style_nor_break_the_output(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_from_outside_neither_style_nor_break_the_output(tmp_path: Path) -> None:
     odd = write(tmp_path / "predictions.json", {"q1": "x", "\x1b[31mred\n": "x"})
-    assert run(["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", odd]) == 0
-    shown = capsys.readouterr().out
+    shown = text(result("eval", "squad", "--dataset", dataset(tmp_path), "--predictions", odd).blocks)
     assert "\x1b" not in shown and "missing: 4 question(s)" in shown
 
 
@@ -226,13 +220,10 @@ def test_any_damaged_file_gives_scores_or_one_message(tmp_path: Path) -> None:
         path.write_bytes(good[number])
 
 
-def test_an_empty_file_of_predictions_is_scored_and_repeated_ids_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_file_of_predictions_is_scored_and_repeated_ids_are_told(tmp_path: Path) -> None:
     words = ["eval", "squad", "--dataset", dataset(tmp_path), "--na-prob", null_odds(tmp_path)]
     empty = write(tmp_path / "empty.json", {})
-    assert run([*words, "--predictions", empty, "--out", str(tmp_path / "out")]) == 0
-    shown = capsys.readouterr().out
+    shown = text(result(*words, "--predictions", empty, "--out", str(tmp_path / "out")).blocks)
     assert "missing: 5 question(s) without a prediction" in shown and "0.000 %" in shown
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["scores.json"]
     twice = tmp_path / "twice.json"

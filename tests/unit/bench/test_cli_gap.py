@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.figure import Figure
-from support.commands import document, result
+from support.commands import document, result, text
 from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
 from support.refusals import check_refusal, refused
 
@@ -124,9 +124,7 @@ def test_a_model_that_was_not_trained_on_gap_is_refused(tmp_path: Path, folder: 
         result("predict", "gap", "--checkpoint", str(tmp_path / "model"), "--features", str(features))
 
 
-def test_eval_gap_prints_scores_slices_and_writes_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eval_gap_prints_scores_slices_and_writes_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles: list[str] = []
     original = Figure.suptitle
     monkeypatch.setattr(
@@ -136,8 +134,7 @@ def test_eval_gap_prints_scores_slices_and_writes_a_picture(
     system = tmp_path / "system.tsv"
     system.write_text("".join(f"development-{n}\tTRUE\tFALSE\n" for n in range(1, 12)) + "nobody\tTRUE\tFALSE\n")
     words = ["eval", "gap", "--dataset", str(gold), "--predictions", str(system)]
-    assert run([*words, "--out", str(tmp_path / "out")]) == 0
-    told = capsys.readouterr().out
+    told = text(result(*words, "--out", str(tmp_path / "out")).blocks)
     for part in ("overall", "masculine", "bias", "accuracy  33.3 %", "missing: 1 row(s)", "extra: 1 prediction(s)"):
         assert part in told
     assert (tmp_path / "out" / "scores.png").read_bytes().startswith(b"\x89PNG")

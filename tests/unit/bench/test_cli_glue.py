@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import document, result
+from support.commands import document, result, text
 from support.glue_folders import VOCABULARY, make_glue, write_vocabulary
 from support.refusals import check_refusal, refused
 
@@ -43,21 +43,17 @@ def write_dev(path: Path, task: str, answers: list[str]) -> Path:
     return path
 
 
-def test_eval_glue_prints_the_scores_of_the_benchmark(
-    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eval_glue_prints_the_scores_of_the_benchmark(glue: Path, tmp_path: Path) -> None:
     words = ["eval", "glue", "--predictions", str(tmp_path / "answers.tsv")]
     write_dev(tmp_path / "answers.tsv", "cola", ["0", "1"] * 5 + ["1", "0", "1"])
     found = document(*words, "--task", "cola", "--labels", str(glue / "CoLA" / "dev.tsv"))
     assert found["scores"] == {"matthews": pytest.approx(2 / 3), "accuracy": pytest.approx(10 / 12)}
     assert found["confusion"] == [[5, 1], [1, 5]] and found["extra"] == [12]
     write_dev(tmp_path / "answers.tsv", "mnli", ["entailment", "neutral", "contradiction"] * 4)
-    assert run([*words, "--task", "mnli", "--labels", str(glue / "MNLI" / "dev_mismatched.tsv")]) == 0
-    told = capsys.readouterr().out
+    told = text(result(*words, "--task", "mnli", "--labels", str(glue / "MNLI" / "dev_mismatched.tsv")).blocks)
     assert "100.000" in told and "contradiction" in told
     write_dev(tmp_path / "answers.tsv", "stsb", ["1.0"] * 12)
-    assert run([*words, "--task", "stsb", "--labels", str(glue / "STS-B" / "dev.tsv")]) == 0
-    assert "not defined" in capsys.readouterr().out
+    assert "not defined" in text(result(*words, "--task", "stsb", "--labels", str(glue / "STS-B" / "dev.tsv")).blocks)
 
 
 @pytest.mark.parametrize(
@@ -88,17 +84,13 @@ def test_a_table_without_labels_cannot_be_scored(glue: Path, tmp_path: Path) -> 
         result("eval", "glue", "--task", "mnli", "--labels", labels, "--predictions", str(path))
 
 
-def test_eval_glue_says_which_table_it_scores_and_notes_answers_to_another_one(
-    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eval_glue_says_which_table_it_scores_and_notes_answers_to_another_one(glue: Path, tmp_path: Path) -> None:
     answers = write_dev(tmp_path / "MNLI-dev_mismatched.tsv", "mnli", ["neutral"] * 12)
     words = ["eval", "glue", "--task", "mnli", "--predictions", str(answers), "--labels"]
-    assert run([*words, str(glue / "MNLI" / "dev_matched.tsv")]) == 0
-    told = capsys.readouterr().out
+    told = text(result(*words, str(glue / "MNLI" / "dev_matched.tsv")).blocks)
     assert told.startswith("MNLI dev_matched, 12 rows\n")
     assert "MNLI-dev_mismatched.tsv answers dev_mismatched, and the labels are dev_matched" in told
-    assert run([*words, str(glue / "MNLI" / "dev_mismatched.tsv")]) == 0
-    assert "note" not in capsys.readouterr().out
+    assert "note" not in text(result(*words, str(glue / "MNLI" / "dev_mismatched.tsv")).blocks)
 
 
 def next_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str | None:

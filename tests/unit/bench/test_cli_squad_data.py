@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.commands import document, result
+from support.commands import document, result, text
 from support.refusals import refused
 from support.squad_columns import dataset, paragraph, question, small_vocabulary
 
@@ -35,12 +35,11 @@ def test_bad_input_is_one_message_and_exit_code_2(given: list[str]) -> None:
         result("data", "squad", *given, "--squad-version", "2.0")
 
 
-def test_scaling_writes_a_table_and_a_picture_of_both_modes(
-    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scaling_writes_a_table_and_a_picture_of_both_modes(given: list[str], tmp_path: Path) -> None:
     out = tmp_path / "scaling"
-    assert run(["data", "squad-scaling", *given, "--workers", "1", "--rounds", "2", "--out", str(out)]) == 0
-    assert "the same file every time" in capsys.readouterr().out
+    assert "the same file every time" in text(
+        result("data", "squad-scaling", *given, "--workers", "1", "--rounds", "2", "--out", str(out)).blocks
+    )
     document = json.loads((out / "squad-scaling.json").read_text())
     assert [(row["mode"], row["workers"], len(row["rounds"])) for row in document["rows"]] == [
         ("merge", 1, 2),
