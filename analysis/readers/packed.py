@@ -163,7 +163,7 @@ def _unpacked(packed: Iterator[bytes], damaged: Callable[[str], None], block_byt
         if reason:
             break
         inside = inside or member.unconsumed_tail != b""
-    if parts:
+    if size:  # an empty block would be taken for the end
         yield b"".join(parts)
     if not reason and inside:
         reason = ENDS_INSIDE
