@@ -83,7 +83,7 @@ def make_shards(
         _Job(path, path.stem + SUFFIX, _stream(path), folder, pieces, config, length_bins, gzip_level)
         for path in tokens
     ]
-    folder.make(_make, jobs, _is_whole, workers, part, progress)
+    folder.make(_make, jobs, lambda job: is_whole(folder, job.name), workers, part, progress)
     return folder.finish([job.name for job in jobs])
 
 
@@ -97,13 +97,13 @@ def _stream(path: Path) -> tuple[int, int]:
     return SPLITS.index(match["split"]), int(match["number"])
 
 
-def _is_whole(job: _Job) -> bool:
-    """Return whether the shard is there, is not cut off, and was made with these settings from this input."""
-    if not job.folder.is_done(job.name):
+def is_whole(folder: StageFolder, name: str) -> bool:
+    """Return whether a shard is there, is not cut off, and was made with these settings from this input."""
+    if not folder.is_done(name):
         return False
     try:
-        job.folder.recorded(job.name)
-        return check_shard(job.folder.path / job.name).settings == job.folder.fingerprint
+        folder.recorded(name)
+        return check_shard(folder.path / name).settings == folder.fingerprint
     except InputError:
         return False
 

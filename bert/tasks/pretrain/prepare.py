@@ -80,15 +80,8 @@ class StageRunner:
             self.changed += folder.changed
             done = make(folder)
         files = _files(path, companions) if done is None else len(done.files)
-        self.add(
-            stage,
-            path,
-            files,
-            began,
-            kept=kept,
-            complete=done is not None,
-            counts=None if done is None else done.counts,
-        )
+        counts = None if done is None else done.counts
+        self.add(stage, path, files, began, kept=kept, complete=done is not None, counts=counts)
         if done is None and self.config.share.count == 1:
             raise UsageError(
                 "data-unprepared", f"the stage {stage} did not finish in {path}: run the same command again"
@@ -403,7 +396,7 @@ def _tokens(runner: StageRunner, sharded: Finished, pieces: Vocabulary) -> list[
 
 def _hdf5(runner: StageRunner, sharded: Finished, pieces: Vocabulary, files: list[Path], seq_len: int) -> LengthSummary:
     """Run the stage hdf5 for one sequence length, with vocabulary and metadata beside the shards."""
-    from bert.tasks.pretrain.hdf5 import SUFFIX, VERSION, make_shards
+    from bert.tasks.pretrain.hdf5 import SUFFIX, VERSION, is_whole, make_shards
 
     config = runner.config
     path, wanted = config.hdf5_folder(seq_len), config.instances(seq_len)
@@ -417,7 +410,7 @@ def _hdf5(runner: StageRunner, sharded: Finished, pieces: Vocabulary, files: lis
     kept: list[str] = []
 
     def make(folder: StageFolder) -> Finished | None:
-        kept.extend(name for name in names if _is_done(path / name, folder.fingerprint))
+        kept.extend(name for name in names if is_whole(folder, name))
         pieces.save(path / VOCABULARY_FILE)
         begun = _metadata(config, seq_len, pieces, folder, names)
         if len(kept) < len(names):
@@ -457,15 +450,6 @@ def _instances(counts: Counts) -> int:
     from bert.tasks.pretrain.hdf5 import instances_of
 
     return counts.get(instances_of("training")) + counts.get(instances_of("test"))
-
-
-def _is_done(path: Path, fingerprint: str) -> bool:
-    from bert.tasks.pretrain.shards import check_shard
-
-    try:
-        return check_shard(path).settings == fingerprint
-    except InputError:
-        return False
 
 
 def _length_of(config: PrepareConfig, seq_len: int, path: Path, names: list[str], kept: list[str]) -> LengthSummary:
