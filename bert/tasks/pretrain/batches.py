@@ -4,7 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,8 @@ import numpy.typing as npt
 from bert.data.loading.batches import Batches
 from bert.tasks.pretrain.folder import ShardFolder, folder_info
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shards import map_shard, read_shard
-from common.errors import InputError, content_code
+from bert.tasks.pretrain.shards import check_values, cut, map_shard, read_shard
+from common.errors import InputError
 
 if TYPE_CHECKING:
     from bert.data.batch import Batch
@@ -27,7 +27,6 @@ _KEPT_BYTES = 64 * 2**20
 """What was read is kept in memory up to this size, so that small data is read once."""
 _PER_BIN = 2
 """Pieces of a bin that are kept however large they are: the one in use and the next."""
-_OF_TOKENS = ("input_ids", "input_mask", "segment_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +107,16 @@ class Pieces:
         path, counts, columns = self._folder.paths[shard], self._folder.counts[shard], self._folder.columns(which)
         first = sum(counts[:which])
         stop = first + counts[which]
+        rows = slice(first, stop)
         if self._folder.mappable[shard]:
-            # Checking every value also brings the file's data into memory, in order.
-            piece = _checked(path, _cut(map_shard(path), first, stop, columns), columns)
+            piece = cut(map_shard(path), columns, rows)
+            check_values(path, piece)  # also brings the file's data into memory, in order
             self._check(key, piece)
             return piece
         began = time.perf_counter()
-        whole = len(counts) == 1
-        piece = read_shard(path) if whole else _checked(path, _read_rows(path, first, stop, columns), columns)
+        piece = read_shard(path, rows, columns)
+        if columns < self._folder.seq_len:  # rows of a bin lie together, and the longer ones are let go
+            piece = Instances(**{f.name: np.ascontiguousarray(getattr(piece, f.name)) for f in fields(piece)})
         self._check(key, piece)
         with self._lock:
             seconds = self.reading.seconds + time.perf_counter() - began
@@ -135,51 +136,12 @@ class Pieces:
             )
 
 
-def _checked(path: Path, piece: Instances, columns: int) -> Instances:
-    """Return a piece that read_shard has not checked. Raises InputError for what a model would stumble over."""
-    least = min(int(getattr(piece, field.name).min(initial=0)) for field in fields(piece))
-    most = max(
-        int(getattr(piece, name).max(initial=0)) for name in ("input_mask", "segment_ids", "next_sentence_labels")
-    )
-    farthest = int(piece.masked_lm_positions.max(initial=0))
-    if least < 0 or most > 1 or farthest >= columns or not piece.input_mask[:, 0].all():
-        raise InputError(
-            "rows-invalid",
-            f"{path} holds values that no sample of {columns} tokens can have: make it again, or see "
-            f"`bertbench data inspect {path.parent}`",
-        )
-    return piece
-
-
 def _bytes(piece: Instances) -> int:
     """Memory of a piece; a mapped one counts as if it were read."""
     return sum(int(getattr(piece, field.name).nbytes) for field in fields(piece))
 
 
-def _cut(shard: Instances, first: int, stop: int, columns: int) -> Instances:
-    """Rows first .. stop - 1 of a mapped shard, as plain arrays: a memmap is slow to index."""
-    rows = {field.name: np.asarray(getattr(shard, field.name))[first:stop] for field in fields(shard)}
-    return Instances(**{**rows, **{name: rows[name][:, :columns] for name in _OF_TOKENS}})
-
-
-def _read_rows(path: Path, first: int, stop: int, columns: int) -> Instances:
-    """Read rows first .. stop - 1 of a compressed shard.
-
-    Raises:
-        InputError: it cannot be opened or decompressed.
-    """
-    import h5py
-
-    try:
-        with h5py.File(path, "r") as file:
-            rows = Instances(**{field.name: file[field.name][first:stop] for field in fields(Instances)})
-    except (OSError, KeyError) as error:
-        raise InputError(content_code(error), f"{path} is damaged or gone ({error}): make or copy it again") from error
-    return replace(rows, **{name: np.ascontiguousarray(getattr(rows, name)[:, :columns]) for name in _OF_TOKENS})
-
-
 Int64 = npt.NDArray[np.int64]
-
 _BATCHES_AHEAD = 2
 
 

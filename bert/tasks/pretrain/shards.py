@@ -272,8 +272,13 @@ def check_shard(path: Path) -> ShardInfo:
         return _check(path, file)
 
 
-def read_shard(path: Path) -> Instances:
-    """Read a whole shard into memory.
+def read_shard(path: Path, rows: slice = slice(None), columns: int | None = None) -> Instances:
+    """Read a shard, or some of its rows, into memory.
+
+    Args:
+        path: the shard.
+        rows: those that are wanted.
+        columns: tokens of each row that are kept, where the rest is padding.
 
     Raises:
         InputError: as check_shard, and where the data cannot be decompressed or holds values no instance can have.
@@ -281,17 +286,27 @@ def read_shard(path: Path) -> Instances:
     with opened(path) as file:
         _check(path, file)
         try:
-            instances = Instances(**{name: file[name][:] for name in COLUMNS})
+            instances = Instances(**{name: file[name][rows] for name in COLUMNS})
         except OSError as error:
             raise InputError("file-damaged", f"{path} is damaged ({error}): make or copy it again") from error
-    _check_values(path, instances)
+    instances = cut(instances, columns)
+    check_values(path, instances)
     return instances
+
+
+def cut(instances: Instances, columns: int | None, rows: slice = slice(None)) -> Instances:
+    """Return some rows, and of each so many tokens; views, as far as these are contiguous."""
+    kept = {name: getattr(instances, name)[rows] for name in COLUMNS}
+    for name, (_, width) in COLUMNS.items():
+        if width == "L" and columns not in (None, kept[name].shape[1]):
+            kept[name] = kept[name][:, :columns]
+    return Instances(**kept)
 
 
 def map_shard(path: Path) -> Instances:
     """Return a plainly stored shard as read-only arrays over the file: rows are read when they are used.
 
-    The values are not checked, which would read all of them; `bertbench data inspect` does.
+    The values are not checked, which would read all of them; check_values does.
 
     Raises:
         InputError: as check_shard, and where the shard is compressed.
@@ -446,7 +461,8 @@ def _is_plain(dataset: Any, dtype: str) -> bool:
     return dataset.dtype == np.dtype(dtype) and dataset.chunks is None and dataset.id.get_offset() is not None
 
 
-def _check_values(path: Path, instances: Instances) -> None:
+def check_values(path: Path, instances: Instances) -> None:
+    """Raise InputError where rows hold values that no instance of so many tokens can have."""
     seq_len = instances.input_ids.shape[1]
     for name, low, high in (
         ("input_ids", 0, None),
