@@ -92,19 +92,18 @@ class Tally:
         fits = self.instances <= MOST_HASHES
         self._hashes = [*self._hashes, *hashes] if fits and self._hashes is not None and hashes is not None else None
 
-    def _distinct(self) -> Hashes | None:
-        return None if self._hashes is None else np.unique(np.concatenate([np.empty(0, np.uint64), *self._hashes]))
+    def _all_hashes(self) -> Hashes | None:
+        return None if self._hashes is None else np.concatenate([np.empty(0, np.uint64), *self._hashes])
 
     def duplicates(self) -> int | None:
         """Return the rows that equal an earlier one; None where there are too many rows to tell."""
-        distinct = self._distinct()
-        return None if distinct is None else self.instances - len(distinct)
+        hashes = self._all_hashes()
+        return None if hashes is None else len(hashes) - len(np.unique(hashes))
 
     def shared_with(self, other: "Tally") -> int | None:
         """Return how many rows of this one are also in `other`; None where there are too many rows to tell."""
-        if self._hashes is None or (theirs := other._distinct()) is None:
-            return None
-        return sum(int(np.isin(mine, theirs).sum()) for mine in self._hashes)
+        mine, theirs = self._all_hashes(), other._all_hashes()
+        return None if mine is None or theirs is None else int(np.isin(mine, theirs).sum())
 
 
 def row_hashes(columns: Sequence[npt.NDArray[np.generic]]) -> Hashes:
