@@ -11,8 +11,9 @@ import tyro
 
 from analysis.wording import implementation_label
 from bench.cli.options import Printed, check_task, in_plural, parse, parse_known, run_folder
-from bench.cli.progress import note, show_progress
+from bench.cli.progress import note
 from bench.cli.result import Result, show
+from bench.cli.sweep_progress import show_progress
 from bench.cli.train_progress import TrainProgress
 from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices, find_devices

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from bench.cli.options import Printed, RunFolder, given_names, parse_task, run_folder
-from bench.cli.progress import describe, measured_anew, note, show_progress
+from bench.cli.progress import note
 from bench.cli.result import Result
+from bench.cli.sweep_progress import describe, measured_anew, show_progress
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.plan.sweep import locked

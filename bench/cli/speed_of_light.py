@@ -7,8 +7,9 @@ from typing import Annotated
 import tyro
 
 from bench.cli.options import Printed, RunFolder, parse_task, run_folder
-from bench.cli.progress import note, show_progress, tell_of_cpu
+from bench.cli.progress import note
 from bench.cli.result import Result
+from bench.cli.sweep_progress import show_progress, tell_of_cpu
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import AUTO, TaskFlags
 from bench.plan.sweep import locked, run_trials

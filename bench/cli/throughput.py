@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import tyro
 
 from bench.cli.options import Printed, RunFolder, parse_task, run_folder
-from bench.cli.progress import measured_anew, note, show_progress, tell_of_cpu
+from bench.cli.progress import note
 from bench.cli.result import Result
+from bench.cli.sweep_progress import measured_anew, show_progress, tell_of_cpu
 from bench.cluster.inside import run_trial_inside
 from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share

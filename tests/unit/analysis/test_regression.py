@@ -21,7 +21,7 @@ from analysis.metrics.statistics import median_interval
 from analysis.render.result_tables import comparison_blocks, results_blocks
 from analysis.render.sections import facts
 from analysis.render.tables import ratio_lookup
-from bench.cli.progress import describe
+from bench.cli.sweep_progress import describe
 from records.run import RunDirectory
 from records.trial import Trial
 

@@ -9,7 +9,7 @@ from support.csv_files import colours_and_animals, prepared, write_rows
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
-from bench.cli.progress import tell_of_cpu
+from bench.cli.sweep_progress import tell_of_cpu
 from bench.machine.devices import Devices
 from bench.profilers import PROFILERS, load_profiler
 from bert.tasks.classify.store import add_run

@@ -1,0 +1,88 @@
+"""What the user sees while trials run: one line per trial, on stderr."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from analysis.wording import strategy_label
+from bench.cli.progress import note
+from bench.machine.devices import Devices
+from bench.plan.options import AUTO, resolve_strategy
+from bench.plan.sweep import Again, write_results
+from common.redact import terminal_text
+from records.run import RunDirectory
+from records.trial import Trial
+
+
+def show_progress(number: int, count: int, trial: Trial, result: Mapping[str, Any] | None, known: bool) -> None:
+    """Show how a trial ended, or on a terminal that it has begun; arguments as bench.plan.sweep.Progress has them."""
+    head = f"[{number}/{count}] {describe(trial)}"
+    if result is not None:
+        said = f"{terminal_text(_outcome(result))}{' (already done)' if known else ''}"
+        print(f"{head}: {said}", file=sys.stderr, flush=True)
+    elif sys.stderr.isatty():
+        print(f"{head} ...", end="\r", file=sys.stderr, flush=True)
+
+
+def tell_of_cpu(devices: Devices, asked: str, as_json: bool) -> None:
+    """Say why there is no GPU, where --device did not ask for the CPU; call it when nothing is left to refuse."""
+    if devices.note and asked == "auto" and not as_json:
+        print(f"measuring on the CPU: {devices.note}", file=sys.stderr)
+
+
+def describe(trial: Trial) -> str:
+    """Return a trial in a few words."""
+    place = f"on {trial.world_size} {'GPU' if trial.device == 'cuda' else 'CPU rank'}{'s'[: trial.world_size > 1]}"
+    if trial.kind == "comm":
+        again = [f"round {trial.round + 1}"] if trial.round else []
+        return " ".join([str(dict(trial.collective)["name"]), trial.precision, place, *again])
+    words = [
+        trial.implementation,
+        *(["input only"] if trial.kind == "input" else []),
+        trial.preset,
+        trial.precision,
+        f"seq {trial.seq_len}",
+        f"batch {trial.micro_batch_size}",
+    ]
+    if trial.grad_accum_steps > 1:
+        words.append(f"x {trial.grad_accum_steps}")
+    words.append(place)
+    if trial.profiler:
+        words.append(f"under {trial.profiler}")
+    name = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
+    if name != resolve_strategy(AUTO, trial.world_size):
+        words.append(f"by {name}")
+    if trial.data.startswith("synthetic:") and trial.data_fingerprint:
+        words.append("with made-up data")
+    if trial.round:
+        words.append(f"round {trial.round + 1}")
+    return " ".join(words)
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    if result["status"] != "ok":
+        return f"{result['status']}: {result.get('reason', '')}"
+    if "peak_busbw_gb_s" in result:
+        wrong = f", {result['wrong']} elements WRONG" if result["wrong"] else ""
+        return f"{result['sizes']} sizes, busbw up to {result['peak_busbw_gb_s'] or 0:.3g} GB/s{wrong}"
+    rate = result.get("samples_per_second")
+    return "no step measured" if rate is None else f"{rate:.1f} samples/s"
+
+
+@contextmanager
+def measured_anew(wanted: bool, run: RunDirectory, trials: Sequence[Trial]) -> Iterator[Again | None]:
+    """Hand out what --again asks for, and say where the earlier records are; used while the run is locked."""
+    if not wanted:
+        yield None
+        return
+    again = Again(run, [trial.trial_id for trial in trials])
+    if again.continued:
+        note("an interrupted call with --again is continued: what it has measured anew is not measured once more")
+    try:
+        yield again
+        again.finish()  # a call that is interrupted goes on
+    finally:
+        if again.earlier.trials():
+            write_results(again.earlier)
+            note(f"earlier records: {again.earlier.path}; `bertbench compare` holds them against {run.path}")
