@@ -5,7 +5,7 @@ clipping, precision, ZeRO stage, optimizer) is taken from the run where the file
 says something else the run is refused. Other "auto" values are left out: DeepSpeed's own defaults hold.
 
 Names are checked against a list here. DeepSpeed 0.19 itself refuses unknown names in its sections zero_optimization,
-fp16 and bf16, and passes over misspelt ones elsewhere (gradient_cliping, optimizer.parms).
+fp16 and bf16, and passes over misspelt ones elsewhere (gradient_cliping).
 """
 
 import copy
