@@ -46,7 +46,7 @@ bench-analysis: setup ## the readers' speed and memory, side by side with Holist
 	$(BIN)/python tests/slow/bench_analysis.py --out "$(or $(OUT),runs/bench-analysis)"
 
 # An hour: ROUNDS=1 and SECONDS_EACH=10 look at it in ten minutes.
-bench-levers: setup ## what each lever of our own model gives, beside Hugging Face's (OUT=<folder>)
+bench-levers: setup ## speedup of each optimization of bertbench's own model, compared with Hugging Face's (OUT=<folder>)
 	$(BIN)/python tests/slow/bench_levers.py --out "$(or $(OUT),runs/bench-levers)" --rounds $${ROUNDS:-3} \
 	  --seconds $${SECONDS_EACH:-20}
 

@@ -9,7 +9,7 @@
 #   IMAGE             name of the image                              (bertbench:cuda; bertbench:cpu with --cpu)
 #   BASE_IMAGE        image to build on, e.g. nvcr.io/nvidia/pytorch:26.02-py3     (see docker/README.md)
 #   TORCH_INDEX       wheel index for torch, for another CUDA;       (PyPI; PyTorch's CPU index with --cpu)
-#                     pip: wherever pip is told to look, without the lock's hashes
+#                     pip: the index that pip is configured for, without the lock's hashes
 #   TORCH_VERSION     version of torch, for another CUDA             (the one in docker/locks/torch.txt)
 #   WITH_NSIGHT       1 or 0: Nsight Systems and Nsight Compute      (1; 0 with --cpu)
 #   WITH_DEEPSPEED    1 or 0: DeepSpeed                              (0)
@@ -60,7 +60,7 @@ check_installers() {
     ((${#misplaced[@]} == 0)) || die "${misplaced[0]##*/} lies in docker/: move installers to docker/installers/"
 }
 
-# What has to be compiled for CUDA needs nvcc, which only the devel flavour of NVIDIA's images has.
+# What has to be compiled for CUDA needs nvcc, which only the devel variant of NVIDIA's images has.
 choose_base() {
     base=${BASE_IMAGE:-}
     if [[ -z $base && $target == cuda && ${#needs_nvcc[@]} -gt 0 ]]; then

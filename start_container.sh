@@ -103,7 +103,7 @@ choose_user() {
             user_options=(--user "$user" --security-opt no-new-privileges)
             if [[ $(engine_info '{{.Host.OCIRuntime.Name}}') == crun ]]; then user_options+=(--group-add keep-groups); fi
         fi
-        # Without this a host with SELinux hides the mounted folders and the GPUs; relabelling your data would be worse.
+        # Without this, SELinux denies access to the mounted folders and the GPUs; relabeling your data would be worse.
         user_options+=(--security-opt label=disable)
         if [[ $(id -u) != 0 ]]; then
             rootless=yes
