@@ -16,6 +16,8 @@ from support.refusals import check_refusal
 from support.squad_runs import squad_settings
 from support.training_runs import read_log
 
+from common.errors import Code
+
 FINE_TUNING = (
     "--preset", "tiny", "--device", "cpu", "--threads", "1", "--precision", "fp32", "--log-every", "1",
     "--learning-rate", "1e-3", "--dropout", "0", "--schedule", "constant", "--warmup", "0",
@@ -116,28 +118,32 @@ def test_from_features_to_scores_by_the_script(files: dict[str, Path], tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "facts"),
     [
-        ([], "no data was given: --data FOLDER, what `bertbench data squad --input TRAIN.json"),
-        (["--data", "nowhere"], "bertbench data squad --input TRAIN.json"),
-        (["--data", "TRAIN", "--phase", "1"], "only pretraining has phases, leave it out for squad"),
-        (["--data", "TRAIN", "--seq-len", "64"], "have 48 tokens, --seq-len asks for 64: use --seq-len 48"),
-        (["--data", "TRAIN", "--init", "nowhere"], "nowhere does not exist"),
-        (["--data", "TRAIN", "--padding", "wide"], "unknown padding 'wide'"),
-        (["--data", "EVAL"], "holds features for evaluation, and those for training are needed"),
-        (["--data", "synthetic"], "--epochs 2 of data without end have no number of updates: give --steps"),
+        ([], "option-missing", ["--data", "bertbench data squad --input TRAIN.json"]),
+        (["--data", "nowhere"], "data-unprepared", ["nowhere", "bertbench data squad --input TRAIN.json"]),
+        (["--data", "TRAIN", "--phase", "1"], "option-not-applicable", ["--phase", "squad"]),
+        (["--data", "TRAIN", "--seq-len", "64"], "data-mismatch", ["--seq-len 48", 64]),
+        (["--data", "TRAIN", "--init", "nowhere"], "path-missing", ["nowhere"]),
+        (["--data", "TRAIN", "--padding", "wide"], "option-choice", ["wide", "longest"]),
+        (["--data", "EVAL"], "data-mismatch", ["evaluation", "training", "bertbench data squad --input TRAIN.json"]),
+        (["--data", "synthetic"], "option-not-applicable", ["--epochs 2", "--steps"]),
     ],
 )
 def test_what_cannot_be_trained_is_one_message_and_exit_code_2(
-    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    files: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: Code,
+    facts: list[Any],
 ) -> None:
     from bench.cli.main import run
 
     known = {"TRAIN": str(files["training"]), "EVAL": str(files["evaluation"])}
     given = [known.get(word, word) for word in words]
-    code = run(["train", "squad", *given, "--preset", "tiny", "--device", "cpu", "--out", str(tmp_path / "run")])
-    shown = capsys.readouterr().err
-    assert code == 2 and said in shown and "Traceback" not in shown
+    assert run(["train", "squad", *given, "--preset", "tiny", "--device", "cpu", "--out", str(tmp_path / "run")]) == 2
+    check_refusal(capsys.readouterr().err, code, *facts)
 
 
 def test_missing_evaluation_data_are_refused_with_the_command_that_makes_them(
@@ -163,21 +169,16 @@ def test_predictions_refuse_what_was_not_trained_on_squad(
     save_model(tmp_path / "other", BertForQuestionAnswering(config.replace(vocab_size=900)))
     save_model(tmp_path / "good", BertForQuestionAnswering(config))
     (tmp_path / "empty").mkdir()
-    for name, features, said in (
-        ("nowhere", "evaluation", "nowhere does not exist, predictions need a model trained on squad"),
-        ("empty", "evaluation", "empty is empty, predictions need a model trained on squad"),
-        (
-            "pretrained",
-            "evaluation",
-            "lacks 2 weights of a model that was trained on squad, answer_span.output.bias first",
-        ),
-        ("other", "evaluation", "has a vocabulary of 900 word pieces"),
-        ("good", "training", "holds features for training, and those for evaluation are needed"),
+    for name, features, code, facts in (
+        ("nowhere", "evaluation", "path-missing", ["nowhere"]),
+        ("empty", "evaluation", "path-missing", [tmp_path / "empty"]),
+        ("pretrained", "evaluation", "data-mismatch", [2, "answer_span.output.bias"]),
+        ("other", "evaluation", "data-mismatch", [900]),
+        ("good", "training", "data-mismatch", ["evaluation", "training", "bertbench data squad --input DEV.json"]),
     ):
         words = ["--checkpoint", str(tmp_path / name), "--features", str(files[features]), "--device", "cpu"]
         assert run(["predict", "squad", *words, "--out", str(tmp_path / "out")]) == 2
-        shown = capsys.readouterr().err
-        assert said in shown and "Traceback" not in shown, shown
+        check_refusal(capsys.readouterr().err, code, *facts)
     words = ["--checkpoint", str(tmp_path / "good"), "--features", str(files["evaluation"].parent), "--device", "cpu"]
     assert run(["predict", "squad", *words, "--out", str(tmp_path / "out"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
